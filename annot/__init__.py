@@ -1,0 +1,44 @@
+"""NVTX ranges for every layer of a deep-learning model, and the table of which layer used the time."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from annot.emit import enable, enabled
+from annot.errors import AnnotError
+from annot.instrument import emit_ranges
+from annot.loop import batch, batches, epoch, epochs
+from annot.trace import mark, trace
+
+if TYPE_CHECKING:
+    from annot.correlate import correlate
+    from annot.read import load
+    from annot.record import record
+
+__all__ = [
+    "AnnotError",
+    "batch",
+    "batches",
+    "correlate",
+    "emit_ranges",
+    "enable",
+    "enabled",
+    "epoch",
+    "epochs",
+    "load",
+    "mark",
+    "record",
+    "trace",
+]
+
+# The read wing brings polars, which a training script has no use for: loaded when it is first asked for.
+_LAZY = {"correlate": "annot.correlate", "load": "annot.read", "record": "annot.record"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'annot' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

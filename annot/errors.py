@@ -1,0 +1,16 @@
+"""The one exception that annot raises for things outside the program: files, tools, machines."""
+
+from __future__ import annotations
+
+
+class AnnotError(Exception):
+    """A profile, tool or file could not be used; the message is one complete sentence that names it.
+
+    Wrong arguments raise `TypeError` or `ValueError` instead.
+
+    Example:
+        >>> raise AnnotError("run.sqlite is empty")
+        Traceback (most recent call last):
+            ...
+        annot.errors.AnnotError: run.sqlite is empty
+    """
