@@ -1,0 +1,154 @@
+"""The training loop: epochs, batches, and the wait for data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from annot import emit
+from annot.tag import Phase, Tag
+from annot.tag import format as format_tag
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["batch", "batches", "epoch", "epochs"]
+
+T = TypeVar("T")
+
+
+def epochs(count: int | Iterable[T]) -> Iterable[Any]:
+    """Iterate over epochs, each inside a range ``Epoch e``.
+
+    Args:
+        count: how many epochs, or an iterable whose items are handed on.
+
+    Returns:
+        An iterable over ``0 … count - 1``, or over the items. If `annot.enabled` is false: the plain
+        ``range(count)``, or the very iterable.
+
+    Raises:
+        TypeError: `count` is neither an int nor iterable.
+
+    Example:
+        >>> for e in epochs(2):
+        ...     for x in batches(["a", "b"]):
+        ...         pass
+    """
+    items = range(count) if isinstance(count, int) else count
+    _check_iterable("epochs expects an int or an iterable", items)
+    return _Ranged(items, "epoch", waits=False) if emit.enabled() else items
+
+
+def batches(loader: Iterable[T]) -> Iterable[T]:
+    """Iterate over batches, each inside a range ``Batch i``; the wait for each is a range ``Data``.
+
+    Args:
+        loader: whatever yields batches, such as a `torch.utils.data.DataLoader`.
+
+    Returns:
+        An iterable over the same batches, with the loader's length if it has one. If `annot.enabled` is false:
+        the very loader.
+
+    Raises:
+        TypeError: `loader` is not iterable.
+    """
+    _check_iterable("batches expects an iterable", loader)
+    return _Ranged(loader, "step", waits=True) if emit.enabled() else loader
+
+
+def epoch(number: int) -> _NumberedRange:
+    """Return a context manager that puts a range ``Epoch number`` around its block.
+
+    Example:
+        >>> with epoch(0), batch(7):
+        ...     pass
+    """
+    return _NumberedRange("epoch", number)
+
+
+def batch(number: int) -> _NumberedRange:
+    """Return a context manager that puts a range ``Batch number`` around its block."""
+    return _NumberedRange("step", number)
+
+
+class _NumberedRange:
+    """One epoch or batch.
+
+    It is a start/end range: a loop that is left by `break`, while something still refers to its iterator, ends
+    it late, and must not close anybody else's range then.
+    """
+
+    __slots__ = ("_number", "_phase", "_started")
+
+    def __init__(self, phase: Phase, number: int) -> None:
+        if not isinstance(number, int):
+            raise TypeError(f"the number of an epoch or batch must be an int, got {number!r}")
+        if number < 0:
+            raise ValueError(f"the number of an epoch or batch must not be negative, got {number}")
+        self._phase = phase
+        self._number = number
+        self._started: list[Any] = []
+
+    def __enter__(self) -> None:
+        if not emit.enabled():
+            self._started.append(None)
+            return
+        event = emit.event(
+            format_tag(Tag(phase=self._phase, step=self._number)),
+            category="loop",
+            payload=self._number,
+            transient=True,
+            general=format_tag(Tag(phase=self._phase)),
+        )
+        self._started.append(emit.start(event))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        started = self._started.pop()
+        if started is not None:
+            emit.end(started)
+
+
+class _Ranged(Generic[T]):
+    """An iterable with a range around the use of each item, and one around the wait for it."""
+
+    def __init__(self, items: Iterable[T], phase: Phase, *, waits: bool) -> None:
+        self._items = items
+        self._phase = phase
+        self._waits = waits
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._items))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._items, name)
+
+    def __iter__(self) -> Iterator[T]:
+        items = iter(self._items)
+        if self._waits:
+            items = _timed_waits(items)
+        for number, item in enumerate(items):
+            with _NumberedRange(self._phase, number):
+                yield item
+
+
+def _timed_waits(items: Iterator[T]) -> Iterator[T]:
+    event = emit.event(format_tag(Tag(phase="data")), category="data")
+    while True:
+        emit.push(event)
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            emit.pop()
+        yield item
+
+
+def _check_iterable(expected: str, items: object) -> None:
+    try:
+        iter(items)  # type: ignore[call-overload]
+    except TypeError:
+        raise TypeError(f"{expected}, got {type(items).__name__}") from None

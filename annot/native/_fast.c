@@ -1,0 +1,405 @@
+/* annot.native._fast: annot's own NVTX client, for ranges that cost next to nothing.
+ *
+ * Built against the limited API, so that one binary serves every CPython from 3.11 on. annot/emit.py holds the
+ * Python twin of everything in this file. All functions run with the GIL held. */
+#include "_fast.h"
+
+#include <nvtx3/nvToolsExt.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GLOBALS NVTX_VERSIONED_IDENTIFIER(nvtxGlobals)
+
+/* ---------------------------------------------------------------- the client and its tool */
+
+typedef struct {
+    char *name;
+    nvtxDomainHandle_t handle;
+    uint32_t generation;
+} Domain;
+
+struct Event {
+    PyObject_HEAD
+    nvtxEventAttributes_t attributes;
+    PyObject *text;      /* str, for torch.profiler */
+    char *utf8;
+    Domain *domain;
+    uint32_t generation; /* of the tool that `attributes` was prepared for */
+    int registered;      /* the text is registered with the tool; else it goes along with every call */
+};
+
+/* 0 while no tool is attached; a new number for every tool, so that stale handles are seen as such. */
+static uint32_t generation = 0;
+static uint32_t last_generation = 0;
+/* The NVTX client as it was loaded, before its first call decided whether there is a tool. */
+static nvtxGlobals_t pristine;
+static Domain **domains = NULL;
+static size_t domain_count = 0;
+PyTypeObject *annot_event_type = NULL;
+
+static Domain *find_domain(const char *name) {
+    for (size_t i = 0; i < domain_count; i++)
+        if (strcmp(domains[i]->name, name) == 0)
+            return domains[i];
+    Domain **grown = realloc(domains, (domain_count + 1) * sizeof *domains);
+    Domain *domain = calloc(1, sizeof *domain);
+    char *copy = strdup(name);
+    if (grown)
+        domains = grown;
+    if (!grown || !domain || !copy) {
+        free(domain);
+        free(copy);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    domain->name = copy;
+    domains[domain_count++] = domain;
+    return domain;
+}
+
+static nvtxDomainHandle_t domain_handle(Domain *domain) {
+    if (domain->generation != generation) {
+        domain->handle = domain->name[0] ? nvtxDomainCreateA(domain->name) : NULL;
+        domain->generation = generation;
+    }
+    return domain->handle;
+}
+
+static void prepare(Event *event) {
+    nvtxDomainHandle_t domain = domain_handle(event->domain);
+    if (event->registered) {
+        event->attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+        event->attributes.message.registered = nvtxDomainRegisterStringA(domain, event->utf8);
+    }
+    event->generation = generation;
+}
+
+/* ---------------------------------------------------------------- torch.profiler */
+
+static PyObject *profiler_globals = NULL; /* the namespace that holds _is_profiler_enabled */
+static PyObject *profiler_flag = NULL;
+static PyObject *profiler_range = NULL; /* torch._C._profiler._RecordFunctionFast */
+
+static PyObject *profiler_enter(Event *event) {
+    if (PyDict_GetItemWithError(profiler_globals, profiler_flag) != Py_True)
+        return NULL;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *range = PyObject_CallFunctionObjArgs(profiler_range, event->text, NULL);
+    PyObject *entered = range ? PyObject_CallMethod(range, "__enter__", NULL) : NULL;
+    if (!entered)
+        Py_CLEAR(range);
+    Py_XDECREF(entered);
+    PyErr_Restore(type, value, traceback);
+    return range;
+}
+
+static void profiler_exit(PyObject *range) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_XDECREF(PyObject_CallMethod(range, "__exit__", "OOO", Py_None, Py_None, Py_None));
+    PyErr_Clear();
+    Py_DECREF(range);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* ---------------------------------------------------------------- push and pop */
+
+typedef struct {
+    Domain *domain;
+    PyObject *profiler;  /* the range that torch.profiler was given, or NULL */
+    uint32_t generation; /* of the tool that saw the push; 0: none did */
+} Open;
+
+static __thread Open *open_ranges = NULL;
+static __thread uint32_t open_count = 0, open_capacity = 0;
+/* Ranges that are not shown for want of memory; their pops must close nothing else. */
+static __thread uint32_t hidden_count = 0;
+static pthread_key_t free_at_thread_exit;
+
+static int make_room(void) {
+    uint32_t capacity = open_capacity ? 2 * open_capacity : 64;
+    Open *grown = realloc(open_ranges, capacity * sizeof *grown);
+    if (!grown)
+        return 0;
+    open_ranges = grown;
+    open_capacity = capacity;
+    pthread_setspecific(free_at_thread_exit, grown);
+    return 1;
+}
+
+void annot_push(Event *event) {
+    if (hidden_count || (open_count == open_capacity && !make_room())) {
+        hidden_count++;
+        return;
+    }
+    Open *open = &open_ranges[open_count++];
+    open->domain = event->domain;
+    open->generation = generation;
+    if (generation) {
+        if (event->generation != generation)
+            prepare(event);
+        nvtxDomainRangePushEx(event->domain->handle, &event->attributes);
+    }
+    open->profiler = profiler_globals ? profiler_enter(event) : NULL;
+}
+
+void annot_pop(void) {
+    if (hidden_count) {
+        hidden_count--;
+        return;
+    }
+    if (open_count == 0)
+        return;
+    Open *open = &open_ranges[--open_count];
+    if (open->profiler)
+        profiler_exit(open->profiler);
+    if (open->generation && open->generation == generation)
+        nvtxDomainRangePop(open->domain->handle);
+}
+
+static PyObject *push(PyObject *module, PyObject *event) {
+    (void)module;
+    if (Py_TYPE(event) != annot_event_type)
+        return PyErr_Format(PyExc_TypeError, "push expects an Event, got %R", event);
+    annot_push((Event *)event);
+    Py_RETURN_NONE;
+}
+
+static PyObject *pop(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    annot_pop();
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- start, end, mark */
+
+/* Returns what `end` needs: (event, generation, range id, range of torch.profiler or None). */
+static PyObject *start(PyObject *module, PyObject *arg) {
+    (void)module;
+    if (Py_TYPE(arg) != annot_event_type)
+        return PyErr_Format(PyExc_TypeError, "start expects an Event, got %R", arg);
+    Event *event = (Event *)arg;
+    nvtxRangeId_t id = 0;
+    if (generation) {
+        if (event->generation != generation)
+            prepare(event);
+        id = nvtxDomainRangeStartEx(event->domain->handle, &event->attributes);
+    }
+    PyObject *profiler = profiler_globals ? profiler_enter(event) : NULL;
+    if (!profiler)
+        profiler = Py_NewRef(Py_None);
+    return Py_BuildValue("OIKN", arg, (unsigned int)generation, (unsigned long long)id, profiler);
+}
+
+static PyObject *end(PyObject *module, PyObject *arg) {
+    (void)module;
+    Event *event;
+    unsigned int started;
+    unsigned long long id;
+    PyObject *profiler;
+    if (!PyArg_ParseTuple(arg, "O!IKO", annot_event_type, &event, &started, &id, &profiler))
+        return NULL;
+    if (profiler != Py_None)
+        profiler_exit(Py_NewRef(profiler));
+    if (started && started == generation)
+        nvtxDomainRangeEnd(event->domain->handle, id);
+    Py_RETURN_NONE;
+}
+
+static PyObject *mark(PyObject *module, PyObject *arg) {
+    (void)module;
+    if (Py_TYPE(arg) != annot_event_type)
+        return PyErr_Format(PyExc_TypeError, "mark expects an Event, got %R", arg);
+    Event *event = (Event *)arg;
+    if (generation) {
+        if (event->generation != generation)
+            prepare(event);
+        nvtxDomainMarkEx(event->domain->handle, &event->attributes);
+    }
+    PyObject *profiler = profiler_globals ? profiler_enter(event) : NULL;
+    if (profiler)
+        profiler_exit(profiler);
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- Event */
+
+static int set_payload(nvtxEventAttributes_t *attributes, PyObject *payload) {
+    if (payload == Py_None)
+        return 0;
+    if (PyFloat_Check(payload)) {
+        attributes->payloadType = NVTX_PAYLOAD_TYPE_DOUBLE;
+        attributes->payload.dValue = PyFloat_AsDouble(payload);
+    } else {
+        attributes->payloadType = NVTX_PAYLOAD_TYPE_INT64;
+        attributes->payload.llValue = PyLong_AsLongLong(payload);
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *event_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"text", "domain", "category", "color", "payload", "registered", NULL};
+    PyObject *text, *payload = Py_None;
+    const char *domain = "";
+    unsigned int category = 0, color = 0;
+    int registered = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "U|sIIOp", names, &text, &domain, &category, &color,
+                                     &payload, &registered))
+        return NULL;
+    Event *event = (Event *)PyType_GenericAlloc(type, 0);
+    PyObject *bytes = event ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
+    char *utf8 = bytes ? PyBytes_AsString(bytes) : NULL;
+    if (utf8) {
+        event->text = Py_NewRef(text);
+        event->utf8 = strdup(utf8); /* NVTX texts end at the first NUL */
+        event->domain = find_domain(domain);
+    }
+    Py_XDECREF(bytes);
+    if (!utf8 || !event->utf8 || !event->domain || set_payload(&event->attributes, payload) < 0) {
+        Py_XDECREF((PyObject *)event);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    event->registered = registered;
+    event->attributes.version = NVTX_VERSION;
+    event->attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+    event->attributes.category = category;
+    event->attributes.colorType = color ? NVTX_COLOR_ARGB : NVTX_COLOR_UNKNOWN;
+    event->attributes.color = color;
+    event->attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+    event->attributes.message.ascii = event->utf8;
+    return (PyObject *)event;
+}
+
+static void event_dealloc(PyObject *self) {
+    Event *event = (Event *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(event->text);
+    free(event->utf8);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *event_text(PyObject *self, void *closure) {
+    (void)closure;
+    return Py_NewRef(((Event *)self)->text);
+}
+
+static PyGetSetDef event_getset[] = {
+    {"text", event_text, NULL, "The text of the range.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot event_slots[] = {
+    {Py_tp_new, event_new},
+    {Py_tp_dealloc, event_dealloc},
+    {Py_tp_getset, event_getset},
+    {Py_tp_doc, "Everything NVTX wants to know of one range, prepared once."},
+    {0, NULL},
+};
+static PyType_Spec event_spec = {
+    "annot.native._fast.Event", sizeof(Event), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, event_slots};
+
+/* ---------------------------------------------------------------- the wrapper of a traced function */
+
+/* A wrapt wrapper (wrapped, instance, args, kwargs) whose self is the event. */
+static PyObject *call_traced(PyObject *event, PyObject *const *args, Py_ssize_t count) {
+    if (count != 4)
+        return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
+    annot_push((Event *)event);
+    PyObject *result = PyObject_Call(args[0], args[2], args[3]);
+    annot_pop();
+    return result;
+}
+
+static PyMethodDef call_traced_def = {"call_traced", (PyCFunction)(void (*)(void))call_traced, METH_FASTCALL,
+                                      "Call wrapped(*args, **kwargs) inside the range of an event."};
+
+static PyObject *wrapper(PyObject *module, PyObject *event) {
+    (void)module;
+    if (Py_TYPE(event) != annot_event_type)
+        return PyErr_Format(PyExc_TypeError, "wrapper expects an Event, got %R", event);
+    return PyCFunction_NewEx(&call_traced_def, event, NULL);
+}
+
+/* ---------------------------------------------------------------- attaching */
+
+static PyObject *attach(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    GLOBALS = pristine; /* look again, even if an earlier call found no tool */
+    nvtxInitialize(NULL);
+    int found = GLOBALS.nvtxDomainRangePushEx_impl_fnptr != NULL;
+    generation = found ? ++last_generation : 0;
+    return PyBool_FromLong(found);
+}
+
+static PyObject *detach(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    generation = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *name_category(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *domain_name, *name;
+    unsigned int id;
+    if (!PyArg_ParseTuple(args, "sIs", &domain_name, &id, &name))
+        return NULL;
+    Domain *domain = find_domain(domain_name);
+    if (!domain)
+        return NULL;
+    if (generation)
+        nvtxDomainNameCategoryA(domain_handle(domain), id, name);
+    Py_RETURN_NONE;
+}
+
+static PyObject *watch_profiler(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *profiler, *range;
+    if (!PyArg_ParseTuple(args, "O!O", &PyModule_Type, &profiler, &range))
+        return NULL;
+    Py_XDECREF(profiler_range);
+    profiler_range = Py_NewRef(range);
+    Py_XDECREF(profiler_globals);
+    profiler_globals = Py_NewRef(PyModule_GetDict(profiler));
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- module */
+
+static PyMethodDef functions[] = {
+    {"attach", attach, METH_NOARGS, "Look for an NVTX tool, again if need be; True if there is one."},
+    {"detach", detach, METH_NOARGS, "Send nothing to NVTX until the next attach."},
+    {"name_category", name_category, METH_VARARGS, "Name a category: domain, number, name."},
+    {"watch_profiler", watch_profiler, METH_VARARGS,
+     "Follow torch.profiler: the module torch.autograd.profiler, and the type of its ranges."},
+    {"push", push, METH_O, "Open the range of an event on this thread."},
+    {"pop", pop, METH_NOARGS, "Close the range that this thread opened last."},
+    {"start", start, METH_O, "Open a range that need not nest; returns what `end` takes."},
+    {"end", end, METH_O, "Close a range that `start` opened."},
+    {"mark", mark, METH_O, "Set a mark."},
+    {"wrapper", wrapper, METH_O, "A wrapt wrapper that calls inside the range of an event."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "annot.native._fast", "annot's own NVTX client.", -1, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__fast(void) {
+    pristine = GLOBALS;
+    if (pthread_key_create(&free_at_thread_exit, free) != 0)
+        return PyErr_NoMemory();
+    PyObject *module = PyModule_Create(&definition);
+    if (!module)
+        return NULL;
+    profiler_flag = PyUnicode_InternFromString("_is_profiler_enabled");
+    annot_event_type = (PyTypeObject *)PyType_FromSpec(&event_spec);
+    if (!profiler_flag || !annot_event_type ||
+        PyModule_AddObjectRef(module, "Event", (PyObject *)annot_event_type) < 0 ||
+        annot_add_torch_calls(module) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,210 @@
+"""`@trace` and `with trace(...)`: a range around the running parts of whatever it is given."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+
+from annot import emit, tag
+from annot.shapes import tensor_specs
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Trace", "mark", "trace"]
+
+F = TypeVar("F", bound="Callable[..., Any] | property | staticmethod[..., Any] | classmethod[Any, ..., Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller of `trace` chose for its ranges."""
+
+    message: str | None = None
+    domain: str = emit.DOMAIN
+    category: str | None = None
+    color: str | int | None = None
+    payload: float | None = None
+    shapes: bool = False
+
+    def event(self, text: str, *, few: bool = False) -> Any:
+        """Return the event that shows `text`; `few` as for `emit.event`."""
+        return emit.event(
+            text, domain=self.domain, category=self.category, color=self.color, payload=self.payload, few=few
+        )
+
+    def event_of_call(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the event that shows `text` and the tensors among the arguments of this call."""
+        if not emit.room_for_texts():
+            emit.warn_once("too many different shapes: further ranges of @trace(shapes=True) show none")
+            return self.event(text, few=True)
+        specs, omitted = tensor_specs(args, kwargs)
+        return self.event(tag.format(tag.Tag(layer=text, tensors=specs, omitted=omitted)))
+
+
+@overload
+def trace(target: F, /) -> F: ...
+
+
+@overload
+def trace(
+    target: str | None = None,
+    /,
+    *,
+    domain: str = emit.DOMAIN,
+    category: str | None = None,
+    color: str | int | None = None,
+    payload: float | None = None,
+    shapes: bool = False,
+) -> Trace: ...
+
+
+def trace(
+    target: Any = None,
+    /,
+    *,
+    domain: str = emit.DOMAIN,
+    category: str | None = None,
+    color: str | int | None = None,
+    payload: float | None = None,
+    shapes: bool = False,
+) -> Any:
+    """Put a range around a function, a method, a class's methods, or a block of code.
+
+    Use it as ``@trace``, ``@trace("name", ...)`` or ``with trace("name", ...):``. Of coroutines, generators and
+    async generators the range covers the parts that run, each on the thread it runs on. A class gets a range for
+    every public function in its body, and for ``__init__`` and ``__call__``. If `annot.enabled` is false at that
+    moment, the very object that was decorated comes back.
+
+    Args:
+        target: what to decorate, or the message; by default the qualified name of what is decorated.
+        domain: NVTX domain; empty for the default one.
+        category: name of an NVTX category.
+        color: ``0xAARRGGBB`` or a colour name.
+        payload: an integer or float that goes along with the range.
+        shapes: say shapes and dtypes of the tensor arguments in the text.
+
+    Raises:
+        TypeError: `target` cannot be decorated and is no message, or an option has the wrong type.
+
+    Example:
+        >>> @trace
+        ... def augment(image): return image
+        >>> with trace("load", payload=3):
+        ...     image = augment("cat.png")
+    """
+    named = target is None or isinstance(target, str)
+    options = Options(target if named else None, domain, category, color, payload, shapes)
+    _check(options)
+    return Trace(options) if named else _decorate(target, options)
+
+
+def mark(
+    message: str,
+    /,
+    *,
+    domain: str = emit.DOMAIN,
+    category: str | None = None,
+    color: str | int | None = None,
+    payload: float | None = None,
+) -> None:
+    """Set a mark, a point in time, in the profile.
+
+    Args:
+        message: what the tool shows.
+        domain: NVTX domain; empty for the default one.
+        category: name of an NVTX category.
+        color: ``0xAARRGGBB`` or a colour name.
+        payload: an integer or float that goes along.
+
+    Example:
+        >>> mark("checkpoint saved", payload=1000)
+    """
+    options = Options(message, domain, category, color, payload)
+    _check(options)
+    if emit.enabled():
+        emit.mark(options.event(message))
+
+
+class Trace:
+    """What ``trace("name", ...)`` returns: a decorator and a context manager, reusable and re-entrant."""
+
+    __slots__ = ("_open", "_options")
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._open: dict[int, list[bool]] = {}
+
+    def __call__(self, target: F) -> F:
+        """Decorate `target`; if `annot.enabled` is false it comes back as it is."""
+        return cast("F", _decorate(target, self._options))
+
+    def __enter__(self) -> None:
+        on = emit.enabled()
+        self._open.setdefault(threading.get_ident(), []).append(on)
+        if on:
+            emit.push(self._options.event(self._options.message or ""))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        ident = threading.get_ident()
+        mine = self._open[ident]
+        if mine.pop():
+            emit.pop()
+        if not mine:
+            del self._open[ident]
+
+
+def _check(options: Options) -> None:
+    allowed = {"domain": (str,), "category": (str, type(None)), "color": (str, int, type(None))}
+    for name, wanted in allowed.items():
+        value = getattr(options, name)
+        if not isinstance(value, wanted):
+            raise TypeError(f"{name} must be {_words(wanted)}, got {value!r}")
+    if options.payload is not None and not isinstance(options.payload, (int, float)):
+        raise TypeError(f"payload must be an int or a float, got {options.payload!r}")
+    if options.message is not None and not isinstance(options.message, str):
+        raise TypeError(f"the message must be a str, got {options.message!r}")
+
+
+def _words(types: tuple[type, ...]) -> str:
+    return " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
+
+
+def _decorate(target: Any, options: Options) -> Any:
+    if not (callable(target) or isinstance(target, (property, staticmethod, classmethod))):
+        raise TypeError(
+            f"trace decorates a function, method, class or property, or takes a message, got {type(target).__name__}"
+        )
+    if not emit.enabled():
+        return target
+    from annot import traced
+
+    if isinstance(target, type):
+        return _decorate_class(target, options)
+    if isinstance(target, property):
+        getter = target.fget and _decorate(target.fget, options)
+        return property(getter, target.fset, target.fdel, target.__doc__)
+    return traced.wrap(target, options)
+
+
+def _decorate_class(cls: type, options: Options) -> type:
+    """Decorate the functions of the class body in place, so that the class stays the same object."""
+    prefix = options.message or cls.__qualname__
+    for name, member in list(vars(cls).items()):
+        public = not name.startswith("_") or name in ("__init__", "__call__")
+        if public and (inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod, property))):
+            named = Options(
+                f"{prefix}.{name}",
+                options.domain,
+                options.category,
+                options.color,
+                options.payload,
+                options.shapes,
+            )
+            setattr(cls, name, _decorate(member, named))
+    return cls
