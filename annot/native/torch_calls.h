@@ -1,0 +1,88 @@
+/* Shared by the parts of the PyTorch wing's hot path: torch_notes.c, torch_calls.c, torch_graph.c.
+ *
+ * annot/torch/calls.py is the twin of all three, and says what they do and why. No header of PyTorch is needed:
+ * shapes come through the DLPack C exchange API that tensors offer, everything else through Python attributes. What
+ * is rare (a first call with new shapes, a module without a site, an output that is no plain tensor) is left to the
+ * functions of the twin. All functions run with the GIL held. */
+#ifndef ANNOT_TORCH_CALLS_H
+#define ANNOT_TORCH_CALLS_H
+
+#include "_fast.h"
+
+/* ---------------------------------------------------------------- torch_notes.c: what a thread has called */
+
+/* One call of one module: the parent of the calls inside it, and the owner of the nodes it made. */
+typedef struct Invocation {
+    PyObject_HEAD
+    struct Invocation *parent; /* owned */
+    PyObject *site;            /* owned */
+    Event *backward;           /* owned */
+    uint32_t depth;
+} Invocation;
+
+typedef struct {
+    uint64_t number;
+    Invocation *owner; /* owned, may be NULL */
+} Note;
+
+/* From which sequence number on which invocation was innermost; one per thread, kept alive by its graphs too. */
+typedef struct {
+    PyObject_HEAD
+    Note *notes;
+    uint32_t count, capacity;
+    Invocation *current; /* borrowed: the call that is open keeps it */
+} Notes;
+
+extern PyTypeObject *annot_notes_type;
+
+Invocation *annot_new_invocation(Invocation *parent, PyObject *site, PyObject *backward);
+/* The notes of this thread, borrowed; NULL with an exception set without memory. */
+Notes *annot_get_notes(void);
+/* The same, but NULL if it has none yet. */
+Notes *annot_my_notes(void);
+/* How many threads ever had notes. */
+int annot_thread_count(void);
+/* Nodes that are made from now on belong to `owner`; keeps the error indicator. */
+void annot_note_now(Notes *notes, Invocation *owner);
+/* The invocation that was innermost when the node of this number was made, borrowed; may be NULL. */
+Invocation *annot_owner_of(const Notes *notes, uint64_t number);
+/* Finds autograd's counter of sequence numbers; -1 with an exception set. */
+int annot_find_peek(void);
+int annot_add_notes(void);
+
+/* ---------------------------------------------------------------- torch_calls.c: forward */
+
+/* Objects and names of PyTorch and of the twin, looked up once. */
+typedef struct {
+    PyObject *current_node, *tensor, *parameter, *plain_call;
+    PyObject *signature, *remember, *tag_graph;
+    PyObject *by_id, *below, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
+        *metadata, *key, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
+} Names;
+
+extern Names annot_its;
+
+typedef struct Memo Memo;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *sites;   /* annot.torch.sites.Sites; owned */
+    PyObject *by_id;   /* its dict: id of a module -> Site or None; owned */
+    PyObject *owners;  /* dict: node with a hook -> Invocation or None; owned */
+    PyObject *hook;    /* annot_on_node, bound; owned */
+    PyObject *carrier; /* a tensor whose hooks are {0: hook}; owned */
+    PyObject *engine;  /* autograd's engine; owned */
+    int forward, backward;
+    Memo *memos;
+} Calls;
+
+/* An attribute of an attribute … of a module: get("torch", "nn.Parameter"). New reference. */
+PyObject *annot_get(const char *module_name, const char *path);
+
+/* ---------------------------------------------------------------- torch_graph.c: backward */
+
+extern PyMethodDef annot_on_node_def;
+PyObject *annot_begin(PyObject *calls, PyObject *args, PyObject *kwargs);
+PyObject *annot_finish(PyObject *calls, PyObject *token);
+
+#endif

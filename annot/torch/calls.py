@@ -1,0 +1,374 @@
+"""The hot path in Python: the twin of annot/native/torch_calls.c, and its reference in the tests.
+
+Forward. Every module call opens the range of its site. It also notes, per thread, which sequence numbers autograd
+gave out while it ran: a node belongs to the call that was innermost when the node was made.
+
+Backward. Before the engine runs, the graph is walked once from the roots. On one thread the engine runs nodes in
+falling order of their sequence numbers, so only a node whose layer differs from that of the node before it needs
+a hook. The hook closes ranges up to the common ancestor of the layer that is open and the node's own, and opens
+them down to the latter.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from annot import emit
+from annot.shapes import spec_of, tensors_in
+from annot.torch.sites import Site, Sites, is_tensor
+
+__all__ = ["MAX_NOTES", "Calls", "Invocation"]
+
+MAX_NOTES: Final = 1 << 18
+"""How many entries a thread's notes hold; graphs older than that have no layers."""
+
+_ACCUMULATE_GRAD: Final = (1 << 64) - 1
+"""The sequence number of AccumulateGrad nodes: they run right after their producer, inside its range."""
+
+_peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_METADATA_KEY: Final = "annot"
+
+
+# One call of one module: the parent of the calls inside it, and the owner of the nodes it made. A plain tuple, for
+# an object with names would cost a fifth of a microsecond a call.
+Invocation: TypeAlias = tuple["Invocation | None", Site, Any, int]
+PARENT: Final = 0
+SITE: Final = 1
+BACKWARD: Final = 2
+DEPTH: Final = 3
+
+
+class Notes:
+    """What one thread has called: from which sequence number on which invocation was innermost."""
+
+    __slots__ = ("current", "numbers", "owners")
+
+    def __init__(self) -> None:
+        self.current: Invocation | None = None
+        self.numbers: list[int] = [0]
+        self.owners: list[Invocation | None] = [None]
+
+    def note(self, number: int, owner: Invocation | None) -> None:
+        """Note that from `number` on nodes belong to `owner`."""
+        numbers = self.numbers
+        if numbers[-1] == number:
+            self.owners[-1] = owner
+            return
+        if len(numbers) >= MAX_NOTES:
+            del numbers[: MAX_NOTES // 2]
+            del self.owners[: MAX_NOTES // 2]
+        numbers.append(number)
+        self.owners.append(owner)
+
+    def owner(self, number: int) -> Invocation | None:
+        """Return the invocation that was innermost when the node of this number was made."""
+        place = bisect_right(self.numbers, number) - 1
+        return self.owners[place] if place >= 0 else None
+
+
+class Frame:
+    """The layer ranges that one backward run has open on one thread, outermost first."""
+
+    __slots__ = ("creates_graph", "handles", "nodes", "open")
+
+    def __init__(self, *, creates_graph: bool = False) -> None:
+        self.open: list[Invocation] = []
+        self.creates_graph = creates_graph
+        self.nodes: list[Any] = []
+        self.handles: list[Any] = []
+
+
+class Calls:
+    """Forward calls and backward runs of the modules in `sites`.
+
+    Args:
+        sites: which module stands where.
+        forward: open ranges around forward calls.
+        backward: note the calls, so that a backward run knows its layers.
+    """
+
+    def __init__(self, sites: Sites, *, forward: bool, backward: bool) -> None:
+        self._sites = sites
+        self._forward = forward
+        self._backward = backward
+        self._thread = threading.local()
+        self._frames: dict[int, list[Frame]] = {}
+        self._owners: dict[Any, Invocation | None] = {}
+        self._threads: set[int] = set()
+        self._carrier = torch.zeros(())
+        self._carrier._backward_hooks = {0: self._on_node}
+
+    # ---------------------------------------------------------------- forward
+
+    def patched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what stands in for `original`, which is `torch.nn.Module.__call__`."""
+        global _original, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes
+        _original, _is_plain = original, original is torch.nn.Module._wrapped_call_impl
+        _calls, _thread, _by_id = self, self._thread, self._sites.by_id
+        _opens, _notes_nodes = self._forward, self._backward
+        return patched_call
+
+    def forget(self) -> None:
+        """Look every module up anew: one got a site or lost it. Nothing is kept here."""
+
+    def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
+        """Return the site of a module that stands in several places, or that came after its model."""
+        if site is None:
+            if parent is None or id(module) in self._sites.by_id:
+                return None
+            return self._sites.discover(module, sites_of_chain(parent))
+        return site if parent is None else site.below(parent[SITE].layer)
+
+    def notes(self) -> Notes:
+        """Return the notes of this thread."""
+        try:
+            return self._thread.notes  # type: ignore[no-any-return]
+        except AttributeError:
+            self._threads.add(threading.get_ident())
+            notes = self._thread.notes = Notes()
+            return notes
+
+    # ---------------------------------------------------------------- backward
+
+    def begin(self, roots: tuple[Any, ...], *, keep_graph: bool, create_graph: bool, every: bool) -> Frame:
+        """Prepare the graph below `roots` for a run of the engine on this thread.
+
+        Args:
+            roots: tensors or gradient edges that the engine starts from.
+            keep_graph: the graph stays alive, so the hooks must go afterwards.
+            create_graph: the run makes a graph of its own.
+            every: hook every node, because the engine will not run them in falling order or skip some.
+        """
+        frame = Frame(creates_graph=create_graph)
+        self._frames.setdefault(threading.get_ident(), []).append(frame)
+        nodes, mixed = self._walk(roots)
+        previous = None
+        for _, _, owner, node in sorted(nodes, key=lambda found: found[:2], reverse=True):
+            if every or mixed or owner is not previous:  # numbers of several threads do not fall either
+                self._hook(node, owner, frame, keep_graph=keep_graph)
+            previous = owner
+        return frame
+
+    def finish(self, frame: Frame) -> None:
+        """Close what the run has open on this thread, and forget its nodes."""
+        frames = self._frames[threading.get_ident()]
+        while frames:
+            last = frames.pop()
+            self._close(last)
+            if last is frame:
+                break
+        if not frames:
+            del self._frames[threading.get_ident()]
+        for handle in frame.handles:
+            handle.remove()
+        for node in frame.nodes:
+            self._owners.pop(node, None)
+
+    def _walk(self, roots: tuple[Any, ...]) -> tuple[list[tuple[int, int, Invocation | None, Any]], bool]:
+        """Return (number, tie-breaker, owner, node) of every node below the roots, and whether threads mix."""
+        own: Notes | None = getattr(self._thread, "notes", None)
+        several = len(self._threads) > 1 or own is None
+        pending = [(_node_of(root), own) for root in roots]
+        seen: set[Any] = {None}
+        found: list[tuple[int, int, Invocation | None, Any]] = []
+        mixed = False
+        while pending:
+            node, notes = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if several:
+                notes = node.metadata.get(_METADATA_KEY, notes)
+                mixed = mixed or notes is not own
+            number = node._sequence_nr()
+            if number != _ACCUMULATE_GRAD:
+                found.append((number, len(found), notes.owner(number) if notes else None, node))
+            pending.extend([(child, notes) for child, _ in node.next_functions if child not in seen])
+        return found, mixed
+
+    def _hook(self, node: Any, owner: Invocation | None, frame: Frame, *, keep_graph: bool) -> None:
+        self._owners[node] = owner
+        frame.nodes.append(node)
+        if keep_graph or not hasattr(node, "_register_hook_dict"):
+            frame.handles.append(node.register_prehook(self._on_node))
+        else:
+            # A tenth of the price; it cannot be removed, but finds no owner once the run is over.
+            node._register_hook_dict(self._carrier)
+
+    def _on_node(self, *_: Any) -> None:
+        """Move to the layer of the node that the engine is about to run; must never raise."""
+        node = _current_node()
+        if node in self._owners:
+            self._move_to(self._owners[node])
+
+    def _move_to(self, owner: Invocation | None) -> None:
+        frames = self._frames.get(threading.get_ident()) or self._worker_frames()
+        frame = frames[-1]
+        opened = frame.open
+        keep = owner
+        while keep is not None and (keep[DEPTH] >= len(opened) or opened[keep[DEPTH]] is not keep):
+            keep = keep[PARENT]
+        for _ in range(len(opened) - (keep[DEPTH] + 1 if keep is not None else 0)):
+            opened.pop()
+            emit.pop()
+        missing = []
+        while owner is not keep and owner is not None:
+            missing.append(owner)
+            owner = owner[PARENT]
+        for invocation in reversed(missing):
+            opened.append(invocation)
+            emit.push(invocation[BACKWARD])
+        if frame.creates_graph:
+            self.notes().note(_peek(), opened[-1] if opened else None)
+
+    def _worker_frames(self) -> list[Frame]:
+        """Open a frame on a thread of the engine; the engine closes it there when its task is done."""
+        ident = threading.get_ident()
+        frames = self._frames[ident] = [Frame()]
+
+        def close_here() -> None:
+            if threading.get_ident() == ident and self._frames.get(ident) is frames:
+                del self._frames[ident]
+                self._close(frames[0])
+
+        torch.autograd.Variable._execution_engine.queue_callback(close_here)
+        return frames
+
+    def _close(self, frame: Frame) -> None:
+        for _ in frame.open:
+            emit.pop()
+        frame.open.clear()
+        if frame.creates_graph:
+            notes = self.notes()
+            notes.note(_peek(), notes.current)
+
+
+# What `patched_call` works with. Globals, because torch.compile recompiles when the closure of a function that it has
+# traced changes, and leaving the block puts a function without one in this one's place.
+_original: Callable[..., Any]
+_is_plain: bool
+_calls: Calls
+_thread: Any
+_by_id: dict[int, Site | None]
+_opens: bool
+_notes_nodes: bool
+_is_compiling: Final = torch.compiler.is_dynamo_compiling
+_is_tracing: Final = torch._C._get_tracing_state
+_push, _pop = emit.push, emit.pop
+_Tensor: Final = torch.Tensor
+
+
+def patched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for `torch.nn.Module.__call__`.
+
+    One function holds the whole path of a call: every further Python frame would cost a tenth of a microsecond.
+    """
+    # torch.compile traces what it compiles through this very function, and must see the original.
+    if _is_compiling():
+        return _original(module, *args, **kwargs)
+    try:
+        notes = _thread.notes
+    except AttributeError:
+        notes = _calls.notes()
+    parent = notes.current
+    site = _by_id.get(id(module))
+    if site is None or site.elsewhere is not None:
+        site = _calls.find_site(site, module, parent)
+        if site is None:
+            return _original(module, *args, **kwargs)
+    key: Any = None
+    if site.shapes and _is_tracing() is None:
+        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs:
+            try:
+                key = args[0].shape, args[0].dtype
+            except RuntimeError:  # a nested tensor has no shape
+                key = signature(args, kwargs)
+        else:
+            key = signature(args, kwargs)
+    events = site.events.get(key) or remember(site, key, args, kwargs)
+    made = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
+    if _notes_nodes:
+        number = _peek()
+        if notes.numbers[-1] == number:
+            notes.owners[-1] = made
+        else:
+            notes.note(number, made)
+    if _opens:
+        _push(events[0])
+    try:
+        if _is_plain:  # all that the original does stands here
+            result = (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+        else:
+            result = _original(module, *args, **kwargs)
+    finally:
+        if _opens:
+            _pop()
+        notes.current = parent
+        if _notes_nodes:
+            number = _peek()
+            if notes.numbers[-1] == number:
+                notes.owners[-1] = parent
+            else:
+                notes.note(number, parent)
+    if parent is None and _notes_nodes:
+        tag_graph(result, notes)
+    return result
+
+
+def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return a key that is equal for calls whose tensors have equal shapes and dtypes."""
+    found = tensors_in(args, kwargs, is_tensor)
+    if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
+        return tuple([(tensor.shape, tensor.dtype) for tensor in found])
+    return tuple(map(spec_of, found))
+
+
+def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the events of a call with these arguments; no more are kept once the bound of texts is reached."""
+    if torch._C._get_tracing_state() is not None:  # looking at a shape would put operations into the trace
+        return site.make_events((), {})
+    if not emit.room_for_texts(2):
+        key = None
+    events = site.events.get(key)
+    if events is None:
+        events = site.events[key] = site.make_events(args, kwargs)
+    return events
+
+
+def sites_of_chain(invocation: Invocation | None) -> list[Site]:
+    """Return the sites of the open calls from this one outwards."""
+    sites = []
+    while invocation is not None:
+        sites.append(invocation[SITE])
+        invocation = invocation[PARENT]
+    return sites
+
+
+def _node_of(root: Any) -> Any:
+    return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
+
+
+def tag_graph(result: Any, notes: Notes) -> None:
+    """Let a backward run on another thread, whose numbers mean other nodes, find these notes."""
+    if type(result) is torch.Tensor:
+        if result.grad_fn is not None:
+            _metadata(result.grad_fn)[_METADATA_KEY] = notes
+        return
+    values = (
+        [result]
+        if is_tensor(result) or isinstance(result, (list, tuple, dict))
+        else getattr(result, "__dict__", {}).values()
+    )
+    for tensor in tensors_in(values, {}, is_tensor):
+        if tensor.grad_fn is not None:
+            _metadata(tensor.grad_fn)[_METADATA_KEY] = notes
+
+
+def _metadata(node: Any) -> dict[str, Any]:
+    return node.metadata  # type: ignore[no-any-return]

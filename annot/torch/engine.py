@@ -1,0 +1,66 @@
+"""The whole backward: a stand-in for autograd's engine that prepares each run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from annot import emit, tag
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Autograd's engine, with ranges; everything but `run_backward` is the engine's own.
+
+    Args:
+        engine: what stood in `torch.autograd.Variable._execution_engine`.
+        calls: the `Calls` that know the layers; None once the block is over.
+    """
+
+    def __init__(self, engine: Any, calls: Any) -> None:
+        self._engine = engine
+        self._calls = calls
+        self._event = emit.event(tag.format(tag.Tag(phase="backward")), category="backward")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the engine inside the range of the whole backward."""
+        calls = self._calls
+        if calls is None:
+            return self._engine.run_backward(*args, **kwargs)
+        emit.push(self._event)
+        frame = _begin(calls, args, kwargs)
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            if frame is not None:
+                calls.finish(frame)
+            emit.pop()
+
+    def retire(self) -> Any:
+        """Make this stand-in transparent, for those who still hold it; return the engine."""
+        self._calls = None
+        return self._engine
+
+
+_NAMES = ("tensors", "grad_tensors", "keep_graph", "create_graph", "inputs")
+
+
+def _begin(calls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Prepare a run; whatever goes wrong costs its layer ranges, not the user's backward."""
+    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+    try:
+        return calls.begin(
+            tuple(given.get("tensors", ())),
+            keep_graph=bool(given.get("keep_graph", False)),
+            create_graph=bool(given.get("create_graph", False)),
+            # Named inputs make the engine skip nodes; devices have a thread each.
+            every=bool(given.get("inputs", ())) or torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+        )
+    except Exception as error:
+        emit.warn_once(f"this backward has no layer ranges: {type(error).__name__}: {error}")
+        return None

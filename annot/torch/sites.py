@@ -1,0 +1,174 @@
+"""Which module stands where: from a module that is being called to its path in the model and its events."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from annot import emit, tag
+from annot.shapes import MAX_TENSORS, spec_of, tensors_in
+
+__all__ = ["MAX_PATHS", "Site", "Sites"]
+
+MAX_PATHS: Final = 64
+"""How many paths of one module that stands in many places are told apart."""
+
+_TOO_MANY = "too many different input shapes for one run: further ranges show none"
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """One place in the model: what its ranges say, prepared once per combination of input shapes.
+
+    Args:
+        layer: dotted path, as `torch.nn.Module.named_modules` spells it.
+        module: class name.
+        shapes: whether the ranges say shapes.
+        elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
+        events: the forward and backward event of every combination of shapes seen.
+        cache: belongs to `annot.native._fast.Calls`.
+    """
+
+    layer: str
+    module: str
+    shapes: bool = True
+    elsewhere: dict[str, Site] | None = None
+    events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    cache: Any = None
+
+    def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the forward and the backward event of a call with these arguments."""
+        specs: tuple[tag.TensorSpec, ...] = ()
+        omitted = 0
+        if self.shapes and emit.room_for_texts(2):
+            tensors = tensors_in(args, kwargs, is_tensor)
+            specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
+            omitted = max(0, len(tensors) - MAX_TENSORS)
+        elif self.shapes:
+            emit.warn_once(_TOO_MANY)
+        return self._event("forward", specs, omitted), self._event("backward", specs, omitted)
+
+    def below(self, active: str) -> Site:
+        """Return the site of this module that lies below the layer `active`, or this one if none does."""
+        if self.elsewhere is None:
+            return self
+        prefix = active + "." if active else ""
+        return next((site for path, site in self.elsewhere.items() if path.startswith(prefix)), self)
+
+    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int) -> Any:
+        text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted))
+        return emit.event(text, category=phase, few=not specs)
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether `value` is a tensor of PyTorch."""
+    return isinstance(value, torch.Tensor)
+
+
+class Sites:
+    """The modules of all models that are being instrumented, without keeping any of them alive.
+
+    `by_id` maps ``id(module)`` to its site, or to None for a module that was looked for and belongs to no model.
+
+    Args:
+        on_change: called after a module got a site or lost it.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self.by_id: dict[int, Site | None] = {}
+        self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
+
+    def add_model(self, model: torch.nn.Module, *, shapes: bool) -> list[int]:
+        """Add every module of `model` that has no site yet; return the ids that were added."""
+        added = []
+        for path, module in _paths(model):
+            known = self.by_id.get(id(module))
+            if known is None:
+                self._add(module, Site(path, _class_name(module), shapes))
+                added.append(id(module))
+            elif id(module) in added:
+                _add_place(known, path)
+        return added
+
+    def remove(self, ids: list[int]) -> None:
+        """Forget these modules."""
+        for ident in ids:
+            self.by_id.pop(ident, None)
+            self._alive.pop(ident, None)
+        self._on_change()
+
+    def clear(self) -> None:
+        """Forget every module, also those that were discovered."""
+        self.by_id.clear()
+        self._alive.clear()
+        self._on_change()
+
+    def discover(self, module: torch.nn.Module, active: list[Site]) -> Site | None:
+        """Return the site of a module that came after the model was added, looked for below the active layers.
+
+        Args:
+            module: the module that is being called.
+            active: the sites of the calls that are open around it, innermost first.
+        """
+        for site in active:
+            parent = self._module_of(site)
+            name = _name_below(parent, module) if parent is not None else None
+            if name is not None:
+                path = f"{site.layer}.{name}" if site.layer else name
+                found = Site(path, _class_name(module), site.shapes)
+                self._add(module, found)
+                return found
+        if active:
+            self._add(module, None)
+        return None
+
+    def _module_of(self, site: Site) -> torch.nn.Module | None:
+        for ident, known in self.by_id.items():
+            if known is site or (known is not None and known.elsewhere and site in known.elsewhere.values()):
+                return self._alive[ident]()
+        return None
+
+    def _add(self, module: torch.nn.Module, site: Site | None) -> None:
+        ident = id(module)
+        self._alive[ident] = weakref.ref(module, lambda _: self.remove([ident]))
+        self.by_id[ident] = site
+        self._on_change()
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    return type(module).__name__
+
+
+def _add_place(site: Site, path: str) -> None:
+    if site.elsewhere is None:
+        site.elsewhere = {site.layer: site}
+    if len(site.elsewhere) < MAX_PATHS:
+        site.elsewhere[path] = Site(path, site.module, site.shapes)
+
+
+def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield every path to every module, each module under all its parents, but not round in circles."""
+    pending: list[tuple[str, torch.nn.Module, frozenset[int]]] = [("", model, frozenset())]
+    places: dict[int, int] = {}
+    while pending:
+        path, module, above = pending.pop()
+        places[id(module)] = places.get(id(module), 0) + 1
+        if places[id(module)] > MAX_PATHS:
+            continue
+        yield path, module
+        above |= {id(module)}
+        children = [
+            (f"{path}.{name}" if path else name, child, above)
+            for name, child in module._modules.items()
+            if child is not None and id(child) not in above
+        ]
+        pending.extend(reversed(children))
+
+
+def _name_below(parent: torch.nn.Module, module: torch.nn.Module) -> str | None:
+    return next((name for name, child in parent.named_modules() if child is module and name), None)

@@ -1,0 +1,295 @@
+"""Small networks for tests and benches, each the same on every run.
+
+A builder returns a `Net`: the model, `make_batch(index) -> (inputs, target)`, and `loss_fn(output, target)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from alexnet import AlexNet
+from resnet50 import ResNet
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = [
+    "BUILDERS",
+    "Net",
+    "alexnet",
+    "gpt",
+    "lstm",
+    "resnet50",
+    "small_resnet",
+    "small_vgg16",
+    "train",
+    "unet",
+    "vgg16",
+]
+
+
+class Net(NamedTuple):
+    """A model with what is needed to train it."""
+
+    model: nn.Module
+    make_batch: Callable[[int], tuple[Tensor, Tensor]]
+    loss_fn: Callable[[Tensor, Tensor], Tensor]
+
+    def loss(self, index: int = 0) -> Tensor:
+        """Run forward on batch `index` and return the loss."""
+        inputs, target = self.make_batch(index)
+        return self.loss_fn(self.model(inputs), target)
+
+
+def train(net: Net, steps: int = 2, seed: int = 1) -> list[Tensor]:
+    """Train with SGD; return every loss, then every gradient and every parameter, to compare bit by bit."""
+    torch.manual_seed(seed)
+    optimizer = torch.optim.SGD(net.model.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = net.loss(step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    parameters = list(net.model.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return losses + [t.detach().clone() for t in (*gradients, *parameters)]
+
+
+# ------------------------------------------------------------------ images
+
+
+class Vgg16(nn.Module):
+    """VGG-16 with in-place ReLUs; width 64 is the full definition.
+
+    Args:
+        width: channels of the first stage.
+        image: side of the square images, a multiple of 32.
+        classes: how many outputs.
+    """
+
+    def __init__(self, width: int = 64, image: int = 32, classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for outputs, count in ((width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)):
+            for _ in range(count):
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        hidden = 64 * width
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(8 * width * (image // 32) ** 2, hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return a score per image and class."""
+        scores: Tensor = self.classifier(self.features(images).flatten(1))
+        return scores
+
+
+def alexnet(seed: int = 0, batch: int = 2, image: int = 224) -> Net:
+    """Return the AlexNet of the samples."""
+    torch.manual_seed(seed)
+    return _classifier(AlexNet(image=image), batch, image, 1000)
+
+
+def vgg16(seed: int = 0, batch: int = 2, image: int = 32, width: int = 64) -> Net:
+    """Return the full VGG-16, for small images."""
+    torch.manual_seed(seed)
+    return _classifier(Vgg16(width, image), batch, image, 1000)
+
+
+def small_vgg16(seed: int = 0) -> Net:
+    """Return VGG-16 with an eighth of its channels."""
+    return vgg16(seed, width=8)
+
+
+def resnet50(seed: int = 0, batch: int = 2, image: int = 64) -> Net:
+    """Return the ResNet-50 of the samples, for small images."""
+    torch.manual_seed(seed)
+    return _classifier(ResNet(), batch, image, 1000)
+
+
+def small_resnet(seed: int = 0, batch: int = 4, image: int = 32) -> Net:
+    """Return a residual network of about 50 modules whose step is mostly overhead."""
+    torch.manual_seed(seed)
+    return _classifier(ResNet((1, 1, 1, 1), width=16, classes=10), batch, image, 10)
+
+
+class ConvPair(nn.Sequential):
+    """Two 3×3 convolutions, each with batch norm and an in-place ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        )
+
+
+class UNet(nn.Module):
+    """Down and up again with skip connections; gives a score per pixel and class."""
+
+    def __init__(self, width: int = 8, depth: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        self.down = nn.ModuleList(map(ConvPair, [3, *widths[:-2]], widths[:-1]))
+        self.pool = nn.MaxPool2d(2)
+        self.bottom = ConvPair(widths[-2], widths[-1])
+        narrowing = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(wide, slim, 2, stride=2) for wide, slim in narrowing)
+        self.up = nn.ModuleList(ConvPair(wide, slim) for wide, slim in narrowing)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores of shape (batch, classes, height, width)."""
+        x, skips = images, []
+        for pair in self.down:
+            x = pair(x)
+            skips.append(x)
+            x = self.pool(x)
+        x = self.bottom(x)
+        for grow, pair in zip(self.grow, self.up, strict=True):
+            x = pair(torch.cat([skips.pop(), grow(x)], dim=1))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+def unet(seed: int = 0, batch: int = 2, image: int = 32) -> Net:
+    """Return a U-Net with two levels."""
+    torch.manual_seed(seed)
+
+    def make_batch(index: int) -> tuple[Tensor, Tensor]:
+        source = torch.Generator().manual_seed(index)
+        images = torch.randn(batch, 3, image, image, generator=source)
+        return images, torch.randint(3, (batch, image, image), generator=source)
+
+    return Net(UNet(), make_batch, functional.cross_entropy)
+
+
+def _classifier(model: nn.Module, batch: int, image: int, classes: int) -> Net:
+    def make_batch(index: int) -> tuple[Tensor, Tensor]:
+        source = torch.Generator().manual_seed(index)
+        images = torch.randn(batch, 3, image, image, generator=source)
+        return images, torch.randint(classes, (batch,), generator=source)
+
+    return Net(model, make_batch, functional.cross_entropy)
+
+
+# ------------------------------------------------------------------ sequences
+
+
+class LstmClassifier(nn.Module):
+    """Embedding, LSTM layers, and a linear layer on the last step."""
+
+    def __init__(self, vocabulary: int, hidden: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, layers, batch_first=True, dropout=0.1)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return a score per sequence and class."""
+        states, _ = self.lstm(self.embedding(tokens))
+        scores: Tensor = self.head(states[:, -1])
+        return scores
+
+
+def lstm(seed: int = 0, batch: int = 4, length: int = 12) -> Net:
+    """Return a classifier of token sequences with two LSTM layers."""
+    torch.manual_seed(seed)
+
+    def make_batch(index: int) -> tuple[Tensor, Tensor]:
+        source = torch.Generator().manual_seed(index)
+        tokens = torch.randint(50, (batch, length), generator=source)
+        return tokens, torch.randint(5, (batch,), generator=source)
+
+    return Net(LstmClassifier(50, 32, 2, 5), make_batch, functional.cross_entropy)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with several heads."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the attended states, of the shape of `x`."""
+        batch, length, dim = x.shape
+        split = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return out
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.ln1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, heads)
+        self.ln2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the states after attention and feed-forward."""
+        x = x + self.attn(self.ln1(x))
+        return x + torch.as_tensor(self.mlp(self.ln2(x)))
+
+
+class Gpt(nn.Module):
+    """Token and position embeddings, blocks, and a score per position and token."""
+
+    def __init__(self, vocabulary: int, dim: int, heads: int, blocks: int, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, dim)
+        self.positions = nn.Embedding(length, dim)
+        self.blocks = nn.Sequential(*(Block(dim, heads) for _ in range(blocks)))
+        self.ln = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores of shape (batch * length, vocabulary)."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        scores: Tensor = self.head(self.ln(self.blocks(x)))
+        return scores.flatten(0, 1)
+
+
+def gpt(seed: int = 0, batch: int = 4, length: int = 16) -> Net:
+    """Return a transformer of 46 modules whose step is mostly overhead."""
+    torch.manual_seed(seed)
+
+    def make_batch(index: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(64, (batch, length + 1), generator=torch.Generator().manual_seed(index))
+        return tokens[:, :-1], tokens[:, 1:].flatten()
+
+    return Net(Gpt(64, 64, 4, 4, length), make_batch, functional.cross_entropy)
+
+
+BUILDERS: dict[str, Callable[[], Net]] = {
+    "alexnet": alexnet,
+    "vgg16": vgg16,
+    "resnet50": resnet50,
+    "unet": unet,
+    "lstm": lstm,
+    "gpt": gpt,
+}
+"""The six networks on which annot must not change a bit."""

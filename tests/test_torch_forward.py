@@ -1,0 +1,379 @@
+"""Forward ranges of PyTorch modules, as a real NVTX tool sees them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from captured import capture
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+from annot import emit_ranges  # noqa: E402
+
+Run = Callable[[nn.Module, Callable[[], object]], list[object]]
+
+
+@pytest.fixture
+def forward(tmp_path: Path) -> Run:
+    """Run a body inside `emit_ranges(model, backward=False)`; return the trees that were recorded."""
+
+    def run(model: nn.Module, body: Callable[[], object]) -> list[object]:
+        def inside() -> None:
+            with emit_ranges(model, backward=False):
+                body()
+
+        return capture(tmp_path, inside).trees
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After every test PyTorch is as it was."""
+    before = nn.Module.__call__, torch.autograd.Variable._execution_engine
+    yield
+    assert (nn.Module.__call__, torch.autograd.Variable._execution_engine) == before
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.act(self.fc(x)) * scale
+
+
+def test_ranges_carry_path_class_shape_and_dtype(tmp_path: Path) -> None:
+    """The text of a range names the layer as PyTorch does, its class, and what came in."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Block2d())
+
+    def body() -> None:
+        with emit_ranges(model):
+            model(torch.ones(2, 3, 8, 8))
+
+    assert capture(tmp_path, body).texts == [
+        "Forward Sequential [2,3,8,8]f32 |fwd",
+        "0 Conv2d [2,3,8,8]f32 |fwd",
+        "1 Block2d [2,4,6,6]f32 |fwd",
+        "1.norm BatchNorm2d [2,4,6,6]f32 |fwd",
+    ]
+
+
+class Block2d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+def test_shapes_can_be_left_out(tmp_path: Path) -> None:
+    """`shapes=False` leaves path and class."""
+    model = nn.Linear(3, 3)
+
+    def body() -> None:
+        with emit_ranges(model, shapes=False):
+            model(torch.ones(1, 3))
+            model(torch.ones(2, 3))
+
+    assert capture(tmp_path, body).texts == ["Forward Linear |fwd"] * 2
+
+
+def test_dtypes_of_all_arguments_are_said(tmp_path: Path) -> None:
+    """Tensors are found among positional and keyword arguments, and inside lists, tuples and dicts."""
+
+    class Many(nn.Module):
+        def forward(self, *args: object, **kwargs: object) -> int:
+            return 1
+
+    model = Many()
+    half, long = torch.ones(2, dtype=torch.bfloat16), torch.ones(1, 4, dtype=torch.int64)
+
+    def body() -> None:
+        with emit_ranges(model):
+            model(half, 3, "x", [long, (half,)], mask=torch.ones((), dtype=torch.bool), more={"a": long})
+            model(torch.nn.Parameter(half), None, other=long)
+            model(*[half] * 11)
+
+    assert capture(tmp_path, body).texts == [
+        "Forward Many [2]bf16 [1,4]i64 [2]bf16 []bool [1,4]i64 |fwd",
+        "Forward Many [2]bf16 [1,4]i64 |fwd",
+        "Forward Many " + "[2]bf16 " * 8 + "+3 |fwd",
+    ]
+
+
+def test_tensors_by_keyword_only(forward: Run) -> None:
+    """A module that gets its tensors by keyword has its range like any other."""
+    model = Block()
+    assert forward(model, lambda: model(scale=2.0, x=torch.ones(2, 3))) == [("Block>", "fc>", "act>")]
+
+
+@dataclass
+class Output:
+    value: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda t: (t, t), lambda t: {"a": t}, lambda t: Output(t), lambda t: [t, (t,)], lambda t: None],
+    ids=["tuple", "dict", "dataclass", "nested", "none"],
+)
+def test_outputs_of_any_kind(forward: Run, wrap: Callable[[torch.Tensor], object]) -> None:
+    """Whatever a module returns comes back as the same object."""
+    given: list[object] = []
+
+    class Wrapping(nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            given.append(wrap(x))
+            return given[-1]
+
+    model = Wrapping()
+    returned: list[object] = []
+    tree = forward(model, lambda: returned.append(model(torch.ones(2, requires_grad=True))))
+    assert tree == ["Wrapping>"]
+    assert returned[0] is given[0]
+
+
+def test_a_module_called_several_times(forward: Run) -> None:
+    """Every call is a range of its own, recursion included."""
+
+    class Repeat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+            return self(self.fc(self.fc(x)), depth - 1) if depth else x
+
+    model = Repeat()
+    tree = forward(model, lambda: model(torch.ones(1, 3)))
+    assert tree == [("Repeat>", "fc>", "fc>", ("Repeat>", "fc>", "fc>", "Repeat>"))]
+
+
+def test_a_module_under_two_parents(forward: Run) -> None:
+    """A shared module carries the path under which it is being called."""
+
+    class Branch(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.shared(x)
+
+    shared = nn.Sequential(nn.Linear(3, 3))
+    model = nn.ModuleDict({"left": Branch(shared), "right": Branch(shared)})
+
+    def body() -> None:
+        model["left"](torch.ones(1, 3))
+        model["right"](torch.ones(1, 3))
+        model["left"](torch.ones(1, 3))
+
+    left = ("left>", ("left.shared>", "left.shared.0>"))
+    right = ("right>", ("right.shared>", "right.shared.0>"))
+    assert forward(model, body) == [left, right, left]
+
+
+def test_exceptions_leave_no_range_open(forward: Run) -> None:
+    """An exception passes unchanged through every range, KeyboardInterrupt included."""
+
+    class Failing(nn.Module):
+        def forward(self, error: BaseException) -> None:
+            raise error
+
+    model = nn.Sequential(Failing())
+    errors = [ValueError("wrong"), KeyboardInterrupt(), SystemExit(3), StopIteration()]
+
+    def body() -> None:
+        for error in errors:
+            with pytest.raises(type(error)) as caught:
+                model(error)
+            assert caught.value is error
+
+    assert forward(model, body) == [("Sequential>", "0>")] * 4
+
+
+def test_user_hooks_run_and_may_fail(forward: Run) -> None:
+    """The user's own hooks see what they always saw, and their exceptions pass through."""
+    model = Block()
+    seen: list[str] = []
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("hook")
+
+    model.fc.register_forward_pre_hook(lambda *_: seen.append("pre"))
+    model.fc.register_forward_hook(lambda *_: seen.append("post"))
+    handle = model.act.register_forward_pre_hook(fail)
+
+    def body() -> None:
+        with pytest.raises(RuntimeError, match="hook"):
+            model(torch.ones(1, 3))
+        handle.remove()
+        model(torch.ones(1, 3))
+
+    assert forward(model, body) == [("Block>", "fc>", "act>")] * 2
+    assert seen == ["pre", "post"] * 2
+
+
+def test_modules_replaced_or_added_inside_the_block(forward: Run) -> None:
+    """A module that comes later is found under its path; one that belongs to no model has no range."""
+    model = nn.Sequential(Block())
+
+    def body() -> None:
+        model[0].fc = nn.Linear(3, 3)
+        model[0].act = nn.Sequential(nn.Tanh())
+        model(torch.ones(1, 3))
+        model.append(nn.Identity())
+        nn.Linear(3, 3)(torch.ones(1, 3))
+        model(torch.ones(1, 3))
+
+    first = ("0>", "0.fc>", ("0.act>", "0.act.0>"))
+    assert forward(model, body) == [("Sequential>", first), ("Sequential>", first, "1>")]
+
+
+def test_a_function_module_made_on_the_fly_has_no_range(forward: Run) -> None:
+    """A module made inside forward is no part of the model, and costs no memory."""
+
+    class OnTheFly(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.ReLU()(x)
+
+    model = OnTheFly()
+    assert forward(model, lambda: [model(torch.ones(1)) for _ in range(3)]) == ["OnTheFly>"] * 3
+
+
+def test_threads_have_ranges_of_their_own(tmp_path: Path) -> None:
+    """Each thread's calls nest on that thread."""
+    model = Block()
+    barrier = threading.Barrier(4)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(20):
+            model(torch.ones(1, 3))
+
+    def body() -> None:
+        with emit_ranges(model):
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    captured = capture(tmp_path, body)
+    assert captured.trees == [("Block>", "fc>", "act>")] * 80
+    assert len({one.thread for one in captured.ranges}) == 4
+
+
+def test_nested_blocks_give_one_range_a_call(forward: Run) -> None:
+    """An inner `emit_ranges` of the same model, or of a part of it, adds nothing; it takes nothing away either."""
+    model = nn.Sequential(Block())
+
+    def body() -> None:
+        with emit_ranges(model), emit_ranges(model[0]):
+            model(torch.ones(1, 3))
+        model(torch.ones(1, 3))
+
+    assert forward(model, body) == [("Sequential>", ("0>", "0.fc>", "0.act>"))] * 2
+
+
+def test_two_models_side_by_side(tmp_path: Path) -> None:
+    """Blocks of two models may overlap and end in any order."""
+    one, two = Block(), nn.Sequential(nn.Tanh())
+
+    def body() -> None:
+        first, second = emit_ranges(one), emit_ranges(two)
+        first.__enter__()
+        second.__enter__()
+        one(torch.ones(1, 3))
+        first.__exit__(None, None, None)
+        one(torch.ones(1, 3))
+        two(torch.ones(1, 3))
+        second.__exit__(None, None, None)
+        two(torch.ones(1, 3))
+
+    assert capture(tmp_path, body).trees == [("Block>", "fc>", "act>"), ("Sequential>", "0>")]
+
+
+def test_another_patch_of_call_may_leave_out_of_order(forward: Run) -> None:
+    """If somebody else has patched `Module.__call__` inside the block, theirs stays and ours goes silent."""
+    model = Block()
+    original = nn.Module.__call__
+    calls: list[nn.Module] = []
+
+    def body() -> None:
+        below = nn.Module.__call__
+
+        def theirs(self: nn.Module, *args: object, **kwargs: object) -> object:
+            calls.append(self)
+            return below(self, *args, **kwargs)
+
+        nn.Module.__call__ = theirs
+        model(torch.ones(1, 3))
+
+    try:
+        assert forward(model, body) == [("Block>", "fc>", "act>")]
+        assert nn.Module.__call__ is not original
+        model(torch.ones(1, 3))
+        assert len(calls) == 6
+    finally:
+        nn.Module.__call__ = original
+
+
+@pytest.mark.parametrize("model", [3, "model", nn.Module, None])
+def test_a_model_of_another_kind_is_refused(model: object) -> None:
+    """No PyTorch module: TypeError that says what is accepted and what came."""
+    with pytest.raises(TypeError, match=rf"expects a torch\.nn\.Module, got builtins\.{type(model).__name__}"):
+        emit_ranges(model)
+
+
+def test_without_a_tool_nothing_is_installed() -> None:
+    """No tool: `Module.__call__` and the engine stay what they are."""
+    model = Block()
+    before = nn.Module.__call__, torch.autograd.Variable._execution_engine
+    with emit_ranges(model):
+        assert (nn.Module.__call__, torch.autograd.Variable._execution_engine) == before
+
+
+def test_a_collected_module_frees_its_place(forward: Run) -> None:
+    """Modules are not kept alive, and a new module at an old address is not taken for the old one."""
+    model = nn.Sequential(nn.Identity())
+
+    def body() -> None:
+        for _ in range(200):
+            model[0] = nn.Sequential(nn.Identity())
+            model(torch.ones(1))
+
+    tree = ("Sequential>", ("0>", "0.0>"))
+    assert forward(model, body) == [tree] * 200
+
+
+def test_attention_keeps_its_fast_paths(forward: Run) -> None:
+    """TransformerEncoder and MultiheadAttention run the same fused kernels as without annot."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.ones(2, 3, 8)
+
+    def operations() -> list[str]:
+        with torch.inference_mode(), torch.profiler.profile() as profile:
+            model(x)
+            attention(x, x, x)
+        return [event.name for event in profile.events() if event.name.startswith("aten::")]
+
+    plain = operations()
+    seen: list[list[str]] = []
+    both = nn.ModuleList([model, attention])
+    forward(both, lambda: seen.append(operations()))
+    assert "aten::_transformer_encoder_layer_fwd" in plain
+    assert "aten::_native_multi_head_attention" in plain
+    assert seen == [plain]
