@@ -112,29 +112,34 @@ typedef struct {
     uint32_t generation; /* of the tool that saw the push; 0: none did */
 } Open;
 
-static __thread Open *open_ranges = NULL;
-static __thread uint32_t open_count = 0, open_capacity = 0;
-/* Ranges that are not shown for want of memory; their pops must close nothing else. */
-static __thread uint32_t hidden_count = 0;
+/* In one piece, because finding a variable of a thread costs as much as using it. */
+typedef struct {
+    Open *ranges;
+    uint32_t count, capacity;
+    uint32_t hidden; /* ranges that are not shown for want of memory; their pops must close nothing else */
+} Stack;
+
+static __thread Stack my_stack;
 static pthread_key_t free_at_thread_exit;
 
-static int make_room(void) {
-    uint32_t capacity = open_capacity ? 2 * open_capacity : 64;
-    Open *grown = realloc(open_ranges, capacity * sizeof *grown);
+static int make_room(Stack *stack) {
+    uint32_t capacity = stack->capacity ? 2 * stack->capacity : 64;
+    Open *grown = realloc(stack->ranges, capacity * sizeof *grown);
     if (!grown)
         return 0;
-    open_ranges = grown;
-    open_capacity = capacity;
+    stack->ranges = grown;
+    stack->capacity = capacity;
     pthread_setspecific(free_at_thread_exit, grown);
     return 1;
 }
 
 void annot_push(Event *event) {
-    if (hidden_count || (open_count == open_capacity && !make_room())) {
-        hidden_count++;
+    Stack *stack = &my_stack;
+    if (stack->hidden || (stack->count == stack->capacity && !make_room(stack))) {
+        stack->hidden++;
         return;
     }
-    Open *open = &open_ranges[open_count++];
+    Open *open = &stack->ranges[stack->count++];
     open->domain = event->domain;
     open->generation = generation;
     if (generation) {
@@ -146,13 +151,14 @@ void annot_push(Event *event) {
 }
 
 void annot_pop(void) {
-    if (hidden_count) {
-        hidden_count--;
+    Stack *stack = &my_stack;
+    if (stack->hidden) {
+        stack->hidden--;
         return;
     }
-    if (open_count == 0)
+    if (stack->count == 0)
         return;
-    Open *open = &open_ranges[--open_count];
+    Open *open = &stack->ranges[--stack->count];
     if (open->profiler)
         profiler_exit(open->profiler);
     if (open->generation && open->generation == generation)

@@ -146,7 +146,8 @@ static PyObject *events_of(PyObject *site, Cache *cache, PyObject *args, PyObjec
     key.length = 0;
     if (!cache->shapes && cache->last)
         return Py_NewRef(cache->last);
-    if (cache->shapes && !(add_value(&key, args, MAX_DEPTH + 1) && add_value(&key, kwargs, MAX_DEPTH + 1)))
+    if (cache->shapes && !(add_value(&key, args, MAX_DEPTH + 1) &&
+                           (PyDict_Size(kwargs) == 0 || add_value(&key, kwargs, MAX_DEPTH + 1))))
         return ask_twin(site, NULL, args, kwargs);
     size_t size = key.length * sizeof(int64_t);
     if (cache->last && cache->length == key.length && memcmp(cache->key, key.values, size) == 0)

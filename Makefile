@@ -1,0 +1,63 @@
+# The commands of this project; `make` lists them.
+#
+#   make demo PYTHON=python3.12         another interpreter
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+#                                       PyTorch without CUDA, some gigabytes less to download
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+SOURCES := pyproject.toml $(wildcard annot/native/*.c annot/native/*.h annot/native/*.py)
+PROFILE := build/alexnet.sqlite
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    profile AlexNet training on this machine and print its layer table"
+	@echo "make test    ruff, mypy and the whole test suite"
+	@echo "make lint    ruff and mypy alone"
+	@echo "make bench   what ranges cost, against the budgets (some minutes)"
+	@echo "make clean   remove $(VENV) and everything that was built"
+
+demo: $(VENV)/.installed
+	@mkdir -p $(dir $(PROFILE))
+	@echo "== profiling samples/alexnet.py with the embedded recorder"
+	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python samples/alexnet.py
+
+# What the C call path does, its Python twin must do too.
+test: lint
+	ANNOT_DISABLE_NATIVE=1 $(BIN)/pytest -q tests/test_emit.py tests/test_trace.py tests/test_loop.py tests/test_torch_*.py
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	MYPYPATH=tests:samples $(BIN)/mypy annot samples tests/nets.py tests/bench
+
+bench: $(VENV)/.dev
+	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests:samples $(BIN)/python $$bench || exit 1; done
+
+clean:
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info annot/native/*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PyTorch comes first: nothing that is installed later may then choose another build of it.
+$(VENV)/.torch:
+	@echo "== creating $(VENV) with $(TORCH)"
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "annot needs Python 3.11 or later")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q "pip>=25.1"
+	$(BIN)/python -m pip install --progress-bar on $(TORCH) "numpy>=2"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch $(SOURCES)
+	@echo "== installing annot"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+	@echo "== installing what the tests need"
+	$(BIN)/python -m pip install -q --group dev
+	@touch $@

@@ -1,0 +1,167 @@
+"""The tables that every later stage works on, whatever format a profile came from.
+
+Times are integer nanoseconds on one clock per file; they may be negative. `process` and `thread` are opaque
+numbers: equal means the same process or thread, and a thread number belongs to one process only. A column
+    that a format does not know is null.
+
+`meta` is a plain dictionary; every reader sets
+
+    source    str         the file, as the user named it
+    format    str         the reader's name, such as "nsys_sqlite"
+    producer  str         what wrote the file, with its version; empty if the file does not say
+    notes     list[str]   what was lost, cut or not understood: one sentence each, shown in every report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import polars as pl
+
+__all__ = ["COPIES", "KERNELS", "LAUNCHES", "MARKS", "METRICS", "RANGES", "Profile", "Schema", "conform"]
+
+Schema: TypeAlias = Mapping[str, type[pl.DataType]]
+
+RANGES: Final[Schema] = {
+    "id": pl.Int64,  # unique in the table; breaks ties between ranges that start and end together
+    "process": pl.Int64,
+    "thread": pl.Int64,  # where it began
+    "end_thread": pl.Int64,  # where it ended, if that is another thread; else null
+    "domain": pl.String,  # "" is NVTX's default domain
+    "category": pl.String,  # "" is none
+    "text": pl.String,
+    "kind": pl.String,  # "push": pushed and popped; "start": started and ended, which may cross others
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns; null: still open when the capture ended
+    "payload": pl.String,  # the number as decimal text, so that 64 bits stay exact
+    "color": pl.Int64,  # 0xAARRGGBB
+}
+"""Annotated stretches of host time."""
+
+MARKS: Final[Schema] = {
+    "process": pl.Int64,
+    "thread": pl.Int64,
+    "domain": pl.String,
+    "category": pl.String,
+    "text": pl.String,
+    "start": pl.Int64,  # ns
+}
+"""Annotated instants."""
+
+LAUNCHES: Final[Schema] = {
+    "process": pl.Int64,
+    "thread": pl.Int64,
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "correlation": pl.Int64,  # unique per process only
+    "name": pl.String,
+}
+"""API calls on the host that can lead to work on a device."""
+
+KERNELS: Final[Schema] = {
+    "process": pl.Int64,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "correlation": pl.Int64,  # null: the launch is not known
+    "name": pl.String,
+}
+"""Kernels on a device; also a CUDA graph that was traced as one piece."""
+
+COPIES: Final[Schema] = {
+    "process": pl.Int64,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "correlation": pl.Int64,
+    "kind": pl.String,  # "HtoD", "DtoH", "DtoD", ..., "memset"
+    "bytes": pl.Int64,
+}
+"""Copies and sets of memory by a device."""
+
+METRICS: Final[Schema] = {
+    "kernel": pl.Int64,  # row of the table of kernels, from 0
+    "name": pl.String,
+    "value": pl.Float64,
+    "unit": pl.String,
+}
+"""Hardware counters of single kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One recorded run as tables.
+
+    Args:
+        ranges: a row per range, as `RANGES`.
+        marks: a row per mark, as `MARKS`.
+        launches: a row per API call, as `LAUNCHES`.
+        kernels: a row per kernel, as `KERNELS`.
+        copies: a row per copy or set of memory, as `COPIES`.
+        metrics: a row per kernel and counter, as `METRICS`.
+        meta: where the profile comes from and what is wrong with it; the keys stand above.
+    """
+
+    ranges: pl.DataFrame
+    marks: pl.DataFrame
+    launches: pl.DataFrame
+    kernels: pl.DataFrame
+    copies: pl.DataFrame
+    metrics: pl.DataFrame
+    meta: dict[str, Any]
+
+    @classmethod
+    def build(
+        cls,
+        meta: dict[str, Any],
+        *,
+        ranges: pl.DataFrame | None = None,
+        marks: pl.DataFrame | None = None,
+        launches: pl.DataFrame | None = None,
+        kernels: pl.DataFrame | None = None,
+        copies: pl.DataFrame | None = None,
+        metrics: pl.DataFrame | None = None,
+    ) -> Profile:
+        """Return a profile of the given tables; what is not given is empty, what a table lacks is null.
+
+        Raises:
+            TypeError: a column is not of the type that its schema says.
+            ValueError: a table has a column that its schema does not know.
+
+        Example:
+            >>> kernel = {"process": 1, "start": 10, "end": 25, "correlation": 7, "name": "gemm"}
+            >>> profile = Profile.build({"source": "by hand"}, kernels=pl.DataFrame([kernel]))
+            >>> profile.kernels.columns
+            ['process', 'device', 'stream', 'start', 'end', 'correlation', 'name']
+            >>> profile.ranges.height
+            0
+        """
+        return cls(
+            conform(ranges, RANGES),
+            conform(marks, MARKS),
+            conform(launches, LAUNCHES),
+            conform(kernels, KERNELS),
+            conform(copies, COPIES),
+            conform(metrics, METRICS),
+            {"source": "", "format": "", "producer": "", "notes": []} | meta,
+        )
+
+
+def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:
+    """Return the table with exactly the columns of the schema, in its order; see `Profile.build`."""
+    if table is None:
+        return pl.DataFrame(schema=dict(schema))
+    unknown = [name for name in table.columns if name not in schema]
+    if unknown:
+        raise ValueError(f"columns must be among {', '.join(schema)}, got {', '.join(unknown)}")
+    for name, dtype in table.schema.items():
+        if dtype not in (schema[name], pl.Null):
+            raise TypeError(f"column {name} must be {schema[name].__name__}, got {dtype}")
+    return table.select(
+        pl.col(name).cast(dtype) if name in table.columns else pl.lit(None, dtype).alias(name)
+        for name, dtype in schema.items()
+    )

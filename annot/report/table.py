@@ -1,0 +1,215 @@
+"""A report on the terminal: a table that fits its width, and below it the totals and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from annot.report import Report
+from annot.report.tree import Line, layer_lines, other_lines
+from annot.report.units import Unit, count, duration, printable, share, unit_for
+
+__all__ = ["print_table"]
+
+_NARROW, _WIDE, _FULL = 76, 100, 120
+_LABEL: Final = 12  # columns left for names, at least
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of numbers: how to read it, and the width of the terminal from which it is shown."""
+
+    title: str
+    show: Callable[[Any], str]
+    least: int = 0
+
+
+def print_table(report: Report, console: Console) -> None:
+    """Print a report.
+
+    Args:
+        report: what to show.
+        console: where to; its width decides how many columns there are.
+    """
+    tables = _layers(report, console.width) if report.by == "layer" else _flat(report, console.width)
+    console.print(Group(*tables, *_totals(report.meta)))
+
+
+def _layers(report: Report, width: int) -> list[RenderableType]:
+    lines, others = layer_lines(report.rows), other_lines(report.rows)
+    time = report.time
+    unit = unit_for(report.rows[time])
+    phases = set().union(*(line.phases for line in lines))
+    columns = _layer_columns(report, unit, phases)
+    titles = {"gpu_ns": "GPU time", "host_ns": "Host time"}
+    heading = Text(f"{titles[time]} by layer, {unit.name}", style="bold")
+    gap = [None] if lines and others else []
+    rows = [*lines, *gap, *others]
+    shapes = [_shapes(line) if line else Text() for line in rows] if width >= _FULL else []
+    return [heading, _table("Layer", [_label(line) for line in rows], columns, rows, width, shapes)]
+
+
+def _layer_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[_Column]:
+    """The columns of the layer table; without layers there is no forward and backward."""
+    time, whole = report.time, report.meta[report.time]
+    host = unit_for(report.rows["host_ns"])
+
+    def timed(*phases: str) -> Callable[[Line], str]:
+        return lambda line: unit.show(line.get(time, *phases))
+
+    self_ns = time.replace("_ns", "_self_ns")
+    columns = [_Column(phase.capitalize(), timed(phase)) for phase in ("forward", "backward") if phase in phases]
+    columns += [
+        _Column("Total", timed(), _NARROW if phases else 0),
+        _Column("Self", lambda line: unit.show(line.get(self_ns)), _WIDE),
+        _Column("Share", lambda line: share(line.get(time), whole)),
+        _Column("Calls", lambda line: count(_calls(line))),
+    ]
+    if time == "gpu_ns":
+        columns += [
+            _Column("Kernels", lambda line: count(line.get("kernels") or None), _WIDE),
+            _Column(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), _NARROW),
+        ]
+    return columns
+
+
+def _calls(line: Line) -> int | None:
+    """How often a layer ran: its forward calls, if there are any."""
+    return line.get("calls", "forward") if "forward" in line.phases else line.get("calls")
+
+
+def _label(line: Line | None) -> Text:
+    if line is None:
+        return Text()
+    label = Text("  " * line.depth + printable(line.label))
+    return label.append(f" {printable(line.module)}", style="cyan") if line.module else label
+
+
+def _shapes(line: Line) -> Text:
+    more = f" (+{len(line.shapes) - 1})" if len(line.shapes) > 1 else ""
+    return Text(printable(line.shapes[0]) + more if line.shapes else "", style="dim")
+
+
+def _table(
+    title: str,
+    labels: Sequence[Text],
+    columns: Sequence[_Column],
+    rows: Sequence[Any],
+    width: int,
+    shapes: Sequence[Text] = (),
+) -> Table:
+    """A table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap."""
+    shown = [column for column in columns if width >= column.least]
+    cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
+    gap = 2 if width >= _NARROW else 1
+    widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
+    left = width - sum(widths) - gap * len(shown)
+    label = max(_LABEL, min(left, max((label.cell_len for label in labels), default=0)))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    table.add_column(title, no_wrap=True, overflow="ellipsis", width=label)
+    for column, wide in zip(shown, widths, strict=True):
+        table.add_column(column.title, justify="right", no_wrap=True, width=wide)
+    if any(shapes):
+        longest = max(text.cell_len for text in shapes)
+        table.add_column("Input", no_wrap=True, overflow="ellipsis", width=max(5, min(longest, left - label - gap)))
+    for number, row in enumerate(cells):
+        table.add_row(labels[number], *row, *([shapes[number]] if any(shapes) else []))
+    return table
+
+
+_NUMBERS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
+    "module": (
+        ("Phase", "phase", 0), ("Layers", "layers", _NARROW), ("Calls", "calls", 0), ("Total", "time", 0),
+        ("Self", "self", _NARROW), ("Share", "share", 0), ("Kernels", "kernels", _WIDE),
+    ),
+    "phase": (
+        ("Calls", "calls", 0), ("Host", "host_ns", 0), ("GPU", "gpu_ns", 0), ("Share", "share", 0),
+        ("Kernels", "kernels", _NARROW), ("Copies", "copies", _WIDE),
+    ),
+    "kernel": (
+        ("Calls", "calls", 0), ("Total", "gpu_ns", 0), ("Share", "share", 0), ("Mean", "mean_ns", _NARROW),
+        ("Min", "min_ns", _WIDE), ("Max", "max_ns", _WIDE), ("Layers", "layers", _NARROW),
+    ),
+    "step": (
+        ("Batch", "batch", _WIDE), ("Time", "host_ns", 0), ("Data", "data_ns", 0),
+        ("Forward", "forward_ns", 0), ("Backward", "backward_ns", 0), ("Optimizer", "optimizer_ns", _NARROW),
+        ("GPU", "gpu_ns", _NARROW),
+    ),
+}  # fmt: skip
+_NAMES: Final = {"module": "module", "phase": "phase", "kernel": "name", "step": "step"}
+
+
+def _flat(report: Report, width: int) -> list[RenderableType]:
+    """A table with a line per row; which numbers it has stands in `_NUMBERS`."""
+    times = [name for name in report.rows.columns if name.endswith("_ns") and name not in _OTHER_UNIT]
+    unit = unit_for(time for name in times for time in report.rows[name])
+    columns = [
+        _column(report, title, name, least, unit)
+        for title, name, least in _NUMBERS[report.by]
+        if name not in ("gpu_ns", "kernels", "copies") or report.time == "gpu_ns"
+    ]
+    heading = Text(f"Time by {report.by}, {unit.name}", style="bold")
+    if report.rows.is_empty():
+        return [heading, Text(_EMPTY[report.by], style="dim")]
+    labels = [Text(printable(str(name))) for name in report.rows[_NAMES[report.by]]]
+    return [heading, _table(report.by.capitalize(), labels, columns, report.rows.to_dicts(), width)]
+
+
+_EMPTY: Final = {
+    "module": "no range names a module class: use emit_ranges(model)",
+    "phase": "no ranges",
+    "kernel": "the profile has no device work",
+    "step": "no steps: use `for … in batches(loader)`",
+}
+
+
+_OTHER_UNIT: Final = ("start_ns", "mean_ns", "min_ns", "max_ns")
+
+
+def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> _Column:
+    time, whole = report.time, report.meta[report.time]
+    if name == "share":
+        return _Column(title, lambda row: share(row[time], whole), least)
+    column = {"time": time, "self": time.replace("_ns", "_self_ns")}.get(name, name)
+    if column in _OTHER_UNIT:  # far below the totals
+        unit = unit_for(report.rows[column])
+        title = f"{title} {unit.name}"
+    if column.endswith("_ns"):
+        return _Column(title, lambda row: unit.show(row[column]), least)
+    if column == "phase":
+        return _Column(title, lambda row: str(row[column]), least)
+    return _Column(title, lambda row: count(row[column]), least)
+
+
+def _totals(meta: dict[str, Any]) -> list[RenderableType]:
+    lines = [Text()]
+    if meta["kernels"] or meta["copies"]:
+        lines.append(Text(_device_line(meta)))
+    threads = "1 thread" if meta["threads"] == 1 else f"{meta['threads']} threads"
+    lines.append(Text(f"Host: {duration(meta['host_ns'])} in {meta['ranges']:,} ranges on {threads}"))
+    if meta["steps"]:
+        lines.append(Text(_step_line(meta)))
+    lines += [Text(f"Note: {printable(note)}", style="yellow") for note in meta["notes"]]
+    return list(lines)
+
+
+def _device_line(meta: dict[str, Any]) -> str:
+    whole = meta["gpu_ns"]
+    parts = [
+        f"{duration(meta[key])} {word} ({share(meta[key], whole) or '0.0%'})"
+        for key, word in (("attributed_gpu_ns", "in ranges"), ("unattributed_gpu_ns", "unattributed"))
+    ]
+    return f"GPU: {duration(whole)} = {parts[0]} + {parts[1]}"
+
+
+def _step_line(meta: dict[str, Any]) -> str:
+    spread = meta["step_ns"]
+    if meta["steps"] == 1:
+        return f"Steps: 1, {duration(spread['median'])}"
+    least, most = duration(spread["min"]), duration(spread["max"])
+    return f"Steps: {meta['steps']:,}, median {duration(spread['median'])}, {least} to {most}"

@@ -1,0 +1,114 @@
+"""The rows of a layer report as a tree: a layer stands under the layer that its path begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import polars as pl
+
+from annot.correlate import UNATTRIBUTED
+from annot.correlate.keys import BATCH, DATA, EPOCH
+
+__all__ = ["Line", "layer_lines", "other_lines"]
+
+_MODEL: Final = "(model)"
+_TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of the layer table.
+
+    Args:
+        label: what of the path the lines above do not say; a title for what is no layer.
+        module: class name, or empty.
+        depth: how far to indent.
+        phases: the rows of the report by phase.
+    """
+
+    label: str
+    module: str
+    depth: int = 0
+    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def get(self, column: str, *phases: str) -> int | None:
+        """Return the sum of a column over some phases (all if none is named); None if there is no row."""
+        rows = [row for phase, row in self.phases.items() if not phases or phase in phases]
+        return sum(row[column] for row in rows) if rows else None
+
+    @property
+    def shapes(self) -> list[str]:
+        """The shapes that came in, the most frequent first."""
+        return next((row["shapes"] for row in self.phases.values() if row["shapes"]), [])
+
+
+def layer_lines(rows: pl.DataFrame) -> list[Line]:
+    """Return the lines of the layers, parents before children, siblings in the order of the rows."""
+    lines: dict[tuple[str, str], Line] = {}
+    for row in rows.iter_rows(named=True):
+        if _is_layer(row):
+            key = (row["layer"], row["module"])
+            line = lines.setdefault(key, Line(row["layer"] or _MODEL, row["module"]))
+            line.phases[row["phase"]] = row
+    return list(_walk(lines, _children(list(lines)), None, 0))
+
+
+def other_lines(rows: pl.DataFrame) -> list[Line]:
+    """Return the lines of what is no layer: loops, optimizer, other ranges, unattributed work."""
+    others = (row for row in rows.iter_rows(named=True) if not _is_layer(row))
+    return [Line(_title(row), "", 0, {row["phase"]: row}) for row in others]
+
+
+def _is_layer(row: dict[str, Any]) -> bool:
+    return row["phase"] in ("forward", "backward") and bool(row["layer"] or row["module"])
+
+
+def _title(row: dict[str, Any]) -> str:
+    layer, module, phase = row["layer"], row["module"], row["phase"]
+    if layer in _TITLES:
+        return _TITLES[layer]
+    if not layer and phase != "other":
+        return " ".join(filter(None, [phase.capitalize(), module or "(all)"]))
+    return " ".join(filter(None, [layer, module]))
+
+
+_Key = tuple[str, str]
+
+
+def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
+    """What stands under each layer: what has its path and no longer one as a prefix."""
+    first: dict[str, _Key] = {}
+    models = 0
+    for key in keys:
+        first.setdefault(key[0], key)
+        models += not key[0]
+    children: dict[_Key | None, list[_Key]] = {}
+    for key in keys:
+        parent = next((first[path] for path in _prefixes(key[0]) if path in first), None)
+        if parent is not None and not parent[0] and models > 1:
+            parent = None  # a path alone does not tell of which model it is
+        children.setdefault(parent, []).append(key)
+    return children
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """Shorter paths, the longest first, down to the model itself."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _walk(
+    lines: dict[_Key, Line], children: dict[_Key | None, list[_Key]], parent: _Key | None, depth: int
+) -> Iterator[Line]:
+    pending = [(key, parent, depth) for key in reversed(children.get(parent, []))]
+    while pending:
+        key, above, depth = pending.pop()
+        line = lines[key]
+        line.depth = depth
+        if above is not None and above[0]:
+            line.label = key[0][len(above[0]) + 1 :]
+        yield line
+        pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

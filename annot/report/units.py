@@ -1,0 +1,74 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Unit", "count", "duration", "printable", "share", "unit_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of time: its name, its length in ns, and how many decimals to show."""
+
+    name: str
+    ns: int
+    decimals: int
+
+    def show(self, ns: int | None) -> str:
+        """Return a time without its unit, empty if there is none."""
+        return "" if ns is None else f"{ns / self.ns:,.{self.decimals}f}"
+
+
+_UNITS = (
+    (10_000_000_000, Unit("s", 10**9, 3)),
+    (1_000_000_000, Unit("ms", 10**6, 1)),
+    (100_000_000, Unit("ms", 10**6, 2)),
+    (1_000_000, Unit("ms", 10**6, 3)),
+    (0, Unit("µs", 10**3, 2)),
+)
+
+
+def unit_for(times: Iterable[int | None]) -> Unit:
+    """Return the unit in which all of the times (ns) read best in one column.
+
+    Example:
+        >>> unit_for([1_500_000, 20_000]).show(1_500_000)
+        '1.500'
+    """
+    longest = max((abs(time) for time in times if time is not None), default=0)
+    return next(unit for least, unit in _UNITS if longest >= least)
+
+
+def duration(ns: int) -> str:
+    """Return a time with its unit.
+
+    Example:
+        >>> duration(12_345_678)
+        '12.346 ms'
+    """
+    if not ns:
+        return "0"
+    unit = unit_for([ns])
+    return f"{unit.show(ns)} {unit.name}"
+
+
+def share(part: int | None, whole: int) -> str:
+    """Return a part as percentage of the whole, empty if either is missing."""
+    return "" if part is None or not whole else f"{100 * part / whole:.1f}%"
+
+
+def count(number: int | None) -> str:
+    """Return a number with thousands apart, empty if there is none."""
+    return "" if number is None else f"{number:,}"
+
+
+def printable(text: str) -> str:
+    r"""Return text that does nothing but appear: control characters are spelt out.
+
+    Example:
+        >>> printable("a\x1b[31m")
+        'a\\x1b[31m'
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,84 @@
+"""The report for programs: JSON by the contract, CSV, Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from sqlite_profile import training
+
+from annot.read import load
+from annot.report import GROUPINGS, Grouping, Report, files, report_on
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Two steps of a small network with kernels."""
+    return training(device=True).write(tmp_path / "run.sqlite")
+
+
+@pytest.fixture
+def report(source: Path) -> Report:
+    """Its layers."""
+    return report_on(load(source))
+
+
+def test_json_has_the_contract(report: Report, source: Path) -> None:
+    """One object with meta and layers, whose keys and exact sums are those of the design."""
+    data = json.loads(files.as_json(report))
+    meta, layers = data["meta"], data["layers"]
+    assert set(data) == {"meta", "layers"}
+    assert meta["source"] == str(source)
+    assert meta["attributed_gpu_ns"] + meta["unattributed_gpu_ns"] == meta["gpu_ns"]
+    assert sum(row["gpu_self_ns"] for row in layers) == meta["gpu_ns"]
+    assert sum(row["host_self_ns"] for row in layers) == meta["host_ns"]
+    assert meta["steps"] == 2
+    assert set(layers[0]) >= {
+        "layer", "module", "phase", "calls", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels", "shapes",
+    }  # fmt: skip
+    assert {row["phase"] for row in layers} == {"forward", "backward", "optimizer", "data", "other"}
+    assert next(row["shapes"] for row in layers if row["layer"] == "features.1") == [
+        "[16,64,55,55]f32", "[32,64,55,55]f32",
+    ]  # fmt: skip
+
+
+def test_json_is_ascii(tmp_path: Path, source: Path) -> None:
+    """Whatever the encoding of the output, JSON gets through: it has no other characters than ASCII."""
+    profile = training(device=False)
+    profile.range("Größe → ∞", 0, 1)
+    text = files.as_json(report_on(load(profile.write(tmp_path / "x"))))
+    assert text.isascii()
+    assert "Größe → ∞" in {row["layer"] for row in json.loads(text)["layers"]}
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_json_of_every_grouping(source: Path, by: Grouping) -> None:
+    """The list of rows is named by what the rows are."""
+    data = json.loads(files.as_json(report_on(load(source), by=by)))
+    assert set(data) == {"meta", f"{by}s"}
+    assert data[f"{by}s"]
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_csv_reads_back(source: Path, by: Grouping) -> None:
+    """CSV has a header and the rows; lists become text."""
+    report = report_on(load(source), by=by)
+    back = pl.read_csv(io.StringIO(files.as_csv(report)), infer_schema_length=None)
+    assert back.columns == report.rows.columns
+    assert back.height == report.rows.height
+
+
+def test_csv_joins_shapes(report: Report) -> None:
+    """The shapes of a layer stand in one field."""
+    line = next(line for line in files.as_csv(report).splitlines() if line.startswith("features.1,ReLU,forward"))
+    assert line.endswith('"[16,64,55,55]f32; [32,64,55,55]f32"')
+
+
+def test_parquet_reads_back(report: Report) -> None:
+    """Parquet keeps types and lists, and carries the totals."""
+    content = files.as_parquet(report)
+    assert pl.read_parquet(io.BytesIO(content)).equals(report.rows)
+    assert json.loads(pl.read_parquet_metadata(io.BytesIO(content))["annot"])["steps"] == 2
