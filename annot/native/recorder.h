@@ -1,0 +1,124 @@
+/* What the parts of the recorder share: the records of its file, and room for them. */
+#ifndef ANNOT_RECORDER_H
+#define ANNOT_RECORDER_H
+
+#include <limits.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define PAGE 4096u
+#define MAX_TEXT 65535u
+#define MAX_DOMAIN 65535u
+#define TEXT_ROOM 31u /* bytes of text in a TEXT record, after its kind */
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+enum kind {
+    NONE, CHUNK, THREAD, LEVEL, TEXT, PUSH, POP, STRAY_POP, START, END, MARK, EXTRA,
+    STRING, DOMAIN_NAME, DOMAIN_END, CATEGORY, THREAD_NAME,
+};
+enum flag { HAS_COLOR = 0x08, HAS_TEXT = 0x10, HAS_EXTRA = 0x20, GAP = 0x40 }; /* the low three bits: payload type */
+
+typedef struct record {
+    uint8_t kind, flags;
+    uint16_t domain;
+    uint32_t text; /* HAS_TEXT: its length in bytes, it follows in TEXT records; else the id of a STRING, or 0 */
+    uint64_t time;
+    uint32_t category, color;
+    uint64_t payload;
+} record;
+
+/* The first page of the file. */
+typedef struct header {
+    char magic[8];
+    uint32_t version, pid;
+    uint64_t started, started_utc, stopped; /* ns; the first and last on the monotonic clock */
+    uint64_t lost_events, lost_names;
+    char program[PATH_MAX / 2];
+} header;
+
+typedef struct chunk {
+    record *base, *next, *end;
+    struct chunk *link;
+} chunk;
+
+typedef struct depth {
+    uint32_t level, floor; /* open ranges of a domain, and the fewest there were while events were being lost */
+} depth;
+
+typedef struct thread {
+    record *next, *end;
+    uint32_t session, domains;
+    depth *depths;
+    chunk *chunk;
+    uint32_t patience, sections, serial;
+    int32_t id;
+    int gap;
+    struct thread *before, *after;
+} thread;
+
+extern pthread_mutex_t mutex; /* guards all that is declared here but `active`, which is also read without it */
+extern uint32_t active; /* number of the session that records, 0 if none does */
+extern __thread thread *mine;
+
+/* recorder_file.c; all with the mutex held, but `lost` and `now` */
+uint64_t now(void); /* ns on the monotonic clock */
+void put_text(record *r, const char *text, uint32_t length);
+int have_file(const char *folder); /* returns an errno */
+void leave_file(int inherited); /* the next `have_file` makes a new one */
+int map_chunk(chunk *c, size_t bytes); /* returns 0 if there is no space */
+void unmap_chunk(chunk *c);
+void lost(void);
+void write_definitions(void);
+uint32_t find_domain(const char *name, uint32_t length); /* returns 0 if there is none */
+/* Returns the id of the definition, counted from 1; 0 if there is no memory. */
+uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread, const char *text, uint32_t length);
+void adopt_definitions(int32_t thread); /* those of a parent process */
+
+/* recorder_thread.c */
+int start_session(const char *folder, int must_open); /* returns an errno */
+void stop_session(void);
+thread *enter(void);
+depth *deeper(thread *t, uint32_t domain);
+record *more_room(thread *t, uint32_t slots);
+
+static inline void publish(record *r, enum kind kind)
+{
+    __atomic_store_n(&r->kind, (uint8_t)kind, __ATOMIC_RELEASE);
+}
+
+static inline uint32_t text_records(uint32_t length)
+{
+    return (length + TEXT_ROOM - 1) / TEXT_ROOM;
+}
+
+static inline size_t page_up(size_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+/* Returns NULL if there is no memory. */
+static inline thread *self(void)
+{
+    thread *t = mine;
+    return UNLIKELY(!t) ? enter() : t;
+}
+
+/* Returns NULL if there is no memory. */
+static inline depth *depth_of(thread *t, uint32_t domain)
+{
+    return UNLIKELY(domain >= t->domains) ? deeper(t, domain) : t->depths + domain;
+}
+
+/* Returns where the next records of this thread go; NULL if nothing records, or they are lost. */
+static inline record *room(thread *t, uint32_t slots)
+{
+    record *r = t->next;
+    if (UNLIKELY(t->session != __atomic_load_n(&active, __ATOMIC_RELAXED) || t->end - r < (ptrdiff_t)slots))
+        return more_room(t, slots);
+    t->next = r + slots;
+    return r;
+}
+
+#endif

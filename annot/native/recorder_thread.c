@@ -1,0 +1,274 @@
+/* The recorder's threads: each owns a chunk of the file and fills it; sessions and forks come between.
+ *
+ * Only its owner ever unmaps a chunk, so that stopping cannot pull it away from under a thread that is writing. */
+#define _GNU_SOURCE
+#include "recorder.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define RETRY_AFTER 1024 /* events lost before space is asked for again */
+#define WORTH_KEEPING 8 /* records of room that make the rest of a chunk worth giving to another thread */
+
+uint32_t active;
+__thread thread *mine;
+
+static uint32_t sessions, threads_seen;
+static char directory[PATH_MAX];
+static thread *threads;
+static chunk *spare;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t exit_key;
+
+static void drop_spare(void)
+{
+    while (spare) {
+        chunk *c = spare;
+        spare = c->link;
+        unmap_chunk(c);
+        free(c);
+    }
+}
+
+static void give_up_chunk(thread *t)
+{
+    chunk *c = t->chunk;
+    if (!c)
+        return;
+    c->next = t->next;
+    t->chunk = NULL;
+    t->next = t->end = NULL;
+    if (t->session == active && c->end - c->next >= WORTH_KEEPING) {
+        c->link = spare;
+        spare = c;
+        return;
+    }
+    unmap_chunk(c);
+    free(c);
+}
+
+/* Short threads share chunks; a thread that goes on gets larger ones. */
+static chunk *new_chunk(const thread *t, uint32_t slots)
+{
+    chunk **from = &spare;
+    for (int looked = 0; *from && t->sections == 0 && looked < 8; from = &(*from)->link, looked++)
+        if ((*from)->end - (*from)->next >= (ptrdiff_t)slots) {
+            chunk *c = *from;
+            *from = c->link;
+            return c;
+        }
+    size_t bytes = t->sections == 0 ? 2 * PAGE : t->sections == 1 ? 16 * PAGE : 64 * PAGE;
+    size_t needed = page_up((slots + 1) * sizeof(record));
+    chunk *c = malloc(sizeof *c);
+    if (c && map_chunk(c, needed > bytes ? needed : bytes))
+        return c;
+    free(c);
+    return NULL;
+}
+
+static uint32_t open_domains(const thread *t)
+{
+    uint32_t count = 0;
+    for (uint32_t d = 0; d < t->domains; d++)
+        count += t->depths[d].level != 0;
+    return count;
+}
+
+/* A section tells whose the records after it are and how deep it is nested, so that each can be read alone. */
+static void begin_section(thread *t)
+{
+    record *r = t->next;
+    char name[16] = "";
+    if (t->sections == 0)
+        prctl(PR_GET_NAME, name);
+    uint32_t length = (uint32_t)strnlen(name, sizeof name);
+    put_text(r + 1, name, length);
+    t->next += 1 + text_records(length);
+    for (uint32_t d = 0; d < t->domains; d++)
+        if (t->depths[d].level) {
+            record *level = t->next++;
+            level->domain = (uint16_t)d;
+            level->text = t->gap ? t->depths[d].floor : t->depths[d].level;
+            level->category = t->depths[d].level;
+            publish(level, LEVEL);
+        }
+    r->flags = t->gap ? GAP | HAS_TEXT : HAS_TEXT;
+    r->text = length;
+    r->time = now();
+    r->category = t->serial;
+    r->color = t->sections++;
+    r->payload = (uint64_t)t->id;
+    publish(r, THREAD);
+    t->gap = 0;
+}
+
+static record *take(thread *t, uint32_t slots)
+{
+    if (t->session != active)
+        t->sections = 0, t->gap = 0;
+    give_up_chunk(t);
+    t->session = active;
+    if (have_file(directory))
+        return NULL;
+    write_definitions();
+    t->chunk = new_chunk(t, slots + 2 + open_domains(t));
+    if (!t->chunk)
+        return NULL;
+    t->next = t->chunk->next;
+    t->end = t->chunk->end;
+    begin_section(t);
+    record *r = t->next;
+    t->next += slots;
+    return r;
+}
+
+static void leave(void *self)
+{
+    thread *t = self;
+    pthread_mutex_lock(&mutex);
+    give_up_chunk(t);
+    *(t->before ? &t->before->after : &threads) = t->after;
+    if (t->after)
+        t->after->before = t->before;
+    pthread_mutex_unlock(&mutex);
+    mine = NULL;
+    free(t->depths);
+    free(t);
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&mutex);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&mutex);
+}
+
+/* The child shares the parent's mappings, and must not write to them; its own file is made at its first event. */
+static void in_child(void)
+{
+    for (thread *t = threads, *after; t; t = after) {
+        after = t->after;
+        if (t->chunk)
+            unmap_chunk(t->chunk);
+        free(t->chunk);
+        if (t != mine)
+            free(t); /* but not its depths: it may have been moving them */
+    }
+    threads = mine;
+    if (mine) {
+        mine->before = mine->after = NULL;
+        mine->chunk = NULL;
+        mine->next = mine->end = NULL;
+        mine->session = 0;
+        mine->gap = 0;
+        mine->id = (int32_t)syscall(SYS_gettid);
+    }
+    drop_spare();
+    leave_file(1);
+    adopt_definitions((int32_t)getpid());
+    if (active)
+        active = ++sessions;
+    pthread_mutex_init(&mutex, NULL);
+}
+
+static void set_up(void)
+{
+    pthread_key_create(&exit_key, leave);
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+__attribute__((cold, noinline)) thread *enter(void)
+{
+    thread *t = calloc(1, sizeof *t);
+    if (!t)
+        return NULL;
+    pthread_once(&once, set_up);
+    t->id = (int32_t)syscall(SYS_gettid);
+    pthread_mutex_lock(&mutex);
+    t->serial = ++threads_seen;
+    t->after = threads;
+    if (threads)
+        threads->before = t;
+    threads = t;
+    pthread_mutex_unlock(&mutex);
+    pthread_setspecific(exit_key, t);
+    return mine = t;
+}
+
+__attribute__((cold, noinline)) depth *deeper(thread *t, uint32_t domain)
+{
+    uint32_t domains = (domain + 8) / 8 * 8;
+    depth *depths = realloc(t->depths, domains * sizeof *depths);
+    if (!depths)
+        return NULL;
+    memset(depths + t->domains, 0, (domains - t->domains) * sizeof *depths);
+    t->depths = depths;
+    t->domains = domains;
+    return depths + domain;
+}
+
+static void lose(thread *t)
+{
+    if (!t->gap)
+        for (uint32_t d = 0; d < t->domains; d++)
+            t->depths[d].floor = t->depths[d].level;
+    t->gap = 1;
+    lost();
+}
+
+__attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots)
+{
+    uint32_t session = __atomic_load_n(&active, __ATOMIC_ACQUIRE);
+    if (!session)
+        return NULL;
+    record *r = NULL;
+    if (t->session == session && t->patience)
+        t->patience--;
+    else {
+        pthread_mutex_lock(&mutex);
+        r = active ? take(t, slots) : NULL;
+        pthread_mutex_unlock(&mutex);
+        t->patience = r ? 0 : RETRY_AFTER;
+    }
+    if (!r)
+        lose(t);
+    return r;
+}
+
+int start_session(const char *folder, int must_open)
+{
+    pthread_once(&once, set_up);
+    char *path = realpath(folder, NULL);
+    int error = !path || strlen(path) >= sizeof directory ? (path ? ENAMETOOLONG : errno) : 0;
+    pthread_mutex_lock(&mutex);
+    if (active)
+        error = EALREADY;
+    if (!error) {
+        strcpy(directory, path);
+        leave_file(0);
+        error = have_file(directory);
+        if (!error || !must_open)
+            __atomic_store_n(&active, ++sessions, __ATOMIC_RELEASE);
+        if (!error)
+            write_definitions();
+    }
+    pthread_mutex_unlock(&mutex);
+    free(path);
+    return error;
+}
+
+void stop_session(void)
+{
+    pthread_mutex_lock(&mutex);
+    __atomic_store_n(&active, 0, __ATOMIC_RELEASE);
+    drop_spare();
+    leave_file(0);
+    pthread_mutex_unlock(&mutex);
+}

@@ -1,0 +1,121 @@
+"""Recording a small C program that makes the NVTX calls it is told to, for the tests of the recorder."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from annot import native
+from annot.collect.export import Recording, assemble
+
+SOURCE = Path(__file__).with_name("recorder_client.c")
+NAMES = {33: "category", 34: "mark", 39: "thread", 59: "push", 60: "start", 75: "domain", 76: "domain end"}
+PAYLOADS = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")
+
+
+def nvtx_headers() -> list[Path]:
+    """Return the folders in which the package nvidia-nvtx keeps its headers."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec else None
+    return [header.parent.parent for root in roots or [] for header in Path(root).glob("*/include/nvtx3/nvToolsExt.h")]
+
+
+@functools.cache
+def client() -> str:
+    """Compile the program; skip the test where that cannot be done."""
+    headers = nvtx_headers()
+    if not shutil.which("gcc") or not headers:
+        pytest.skip("needs gcc and the headers of nvidia-nvtx")
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program = f"{folder}/client"
+    includes = [f"-I{path}" for path in headers]
+    subprocess.run(["gcc", "-O2", "-pthread", *includes, str(SOURCE), "-o", program, "-ldl"], check=True)
+    return program
+
+
+def recorder() -> str:
+    """Return the recorder's path; skip the test where it was not built."""
+    library = native.recorder_library()
+    if library is None:
+        pytest.skip("the recorder was not built")
+    return str(library)
+
+
+def environment(parts: Path | None) -> dict[str, str]:
+    """Return the environment of a process that is recorded; without `parts`, the recorder is loaded and idle."""
+    environ = {**os.environ, "NVTX_INJECTION64_PATH": recorder()}
+    environ.pop("ANNOT_RECORD_DIR", None)
+    if parts is not None:
+        parts.mkdir(exist_ok=True)
+        environ["ANNOT_RECORD_DIR"] = str(parts)
+    return environ
+
+
+def run(parts: Path | None, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program with the recorder."""
+    command = [client(), *map(str, words)]
+    return subprocess.run(
+        command, env=environment(parts), capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of NVTX_EVENTS with its names spelt out."""
+
+    kind: str
+    text: str | None
+    start: int
+    end: int | None
+    domain: str
+    category: int | None
+    color: int | None
+    payload: dict[str, Any]
+    pid: int
+    thread: int
+    end_thread: int | None
+    range: int | None
+
+
+def rows(path: Path, *kinds: str) -> list[Row]:
+    """Return the events of a profile, of some kinds if those are given, by start."""
+    with sqlite3.connect(path) as connection:
+        connection.row_factory = sqlite3.Row
+        names = {
+            (row["globalTid"] >> 24, row["domainId"]): row["text"]
+            for row in connection.execute("SELECT * FROM NVTX_EVENTS WHERE eventType = 75")
+        }
+        found = connection.execute(
+            "SELECT *, coalesce(value, text) AS name FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id ORDER BY start"
+        ).fetchall()
+    connection.close()
+    made = [
+        Row(
+            NAMES[row["eventType"]], row["name"], row["start"], row["end"],
+            names.get((row["globalTid"] >> 24, row["domainId"]), str(row["domainId"])),
+            row["category"], row["color"], {name: row[name] for name in PAYLOADS if row[name] is not None},
+            row["globalTid"] >> 24 & 0xFFFFFF, row["globalTid"], row["endGlobalTid"], row["rangeId"],
+        )
+        for row in found
+    ]  # fmt: skip
+    return [row for row in made if not kinds or row.kind in kinds]
+
+
+def record_client(folder: Path, *words: object) -> tuple[list[Row], Recording]:
+    """Run the program recorded, and return the events and what the recording came to."""
+    result = run(folder / "parts", *words)
+    assert result.returncode == 0, result.stderr
+    recording = assemble(folder / "parts", folder / "out.sqlite")
+    return rows(folder / "out.sqlite"), recording
