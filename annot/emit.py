@@ -32,6 +32,9 @@ __all__ = [
     "release",
     "room_for_texts",
     "start",
+    "texts",
+    "warn_once",
+    "wrapper",
 ]
 
 DOMAIN: Final = "annot"
@@ -58,7 +61,7 @@ _disabled = _switched("ANNOT_DISABLE") or _switched("NVTX_DISABLE")
 _forced = _switched("ANNOT_ENABLE")
 _recording = False
 _connected = False
-_events: dict[tuple[object, ...], Any] = {}
+_events: dict[tuple[str, str, str | None, str | int | None, float | None], Any] = {}
 _categories: dict[tuple[str, str], int] = {}
 
 
@@ -382,6 +385,11 @@ def event(
 def room_for_texts(count: int = 1) -> bool:
     """Return whether that many further texts may still be registered."""
     return len(_events) + count <= MAX_TEXTS
+
+
+def texts() -> dict[str, str]:
+    """Return the texts of all ranges that were prepared so far and are kept, each with its domain."""
+    return {text: domain for text, domain, *_ in _events}
 
 
 @functools.cache

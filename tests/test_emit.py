@@ -123,7 +123,7 @@ with warnings.catch_warnings(record=True) as caught:
         layer(Tensor(n))
     for n in range(100):
         with annot.trace(f"message {n}"): pass
-print(len(emit._events) <= emit.MAX_TEXTS + 1, len(caught))  # one more: the layer without shapes
+print(len(emit.texts()) <= emit.MAX_TEXTS + 1, len(caught))  # one more: the layer without shapes
 """
     bounded, warnings = run(code).split()
     assert bounded == "True"
@@ -146,7 +146,7 @@ with warnings.catch_warnings(record=True) as caught:
             model(torch.ones(n))
         (site,) = ranges._INSTALLED._sites.by_id.values()
         assert len(site.events) <= 30, len(site.events)
-        assert len(emit._events) <= 52, len(emit._events)
+        assert len(emit.texts()) <= 52, len(emit.texts())
 assert len(caught) == 1, caught
 assert "shapes" in str(caught[0].message)
 """

@@ -1,0 +1,54 @@
+"""Show what is installed, what would be recorded, and why ranges would be missing.
+
+Exit status 0 if `annot run` records ranges here, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from annot.collect.checks import Check
+
+__all__ = ["add_arguments", "run"]
+
+_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `annot doctor` accepts."""
+    from annot.collect import COLLECTORS
+
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
+    parser.add_argument(
+        "--collector", choices=COLLECTORS, default="auto", help="try this one (default: what annot run takes)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the checks; return whether one of them is a problem."""
+    from annot.collect.checks import examine
+
+    checks = examine(args.collector)
+    if args.format == "json":
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        _print_table(checks)
+    return int(any(check.state == "problem" for check in checks))
+
+
+def _print_table(checks: list[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for check in checks:
+        text = Text(check.text)
+        if check.mend:
+            text.append(f"\n→ {check.mend}", style="bold")
+        table.add_row(Text(check.state, style=_STYLES[check.state]), Text(check.name), text)
+    Console().print(table)

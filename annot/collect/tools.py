@@ -1,0 +1,167 @@
+"""What this machine has to collect with: Nsight Systems, the GPU driver, packages of an interpreter."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Nsys", "find_nsys", "has_gpu_driver", "loses_nvtx_package", "nvtx_version_of", "python_of"]
+
+_ANSWER_SECONDS = 60
+# Neither libcuda.so.1 nor /dev/nvidiactl is a sign: Debian installs the one along with Nsight Systems, and that
+# makes the other. The last two are those of WSL and Jetson.
+_DRIVER_SIGNS = ("/proc/driver/nvidia", "/dev/dxg", "/dev/nvhost-gpu")
+_USUAL_PLACES = (
+    "opt/nvidia/nsight-systems/*/bin/nsys",
+    "opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+    "opt/nvidia/nsight-systems-cli/*/bin/nsys",
+    "opt/nvidia/nsight-systems-cli/*/target-linux-*/nsys",
+    "usr/local/cuda*/bin/nsys",
+    "usr/lib/nsight-systems/bin/nsys",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Nsys:
+    """An Nsight Systems that answers."""
+
+    path: Path
+    """The command, as found."""
+    version: tuple[int, ...]
+    """Year, minor, patch; empty if its answer held none."""
+
+    @property
+    def version_text(self) -> str:
+        """The version as NVIDIA writes it."""
+        return ".".join(map(str, self.version)) or "of unknown version"
+
+    @property
+    def knows_domain_is_enabled(self) -> bool:
+        """Whether it implements nvtxDomainIsEnabled, which 2022.4 and 2023.4 were seen not to do."""
+        return self.version >= (2024,)
+
+    @property
+    def imports_by_itself(self) -> bool:
+        """Whether `nsys profile` finds its importer, and so leaves a report instead of a ``.qdstrm`` file."""
+        return any(folder.is_dir() for folder in self._host_folders_beside())
+
+    def importer(self) -> Path | None:
+        """Return its QdstrmImporter, or None if the part that holds it is not installed."""
+        packaged = sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*"))
+        for folder in [*self._host_folders_beside(), *packaged]:
+            if os.access(folder / "QdstrmImporter", os.X_OK):
+                return folder / "QdstrmImporter"
+        return None
+
+    def link_command(self) -> str | None:
+        """Return the shell command that lets `nsys profile` import by itself, None if no link does."""
+        importer = self.importer()
+        if importer is None or self.imports_by_itself:
+            return None
+        return f"sudo ln -s {importer.parent} {self.path.resolve().parent.parent / importer.parent.name}"
+
+    def _host_folders_beside(self) -> list[Path]:
+        return sorted(self.path.resolve().parent.parent.glob("host-linux-*"))
+
+
+def find_nsys(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Nsys | None:
+    """Find an Nsight Systems that answers: on PATH, then in the usual folders.
+
+    Args:
+        environ: read for ``PATH``, and for ``ANNOT_NSYS``, which names the only one to try.
+        root: where the usual folders are looked for.
+    """
+    for path in _candidates(environ, root):
+        answer = _ask([str(path), "--version"])
+        if answer is not None:
+            return Nsys(path, parse_version(answer))
+    return None
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return year, minor and patch from the answer of ``nsys --version``.
+
+    Example:
+        >>> parse_version("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
+        (2022, 4, 2)
+    """
+    found = re.search(r"\b(20\d\d)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+
+
+def has_gpu_driver() -> bool:
+    """Return whether an NVIDIA driver is on this machine."""
+    return any(map(os.path.exists, _DRIVER_SIGNS))
+
+
+def python_of(command: str) -> Path | None:
+    """Return the Python interpreter that `command` is or names in its first line, None if there is none."""
+    found = shutil.which(command)
+    if found is None:
+        return None
+    if _is_python(Path(found).name):
+        return Path(found)
+    try:
+        with open(found, "rb") as file:
+            first = file.readline(512)
+    except OSError:
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    for word in first[2:].decode("utf-8", "replace").split():
+        if _is_python(Path(word).name):
+            return Path(shutil.which(word) or word)
+    return None
+
+
+def nvtx_version_of(python: Path) -> str | None:
+    """Return the version of the `nvtx` package that an interpreter would import, None if it has none."""
+    if python == Path(sys.executable):
+        try:
+            return importlib.metadata.version("nvtx")
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    return _ask([str(python), "-c", "import importlib.metadata as m; print(m.version('nvtx'))"])
+
+
+def loses_nvtx_package(nsys: Nsys, nvtx_version: str | None) -> bool:
+    """Return whether ranges that go through this `nvtx` package do not reach this Nsight Systems.
+
+    From 0.2.12 on the package asks nvtxDomainIsEnabled first, and takes a tool without an answer for a no.
+    """
+    if nvtx_version is None or nsys.knows_domain_is_enabled:
+        return False
+    return tuple(int(number) for number in re.findall(r"\d+", nvtx_version)[:3]) >= (0, 2, 12)
+
+
+def _candidates(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
+    if environ.get("ANNOT_NSYS"):
+        yield Path(environ["ANNOT_NSYS"])
+        return
+    on_path = shutil.which("nsys", path=environ.get("PATH", os.defpath))
+    if on_path:
+        yield Path(on_path)
+    for pattern in _USUAL_PLACES:
+        yield from sorted(root.glob(pattern), key=lambda path: parse_version(str(path)), reverse=True)
+
+
+def _ask(command: list[str]) -> str | None:
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _is_python(name: str) -> bool:
+    return re.fullmatch(r"(python|pypy)\d*(\.\d+)*t?", name) is not None
