@@ -14,7 +14,7 @@ from annot.trace import mark, trace
 if TYPE_CHECKING:
     from annot.correlate import correlate
     from annot.read import load
-    from annot.record import record
+    from annot.recording import record
 
 __all__ = [
     "AnnotError",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # The read wing brings polars, which a training script has no use for: loaded when it is first asked for.
-_LAZY = {"correlate": "annot.correlate", "load": "annot.read", "record": "annot.record"}
+_LAZY = {"correlate": "annot.correlate", "load": "annot.read", "record": "annot.recording"}
 
 
 def __getattr__(name: str) -> Any:

@@ -123,7 +123,7 @@ class PackageEvent:
 
 
 class PackageClient:
-    """The client on top of the `nvtx` package, 0.2.10 or later."""
+    """The client on top of the `nvtx` package, 0.2.11 or later."""
 
     Event = PackageEvent
 

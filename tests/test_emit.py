@@ -209,3 +209,13 @@ for name in ("decorated", "0 Linear [1,2]f32 |fwd", "0 Linear [1,2]f32 |bwd", "B
         "1 Backward |bwd",
         "2 Data |data",
     ]
+
+
+def test_public_names_are_functions_whatever_was_imported_before() -> None:
+    """Modules that share a name with a public function do not take its place."""
+    code = """
+import annot.correlate, annot.trace, annot.recording, annot.read, annot.cli.report
+import annot
+print(*[callable(getattr(annot, name)) for name in annot.__all__ if name != "AnnotError"])
+"""
+    assert set(run(code).split()) == {"True"}

@@ -58,7 +58,7 @@ def test_every_form_in_the_default_domain(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["push", "push-wide", "push-registered", "push-registered-w"])
 def test_texts(tmp_path: Path, form: str) -> None:
     """Empty, non-ASCII and long texts, registered or not, arrive as they were."""
-    texts = ["", "ascii", "é", "层 🔥", "x" * 30, "y" * 31, "z" * 32, "層" * 700, "it's \"quoted\"\n\ttoo"]
+    texts = ["", "ascii", "é", "层 🔥", "x" * 30, "y" * 31, "z" * 32, "層" * 700, 'it\'s "quoted"\n\ttoo']
     rows, _ = record_client(tmp_path, "domain", "d", *[word for text in texts for word in (form, text, "pop")])
     assert [row.text for row in rows if row.kind == "push"] == texts
 

@@ -69,7 +69,8 @@ for name in ("one", "two"):
         assert texts(tmp_path / f"{name}.sqlite") == [(f"annot {name}", "annot"), (f"nvtx {name}", "0")]
 
 
-def test_too_early_first_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("disabled", ["0", "1"])
+def test_too_early_first_call(tmp_path: Path, disabled: str) -> None:
     """If the nvtx package decided before the block that there is no tool, a warning says what is not seen."""
     result = python(tmp_path, """
 import nvtx
@@ -78,10 +79,32 @@ with nvtx.annotate("early"):
 from annot import record, trace
 with record("run.sqlite"), trace("mine"), nvtx.annotate("unseen"):
     pass
-""")  # fmt: skip
+""", {"ANNOT_DISABLE_NATIVE": disabled})  # fmt: skip
     assert result.returncode == 0
     assert "RuntimeWarning: the nvtx package made its first call before this recording" in result.stderr
-    assert texts(tmp_path / "run.sqlite") == [("mine", "annot")]
+    seen = disabled == "0"
+    assert ("those of annot are;" if seen else "nor are those of annot") in result.stderr
+    assert texts(tmp_path / "run.sqlite") == ([("mine", "annot")] if seen else [])
+
+
+def test_ready_before_the_block(tmp_path: Path) -> None:
+    """What was decorated and called before the block, with `enable`, is recorded in it and not outside."""
+    result = python(
+        tmp_path,
+        """
+from annot import enable, record, trace
+enable()
+@trace
+def work():
+    pass
+work()
+with record("run.sqlite"):
+    work()
+work()
+""",
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert texts(tmp_path / "run.sqlite") == [("work", "annot")]
 
 
 def test_exception_of_the_block(tmp_path: Path) -> None:

@@ -186,7 +186,6 @@ class Names:
             rows.append(row)
         return pl.DataFrame(rows, schema=_EVENTS)
 
-
     def _announce(self, pid: int, domain: int) -> bool:
         """Whether this is the first row for a domain; the reports of Nsight would count its ranges per row."""
         new = (pid, domain) not in self._announced

@@ -379,6 +379,12 @@ EXPORT void annot_recorder_stop(void)
     stop_session();
 }
 
+/* Returns how many start/end ranges clients have begun, recorded or not: whether a client's calls arrive here. */
+EXPORT uint32_t annot_recorder_starts(void)
+{
+    return (uint32_t)__atomic_load_n(&range_ids, __ATOMIC_RELAXED);
+}
+
 EXPORT int annot_recorder_active(void)
 {
     return recording();

@@ -233,8 +233,11 @@ __attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots)
         t->patience--;
     else {
         pthread_mutex_lock(&mutex);
-        r = active ? take(t, slots) : NULL;
+        session = active;
+        r = session ? take(t, slots) : NULL;
         pthread_mutex_unlock(&mutex);
+        if (!session)
+            return NULL;
         t->patience = r ? 0 : RETRY_AFTER;
     }
     if (!r)

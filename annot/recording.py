@@ -105,7 +105,7 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
         from annot import emit
 
         self._set_environ(_INJECTION, library)
-        blind = _nvtx_is_blind()
+        blind = _nvtx_is_blind(recorder)
         error = recorder.annot_recorder_start(os.fsencode(self._parts))
         if error:
             self._restore_environ()
@@ -115,7 +115,8 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
         self._recorder, self._pid = recorder, os.getpid()
         emit.reattach()
         if blind:
-            warnings.warn(_BLIND, RuntimeWarning, stacklevel=3)
+            others = "those of annot are" if emit.IS_NATIVE else "nor are those of annot, which come through it"
+            warnings.warn(f"{_BLIND}, {others}; {_REMEDY}", RuntimeWarning, stacklevel=3)
 
     def _write(self) -> None:
         from annot.collect.export import assemble
@@ -148,8 +149,9 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
 
 _BLIND: Final = (
     "the nvtx package made its first call before this recording and found no tool, which it does not reconsider: "
-    "its ranges are not recorded, those of annot are; enter `record` earlier, or use `annot run`"
+    "its ranges are not recorded"
 )
+_REMEDY: Final = "enter `record` earlier, or use `annot run`"
 
 
 def _library() -> str:
@@ -181,14 +183,13 @@ def _same_file(one: str, other: str) -> bool:
         return False
 
 
-def _nvtx_is_blind() -> bool:
+def _nvtx_is_blind(recorder: ctypes.CDLL) -> bool:
     """Whether the nvtx package, if it is loaded, has decided that there is no tool; if undecided, it decides now."""
     nvtx: Any = sys.modules.get("nvtx")
     if nvtx is None or not hasattr(nvtx, "start_range"):
         return False
+    before = recorder.annot_recorder_starts()
     started = nvtx.start_range("annot")
-    if not started:
-        return True
-    nvtx.end_range(started)
-    # The number of a range is 0 only if no tool gave it one.
-    return not (started[0] if isinstance(started, tuple) else started)
+    if started is not None:
+        nvtx.end_range(started)
+    return bool(recorder.annot_recorder_starts() == before)
