@@ -46,12 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_.code if isinstance(exit_.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output has had enough; nothing may be flushed at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read the output has had enough
+        _drop_output()
         return 0
     except OSError as error:
+        _drop_output()
         return _fail(str(error))
     return status
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer go nowhere, or Python would fail to write it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:
