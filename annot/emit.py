@@ -21,12 +21,14 @@ __all__ = [
     "DOMAIN",
     "MAX_TEXTS",
     "attached",
+    "depth",
     "enable",
     "enabled",
     "end",
     "event",
     "mark",
     "pop",
+    "pop_to",
     "push",
     "reattach",
     "release",
@@ -61,8 +63,10 @@ _disabled = _switched("ANNOT_DISABLE") or _switched("NVTX_DISABLE")
 _forced = _switched("ANNOT_ENABLE")
 _recording = False
 _connected = False
-_events: dict[tuple[str, str, str | None, str | int | None, float | None], Any] = {}
+_events: dict[tuple[str, str, str | None, str | int | None], Any] = {}
+_texts: set[tuple[str, str]] = set()
 _categories: dict[tuple[str, str], int] = {}
+_categories_lock = threading.Lock()
 
 
 class Client(Protocol):
@@ -87,6 +91,12 @@ class Client(Protocol):
 
     def pop(self) -> None:
         """Close the range that this thread opened last."""
+
+    def depth(self) -> int:
+        """Return how many ranges this thread has open."""
+
+    def pop_to(self, depth: int) -> None:
+        """Close ranges of this thread until `depth` are open."""
 
     def start(self, event: Any) -> Any:
         """Open a range that need not nest."""
@@ -192,6 +202,15 @@ class PackageClient:
         if opened is not None and self._generation:
             self._pop_range(opened.handle)
 
+    def depth(self) -> int:
+        """Return how many ranges this thread has open."""
+        return len(getattr(self._thread, "open", ()))
+
+    def pop_to(self, depth: int) -> None:
+        """Close ranges of this thread until `depth` are open."""
+        while self.depth() > depth:
+            self.pop()
+
     def start(self, event: PackageEvent) -> tuple[int, Any, Any]:
         """Open a range that need not nest."""
         range_id = None
@@ -274,6 +293,8 @@ IS_NATIVE: Final = not isinstance(_client, PackageClient)
 
 push = _client.push
 pop = _client.pop
+depth = _client.depth
+pop_to = _client.pop_to
 start = _client.start
 end = _client.end
 mark = _client.mark
@@ -368,28 +389,30 @@ def event(
         general: what the `nvtx` package, which can only send registered texts, shows for a transient one.
         few: there are so few texts of this kind that they need no room within `MAX_TEXTS`.
     """
-    key = (text, domain, category, color, payload)
-    found = _events.get(key)
-    if found is not None:
-        return found
-    keep = few or (not transient and room_for_texts())
+    if payload is None:
+        found = _events.get((text, domain, category, color))
+        if found is not None:
+            return found
+    keep = few or (text, domain) in _texts or (not transient and room_for_texts())
     if not keep and not IS_NATIVE:
-        text = general or _too_many()
-        return _make(text, domain, category, color, payload, keep=True)
-    made = _make(text, domain, category, color, payload, keep=keep)
-    if keep:
-        _events[key] = made
+        text, keep = general or _too_many(), True
+    elif keep:
+        _texts.add((text, domain))
+    # A text that goes with ever new payloads is sent along each time, for the tool would keep each registration.
+    made = _make(text, domain, category, color, payload, keep=keep and payload is None)
+    if keep and payload is None:
+        _events[text, domain, category, color] = made
     return made
 
 
 def room_for_texts(count: int = 1) -> bool:
     """Return whether that many further texts may still be registered."""
-    return len(_events) + count <= MAX_TEXTS
+    return len(_texts) + count <= MAX_TEXTS
 
 
 def texts() -> dict[str, str]:
     """Return the texts of all ranges that were prepared so far and are kept, each with its domain."""
-    return {text: domain for text, domain, *_ in _events}
+    return dict(_texts)
 
 
 @functools.cache
@@ -417,12 +440,13 @@ def _make(
 
 
 def _category(domain: str, name: str) -> int:
-    number = _categories.get((domain, name))
-    if number is None:
-        number = 1 + sum(known == domain for known, _ in _categories)
-        _categories[domain, name] = number
-        _client.name_category(domain, number, name)
-    return number
+    with _categories_lock:
+        number = _categories.get((domain, name))
+        if number is None:
+            number = 1 + sum(known == domain for known, _ in _categories)
+            _categories[domain, name] = number
+            _client.name_category(domain, number, name)
+        return number
 
 
 def _argb(color: str | int | None, category: str | None) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from annot import emit
 from annot.tag import Phase, Tag
@@ -37,7 +38,7 @@ def epochs(count: int | Iterable[T]) -> Iterable[Any]:
     """
     items = range(count) if isinstance(count, int) else count
     _check_iterable("epochs expects an int or an iterable", items)
-    return _Ranged(items, "epoch", waits=False) if emit.enabled() else items
+    return _ranged(items, "epoch", waits=False) if emit.enabled() else items
 
 
 def batches(loader: Iterable[T]) -> Iterable[T]:
@@ -54,25 +55,31 @@ def batches(loader: Iterable[T]) -> Iterable[T]:
         TypeError: `loader` is not iterable.
     """
     _check_iterable("batches expects an iterable", loader)
-    return _Ranged(loader, "step", waits=True) if emit.enabled() else loader
+    return _ranged(loader, "step", waits=True) if emit.enabled() else loader
 
 
-def epoch(number: int) -> _NumberedRange:
+def _ranged(items: Iterable[T], phase: Phase, *, waits: bool) -> Iterable[T]:
+    from annot.ranged import Ranged
+
+    return Ranged(items, lambda number: NumberedRange(phase, number), waits=waits)
+
+
+def epoch(number: int) -> NumberedRange:
     """Return a context manager that puts a range ``Epoch number`` around its block.
 
     Example:
         >>> with epoch(0), batch(7):
         ...     pass
     """
-    return _NumberedRange("epoch", number)
+    return NumberedRange("epoch", number)
 
 
-def batch(number: int) -> _NumberedRange:
+def batch(number: int) -> NumberedRange:
     """Return a context manager that puts a range ``Batch number`` around its block."""
-    return _NumberedRange("step", number)
+    return NumberedRange("step", number)
 
 
-class _NumberedRange:
+class NumberedRange:
     """One epoch or batch.
 
     It is a start/end range: a loop that is left by `break`, while something still refers to its iterator, ends
@@ -82,8 +89,10 @@ class _NumberedRange:
     __slots__ = ("_number", "_phase", "_started")
 
     def __init__(self, phase: Phase, number: int) -> None:
-        if not isinstance(number, int):
-            raise TypeError(f"the number of an epoch or batch must be an int, got {number!r}")
+        try:
+            number = operator.index(number)
+        except TypeError:
+            raise TypeError(f"the number of an epoch or batch must be an int, got {number!r}") from None
         if number < 0:
             raise ValueError(f"the number of an epoch or batch must not be negative, got {number}")
         self._phase = phase
@@ -111,44 +120,7 @@ class _NumberedRange:
             emit.end(started)
 
 
-class _Ranged(Generic[T]):
-    """An iterable with a range around the use of each item, and one around the wait for it."""
-
-    def __init__(self, items: Iterable[T], phase: Phase, *, waits: bool) -> None:
-        self._items = items
-        self._phase = phase
-        self._waits = waits
-
-    def __len__(self) -> int:
-        return len(cast("Sized", self._items))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._items, name)
-
-    def __iter__(self) -> Iterator[T]:
-        items = iter(self._items)
-        if self._waits:
-            items = _timed_waits(items)
-        for number, item in enumerate(items):
-            with _NumberedRange(self._phase, number):
-                yield item
-
-
-def _timed_waits(items: Iterator[T]) -> Iterator[T]:
-    event = emit.event(format_tag(Tag(phase="data")), category="data")
-    while True:
-        emit.push(event)
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        finally:
-            emit.pop()
-        yield item
-
-
 def _check_iterable(expected: str, items: object) -> None:
-    try:
-        iter(items)  # type: ignore[call-overload]
-    except TypeError:
-        raise TypeError(f"{expected}, got {type(items).__name__}") from None
+    # Not by iter(): a DataLoader would start its workers and draw a seed.
+    if not any(hasattr(type(items), name) for name in ("__iter__", "__getitem__")):
+        raise TypeError(f"{expected}, got {type(items).__name__}")

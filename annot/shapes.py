@@ -43,7 +43,8 @@ def spec_of(tensor: Any) -> TensorSpec:
     """Return the spec of one tensor; what it does not tell (as a ragged shape) is unknown."""
     dtype = short_dtype(getattr(tensor.dtype, "name", None) or str(tensor.dtype))
     try:
-        return TensorSpec(tuple(None if size is None else int(size) for size in tensor.shape), dtype)
+        # A symbolic size would be fixed by looking at its value.
+        return TensorSpec(tuple(size if type(size) is int else None for size in tensor.shape), dtype)
     except Exception:
         return TensorSpec((None,), dtype)
 

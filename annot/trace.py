@@ -152,7 +152,9 @@ class Trace:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         ident = threading.get_ident()
-        mine = self._open[ident]
+        mine = self._open.get(ident)
+        if mine is None:  # entered on another thread, where alone the range could be closed
+            return
         if mine.pop():
             emit.pop()
         if not mine:
@@ -167,6 +169,12 @@ def _check(options: Options) -> None:
             raise TypeError(f"{name} must be {_words(wanted)}, got {value!r}")
     if options.payload is not None and not isinstance(options.payload, (int, float)):
         raise TypeError(f"payload must be an int or a float, got {options.payload!r}")
+    if isinstance(options.payload, int) and not -(2**63) <= options.payload < 2**63:
+        raise ValueError(f"payload must fit into 64 bits, got {options.payload}")
+    if isinstance(options.color, int) and not 0 <= options.color < 2**32:
+        raise ValueError(f"color must be 0xAARRGGBB, got {options.color:#x}")
+    if "\0" in options.domain + (options.category or ""):
+        raise ValueError(f"domain and category must not hold NUL, got {options.domain!r} and {options.category!r}")
     if options.message is not None and not isinstance(options.message, str):
         raise TypeError(f"the message must be a str, got {options.message!r}")
 

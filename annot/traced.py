@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,7 @@ EventOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 def wrap(function: Any, options: Options) -> Any:
     """Return `function` with a range around its running parts."""
-    plain = inspect.unwrap(getattr(function, "__func__", function))
+    plain = getattr(function, "__func__", function)
     text = options.message if options.message is not None else _name(plain)
     if inspect.isasyncgenfunction(plain):
         return TracedFunction(function, _stepwise(_event_of(text, options), AsyncSteps))
@@ -32,10 +35,21 @@ def wrap(function: Any, options: Options) -> Any:
 
 
 class TracedMethod(wrapt.BoundFunctionWrapper[..., Any]):
-    """A traced function bound to an instance; pickled as Python pickles bound methods."""
+    """A traced function as an attribute of an instance or a class; pickled and copied as Python does methods."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._self_instance is None:
+            return _by_name, (self.__wrapped__.__module__, self.__wrapped__.__qualname__)
         return getattr, (self._self_instance, self.__wrapped__.__name__)
+
+    def __copy__(self) -> TracedMethod:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        instance = self._self_instance
+        if instance is None or isinstance(instance, type):
+            return self
+        return getattr(copy.deepcopy(instance, memo), self.__wrapped__.__name__)
 
 
 class TracedFunction(wrapt.FunctionWrapper[..., Any]):
@@ -113,6 +127,10 @@ class AsyncSteps(wrapt.ObjectProxy[Any]):
     def aclose(self) -> Steps:
         """Finish."""
         return Steps(self.__wrapped__.aclose(), self._self_event)
+
+
+def _by_name(module: str, qualname: str) -> Any:
+    return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
 
 
 def _name(function: Any) -> str:

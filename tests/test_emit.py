@@ -12,6 +12,7 @@ from captured import Captured
 
 from annot import native
 from annot.collect.export import assemble
+from annot.emit import IS_NATIVE
 
 LIBRARY = native.recorder_library()
 pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the recorder was not built: no C compiler")
@@ -82,7 +83,7 @@ with warnings.catch_warnings(record=True) as caught:
 print([str(one.message) for one in caught])
 """
     printed = run(code)
-    expected = ["ours"] if "ANNOT_DISABLE_NATIVE" not in os.environ else []
+    expected = ["ours"] if IS_NATIVE else []
     assert Captured(out, 0, 0).texts == expected
     assert "nvtx" in printed
 
@@ -127,7 +128,7 @@ print(len(emit.texts()) <= emit.MAX_TEXTS + 1, len(caught))  # one more: the lay
 """
     bounded, warnings = run(code).split()
     assert bounded == "True"
-    assert int(warnings) == (1 if "ANNOT_DISABLE_NATIVE" not in os.environ else 2)
+    assert int(warnings) == (1 if IS_NATIVE else 2)
 
 
 def test_the_number_of_shapes_of_a_layer_is_bounded(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,3 +142,42 @@ def test_wrong_arguments() -> None:
         batch("x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must not be negative, got -1"):
         epoch(-1)
+
+
+def test_a_loader_is_iterated_once(tmp_path: Path) -> None:
+    """Asking for batches starts nothing: a DataLoader's workers, and its draw of a seed, come with the loop."""
+
+    class Loader:
+        started = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.started += 1
+            return iter([1, 2])
+
+    loader = Loader()
+
+    def body() -> None:
+        wrapped = batches(loader)
+        assert loader.started == 0
+        assert list(wrapped) == [1, 2]
+
+    assert batches(loader) is loader
+    capture(tmp_path, body)
+    assert loader.started == 1
+
+
+def test_what_is_wrapped_behaves_like_the_original(tmp_path: Path) -> None:
+    """Truth, indexing, reversal, containment, copies and pickles are the original's own."""
+
+    def body() -> None:
+        items = batches([3, 4])
+        assert items[0] == 3  # type: ignore[index]
+        assert list(reversed(items)) == [4, 3]  # type: ignore[call-overload]
+        assert 4 in items
+        assert copy.copy(items) is items
+        assert pickle.loads(pickle.dumps(items)) == [3, 4]
+        assert bool(batches(iter([])))
+        assert next(batches(iter([7]))) == 7  # type: ignore[call-overload]
+        assert epochs(5)[1:] == range(1, 5)  # type: ignore[index]
+
+    capture(tmp_path, body)

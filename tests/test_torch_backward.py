@@ -421,3 +421,67 @@ def test_optimizer_steps_of_every_kind(both: Run, when: str) -> None:
     texts = [text for text in captured.texts if text.startswith("Optimizer")]
     assert texts == [f"Optimizer {name} |opt" for name in ("SGD", "Own", "LBFGS", "SGD")]
     assert when == "inside" or {cls: vars(cls)["step"] for cls in before} == before
+
+
+def test_nodes_between_threads_have_no_layer(tmp_path: Path) -> None:
+    """What the main thread computes outside any module is not taken for a layer that another thread calls."""
+    encoder, decoder = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def body() -> None:
+        with emit_ranges(nn.ModuleList([encoder, decoder])):
+            for _ in range(5):
+                encoder(torch.ones(1, 3))
+            between = (encoder(torch.ones(1, 3)) * 2).exp()
+            between.grad_fn.register_hook(lambda *_: mark("between"))
+            out: list[torch.Tensor] = []
+            thread = threading.Thread(target=lambda: out.append(decoder(between)))
+            thread.start()
+            thread.join()
+            out[0].sum().backward()
+
+    captured = capture(tmp_path, body)
+    (at, _, thread) = captured.marks[0]
+    inside = captured.innermost(at, thread)
+    assert inside is not None
+    assert inside.name == "engine<"
+    assert {"1.0<", "1.1<", "0<"} <= set(captured.names)
+
+
+def test_a_graph_that_is_run_again_without_being_kept(both: Run) -> None:
+    """A graph that saves nothing may be run again: the same ranges each time, and no second hook on its nodes."""
+
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    model = nn.Sequential(Adds())
+    x = torch.ones(1, requires_grad=True)
+    calls: list[int] = []
+
+    def body() -> None:
+        loss = model(x).sum()
+        node = loss.grad_fn.next_functions[0][0]
+        for _ in range(4):
+            loss.backward()
+            calls.append(len(node.metadata))
+
+    assert backward_trees(both(model, body)) == [("engine<", ("Sequential<", "0<"))] * 4
+    assert len(set(calls)) == 1
+
+
+def test_an_interrupt_just_inside_the_engine(both: Run) -> None:
+    """An interrupt between the opening of the whole backward and its first node leaves nothing open."""
+    model = nn.Linear(3, 3)
+
+    class Root(torch.Tensor):
+        @property
+        def grad_fn(self) -> Any:
+            raise KeyboardInterrupt
+
+    def body() -> None:
+        engine = torch.autograd.Variable._execution_engine
+        with pytest.raises(KeyboardInterrupt):
+            engine.run_backward((torch.ones(1).as_subclass(Root),), (None,), False, False, ())
+        model(torch.ones(1, 3)).sum().backward()
+
+    assert backward_trees(both(model, body)) == ["engine<", ("engine<", "Linear<")]

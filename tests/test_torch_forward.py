@@ -377,3 +377,125 @@ def test_attention_keeps_its_fast_paths(forward: Run) -> None:
     assert "aten::_transformer_encoder_layer_fwd" in plain
     assert "aten::_native_multi_head_attention" in plain
     assert seen == [plain]
+
+
+def test_a_keyword_may_have_any_name(forward: Run) -> None:
+    """No parameter of ours is in the way of the user's, `module` and `self` included."""
+
+    class Takes(nn.Module):
+        def forward(this, **given: object) -> list[str]:  # noqa: N805
+            return sorted(given)
+
+    model = Takes()
+    kept: list[list[str]] = []
+    forward(model, lambda: kept.append(model(module=1, args=2, original=3)))
+    assert kept == [["args", "module", "original"]]
+
+
+def test_a_wrap_of_call_that_outlives_the_block(forward: Run) -> None:
+    """Somebody wraps `__call__` inside a block and stays: later blocks still work, and so does taking it away."""
+    model = Block()
+    original = nn.Module.__call__
+    inside: list[object] = []
+
+    def wrap() -> None:
+        below = nn.Module.__call__
+        inside.append(below)
+        nn.Module.__call__ = lambda self, *args, **kwargs: below(self, *args, **kwargs)
+
+    tree = ("Block>", "fc>", "act>")
+    try:
+        forward(model, wrap)
+        assert forward(model, lambda: model(torch.ones(1, 3))) == [tree]
+        nn.Module.__call__ = inside[0]
+        model(torch.ones(1, 3))
+        assert forward(model, lambda: model(torch.ones(1, 3))) == [tree]
+        nn.Module.__call__ = original
+        assert forward(model, lambda: model(torch.ones(1, 3))) == [tree]
+    finally:
+        nn.Module.__call__ = original
+
+
+def test_overlapping_blocks_of_one_model(tmp_path: Path) -> None:
+    """Two blocks hold the model; the one that ends first does not take it from the other."""
+    model = Block()
+
+    def body() -> None:
+        first, second = emit_ranges(model), emit_ranges(model)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        model(torch.ones(1, 3))
+        second.__exit__(None, None, None)
+        model(torch.ones(1, 3))
+
+    assert capture(tmp_path, body).trees == [("Block>", "fc>", "act>")]
+
+
+def test_arguments_that_do_not_let_themselves_be_looked_at(forward: Run) -> None:
+    """What raises when it is looked at costs the shapes, not the call."""
+
+    class Shy(dict[str, object]):
+        def values(self) -> object:  # type: ignore[override]
+            raise RuntimeError("do not look")
+
+        __iter__ = values
+
+    class Passes(nn.Module):
+        def forward(self, x: object) -> object:
+            return x
+
+    model = Passes()
+    shy = Shy(a=1)
+    kept: list[object] = []
+    assert forward(model, lambda: kept.append(model(shy))) == ["Passes>"]
+    assert kept[0] is shy
+
+
+def test_a_module_that_joins_the_model_later(forward: Run) -> None:
+    """A module that was called inside a layer before it became part of it has its range from then on."""
+
+    class Grows(nn.Module):
+        def __init__(self, loose: list[nn.Module]) -> None:
+            super().__init__()
+            self.loose = loose
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.loose[0](x)
+            self.joined = self.loose[0]
+            return x
+
+    model = Grows([nn.Identity()])
+    tree = forward(model, lambda: [model(torch.ones(1)) for _ in range(2)])
+    assert tree == ["Grows>", ("Grows>", "joined>")]
+
+
+def test_operations_that_a_mode_sees_are_the_same(forward: Run) -> None:
+    """A `TorchFunctionMode` of the user's sees no look of ours at a tensor, once the shapes are known."""
+    from annot.emit import IS_NATIVE
+
+    if not IS_NATIVE:
+        pytest.skip("in pure Python every look at a shape goes through the mode")
+
+    class Log(torch.overrides.TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_function__(
+            self, function: object, types: object, args: tuple[object, ...] = (), kwargs: object = None
+        ) -> object:
+            self.seen.append(getattr(function, "__name__", "?"))
+            return function(*args, **(kwargs or {}))  # type: ignore[operator, misc]
+
+    model = Block()
+
+    def log() -> list[str]:
+        with Log() as mode:
+            model(torch.ones(1, 3, requires_grad=True))
+        return mode.seen
+
+    plain = log()
+    logs: list[list[str]] = []
+    forward(model, lambda: logs.append(log()))
+    assert logs == [plain]

@@ -211,3 +211,53 @@ def test_functional_transforms_work(tmp_path: Path) -> None:
 
     capture(tmp_path, body)
     assert all(torch.equal(a, b) for a, b in zip(traced, plain, strict=True))
+
+
+def test_symbolic_sizes_stay_symbolic(tmp_path: Path) -> None:
+    """Looking at a fake tensor fixes none of its sizes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    model = nn.Linear(3, 2)
+
+    def guards() -> list[str]:
+        shapes = ShapeEnv()
+        with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode:
+            x = mode.from_tensor(torch.ones(5, 3), static_shapes=False)
+            out = model(x)
+        return [str(guard.expr) for guard in shapes.guards] + [str(type(out.shape[0]))]
+
+    plain = guards()
+    traced: list[list[str]] = []
+
+    def body() -> None:
+        with emit_ranges(model):
+            traced.append(guards())
+
+    capture(tmp_path, body)
+    assert traced == [plain]
+
+
+def test_a_compiled_child_is_compiled_alike(tmp_path: Path) -> None:
+    """`child.compile()` makes the same graphs inside a block as outside."""
+    x = torch.ones(2, 3)
+
+    def graphs() -> int:
+        torch._dynamo.reset()
+        seen: list[object] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+            seen.append(graph)
+            return graph.forward
+
+        model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+        model[1].compile(backend=backend)
+        with emit_ranges(model):
+            model(x)
+            model(x)
+        return len(seen)
+
+    plain = graphs()
+    inside: list[int] = []
+    capture(tmp_path, lambda: inside.append(graphs()))
+    assert inside == [plain]

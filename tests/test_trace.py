@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import inspect
@@ -476,3 +477,101 @@ def test_wrong_arguments(call: Callable[[], object], message: str) -> None:
     with pytest.raises(TypeError) as caught:
         call()
     assert str(caught.value) == message
+
+
+def test_only_the_outermost_callable_decides_what_it_is(seen: Seen) -> None:
+    """A plain function that wraps a generator or a coroutine is a plain function."""
+
+    def body() -> None:
+        def generate() -> Iterator[int]:
+            yield from (1, 2)
+
+        @trace("list")
+        @functools.wraps(generate)
+        def listed() -> list[int]:
+            return list(generate())
+
+        @trace("manager")
+        @contextlib.contextmanager
+        def manage() -> Iterator[int]:
+            yield 5
+
+        assert listed() == [1, 2]
+        with manage() as five:
+            assert five == 5
+
+        @manage()
+        def managed() -> int:
+            return 6
+
+        assert managed() == 6
+
+    assert seen(body).texts == ["list", "manager", "manager"]
+
+
+@pytest.mark.parametrize("name", ["method", "static", "of_class", "static_inside", "of_class_inside"])
+def test_methods_taken_from_the_class_pickle(name: str) -> None:
+    """What spawned workers are sent, `Class.method`, arrives as the same function."""
+    function = getattr(Counter, name)
+    again = pickle.loads(pickle.dumps(function))
+    arguments = (Counter(1), 2) if name == "method" else (2,)
+    assert again(*arguments) == function(*arguments)
+
+
+def test_bound_methods_are_copied_with_their_instance() -> None:
+    """`deepcopy` of a bound method binds it to a copy, as Python does."""
+    counter = Counter(1)
+    again = copy.deepcopy({"f": counter.method})["f"]
+    counter.start = 100
+    assert again(1) == 2
+
+
+def test_left_on_another_thread(tmp_path: Path) -> None:
+    """A block that a generator leaves on another thread, as when it is collected there, raises nothing."""
+
+    def generate() -> Iterator[int]:
+        with trace("in generator"):
+            yield 1
+
+    failures: list[BaseException] = []
+
+    def close(generator: Any) -> None:
+        try:
+            generator.close()
+        except BaseException as error:
+            failures.append(error)
+
+    with annot.record(tmp_path / "x.sqlite"):
+        generator = generate()
+        next(generator)
+        thread = threading.Thread(target=close, args=(generator,))
+        thread.start()
+        thread.join()
+    assert failures == []
+
+
+def test_many_payloads_of_one_text(seen: Seen) -> None:
+    """A payload that changes with every call needs no room of its own, and arrives."""
+    before = len(annot.emit.texts())
+
+    def body() -> None:
+        for step in range(50):
+            with trace("step", payload=step):
+                pass
+
+    assert seen(body).texts == ["step"] * 50
+    assert len(annot.emit.texts()) <= before + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"payload": 2**63}, "payload must fit into 64 bits"),
+        ({"color": 2**32}, "color must be 0xAARRGGBB"),
+        ({"domain": "a\0b"}, "must not hold NUL"),
+    ],
+)
+def test_values_that_nvtx_cannot_hold(options: dict[str, Any], message: str) -> None:
+    """They are refused where they are given."""
+    with pytest.raises(ValueError, match=message):
+        trace("x", **options)

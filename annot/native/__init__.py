@@ -26,4 +26,3 @@ def fast() -> Any:
         return importlib.import_module("annot.native._fast")
     except ImportError:
         return None
-

@@ -179,6 +179,21 @@ static PyObject *pop(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *depth(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromUnsignedLong((unsigned long)my_stack.count + my_stack.hidden);
+}
+
+static PyObject *pop_to(PyObject *module, PyObject *target) {
+    (void)module;
+    unsigned long wanted = PyLong_AsUnsignedLong(target);
+    if (PyErr_Occurred())
+        return NULL;
+    while ((unsigned long)my_stack.count + my_stack.hidden > wanted)
+        annot_pop();
+    Py_RETURN_NONE;
+}
+
 /* ---------------------------------------------------------------- start, end, mark */
 
 /* Returns what `end` needs: (event, generation, range id, range of torch.profiler or None). */
@@ -382,6 +397,8 @@ static PyMethodDef functions[] = {
      "Follow torch.profiler: the module torch.autograd.profiler, and the type of its ranges."},
     {"push", push, METH_O, "Open the range of an event on this thread."},
     {"pop", pop, METH_NOARGS, "Close the range that this thread opened last."},
+    {"depth", depth, METH_NOARGS, "How many ranges this thread has open."},
+    {"pop_to", pop_to, METH_O, "Close ranges of this thread until so many are open."},
     {"start", start, METH_O, "Open a range that need not nest; returns what `end` takes."},
     {"end", end, METH_O, "Close a range that `start` opened."},
     {"mark", mark, METH_O, "Set a mark."},

@@ -233,24 +233,30 @@ static PyObject *site_below(PyObject *site, Notes *notes) {
     return found;
 }
 
+static PyObject *call_with_self(PyObject *function, PyObject *module, PyObject *args, PyObject *kwargs) {
+    PyObject *all = PyTuple_New(1 + PyTuple_Size(args));
+    if (!all)
+        return NULL;
+    PyTuple_SetItem(all, 0, Py_NewRef(module));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
+        PyTuple_SetItem(all, i + 1, Py_NewRef(PyTuple_GetItem(args, i)));
+    PyObject *result = PyObject_Call(function, all, kwargs);
+    Py_DECREF(all);
+    return result;
+}
+
 static PyObject *run_original(PyObject *original, PyObject *module, PyObject *args, PyObject *kwargs) {
-    if (original != annot_its.plain_call) {
-        PyObject *all = PyTuple_New(1 + PyTuple_Size(args));
-        if (!all)
-            return NULL;
-        PyTuple_SetItem(all, 0, Py_NewRef(module));
-        for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
-            PyTuple_SetItem(all, i + 1, Py_NewRef(PyTuple_GetItem(args, i)));
-        PyObject *result = PyObject_Call(original, all, kwargs);
-        Py_DECREF(all);
-        return result;
-    }
-    /* What Module._wrapped_call_impl does, without a Python frame of its own. */
-    PyObject *call = PyObject_GetAttr(module, annot_its.compiled_call);
-    if (call == Py_None) {
-        Py_DECREF(call);
-        call = PyObject_GetAttr(module, annot_its.call_impl);
-    }
+    if (original != annot_its.plain_call)
+        return call_with_self(original, module, args, kwargs);
+    PyObject *compiled = PyObject_GetAttr(module, annot_its.compiled_call);
+    if (!compiled)
+        return NULL;
+    int is_compiled = compiled != Py_None;
+    Py_DECREF(compiled);
+    if (is_compiled) /* torch.compile goes by the frames around it */
+        return call_with_self(original, module, args, kwargs);
+    /* What Module._wrapped_call_impl then does, without a Python frame of its own. */
+    PyObject *call = PyObject_GetAttr(module, annot_its.call_impl);
     PyObject *result = call ? PyObject_Call(call, args, kwargs) : NULL;
     Py_XDECREF(call);
     return result;
@@ -258,7 +264,10 @@ static PyObject *run_original(PyObject *original, PyObject *module, PyObject *ar
 
 /* Lets a backward run on another thread, whose numbers mean other nodes, find the notes of this one. */
 static void tag_graph(PyObject *result, Notes *notes) {
-    if ((PyObject *)Py_TYPE(result) != annot_its.tensor) {
+    PyObject *modes = PyObject_CallNoArgs(annot_its.mode_count); /* a mode would see us look at the tensor */
+    int plain = modes && (PyObject *)Py_TYPE(result) == annot_its.tensor && PyLong_AsLong(modes) == 0;
+    Py_XDECREF(modes);
+    if (!plain) {
         Py_XDECREF(PyObject_CallFunctionObjArgs(annot_its.tag_graph, result, (PyObject *)notes, NULL));
     } else {
         PyObject *node = PyObject_GetAttr(result, annot_its.grad_fn);
@@ -293,8 +302,16 @@ static int find_site(Calls *self, PyObject *module, Notes *notes, PyObject **sit
     return *cache != NULL;
 }
 
+/* Nodes that come in from outside any module may be another thread's. */
+static void mark_inputs(PyObject *args, PyObject *kwargs) {
+    Py_XDECREF(PyObject_CallFunctionObjArgs(annot_its.mark_inputs, args, kwargs, NULL));
+    PyErr_Clear();
+}
+
 static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObject *events, PyObject *const *what) {
     Invocation *parent = notes->current;
+    if (!parent && self->backward && annot_thread_count() > 1)
+        mark_inputs(what[2], what[3]);
     notes->current = made;
     if (self->backward)
         annot_note_now(notes, made);
@@ -373,9 +390,11 @@ static int look_up(void) {
         {&annot_its.parameter, "torch", "nn.Parameter"},
         {&annot_its.plain_call, "torch", "nn.Module._wrapped_call_impl"},
         {&annot_its.current_node, "torch", "_C._current_autograd_node"},
+        {&annot_its.mode_count, "torch", "_C._len_torch_function_stack"},
         {&annot_its.signature, "annot.torch.calls", "signature"},
         {&annot_its.remember, "annot.torch.calls", "remember"},
         {&annot_its.tag_graph, "annot.torch.calls", "tag_graph"},
+        {&annot_its.mark_inputs, "annot.torch.calls", "mark_inputs"},
     };
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
         if (!(*objects[i].place = annot_get(objects[i].module, objects[i].path)))
@@ -384,7 +403,7 @@ static int look_up(void) {
         {&annot_its.by_id, "by_id"}, {&annot_its.below, "below"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
         {&annot_its.events, "events"}, {&annot_its.layer, "layer"}, {&annot_its.shapes, "shapes"},
         {&annot_its.compiled_call, "_compiled_call_impl"}, {&annot_its.call_impl, "_call_impl"}, {&annot_its.grad_fn, "grad_fn"},
-        {&annot_its.metadata, "metadata"}, {&annot_its.key, "annot"}, {&annot_its.next_functions, "next_functions"},
+        {&annot_its.metadata, "metadata"}, {&annot_its.key, "annot"}, {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
         {&annot_its.sequence, "_sequence_nr"}, {&annot_its.register_dict, "_register_hook_dict"},
         {&annot_its.register_prehook, "register_prehook"}, {&annot_its.discover, "discover"},
     };

@@ -156,16 +156,16 @@ static void free_walk(Walk *walk) {
     free(walk->seen);
 }
 
-/* A node may carry the notes of the thread that made it. */
+/* A node may carry the notes of the thread that made it, or None where nobody knows. */
 static int take_notes(Walk *walk, size_t place) {
     Visit *here = &walk->visits[place];
     PyObject *metadata = PyObject_GetAttr(here->node, annot_its.metadata);
     if (!metadata)
         return -1;
     PyObject *found = PyDict_GetItemWithError(metadata, annot_its.key);
-    if (found && Py_TYPE(found) == annot_notes_type && found != (PyObject *)here->notes) {
+    if (found && found != (PyObject *)here->notes) {
         Py_XDECREF((PyObject *)here->notes);
-        here->notes = (Notes *)Py_NewRef(found);
+        here->notes = Py_TYPE(found) == annot_notes_type ? (Notes *)Py_NewRef(found) : NULL;
         walk->mixed = 1;
     }
     Py_DECREF(metadata);
@@ -223,16 +223,30 @@ static int later_first(const void *left, const void *right) {
 
 /* ---------------------------------------------------------------- a backward run */
 
+/* A tenth of the price of register_prehook. It cannot be removed, but finds no owner once the run is over; and a node
+ * whose graph is run again, as one that saves nothing may be, is not hooked again. */
+static int hook_once(Calls *self, PyObject *node) {
+    PyObject *metadata = PyObject_GetAttr(node, annot_its.metadata);
+    if (!metadata)
+        return -1;
+    int failed = 0;
+    if (PyDict_GetItemWithError(metadata, annot_its.hooked) != self->carrier) {
+        PyObject *done = PyObject_CallMethodObjArgs(node, annot_its.register_dict, self->carrier, NULL);
+        failed = !done || PyDict_SetItem(metadata, annot_its.hooked, self->carrier) < 0;
+        Py_XDECREF(done);
+    }
+    Py_DECREF(metadata);
+    return failed ? -1 : 0;
+}
+
 static int hook_node(Calls *self, Frame *frame, const Visit *here, int keep_graph) {
     PyObject *owner = here->owner ? (PyObject *)here->owner : Py_None;
     if (PyDict_SetItem(self->owners, here->node, owner) < 0 || PyList_Append(frame->nodes, here->node) < 0)
         return -1;
     if (!keep_graph) {
-        /* A tenth of the price; it cannot be removed, but finds no owner once the run is over. */
-        PyObject *done = PyObject_CallMethodObjArgs(here->node, annot_its.register_dict, self->carrier, NULL);
-        Py_XDECREF(done);
-        if (done || !PyErr_ExceptionMatches(PyExc_AttributeError))
-            return done ? 0 : -1;
+        int done = hook_once(self, here->node);
+        if (done >= 0 || !PyErr_ExceptionMatches(PyExc_AttributeError))
+            return done < 0 ? -1 : 0;
         PyErr_Clear();
     }
     PyObject *handle = PyObject_CallMethodObjArgs(here->node, annot_its.register_prehook, self->hook, NULL);

@@ -11,10 +11,12 @@ them down to the latter.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -33,7 +35,10 @@ _ACCUMULATE_GRAD: Final = (1 << 64) - 1
 _peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _METADATA_KEY: Final = "annot"
+_HOOKED_KEY: Final = "annot hook"
 
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # One call of one module: the parent of the calls inside it, and the owner of the nodes it made. A plain tuple, for
 # an object with names would cost a fifth of a microsecond a call.
@@ -100,19 +105,18 @@ class Calls:
         self._thread = threading.local()
         self._frames: dict[int, list[Frame]] = {}
         self._owners: dict[Any, Invocation | None] = {}
-        self._threads: set[int] = set()
+        self.threads: set[int] = set()
         self._carrier = torch.zeros(())
         self._carrier._backward_hooks = {0: self._on_node}
 
     # ---------------------------------------------------------------- forward
 
-    def patched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what stands in for `original`, which is `torch.nn.Module.__call__`."""
+    def take_calls(self, original: Callable[..., Any]) -> None:
+        """Have `patched_call`, which stands in for `original`, work for this object."""
         global _original, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes
         _original, _is_plain = original, original is torch.nn.Module._wrapped_call_impl
         _calls, _thread, _by_id = self, self._thread, self._sites.by_id
         _opens, _notes_nodes = self._forward, self._backward
-        return patched_call
 
     def forget(self) -> None:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
@@ -120,9 +124,7 @@ class Calls:
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, or that came after its model."""
         if site is None:
-            if parent is None or id(module) in self._sites.by_id:
-                return None
-            return self._sites.discover(module, sites_of_chain(parent))
+            return None if parent is None else self._sites.discover(module, sites_of_chain(parent))
         return site if parent is None else site.below(parent[SITE].layer)
 
     def notes(self) -> Notes:
@@ -130,7 +132,7 @@ class Calls:
         try:
             return self._thread.notes  # type: ignore[no-any-return]
         except AttributeError:
-            self._threads.add(threading.get_ident())
+            self.threads.add(threading.get_ident())
             notes = self._thread.notes = Notes()
             return notes
 
@@ -173,7 +175,7 @@ class Calls:
     def _walk(self, roots: tuple[Any, ...]) -> tuple[list[tuple[int, int, Invocation | None, Any]], bool]:
         """Return (number, tie-breaker, owner, node) of every node below the roots, and whether threads mix."""
         own: Notes | None = getattr(self._thread, "notes", None)
-        several = len(self._threads) > 1 or own is None
+        several = len(self.threads) > 1 or own is None
         pending = [(_node_of(root), own) for root in roots]
         seen: set[Any] = {None}
         found: list[tuple[int, int, Invocation | None, Any]] = []
@@ -199,7 +201,10 @@ class Calls:
             frame.handles.append(node.register_prehook(self._on_node))
         else:
             # A tenth of the price; it cannot be removed, but finds no owner once the run is over.
-            node._register_hook_dict(self._carrier)
+            metadata = node.metadata
+            if metadata.get(_HOOKED_KEY) is not self._carrier:
+                metadata[_HOOKED_KEY] = self._carrier
+                node._register_hook_dict(self._carrier)
 
     def _on_node(self, *_: Any) -> None:
         """Move to the layer of the node that the engine is about to run; must never raise."""
@@ -255,7 +260,7 @@ _original: Callable[..., Any]
 _is_plain: bool
 _calls: Calls
 _thread: Any
-_by_id: dict[int, Site | None]
+_by_id: dict[int, Site]
 _opens: bool
 _notes_nodes: bool
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
@@ -264,7 +269,7 @@ _push, _pop = emit.push, emit.pop
 _Tensor: Final = torch.Tensor
 
 
-def patched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Stand in for `torch.nn.Module.__call__`.
 
     One function holds the whole path of a call: every further Python frame would cost a tenth of a microsecond.
@@ -282,6 +287,8 @@ def patched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
         site = _calls.find_site(site, module, parent)
         if site is None:
             return _original(module, *args, **kwargs)
+    if parent is None and _notes_nodes and len(_calls.threads) > 1:
+        mark_inputs(args, kwargs)
     key: Any = None
     if site.shapes and _is_tracing() is None:
         if len(args) == 1 and type(args[0]) is _Tensor and not kwargs:
@@ -292,18 +299,18 @@ def patched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
         else:
             key = signature(args, kwargs)
     events = site.events.get(key) or remember(site, key, args, kwargs)
-    made = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
-    if _notes_nodes:
-        number = _peek()
-        if notes.numbers[-1] == number:
-            notes.owners[-1] = made
-        else:
-            notes.note(number, made)
-    if _opens:
-        _push(events[0])
     try:
-        if _is_plain:  # all that the original does stands here
-            result = (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+        made = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
+        if _notes_nodes:
+            number = _peek()
+            if notes.numbers[-1] == number:
+                notes.owners[-1] = made
+            else:
+                notes.note(number, made)
+        if _opens:
+            _push(events[0])
+        if _is_plain and module._compiled_call_impl is None:  # all that the original then does
+            result = module._call_impl(*args, **kwargs)
         else:
             result = _original(module, *args, **kwargs)
     finally:
@@ -321,14 +328,47 @@ def patched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+_frames: Any = torch._C._dynamo.eval_frame
+
+
+def pass_over(function: Any) -> None:
+    """Have torch.compile pass over frames of `function`, as over those of `Module.__call__`, unless it inlines."""
+    with contextlib.suppress(AttributeError):  # a release without this may compile them
+        strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+        _frames.set_code_exec_strategy(function.__code__, strategy)
+
+
+def unseen_by_dynamo(function: F) -> F:
+    """Have torch.compile, which may be watching all that runs, not compile what annot does itself."""
+
+    def run(*args: Any) -> Any:
+        watcher = _frames.set_eval_frame(None)
+        try:
+            return function(*args)
+        finally:
+            _frames.set_eval_frame(watcher)
+
+    pass_over(run)
+    return cast("F", functools.wraps(function)(run))
+
+
+@unseen_by_dynamo
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a key that is equal for calls whose tensors have equal shapes and dtypes."""
-    found = tensors_in(args, kwargs, is_tensor)
-    if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
-        return tuple([(tensor.shape, tensor.dtype) for tensor in found])
-    return tuple(map(spec_of, found))
+    """Return a key that is equal for calls whose tensors have equal shapes and dtypes.
+
+    None, the key of ranges without shapes, if an argument does not let itself be looked at.
+    """
+    try:
+        found = tensors_in(args, kwargs, is_tensor)
+        with torch._C.DisableTorchFunction():
+            if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
+                return tuple([(tensor.shape, tensor.dtype) for tensor in found])
+            return tuple(map(spec_of, found))
+    except Exception:
+        return None
 
 
+@unseen_by_dynamo
 def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the events of a call with these arguments; no more are kept once the bound of texts is reached."""
     if torch._C._get_tracing_state() is not None:  # looking at a shape would put operations into the trace
@@ -337,7 +377,9 @@ def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         key = None
     events = site.events.get(key)
     if events is None:
-        events = site.events[key] = site.make_events(args, kwargs)
+        with torch._C.DisableTorchFunction():
+            events = site.make_events(args, kwargs) if key is not None else site.make_events((), {})
+        site.events[key] = events
     return events
 
 
@@ -354,21 +396,25 @@ def _node_of(root: Any) -> Any:
     return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
 
 
+@unseen_by_dynamo
 def tag_graph(result: Any, notes: Notes) -> None:
     """Let a backward run on another thread, whose numbers mean other nodes, find these notes."""
-    if type(result) is torch.Tensor:
-        if result.grad_fn is not None:
-            _metadata(result.grad_fn)[_METADATA_KEY] = notes
-        return
-    values = (
-        [result]
-        if is_tensor(result) or isinstance(result, (list, tuple, dict))
-        else getattr(result, "__dict__", {}).values()
-    )
-    for tensor in tensors_in(values, {}, is_tensor):
-        if tensor.grad_fn is not None:
-            _metadata(tensor.grad_fn)[_METADATA_KEY] = notes
+    with contextlib.suppress(Exception), torch._C.DisableTorchFunction():
+        plain = isinstance(result, (torch.Tensor, list, tuple, dict))
+        for metadata in _metadata_of([result] if plain else vars(result).values(), {}):
+            metadata[_METADATA_KEY] = notes
 
 
-def _metadata(node: Any) -> dict[str, Any]:
-    return node.metadata  # type: ignore[no-any-return]
+@unseen_by_dynamo
+def mark_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Note that nodes which come in from outside any module may be another thread's: nobody knows their layer."""
+    with contextlib.suppress(Exception), torch._C.DisableTorchFunction():
+        for metadata in _metadata_of(args, kwargs):
+            metadata.setdefault(_METADATA_KEY, None)
+
+
+def _metadata_of(values: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for tensor in tensors_in(values, kwargs, is_tensor):
+        node: Any = tensor.grad_fn
+        if node is not None:
+            yield node.metadata

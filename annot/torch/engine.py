@@ -32,14 +32,15 @@ class Engine:
         calls = self._calls
         if calls is None:
             return self._engine.run_backward(*args, **kwargs)
-        emit.push(self._event)
-        frame = _begin(calls, args, kwargs)
+        depth, frame = emit.depth(), None
         try:
+            emit.push(self._event)
+            frame = _begin(calls, args, kwargs)
             return self._engine.run_backward(*args, **kwargs)
         finally:
             if frame is not None:
                 calls.finish(frame)
-            emit.pop()
+            emit.pop_to(depth)  # whatever an interrupt has left open included
 
     def retire(self) -> Any:
         """Make this stand-in transparent, for those who still hold it; return the engine."""

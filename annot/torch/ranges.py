@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Variable
 
 from annot import emit, native
-from annot.torch.calls import Calls
+from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.engine import Engine
 from annot.torch.optimizer import OptimizerSteps
 from annot.torch.sites import Sites
@@ -119,7 +119,6 @@ class Installed:
                 while self._undo:
                     self._undo.pop()()
                 self._sites.clear()
-                self._calls = None
 
     def _on_change(self) -> None:
         if self._calls is not None:
@@ -152,34 +151,42 @@ def _original(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _patch_call(calls: Any) -> Any:
-    """Replace `torch.nn.Module.__call__`; return what undoes it.
+    """Put a stand-in in the place of `torch.nn.Module.__call__`; return what undoes it.
 
-    If somebody else has replaced it again meanwhile, ours stays below theirs; without sites it does nothing.
+    If somebody else has wrapped `__call__` meanwhile, the stand-in stays below theirs: without sites it does
+    nothing, and a later block uses it where it is, rather than once more on top.
     """
-    global _original_call, _call
-    original = torch.nn.Module.__call__
+    global _original_call, _call, _left_behind
+    ours = patched_call if isinstance(calls, Calls) else _native_call
+    here = torch.nn.Module.__call__
+    if here is not ours and not (_left_behind and here is not _original_call):
+        _original_call, _left_behind = here, False
+        pass_over(ours)
+        torch.nn.Module.__call__ = ours  # type: ignore[method-assign]
     if isinstance(calls, Calls):
-        ours = calls.patched(original)
+        calls.take_calls(_original_call)
     else:
-        _original_call, _call = original, calls.call
-        ours = _native_call
-    torch.nn.Module.__call__ = ours  # type: ignore[method-assign]
+        _call = calls.call
 
     def undo() -> None:
+        global _left_behind
         if torch.nn.Module.__call__ is ours:
-            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+            torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+        else:
+            _left_behind = True
 
     return undo
 
 
-# What `_native_call` needs, as globals: torch.compile recompiles when the closure of a function that it has traced
-# changes, and leaving the block puts a function without one in this one's place.
+# What `_native_call` needs, as globals: torch.compile recompiles when the closure of a function that it has
+# traced changes, and leaving the block puts a function without one in this one's place.
 _is_compiling = torch.compiler.is_dynamo_compiling
 _original_call: Any = None
+_left_behind = False
 _call: Any = None
 
 
-def _native_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+def _native_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
     # torch.compile traces what it compiles through this very function, and must see the original.
     if _is_compiling():
         return _original_call(module, *args, **kwargs)

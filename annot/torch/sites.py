@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -45,9 +47,10 @@ class Site:
         specs: tuple[tag.TensorSpec, ...] = ()
         omitted = 0
         if self.shapes and emit.room_for_texts(2):
-            tensors = tensors_in(args, kwargs, is_tensor)
-            specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-            omitted = max(0, len(tensors) - MAX_TENSORS)
+            with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
+                tensors = tensors_in(args, kwargs, is_tensor)
+                specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
+                omitted = max(0, len(tensors) - MAX_TENSORS)
         elif self.shapes:
             emit.warn_once(_TOO_MANY)
         return self._event("forward", specs, omitted), self._event("backward", specs, omitted)
@@ -72,7 +75,7 @@ def is_tensor(value: object) -> bool:
 class Sites:
     """The modules of all models that are being instrumented, without keeping any of them alive.
 
-    `by_id` maps ``id(module)`` to its site, or to None for a module that was looked for and belongs to no model.
+    `by_id` maps ``id(module)`` to its site.
 
     Args:
         on_change: called after a module got a site or lost it.
@@ -80,64 +83,75 @@ class Sites:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
-        self.by_id: dict[int, Site | None] = {}
+        self.by_id: dict[int, Site] = {}
         self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._holders: Counter[int] = Counter()
 
     def add_model(self, model: torch.nn.Module, *, shapes: bool) -> list[int]:
-        """Add every module of `model` that has no site yet; return the ids that were added."""
-        added = []
+        """Add every module of `model`; return their ids, for `remove`. One that has a site keeps it."""
+        held: set[int] = set()
+        new: set[int] = set()
         for path, module in _paths(model):
             known = self.by_id.get(id(module))
             if known is None:
                 self._add(module, Site(path, _class_name(module), shapes))
-                added.append(id(module))
-            elif id(module) in added:
+                new.add(id(module))
+            elif id(module) in new:
                 _add_place(known, path)
-        return added
+            held.add(id(module))
+        self._holders.update(held)
+        return list(held)
 
     def remove(self, ids: list[int]) -> None:
-        """Forget these modules."""
+        """Let go of these modules; those that no other block holds are forgotten."""
         for ident in ids:
-            self.by_id.pop(ident, None)
-            self._alive.pop(ident, None)
+            self._holders[ident] -= 1
+            if self._holders[ident] <= 0:
+                self._forget(ident)
         self._on_change()
 
     def clear(self) -> None:
         """Forget every module, also those that were discovered."""
         self.by_id.clear()
         self._alive.clear()
+        self._holders.clear()
         self._on_change()
 
     def discover(self, module: torch.nn.Module, active: list[Site]) -> Site | None:
-        """Return the site of a module that came after the model was added, looked for below the active layers.
+        """Return the site of a module that came after its model, looked for below the layer that calls it.
 
         Args:
             module: the module that is being called.
             active: the sites of the calls that are open around it, innermost first.
         """
-        for site in active:
-            parent = self._module_of(site)
-            name = _name_below(parent, module) if parent is not None else None
-            if name is not None:
-                path = f"{site.layer}.{name}" if site.layer else name
-                found = Site(path, _class_name(module), site.shapes)
-                self._add(module, found)
-                return found
-        if active:
-            self._add(module, None)
-        return None
+        parent = self._module_of(active[0]) if active else None
+        path = _path_below(parent, module) if parent is not None else None
+        if path is None:
+            return None
+        found = Site(f"{active[0].layer}.{path}" if active[0].layer else path, _class_name(module), active[0].shapes)
+        self._add(module, found)
+        return found
 
     def _module_of(self, site: Site) -> torch.nn.Module | None:
         for ident, known in self.by_id.items():
-            if known is site or (known is not None and known.elsewhere and site in known.elsewhere.values()):
+            if known is site or (known.elsewhere and site in known.elsewhere.values()):
                 return self._alive[ident]()
         return None
 
-    def _add(self, module: torch.nn.Module, site: Site | None) -> None:
+    def _add(self, module: torch.nn.Module, site: Site) -> None:
         ident = id(module)
-        self._alive[ident] = weakref.ref(module, lambda _: self.remove([ident]))
+        self._alive[ident] = weakref.ref(module, lambda _: self._bury(ident))
         self.by_id[ident] = site
         self._on_change()
+
+    def _bury(self, ident: int) -> None:
+        self._forget(ident)
+        self._on_change()
+
+    def _forget(self, ident: int) -> None:
+        self.by_id.pop(ident, None)
+        self._alive.pop(ident, None)
+        self._holders.pop(ident, None)
 
 
 def _class_name(module: torch.nn.Module) -> str:
@@ -170,5 +184,16 @@ def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         pending.extend(reversed(children))
 
 
-def _name_below(parent: torch.nn.Module, module: torch.nn.Module) -> str | None:
-    return next((name for name, child in parent.named_modules() if child is module and name), None)
+def _path_below(parent: torch.nn.Module, module: torch.nn.Module) -> str | None:
+    """Return the path from `parent` to `module`; this runs on every call of a module that stands nowhere."""
+    pending: list[tuple[str, torch.nn.Module]] = [("", parent)]
+    seen = set()
+    while pending:
+        path, here = pending.pop()
+        seen.add(id(here))
+        for name, child in here._modules.items():
+            if child is module:
+                return f"{path}{name}"
+            if child is not None and child._modules and id(child) not in seen:
+                pending.append((f"{path}{name}.", child))
+    return None

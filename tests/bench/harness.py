@@ -57,9 +57,7 @@ class Timings:
         return statistics.median(mine / plain for mine, plain in pairs)
 
 
-def time_variants(
-    variants: Mapping[str, Variant], call: Callable[[], object], *, calls: int, rounds: int
-) -> Timings:
+def time_variants(variants: Mapping[str, Variant], call: Callable[[], object], *, calls: int, rounds: int) -> Timings:
     """Time `call` under each variant, in turn, in many short blocks.
 
     Args:
@@ -89,9 +87,7 @@ def _block(call: Callable[[], object], calls: int) -> float:
     return (time.perf_counter_ns() - begin) / calls
 
 
-def report(
-    what: str, value: float, unit: str, budget: float | None = None, note: str = "", width: int = 48
-) -> None:
+def report(what: str, value: float, unit: str, budget: float | None = None, note: str = "", width: int = 48) -> None:
     """Print one figure and, if it has a budget, whether it keeps it."""
     verdict = "" if budget is None else f"at most {budget:.3g} {unit}".ljust(18)
     if budget is not None:

@@ -1,0 +1,66 @@
+"""What `epochs` and `batches` return: an iterable that is its original in every way but the iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import wrapt
+
+from annot import emit
+from annot.tag import Tag
+from annot.tag import format as format_tag
+
+__all__ = ["Ranged"]
+
+T = TypeVar("T")
+
+
+class Ranged(wrapt.ObjectProxy[Any]):
+    """An iterable with a range around the use of each item.
+
+    Args:
+        items: what is iterated over; length, indexing, attributes and all else are its own.
+        range_of: makes the range of the item with this number.
+        waits: put a range around the wait for each item too.
+    """
+
+    def __init__(
+        self, items: Iterable[Any], range_of: Callable[[int], AbstractContextManager[None]], *, waits: bool
+    ) -> None:
+        super().__init__(items)
+        self._self_range_of = range_of
+        self._self_waits = waits
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self.__wrapped__)
+        for number, item in enumerate(_timed_waits(items) if self._self_waits else items):
+            with self._self_range_of(number):
+                yield item
+
+    def __next__(self) -> Any:
+        return next(self.__wrapped__)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__wrapped__.__reduce_ex__(protocol)
+
+
+def _timed_waits(items: Iterator[T]) -> Iterator[T]:
+    event = emit.event(format_tag(Tag(phase="data")), category="data")
+    while True:
+        depth = emit.depth()
+        try:
+            emit.push(event)
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            emit.pop_to(depth)
+        yield item
