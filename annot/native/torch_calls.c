@@ -414,18 +414,6 @@ static int look_up(void) {
     return annot_find_peek();
 }
 
-static int make_carrier(Calls *self) {
-    PyObject *zeros = annot_get("torch", "zeros");
-    PyObject *hooks = PyDict_New(), *zero = PyLong_FromLong(0);
-    self->carrier = zeros ? PyObject_CallFunction(zeros, "i", 1) : NULL;
-    int failed = !self->carrier || !hooks || !zero || PyDict_SetItem(hooks, zero, self->hook) < 0 ||
-                 PyObject_SetAttrString(self->carrier, "_backward_hooks", hooks) < 0;
-    Py_XDECREF(zeros);
-    Py_XDECREF(hooks);
-    Py_XDECREF(zero);
-    return failed ? -1 : 0;
-}
-
 static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"sites", "forward", "backward", NULL};
     Calls *self = (Calls *)self_object;
@@ -440,12 +428,7 @@ static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     }
     self->sites = Py_NewRef(sites);
     self->by_id = PyObject_GetAttr(sites, annot_its.by_id);
-    self->owners = PyDict_New();
-    self->hook = PyCFunction_NewEx(&annot_on_node_def, self_object, NULL);
-    self->engine = annot_get("torch", "autograd.Variable._execution_engine");
-    if (!self->by_id || !self->owners || !self->hook || !self->engine)
-        return -1;
-    return make_carrier(self);
+    return self->by_id ? annot_prepare_hooks(self) : -1;
 }
 
 static int calls_traverse(PyObject *self_object, visitproc visit, void *arg) {

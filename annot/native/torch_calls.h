@@ -69,7 +69,7 @@ typedef struct {
     PyObject *sites;   /* annot.torch.sites.Sites; owned */
     PyObject *by_id;   /* its dict: id of a module -> Site or None; owned */
     PyObject *owners;  /* dict: node with a hook -> Invocation or None; owned */
-    PyObject *hook;    /* annot_on_node, bound; owned */
+    PyObject *hook;    /* on_node, bound; owned */
     PyObject *carrier; /* a tensor whose hooks are {0: hook}; owned */
     PyObject *engine;  /* autograd's engine; owned */
     int forward, backward;
@@ -81,7 +81,8 @@ PyObject *annot_get(const char *module_name, const char *path);
 
 /* ---------------------------------------------------------------- torch_graph.c: backward */
 
-extern PyMethodDef annot_on_node_def;
+/* Makes the hook and what carries it; -1 with an exception set. */
+int annot_prepare_hooks(Calls *self);
 PyObject *annot_begin(PyObject *calls, PyObject *args, PyObject *kwargs);
 PyObject *annot_finish(PyObject *calls, PyObject *token);
 

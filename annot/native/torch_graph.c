@@ -349,5 +349,23 @@ static PyObject *on_node(PyObject *self_object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-PyMethodDef annot_on_node_def = {"on_node", on_node, METH_O, "Move to the layer of the node that comes next."};
+static PyMethodDef on_node_def = {"on_node", on_node, METH_O, "Move to the layer of the node that comes next."};
 
+static int make_carrier(Calls *self) {
+    PyObject *zeros = annot_get("torch", "zeros");
+    PyObject *hooks = PyDict_New(), *zero = PyLong_FromLong(0);
+    self->carrier = zeros ? PyObject_CallFunction(zeros, "i", 1) : NULL;
+    int failed = !self->carrier || !hooks || !zero || PyDict_SetItem(hooks, zero, self->hook) < 0 ||
+                 PyObject_SetAttrString(self->carrier, "_backward_hooks", hooks) < 0;
+    Py_XDECREF(zeros);
+    Py_XDECREF(hooks);
+    Py_XDECREF(zero);
+    return failed ? -1 : 0;
+}
+
+int annot_prepare_hooks(Calls *self) {
+    self->owners = PyDict_New();
+    self->hook = PyCFunction_NewEx(&on_node_def, (PyObject *)self, NULL);
+    self->engine = annot_get("torch", "autograd.Variable._execution_engine");
+    return self->owners && self->hook && self->engine ? make_carrier(self) : -1;
+}
