@@ -105,7 +105,7 @@ class Calls:
         self._thread = threading.local()
         self._frames: dict[int, list[Frame]] = {}
         self._owners: dict[Any, Invocation | None] = {}
-        self.threads: set[int] = set()
+        self.threads = 0  # that ever had notes; their idents come again
         self._carrier = torch.zeros(())
         self._carrier._backward_hooks = {0: self._on_node}
 
@@ -132,7 +132,7 @@ class Calls:
         try:
             return self._thread.notes  # type: ignore[no-any-return]
         except AttributeError:
-            self.threads.add(threading.get_ident())
+            self.threads += 1
             notes = self._thread.notes = Notes()
             return notes
 
@@ -175,7 +175,7 @@ class Calls:
     def _walk(self, roots: tuple[Any, ...]) -> tuple[list[tuple[int, int, Invocation | None, Any]], bool]:
         """Return (number, tie-breaker, owner, node) of every node below the roots, and whether threads mix."""
         own: Notes | None = getattr(self._thread, "notes", None)
-        several = len(self.threads) > 1 or own is None
+        several = self.threads > 1 or own is None
         pending = [(_node_of(root), own) for root in roots]
         seen: set[Any] = {None}
         found: list[tuple[int, int, Invocation | None, Any]] = []
@@ -287,7 +287,7 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         site = _calls.find_site(site, module, parent)
         if site is None:
             return _original(module, *args, **kwargs)
-    if parent is None and _notes_nodes and len(_calls.threads) > 1:
+    if parent is None and _notes_nodes and _calls.threads > 1:
         mark_inputs(args, kwargs)
     key: Any = None
     if site.shapes and _is_tracing() is None:
