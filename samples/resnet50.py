@@ -60,9 +60,7 @@ class ResNet(nn.Module):
         classes: how many outputs.
     """
 
-    def __init__(
-        self, blocks: tuple[int, int, int, int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000
-    ) -> None:
+    def __init__(self, blocks: tuple[int, int, int, int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)

@@ -37,7 +37,6 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _METADATA_KEY: Final = "annot"
 _HOOKED_KEY: Final = "annot hook"
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 # One call of one module: the parent of the calls inside it, and the owner of the nodes it made. A plain tuple, for
@@ -149,12 +148,16 @@ class Calls:
         """
         frame = Frame(creates_graph=create_graph)
         self._frames.setdefault(threading.get_ident(), []).append(frame)
-        nodes, mixed = self._walk(roots)
-        previous = None
-        for _, _, owner, node in sorted(nodes, key=lambda found: found[:2], reverse=True):
-            if every or mixed or owner is not previous:  # numbers of several threads do not fall either
-                self._hook(node, owner, frame, keep_graph=keep_graph)
-            previous = owner
+        try:
+            nodes, mixed = self._walk(roots)
+            previous = None
+            for _, _, owner, node in sorted(nodes, key=lambda found: found[:2], reverse=True):
+                if every or mixed or owner is not previous:  # numbers of several threads do not fall either
+                    self._hook(node, owner, frame, keep_graph=keep_graph)
+                previous = owner
+        except BaseException:
+            self.finish(frame)
+            raise
         return frame
 
     def finish(self, frame: Frame) -> None:
