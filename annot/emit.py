@@ -16,6 +16,7 @@ import warnings
 from typing import Any, Final, Protocol
 
 from annot import native
+from annot.tag import DOMAIN
 
 __all__ = [
     "DOMAIN",
@@ -38,9 +39,6 @@ __all__ = [
     "warn_once",
     "wrapper",
 ]
-
-DOMAIN: Final = "annot"
-"""The NVTX domain of annot's own ranges."""
 
 MAX_TEXTS: Final = 16384
 """How many different texts are ever registered with the tool; a tool keeps each one for the whole run."""

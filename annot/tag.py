@@ -23,7 +23,10 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
+__all__ = ["DOMAIN", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
+
+DOMAIN: Final = "annot"
+"""The NVTX domain of annot's own ranges."""
 
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "data", "epoch", "step", "other"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)

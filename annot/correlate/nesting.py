@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import polars as pl
 
-__all__ = ["Nest", "nest"]
+from annot.tag import DOMAIN
 
-ANNOT: Final = "annot"
+__all__ = ["Nest", "nest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def _crossing(ordered: pl.DataFrame) -> list[bool]:
     """Tell which ranges have to stand aside so that the others nest."""
     started = pl.col("kind") == "start"
     weights = ordered.select(
-        2 * (~started).cast(pl.Int64) + (pl.col("domain") == ANNOT).fill_null(False).cast(pl.Int64)
+        2 * (~started).cast(pl.Int64) + (pl.col("domain") == DOMAIN).fill_null(False).cast(pl.Int64)
     )
     weight: list[int] = weights.to_series().to_list()
     start, end = ordered["start"].to_list(), ordered["end"].to_list()

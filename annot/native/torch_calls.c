@@ -206,18 +206,14 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
     PyObject *site = id ? PyDict_GetItemWithError(self->by_id, id) : NULL;
     Py_XDECREF(id);
-    if (site == Py_None || PyErr_Occurred())
+    if (PyErr_Occurred())
         return NULL;
     if (site)
         return Py_NewRef(site);
     if (!notes->current)
         return NULL;
-    PyObject *active = PyList_New(0);
-    for (Invocation *open = notes->current; active && open; open = open->parent)
-        if (PyList_Append(active, open->site) < 0)
-            Py_CLEAR(active);
-    PyObject *found = active ? PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, active, NULL) : NULL;
-    Py_XDECREF(active);
+    PyObject *found =
+        PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, notes->current->site, NULL);
     if (found != Py_None)
         return found;
     Py_DECREF(found);

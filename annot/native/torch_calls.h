@@ -67,7 +67,7 @@ typedef struct Memo Memo;
 typedef struct {
     PyObject_HEAD
     PyObject *sites;   /* annot.torch.sites.Sites; owned */
-    PyObject *by_id;   /* its dict: id of a module -> Site or None; owned */
+    PyObject *by_id;   /* its dict: id of a module -> Site; owned */
     PyObject *owners;  /* dict: node with a hook -> Invocation or None; owned */
     PyObject *hook;    /* on_node, bound; owned */
     PyObject *carrier; /* a tensor whose hooks are {0: hook}; owned */

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from annot import emit, tag
+from annot import tag
 from annot.errors import AnnotError
 from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, Profile, Schema
 
@@ -146,7 +146,7 @@ def _ranges(events: Sequence[_Event], clock: _Clock, texts: dict[str, str]) -> p
         id=list(range(len(events))),
         process=[_process(event.pid) for event in events],
         thread=[_thread(event) for event in events],
-        domain=[emit.DOMAIN if _is_ours(event.name) else texts.get(event.name, "") for event in events],
+        domain=[tag.DOMAIN if _is_ours(event.name) else texts.get(event.name, "") for event in events],
         category=[""] * len(events),
         text=[event.name for event in events],
         kind=["push"] * len(events),

@@ -123,7 +123,7 @@ class Calls:
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, or that came after its model."""
         if site is None:
-            return None if parent is None else self._sites.discover(module, sites_of_chain(parent))
+            return None if parent is None else self._sites.discover(module, parent[SITE])
         return site if parent is None else site.below(parent[SITE].layer)
 
     def notes(self) -> Notes:
@@ -384,15 +384,6 @@ def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             events = site.make_events(args, kwargs) if key is not None else site.make_events((), {})
         site.events[key] = events
     return events
-
-
-def sites_of_chain(invocation: Invocation | None) -> list[Site]:
-    """Return the sites of the open calls from this one outwards."""
-    sites = []
-    while invocation is not None:
-        sites.append(invocation[SITE])
-        invocation = invocation[PARENT]
-    return sites
 
 
 def _node_of(root: Any) -> Any:

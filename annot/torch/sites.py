@@ -30,6 +30,7 @@ class Site:
         layer: dotted path, as `torch.nn.Module.named_modules` spells it.
         module: class name.
         shapes: whether the ranges say shapes.
+        of: the module itself.
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
         cache: belongs to `annot.native._fast.Calls`.
@@ -37,7 +38,8 @@ class Site:
 
     layer: str
     module: str
-    shapes: bool = True
+    shapes: bool
+    of: weakref.ref[torch.nn.Module]
     elsewhere: dict[str, Site] | None = None
     events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     cache: Any = None
@@ -84,7 +86,6 @@ class Sites:
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self.by_id: dict[int, Site] = {}
-        self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._holders: Counter[int] = Counter()
 
     def add_model(self, model: torch.nn.Module, *, shapes: bool) -> list[int]:
@@ -94,7 +95,7 @@ class Sites:
         for path, module in _paths(model):
             known = self.by_id.get(id(module))
             if known is None:
-                self._add(module, Site(path, _class_name(module), shapes))
+                self._add(module, path, shapes)
                 new.add(id(module))
             elif id(module) in new:
                 _add_place(known, path)
@@ -113,36 +114,23 @@ class Sites:
     def clear(self) -> None:
         """Forget every module, also those that were discovered."""
         self.by_id.clear()
-        self._alive.clear()
         self._holders.clear()
         self._on_change()
 
-    def discover(self, module: torch.nn.Module, active: list[Site]) -> Site | None:
-        """Return the site of a module that came after its model, looked for below the layer that calls it.
-
-        Args:
-            module: the module that is being called.
-            active: the sites of the calls that are open around it, innermost first.
-        """
-        parent = self._module_of(active[0]) if active else None
+    def discover(self, module: torch.nn.Module, caller: Site) -> Site | None:
+        """Return the site of a module that came after its model, looked for below the layer that calls it."""
+        parent = caller.of()
         path = _path_below(parent, module) if parent is not None else None
         if path is None:
             return None
-        found = Site(f"{active[0].layer}.{path}" if active[0].layer else path, _class_name(module), active[0].shapes)
-        self._add(module, found)
-        return found
+        return self._add(module, f"{caller.layer}.{path}" if caller.layer else path, caller.shapes)
 
-    def _module_of(self, site: Site) -> torch.nn.Module | None:
-        for ident, known in self.by_id.items():
-            if known is site or (known.elsewhere and site in known.elsewhere.values()):
-                return self._alive[ident]()
-        return None
-
-    def _add(self, module: torch.nn.Module, site: Site) -> None:
+    def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
         ident = id(module)
-        self._alive[ident] = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site
+        alive = weakref.ref(module, lambda _: self._bury(ident))
+        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive)
         self._on_change()
+        return site
 
     def _bury(self, ident: int) -> None:
         self._forget(ident)
@@ -150,19 +138,14 @@ class Sites:
 
     def _forget(self, ident: int) -> None:
         self.by_id.pop(ident, None)
-        self._alive.pop(ident, None)
         self._holders.pop(ident, None)
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    return type(module).__name__
 
 
 def _add_place(site: Site, path: str) -> None:
     if site.elsewhere is None:
         site.elsewhere = {site.layer: site}
     if len(site.elsewhere) < MAX_PATHS:
-        site.elsewhere[path] = Site(path, site.module, site.shapes)
+        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of)
 
 
 def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
