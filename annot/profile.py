@@ -2,7 +2,7 @@
 
 Times are integer nanoseconds on one clock per file; they may be negative. `process` and `thread` are opaque
 numbers: equal means the same process or thread, and a thread number belongs to one process only. A column
-    that a format does not know is null.
+that a format does not know is null.
 
 `meta` is a plain dictionary; every reader sets
 
@@ -10,6 +10,13 @@ numbers: equal means the same process or thread, and a thread number belongs to 
     format    str         the reader's name, such as "nsys_sqlite"
     producer  str         what wrote the file, with its version; empty if the file does not say
     notes     list[str]   what was lost, cut or not understood: one sentence each, shown in every report
+
+and, where it differs from the default,
+
+    host_times  bool      false: the file knows no times on the host; those of ranges and launches are only an
+                          order (0, 1, 2, ...), from which nothing but "lies in" and "comes before" follows
+    rank        int       number of the process among those that train together
+    world_size  int       how many train together
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-__all__ = ["COPIES", "KERNELS", "LAUNCHES", "MARKS", "METRICS", "RANGES", "Profile", "Schema", "conform"]
+__all__ = ["COPIES", "KERNELS", "LAUNCHES", "MARKS", "METRICS", "RANGES", "ROLES", "Profile", "Schema", "conform", "pick"]
 
 Schema: TypeAlias = Mapping[str, type[pl.DataType]]
 
@@ -37,8 +44,16 @@ RANGES: Final[Schema] = {
     "end": pl.Int64,  # ns; null: still open when the capture ended
     "payload": pl.String,  # the number as decimal text, so that 64 bits stay exact
     "color": pl.Int64,  # 0xAARRGGBB
+    "role": pl.String,  # null: what the range is stands in its text; else see `annot.profile.ROLES`
+    "sequence": pl.Int64,  # autograd's number of the operation; a backward operation bears that of its forward one
+    "forward_thread": pl.Int64,  # of a backward operation: the thread of its forward one; null: not known
 }
 """Annotated stretches of host time."""
+
+ROLES: Final = ("annotation", "module", "operator", "backward")
+"""What a range can be: somebody's annotation, or recorded by the framework itself: a call of a module (`text`
+is its path or class), an operation, an operation of the backward pass. Operations are no layers: what they
+launch belongs to the layer around them, that of a backward operation to the layer of its forward one."""
 
 MARKS: Final[Schema] = {
     "process": pl.Int64,
@@ -60,6 +75,13 @@ LAUNCHES: Final[Schema] = {
 }
 """API calls on the host that can lead to work on a device."""
 
+_ORIGIN: Final[Schema] = {
+    "origin_thread": pl.Int64,
+    "origin_start": pl.Int64,  # ns
+}
+"""The host instant to which work belongs, where that is not its launch: when it was captured into a CUDA
+graph, or the operation that the file names as its cause. Null: the launch decides."""
+
 KERNELS: Final[Schema] = {
     "process": pl.Int64,
     "device": pl.Int64,
@@ -68,6 +90,7 @@ KERNELS: Final[Schema] = {
     "end": pl.Int64,  # ns
     "correlation": pl.Int64,  # null: the launch is not known
     "name": pl.String,
+    **_ORIGIN,
 }
 """Kernels on a device; also a CUDA graph that was traced as one piece."""
 
@@ -80,6 +103,7 @@ COPIES: Final[Schema] = {
     "correlation": pl.Int64,
     "kind": pl.String,  # "HtoD", "DtoH", "DtoD", ..., "memset"
     "bytes": pl.Int64,
+    **_ORIGIN,
 }
 """Copies and sets of memory by a device."""
 
@@ -165,3 +189,8 @@ def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:
         pl.col(name).cast(dtype) if name in table.columns else pl.lit(None, dtype).alias(name)
         for name, dtype in schema.items()
     )
+
+
+def pick(table: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    """Return the columns of the schema, whatever else the table has; see `Profile.build`."""
+    return conform(table.select(name for name in schema if name in table.columns), schema)

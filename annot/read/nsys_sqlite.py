@@ -12,7 +12,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, RANGES, Profile, conform
+from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, RANGES, Profile, conform, pick
 from annot.read.sqlite import MAGIC, Database, open_database
 
 __all__ = ["NAME", "read", "sniff"]
@@ -58,7 +58,7 @@ def read(path: Path) -> Profile:
         return Profile.build(
             _meta(path, database),
             ranges=_ranges(events),
-            marks=conform(events.filter(pl.col("type") == _MARK).select(list(MARKS)), MARKS),
+            marks=pick(events.filter(pl.col("type") == _MARK), MARKS),
             launches=_launches(database, strings),
             kernels=pl.concat([_kernels(database, strings), _graphs(database)]),
             copies=pl.concat([_copies(database), _sets(database)]),
@@ -185,7 +185,7 @@ def _ranges(events: pl.DataFrame) -> pl.DataFrame:
     kind = pl.when(pl.col("type").is_in(_PUSH)).then(pl.lit("push")).otherwise(pl.lit("start"))
     usable = pl.col("start").is_not_null() & pl.col("thread").is_not_null()
     ranges = events.filter((pl.col("type") != _MARK) & usable)
-    return ranges.with_columns(kind.alias("kind")).select(list(RANGES))
+    return pick(ranges.with_columns(kind.alias("kind")), RANGES)
 
 
 def _launches(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
@@ -197,7 +197,7 @@ def _launches(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
     rows = database.scan(table, integers | {"correlation": "correlationId", "string": "nameId"}, {}, where)
     names = _spelt(rows, "string", strings).alias("name")
     rows = rows.with_columns(_process("thread").alias("process"), names)
-    return conform(rows.select(list(LAUNCHES)), LAUNCHES)
+    return pick(rows, LAUNCHES)
 
 
 def _work(database: Database, table: str, **more: str) -> pl.DataFrame:
@@ -214,7 +214,7 @@ def _kernels(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
         return conform(None, KERNELS)
     rows = _work(database, table, string="demangledName", short="shortName")
     name = pl.coalesce(_spelt(rows, "string", strings), _spelt(rows, "short", strings), pl.lit(""))
-    return conform(rows.with_columns(name.alias("name")).select(list(KERNELS)), KERNELS)
+    return pick(rows.with_columns(name.alias("name")), KERNELS)
 
 
 def _graphs(database: Database) -> pl.DataFrame:
@@ -224,7 +224,7 @@ def _graphs(database: Database) -> pl.DataFrame:
         return conform(None, KERNELS)
     rows = _work(database, table, graph="graphId")
     name = pl.format("CUDA graph {}", pl.col("graph").fill_null(0))
-    return conform(rows.with_columns(name.alias("name")).select(list(KERNELS)), KERNELS)
+    return pick(rows.with_columns(name.alias("name")), KERNELS)
 
 
 def _copies(database: Database) -> pl.DataFrame:
@@ -233,7 +233,7 @@ def _copies(database: Database) -> pl.DataFrame:
         return conform(None, COPIES)
     rows = _work(database, table, bytes="bytes", copy="copyKind")
     kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
-    return conform(rows.with_columns(kind.alias("kind")).select(list(COPIES)), COPIES)
+    return pick(rows.with_columns(kind.alias("kind")), COPIES)
 
 
 def _sets(database: Database) -> pl.DataFrame:
@@ -241,4 +241,4 @@ def _sets(database: Database) -> pl.DataFrame:
     if table not in database.columns:
         return conform(None, COPIES)
     rows = _work(database, table, bytes="bytes")
-    return conform(rows.with_columns(pl.lit("memset").alias("kind")).select(list(COPIES)), COPIES)
+    return pick(rows.with_columns(pl.lit("memset").alias("kind")), COPIES)
