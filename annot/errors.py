@@ -14,3 +14,7 @@ class AnnotError(Exception):
             ...
         annot.errors.AnnotError: run.sqlite is empty
     """
+
+    def __init__(self, message: str) -> None:
+        # A file's own words can be in it, and must not move the cursor of a terminal.
+        super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))

@@ -15,19 +15,38 @@ and, where it differs from the default,
 
     host_times  bool      false: the file knows no times on the host; those of ranges and launches are only an
                           order (0, 1, 2, ...), from which nothing but "lies in" and "comes before" follows
+    devices       list[dict]  a GPU each, with the file's own names and units
+    processes     list[dict]  process, pid and name of those in the profile
+    utc_start_ns  int         time 0 of the profile, in ns since 1970
     rank        int       number of the process among those that train together
     world_size  int       how many train together
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import polars as pl
 
-__all__ = ["COPIES", "KERNELS", "LAUNCHES", "MARKS", "METRICS", "RANGES", "ROLES", "Profile", "Schema", "conform", "pick"]
+__all__ = [
+    "COPIES",
+    "KERNELS",
+    "LAUNCHES",
+    "MARKS",
+    "METRICS",
+    "RANGES",
+    "ROLES",
+    "WORK",
+    "Profile",
+    "Schema",
+    "Source",
+    "conform",
+    "copies_as_work",
+    "kernels_as_work",
+    "pick",
+]
 
 Schema: TypeAlias = Mapping[str, type[pl.DataType]]
 
@@ -107,6 +126,13 @@ COPIES: Final[Schema] = {
 }
 """Copies and sets of memory by a device."""
 
+WORK: Final[Schema] = {
+    **{name: dtype for name, dtype in KERNELS.items() if name not in _ORIGIN},
+    "kernel": pl.Boolean,  # false: a copy or set, whose name says its kind in parentheses
+    **_ORIGIN,
+}
+"""All that ran on a device: kernels, copies and sets in one table."""
+
 METRICS: Final[Schema] = {
     "kernel": pl.Int64,  # row of the table of kernels, from 0
     "name": pl.String,
@@ -114,6 +140,30 @@ METRICS: Final[Schema] = {
     "unit": pl.String,
 }
 """Hardware counters of single kernels."""
+
+
+class Source(Protocol):
+    """What the correlator reads: a `Profile`, or a file too large for memory that is read in blocks.
+
+    Columns of blocks may be left out where all is null, and texts may be `pl.Categorical` or `pl.Enum`.
+    """
+
+    @property
+    def ranges(self) -> pl.DataFrame:
+        """A row per range, as `RANGES`, in the order of their ids."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Where the profile comes from, as above."""
+
+    def last_launch(self) -> int | None:
+        """Return when the last API call ended (ns), None if there was none."""
+
+    def launch_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all API calls, as `LAUNCHES`; each call of this function starts anew."""
+
+    def work_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all that ran on devices, as `WORK`, by start as far as the file is in order; each call starts anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +223,30 @@ class Profile:
             conform(metrics, METRICS),
             {"source": "", "format": "", "producer": "", "notes": []} | meta,
         )
+
+    def last_launch(self) -> int | None:
+        """Return when the last API call ended; see `Source`."""
+        return max(self.launches["end"].top_k(1), default=None)
+
+    def launch_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield the table of API calls; see `Source`."""
+        yield self.launches
+
+    def work_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield kernels, copies and sets as one table, by start; see `Source`."""
+        yield pl.concat([kernels_as_work(self.kernels), copies_as_work(self.copies)]).sort("start", maintain_order=True)
+
+
+def kernels_as_work(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of `KERNELS` as rows of `WORK`."""
+    return kernels.with_columns(kernel=pl.lit(True)).select(list(WORK))
+
+
+def copies_as_work(copies: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of `COPIES` as rows of `WORK`: ``(copy HtoD)``, ``(memset)``."""
+    kind = pl.col("kind")
+    name = pl.format("({})", pl.when(kind == "memset").then(kind).otherwise(pl.format("copy {}", kind)))
+    return copies.with_columns(name.alias("name"), kernel=pl.lit(False)).select(list(WORK))
 
 
 def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:

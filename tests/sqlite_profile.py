@@ -6,6 +6,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+from nsys_layouts import LAYOUTS, declared
+
 NVTX = (
     "start, end, eventType, rangeId, category, color, text, globalTid, endGlobalTid, textId, domainId, "
     "uint64Value, int64Value, doubleValue"
@@ -36,7 +39,9 @@ def thread(number: int, of_process: int = 1) -> int:
 class SqliteProfile:
     """Collects rows, then writes those tables that have any."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: str = "") -> None:
+        """Use the columns of a version of Nsight Systems, one of `LAYOUTS`; those that the tests need if empty."""
+        self.layout = LAYOUTS[layout] if layout else {}
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.strings: dict[str, int] = {}
         self.domains: dict[tuple[int, str], int] = {}
@@ -94,34 +99,81 @@ class SqliteProfile:
         *,
         of_process: int = 1,
         device: int = 0,
+        **more: Any,
     ) -> None:
         """Add a kernel without its launch."""
         text = self.string(name)
         self.add(
             "CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, deviceId=device, streamId=7,
-            correlationId=correlation, globalPid=process(of_process), demangledName=text, shortName=text,
+            correlationId=correlation, demangledName=text, shortName=text, **{"globalPid": process(of_process)} | more,
         )  # fmt: skip
 
-    def copy(self, start: int, end: int, correlation: int, *, kind: int = 1, of_process: int = 1) -> None:
+    def copy(
+        self, start: int, end: int, correlation: int, *, kind: int = 1, of_process: int = 1, **more: Any
+    ) -> None:  # fmt: skip
         """Add a copy without its launch."""
         self.add(
             "CUPTI_ACTIVITY_KIND_MEMCPY", start=start, end=end, deviceId=0, streamId=7, bytes=64, copyKind=kind,
-            correlationId=correlation, globalPid=process(of_process),
+            correlationId=correlation, **{"globalPid": process(of_process)} | more,
+        )  # fmt: skip
+
+    def node(
+        self, node: int, original: int | None, start: int, *, number: int = 1, of_process: int = 1, kind: int = 77
+    ) -> None:  # fmt: skip
+        """Add the making of a node of a CUDA graph, a clone if it has an original."""
+        old = self.layout and "CUDA_GRAPH_NODE_EVENTS" not in self.layout
+        self.add(
+            "CUDA_GRAPH_EVENTS" if old else "CUDA_GRAPH_NODE_EVENTS", start=start, end=start, eventClass=kind,
+            globalTid=thread(number, of_process), graphNodeId=node, originalGraphNodeId=original,
         )  # fmt: skip
 
     def write(self, path: Path) -> Path:
         """Write the file."""
         connection = sqlite3.connect(path)
         for table, rows in self.rows.items():
-            named = TABLES[table].split(", ") if table in TABLES else []
-            columns = list(dict.fromkeys([*named, *(name for row in rows for name in row)]))
-            quoted = ", ".join(f'"{column}"' for column in columns)
-            connection.execute(f"CREATE TABLE {table} ({quoted})")
+            columns = self._columns(table, rows)
+            types = [declared(table, column) if self.layout else f'"{column}"' for column in columns]
+            connection.execute(f"CREATE TABLE {table} ({', '.join(types)})")
             values = [[row.get(column) for column in columns] for row in rows]
             connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", values)
         connection.commit()
         connection.close()
         return path
+
+    def _columns(self, table: str, rows: list[dict[str, Any]]) -> list[str]:
+        """The columns of the layout, and without one also those that a row has."""
+        if self.layout:
+            return self.layout[table].split(", ")
+        named = TABLES[table].split(", ") if table in TABLES else []
+        return list(dict.fromkeys([*named, *(name for row in rows for name in row)]))
+
+
+def to_parquet(path: Path, folder: Path, *, narrow: bool = False) -> Path:
+    """Write the tables of an SQLite file as Nsight Systems does with ``--type=parquetdir``.
+
+    Args:
+        path: the SQLite file.
+        folder: what to make.
+        narrow: use the smallest types, unsigned where possible, and dictionaries for texts.
+    """
+    folder.mkdir()
+    connection = sqlite3.connect(path)
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
+    for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        rows = connection.execute(f'SELECT * FROM "{table}" ORDER BY rowid')
+        names = [column[0] for column in rows.description]
+        frame = pl.DataFrame(rows.fetchall(), schema=names, orient="row", infer_schema_length=None)
+        (frame.select(map(_narrowed, frame)) if narrow else frame).write_parquet(folder / f"{table}.parquet")
+    connection.close()
+    return folder
+
+
+def _narrowed(column: pl.Series) -> pl.Series:
+    if column.dtype == pl.String:
+        return column.cast(pl.Categorical)
+    if column.dtype == pl.Int64 and column.drop_nulls().ge(0).all():
+        column = column.cast(pl.UInt64)
+    return column.shrink_dtype() if column.dtype.is_integer() else column
 
 
 def training(*, device: bool) -> SqliteProfile:

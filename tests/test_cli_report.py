@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
+from ranked import SLOW, write_ranks
+from shared_data import shared, unpacked
 from sqlite_profile import training
 
 from annot.cli import main
@@ -94,6 +98,27 @@ def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert "usage: annot" in output.out + output.err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--steps 3-20", "argument --steps: steps must be like 3:20, 3:, :20 or 7, got '3-20'"),
+        ("--rank -1", "argument --rank: must be a number from 0, got '-1'"),
+        ("--workers 0", "argument --workers: must be at least 1, got 0"),
+        ("--rule nsight --by kernel", "--rule nsight knows no --by"),
+        ("--rule nsight --steps 3", "--rule nsight knows no --steps"),
+        ("--rule nsight --by-process", "--rule nsight knows no --by-process"),
+        ("y --rule nsight", "--rule nsight takes one PROFILE, got 2"),
+        ("--report nvtx_kern_sum", "--report nvtx_kern_sum needs --rule nsight"),
+        ("--rule nsight --report cuda_gpu_sum", "argument --report: invalid choice: 'cuda_gpu_sum'"),
+        ("--dask tcp://x:1 --workers 2", "--workers is for processes on this machine"),
+    ],
+)
+def test_options_that_do_not_fit(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong values, and options that have no meaning together, are wrong usage in one sentence, before any reading."""
+    assert main(["report", "x", *words.split()]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("words", [["--help"], ["report", "--help"], ["run", "--help"], ["doctor", "--help"]])
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Help is status 0 on standard output."""
@@ -115,10 +140,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_does_not_load_the_heavy_libraries() -> None:
-    """Help comes without polars, torch or rich, neither for annot nor for its verb report."""
+    """Help comes without polars, torch, rich or Dask, neither for annot nor for its verb report."""
     code = (
         "import sys; from annot.cli import main; main(['report', '--help']); "
-        "sys.exit(sum(name in sys.modules for name in ('polars', 'torch', 'rich', 'adbc_driver_manager')))"
+        "sys.exit(sum(name in sys.modules for name in ('polars', 'torch', 'rich', 'fsspec', 'distributed')))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
@@ -149,3 +174,172 @@ def test_ascii_terminal(source: Path) -> None:
     result = _annot("report", source, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (result.returncode, result.stderr) == (0, "")
     assert "0 Conv2d" in result.stdout
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """What `annot report` prints with ``--format json``."""
+    status = main(["report", *map(str, words), "--format", "json"])
+    output = capsys.readouterr()
+    assert (status, output.err) == (0, "")
+    return json.loads(output.out)
+
+
+def test_steps(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Chosen steps are all that counts: one of two has half of what both have."""
+    both, one = _json(capsys, source), _json(capsys, source, "--steps", "1")
+    assert (both["meta"]["steps"], one["meta"]["steps"]) == (2, 1)
+    assert (both["meta"]["attributed_gpu_ns"], one["meta"]["attributed_gpu_ns"]) == (6_970_000, 3_480_000)
+    conv = [next(row for row in data["layers"] if row["layer"] == "features.0") for data in (both, one)]
+    assert [row["gpu_ns"] for row in conv] == [1_800_000, 900_000]
+
+
+def test_step_range(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any ranges can be the steps, # stands for any number."""
+    meta = _json(capsys, source, "--step-range", "features.# Conv#d [#,3,224,224]f32 |fwd")["meta"]
+    assert (meta["steps"], meta["step_ns"]["median"]) == (2, 400_000)
+    assert meta["steps_found_by"] == "the ranges 'features.# Conv#d [#,3,224,224]f32 |fwd'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "2:"], "has no such steps, only 0 to 1"),
+        (["--steps", "1", "--step-range", "nothing"], "has no steps to choose from"),
+    ],
+)
+def test_steps_that_are_not_there(
+    source: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """Steps that the profile does not have are one sentence and status 1."""
+    assert main(["report", str(source), *words]) == 1
+    assert capsys.readouterr() == ("", f"annot: error: {source} {said}\n")
+
+
+def test_by_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Operations that emit_nvtx recorded are rows, with what they launched themselves."""
+    profile = training(device=True)
+    profile.range("aten::conv2d, seq = 7, op_id = 3", 221_000, 601_000)
+    profile.range("aten::cudnn_convolution, seq = 7, op_id = 4", 225_000, 300_000)
+    path = profile.write(tmp_path / "x")
+    rows = _json(capsys, path, "--by", "op", "--sort", "time")["ops"]
+    times = [(row["op"], row["gpu_self_ns"], row["host_self_ns"]) for row in rows]
+    assert [time[1:] for time in times] == [(900_000, 75_000), (0, 305_000)]
+    assert times[0][0].startswith("aten::cudnn_convolution")
+
+
+def test_kernels_by_time_without_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing to sort is no error."""
+    path = training(device=False).write(tmp_path / "x")
+    assert _json(capsys, path, "--by", "kernel", "--sort", "time")["kernels"] == []
+
+
+@pytest.mark.parametrize("report", ["nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"])
+def test_official_numbers(report: str, tmp_path: Path) -> None:
+    """CSV by the rule of Nsight Systems is, byte for byte, what Nsight Systems wrote for the same profile."""
+    name = "jsun_lm_fwd_bwd.2025.1"
+    packed = report == "nvtx_gpu_proj_trace"
+    expected = shared(f"nsys/oracle/{name}.nsys23_{report}.csv{'.gz' if packed else ''}").read_bytes()
+    out = tmp_path / "out.csv"
+    words = [] if report == "nvtx_gpu_proj_sum" else ["--report", report]
+    path = unpacked(f"nsys/{name}.sqlite.gz", tmp_path)
+    assert main(["report", str(path), "--rule", "nsight", *words, "--format", "csv", "-o", str(out)]) == 0
+    assert out.read_bytes() == (gzip.decompress(expected) if packed else expected)
+
+
+def test_official_numbers_in_other_formats(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON names the report and the rule, Parquet has the rows, the table the columns that fit."""
+    data = _json(capsys, source, "--rule", "nsight", "--report", "nvtx_kern_sum")
+    assert data["meta"] == {"source": str(source), "rule": "nsight", "report": "nvtx_kern_sum"}
+    conv = [row for row in data["nvtx_kern_sum"] if row["Kernel Name"] == "conv_fwd" and "Conv2d" in row["NVTX Range"]]
+    assert [row["Total Time (ns)"] for row in conv] == [900_000, 900_000]
+    out = tmp_path / "out"
+    assert main(["report", str(source), "--rule", "nsight", "--format", "parquet", "-o", str(out)]) == 0
+    assert "Total Proj Time (ns)" in pl.read_parquet(out).columns
+    result = _annot("report", source, "--rule", "nsight", "--report", "nvtx_gpu_proj_trace", COLUMNS="80")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[1].endswith("  Projected Start (ns)  Projected Duration (ns)")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_official_numbers_need_an_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of another format is one sentence."""
+    (tmp_path / "x").write_text("hello")
+    assert main(["report", str(tmp_path / "x"), "--rule", "nsight"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_many_ranks(tmp_path: Path) -> None:
+    """A quoted pattern is the ranks of a run: who is slow in which layer, who waits, which profile is damaged."""
+    paths = write_ranks(tmp_path)
+    paths[2].write_bytes(paths[2].read_bytes()[:5000])
+    result = _annot("report", tmp_path / "run_rank*.sqlite", "--sort", "time", COLUMNS="200")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "GPU time by layer over 7 ranks, ms"
+    assert lines[1].split()[-7:] == ["r0", "r1", "r3", "r4", "r5", "r6", "r7"]
+    conv = next(line for line in lines if line.startswith("features.0 Conv2d") and "forward" in line)
+    # name, phase, median, slowest, rank, spread, spread %, (no collective,) then the ranks
+    assert conv.split()[2:8] == ["forward", "1.808", "2.410", str(SLOW), "0.610", "33.7%"]
+    assert conv.split()[8:] == ["1.800", "1.802", "1.806", "1.808", "2.410", "1.812", "1.814"]
+    assert "Ranks: 7 from 7 of 8 profiles" in lines
+    assert any(line.endswith(f"the others wait for rank {SLOW}, which has the least") for line in lines)
+    assert any(line.startswith(f"Note: rank 2 is missing: {paths[2]} ") for line in lines)
+
+
+def test_one_of_many_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--rank gives the report that the rank's profile alone gives; a rank that is not there is one sentence."""
+    paths = list(map(str, write_ranks(tmp_path, 3)))
+    alone, chosen = _json(capsys, paths[1]), _json(capsys, *paths, "--rank", "1", "--workers", "1")
+    assert {key: chosen["meta"][key] for key in alone["meta"]} == alone["meta"]
+    assert [row | {"collective_ns": None} for row in alone["layers"]] == [
+        row | {"collective_ns": None} for row in chosen["layers"]
+    ]
+    assert main(["report", *paths, "--rank", "7", "--workers", "1"]) == 1
+    assert capsys.readouterr().err == "annot: error: there is no rank 7, only 0, 1, 2\n"
+
+
+def test_many_ranks_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One table with rank, and beside each row what its layer is over the ranks, in every format."""
+    paths = write_ranks(tmp_path, 3)
+    data = _json(capsys, *paths, "--workers", "2")
+    assert [rank["rank"] for rank in data["meta"]["ranks"]] == [0, 1, 2]
+    assert set(data["meta"]) >= {
+        "source", "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "host_ns", "steps", "notes",
+    }  # fmt: skip
+    assert sum(row["gpu_self_ns"] for row in data["layers"]) == data["meta"]["gpu_ns"]
+    conv = [row for row in data["layers"] if row["layer"] == "features.0" and row["phase"] == "forward"]
+    assert [(row["rank"], row["work_ns"], row["median_ns"], row["slowest"], row["spread_ns"]) for row in conv] == [
+        (rank, 1_800_000 + 2000 * rank, 1_802_000, 2, 4000) for rank in range(3)
+    ]
+    for form in ("csv", "parquet"):
+        out = tmp_path / form
+        assert main(["report", *map(str, paths), "--format", form, "-o", str(out), "--workers", "1"]) == 0
+        table = pl.read_csv(out) if form == "csv" else pl.read_parquet(out)
+        assert table.columns == list(data["layers"][0])
+        assert table["median_ns"].to_list() == [row["median_ns"] for row in data["layers"]]
+
+
+def test_ranks_at_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A URL of fsspec with a pattern, and of a single file, are read as local files are."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    paths = write_ranks(tmp_path, 2)
+    for rank, path in enumerate(paths):
+        memory.pipe(f"/ranks/run_rank{rank}.sqlite", path.read_bytes())
+    url = "memory://ranks/run_rank*.sqlite"
+    there, here = _json(capsys, url), _json(capsys, *paths)
+    assert there["layers"] == here["layers"]
+    single = _json(capsys, "memory://ranks/run_rank1.sqlite")
+    assert single["meta"]["source"] == "memory://ranks/run_rank1.sqlite"
+    memory.pipe("/ranks/run_rank0.sqlite", b"hello")
+    assert main(["report", "memory://ranks/run_rank0.sqlite"]) == 1
+    assert capsys.readouterr().err.startswith("annot: error: memory://ranks/run_rank0.sqlite is not a profile")
+    memory.rm("/ranks", recursive=True)
+
+
+def test_ranks_on_a_local_dask_cluster(tmp_path: Path) -> None:
+    """--dask local starts a cluster of Dask for the time of the report, and says nothing of it."""
+    pytest.importorskip("distributed")
+    paths = write_ranks(tmp_path, 2)
+    result = _annot("report", *paths, "--dask", "local", "--format", "csv")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == _annot("report", *paths, "--workers", "1", "--format", "csv").stdout

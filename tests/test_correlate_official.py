@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 from shared_data import shared, unpacked
 
-from annot.correlate import Attribution, attribute
+from annot.correlate import Attribution, attribute, by_layer, summarize
+from annot.correlate.sweep import fold
 from annot.profile import Profile
 from annot.read import load
 
@@ -36,12 +37,19 @@ def _official(table: str) -> Sums:
     return dict(sums)
 
 
-def _ours(result: Attribution) -> Sums:
-    """The same from inclusive times. Nsight counts a range in a range of its name twice, and so does this."""
-    columns = ["domain", "text", "kind", "thread", "gpu_ns"]
-    rows = pl.concat([result.tree.select(columns), result.loose.select(columns)])
+def _ours(result: Attribution, profile: Profile) -> Sums:
+    """The same from inclusive times of what each thread launched itself.
+
+    Nsight counts a range in a range of its name twice, and so does this.
+    """
+    tree = result.forest.tree
+    own = fold(tree["parent"], result.range_work["gpu_self_ns"] - result.range_work["gpu_by_time_ns"])
+    columns = ["id", "domain", "thread", "gpu_ns"]
+    nested = result.ranges().with_columns(own.alias("gpu_ns"))
+    rows = pl.concat([nested.select(columns), result.loose_ranges().select(columns)])
+    rows = rows.join(profile.ranges.select("id", "text", "kind"), on="id")
     sums: defaultdict[tuple[str, str, int], int] = defaultdict(int)
-    for domain, text, kind, thread, gpu in rows.rows():
+    for domain, thread, gpu, text, kind in rows.select("domain", "thread", "gpu_ns", "text", "kind").rows():
         known = domain and not domain.startswith("domain ")
         sums[f"{domain}:{text}" if known else text, STYLES[kind], thread & 0xFFFFFF] += gpu
     return {key: time for key, time in sums.items() if time}
@@ -58,7 +66,7 @@ def test_kernel_time_by_range(tmp_path: Path, name: str) -> None:
     """Inclusive kernel times by range name are the official ones, to the nanosecond."""
     official = _official(shared(f"nsys/oracle/{name}.nsys23_nvtx_kern_sum.csv").read_text())
     profile = load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))
-    assert _ours(attribute(_kernels_only(profile))) == official
+    assert _ours(attribute(_kernels_only(profile)), profile) == official
 
 
 def test_duplicated_launches_do_not_count_twice(tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def test_duplicated_launches_do_not_count_twice(tmp_path: Path) -> None:
     name = "pipit_saxpy_mpi.2022.2"
     official = _official(shared(f"nsys/oracle/{name}.nsys23_nvtx_kern_sum.csv").read_text())
     profile = load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))
-    ours = _ours(attribute(_kernels_only(profile)))
+    ours = _ours(attribute(_kernels_only(profile)), profile)
     assert sum(ours.values()) == 88_573_480
     assert {key: 2 * time for key, time in ours.items()} == official
 
@@ -76,9 +84,9 @@ def test_edge_semantics() -> None:
     official = _official(shared("nsys/edge_semantics/edge_nvtx_kern_sum.csv").read_text())
     official["backtrace_dup", "PushPop", 100] //= 2  # event class 67 again
     official["open_push", "PushPop", 100] -= 100
-    result = attribute(load(shared("nsys/edge_semantics/edge_semantics.sqlite")))
-    assert _ours(result) == official
-    assert result.work.filter(pl.col("range").is_null())["gpu_ns"].to_list() == [100, 100, 100]
+    profile = load(shared("nsys/edge_semantics/edge_semantics.sqlite"))
+    result = attribute(profile)
+    assert _ours(result, profile) == official
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -87,18 +95,30 @@ def test_real_sums_are_exact(tmp_path: Path, name: str) -> None:
     profile = load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))
     result = attribute(profile)
     work = [*profile.kernels.select("start", "end").rows(), *profile.copies.select("start", "end").rows()]
-    whole = sum(end - start for start, end in work)
-    outside = result.work.filter(pl.col("range").is_null())["gpu_ns"].sum()
-    assert result.tree["gpu_self_ns"].sum() + outside == whole
-    assert result.tree["kernels"].sum() + result.tree["copies"].sum() == result.work["range"].count()
+    meta = summarize(result)
+    assert meta["gpu_ns"] == sum(end - start for start, end in work)
+    assert meta["attributed_gpu_ns"] == result.range_work["gpu_self_ns"].sum()
+    assert meta["attributed_gpu_ns"] + meta["unattributed_gpu_ns"] == meta["gpu_ns"]
+    assert meta["kernels"] + meta["copies"] == len(work)
+    rows = by_layer(result)
+    assert rows["gpu_self_ns"].sum() == meta["gpu_ns"]
+    assert (rows["gpu_busy_ns"] <= rows["gpu_ns"]).all()
 
 
-def test_kernels_of_the_autograd_thread_stand_apart(tmp_path: Path) -> None:
-    """Of the kernels that a thread without ranges launched, none is given to another thread's range."""
-    result = attribute(load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path)))
-    outside = result.work.filter(pl.col("range").is_null() & pl.col("kernel"))
-    assert outside.height == 6135
-    assert outside["thread"].n_unique() == 1
+def test_kernels_of_the_autograd_thread_follow_the_clock(tmp_path: Path) -> None:
+    """The 6135 kernels that the official rule loses are with the main thread's range, in a column of their own."""
+    profile = load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path))
+    result = attribute(_kernels_only(profile))
+    placed = result.places.of(next(_kernels_only(profile).work_blocks()))
+    late = placed.filter("by_time")
+    assert late.height == 6135
+    launches = profile.launches.join(late, on=["process", "correlation"], how="semi")
+    assert launches["thread"].n_unique() == 1
+    names = result.ranges()["text"].gather(late["range"]).value_counts().rows()
+    assert dict(names) == {"Backward": 6135}
+    row = by_layer(result).row(by_predicate=pl.col("layer") == "Backward", named=True)
+    assert row["gpu_by_time_ns"] == late["gpu_ns"].sum() > 0
+    assert summarize(result)["unattributed_gpu_ns"] == 0
 
 
 def test_projected_ranges(tmp_path: Path) -> None:
@@ -107,6 +127,6 @@ def test_projected_ranges(tmp_path: Path) -> None:
     table = shared(f"nsys/oracle/{name}.nsys23_nvtx_gpu_proj_sum.csv").read_text()
     rows = csv.DictReader(io.StringIO(table))
     official = {row["Range"].lstrip(":"): int(row["Range Instances"]) for row in rows}
-    tree = attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))).tree
+    tree = attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))).ranges()
     ours = dict(tree.filter(pl.col("gpu_ns") > 0).group_by("text").len().rows())
     assert ours == official

@@ -62,6 +62,8 @@ work_rows = st.fixed_dictionaries(
         "kernel": st.booleans(),
         "gpu": st.integers(0, 1000),
         "launched": st.sampled_from([True, True, True, False]),
+        "at": st.integers(0, 2000),
+        "device": st.integers(0, 1),
     }
 )
 
@@ -80,7 +82,8 @@ def build(ranges: list[dict[str, Any]], work: list[dict[str, Any]]) -> Profile:
     launches, kernels, copies = [], [], []
     for row in work:
         process = row["thread"] // 100
-        common = {"process": process, "start": 50, "end": 50 + row["gpu"], "correlation": row["correlation"]}
+        common = {"process": process, "device": row["device"], "correlation": row["correlation"]}
+        common |= {"start": row["at"], "end": row["at"] + row["gpu"]}
         (kernels if row["kernel"] else copies).append(common)
         if row["launched"]:
             call = {"process": process, "thread": row["thread"], "start": row["start"]}
@@ -141,6 +144,16 @@ def owner_of(call: dict[str, Any], kept: list[Range]) -> Range | None:
     return around[-1] if around else None
 
 
+def later_of_another_thread(call: dict[str, Any], kept: list[Range]) -> Range | None:
+    """The range of another thread of the process around a call that is in none of its own: the innermost one."""
+    around = [
+        q for q in kept
+        if q.thread // 100 == call["thread"] // 100 and q.contains(call["start"], call["end"])
+    ]  # fmt: skip
+    innermost = [q for thread in (101, 102, 201) for q in [r for r in around if r.thread == thread][-1:]]
+    return max(innermost, key=lambda q: (q.start, -q.end, -q.thread), default=None)
+
+
 def launched(profile: Profile) -> list[tuple[int, dict[str, Any] | None]]:
     """The time of each piece of work and its launch: the first call of its process with its id."""
     calls = profile.launches.rows(named=True)
@@ -174,9 +187,9 @@ def test_parents_and_what_stands_aside(ranges: list[dict[str, Any]]) -> None:
     profile = build(ranges, [])
     kept, aside = split(closed(profile))
     result = attribute(profile)
-    rows = result.tree.rows(named=True)
+    rows = result.ranges().rows(named=True)
     assert [identity(row) for row in rows] == [(r.thread, r.start, r.end, r.text) for r in kept]
-    assert [identity(row) for row in result.loose.rows(named=True)] == [
+    assert [identity(row) for row in result.loose_ranges().rows(named=True)] == [
         (r.thread, r.start, r.end, r.text) for r in aside
     ]
     parents = [parent_of(item, kept) for item in kept]
@@ -188,7 +201,7 @@ def test_parents_and_what_stands_aside(ranges: list[dict[str, Any]]) -> None:
 @given(st.lists(range_rows, max_size=14))
 def test_host_time_is_accounted_for(ranges: list[dict[str, Any]]) -> None:
     """Self times of a thread add up to the union of its ranges; inclusive is self plus the children's inclusive."""
-    tree = attribute(build(ranges, [])).tree
+    tree = attribute(build(ranges, [])).ranges()
     for (thread,), part in tree.group_by("thread"):
         instants = {i for row in part.rows(named=True) for i in range(row["start"], row["end"])}
         assert part["host_self_ns"].sum() == len(instants), thread
@@ -202,18 +215,36 @@ def test_device_time_is_accounted_for(ranges: list[dict[str, Any]], work: list[d
     profile = build(ranges, work)
     kept, aside = split(closed(profile))
     pieces = launched(profile)
-    owners = [call and owner_of(call, kept) for _, call in pieces]
+    own = [call and owner_of(call, kept) for _, call in pieces]
+    late = [
+        call and not mine and later_of_another_thread(call, kept) for mine, (_, call) in zip(own, pieces, strict=True)
+    ]
     result = attribute(profile)
-    assert result.work["range"].to_list() == [kept.index(o) if o else None for o in owners]
-    for table, reference in ((result.tree, kept), (result.loose, aside)):
-        for row, item in zip(table.rows(named=True), reference, strict=True):
-            inside = [
-                gpu for gpu, call in pieces
-                if call and call["thread"] == item.thread and item.contains(call["start"], call["end"])
-            ]  # fmt: skip
-            assert row["gpu_ns"] == (0 if item.foreign else sum(inside)), item
-    _check_children(result.tree, "gpu_ns", "gpu_self_ns")
-    _check_totals(result, sum(gpu for gpu, _ in pieces))
+    for row, item in zip(result.ranges().rows(named=True), kept, strict=True):
+        mine = sum(gpu for owner, (gpu, _) in zip(own, pieces, strict=True) if owner == item)
+        others = sum(gpu for owner, (gpu, _) in zip(late, pieces, strict=True) if owner == item)
+        assert (row["gpu_self_ns"], row["gpu_by_time_ns"]) == (mine + others, others), item
+        below = [gpu for owner, (gpu, _) in zip(own, pieces, strict=True) if owner and item in ancestors(owner, kept)]
+        below += [gpu for owner, (gpu, _) in zip(late, pieces, strict=True) if owner and item in ancestors(owner, kept)]
+        assert row["gpu_ns"] == sum(below)
+    for row, item in zip(result.loose_ranges().rows(named=True), aside, strict=True):
+        inside = [
+            gpu for gpu, call in pieces
+            if call and call["thread"] == item.thread and item.contains(call["start"], call["end"])
+        ]  # fmt: skip
+        assert row["gpu_ns"] == (0 if item.foreign else sum(inside)), item
+    _check_children(result.ranges(), "gpu_ns", "gpu_self_ns")
+    _check_totals(result, sum(gpu for gpu, _ in pieces), len(pieces))
+    lost = [call for mine, other, (_, call) in zip(own, late, pieces, strict=True) if not mine and not other]
+    reasons = by_layer(result).filter(pl.col("layer") == UNATTRIBUTED).select("module", "kernels", "copies").rows()
+    assert {module: kernels + copies for module, kernels, copies in reasons} == {
+        reason: count
+        for reason, count in (
+            ("launched in no range", sum(call is not None for call in lost)),
+            ("no launch recorded", sum(call is None for call in lost)),
+        )
+        if count
+    }
 
 
 def _check_children(tree: pl.DataFrame, inclusive: str, own: str) -> None:
@@ -223,15 +254,15 @@ def _check_children(tree: pl.DataFrame, inclusive: str, own: str) -> None:
         assert row[inclusive] == row[own] + children
 
 
-def _check_totals(result: Attribution, whole: int) -> None:
+def _check_totals(result: Attribution, whole: int, pieces: int) -> None:
     meta = summarize(result)
     assert meta["gpu_ns"] == whole == meta["attributed_gpu_ns"] + meta["unattributed_gpu_ns"]
     layers, phases, kernels = by_layer(result), by_phase(result), by_kernel(result)
     assert layers["gpu_self_ns"].sum() == phases["gpu_ns"].sum() == kernels["gpu_ns"].sum() == whole
     assert layers["host_self_ns"].sum() == phases["host_ns"].sum() == meta["host_ns"]
-    assert layers["kernels"].sum() + layers["copies"].sum() == result.work.height
+    assert layers["kernels"].sum() + layers["copies"].sum() == pieces
     rest = layers.filter(pl.col("layer") == UNATTRIBUTED)
-    assert rest["gpu_ns"].to_list() == ([meta["unattributed_gpu_ns"]] if result.work.height else [])
+    assert rest["gpu_ns"].sum() == meta["unattributed_gpu_ns"]
 
 
 @random_profiles
@@ -242,8 +273,8 @@ def test_rows_count_recursion_once(ranges: list[dict[str, Any]], work: list[dict
     kept, aside = split(closed(profile))
     result = attribute(profile)
     every = [
-        *zip(result.tree.rows(named=True), kept, strict=True),
-        *zip(result.loose.rows(named=True), aside, strict=True),
+        *zip(result.ranges().rows(named=True), kept, strict=True),
+        *zip(result.loose_ranges().rows(named=True), aside, strict=True),
     ]
     expected: dict[str, list[int]] = {}
     for row, item in every:
@@ -261,3 +292,33 @@ def test_rows_count_recursion_once(ranges: list[dict[str, Any]], work: list[dict
     rows = by_layer(result).filter(pl.col("layer") != UNATTRIBUTED).rows(named=True)
     got = {(r["layer"], r["module"], r["phase"]): [r["calls"], r["host_ns"], r["gpu_ns"]] for r in rows}
     assert got == {keys[text]: sums for text, sums in expected.items()}
+
+
+@random_profiles
+@given(st.lists(range_rows, max_size=10), st.lists(work_rows, max_size=8))
+def test_busy_time_and_span(ranges: list[dict[str, Any]], work: list[dict[str, Any]]) -> None:
+    """Busy counts each instant of a device once, the span is from first start to last end; with what lies below."""
+    profile = build(ranges, work)
+    kept, _ = split(closed(profile))
+    expected: dict[str, set[tuple[int, int, int]]] = {}
+    spans: dict[str, list[int]] = {}
+    pieces = [row for table in (profile.kernels, profile.copies) for row in table.rows(named=True)]
+    for row, (_, call) in zip(pieces, launched(profile), strict=True):
+        owner = call and (owner_of(call, kept) or later_of_another_thread(call, kept))
+        for text in {item.text for item in ancestors(owner, kept)} if owner else ():
+            instants = {(row["process"], row["device"], ns) for ns in range(row["start"], row["end"])}
+            expected.setdefault(text, set()).update(instants)
+            spans.setdefault(text, []).extend((row["start"], row["end"]))
+    rows = by_layer(attribute(profile)).filter(pl.col("layer") != UNATTRIBUTED).rows(named=True)
+    got = {
+        (r["layer"], r["phase"]): (r["gpu_busy_ns"], r["gpu_span_ns"])
+        for r in rows
+        if r["kernels_total"] or r["gpu_ns"]
+    }
+    keys = {
+        "a Linear |fwd": ("a", "forward"), "a Linear |bwd": ("a", "backward"), "plain": ("plain", "other"),
+        "b Conv2d [2,3]f32 |fwd": ("b", "forward"), "Batch 1 |step": ("(batch)", "other"),
+    }  # fmt: skip
+    for text, instants in expected.items():
+        if instants:
+            assert got[keys[text]] == (len(instants), max(spans[text]) - min(spans[text])), text

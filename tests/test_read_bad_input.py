@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import sqlite3
 from pathlib import Path
 
+import polars as pl
 import pytest
 from sqlite_profile import SqliteProfile
 
 import annot
 from annot import AnnotError
+from annot.cli import main
 
 
 def _refusal(path: Path) -> str:
@@ -80,11 +83,12 @@ def test_nsight_compute_report(tmp_path: Path) -> None:
     assert "Nsight Compute" in _refusal(path)
 
 
-def test_nsight_systems_report(tmp_path: Path) -> None:
-    """The report that Nsight Systems writes itself comes with the command that makes it readable."""
-    path = tmp_path / "run.nsys-rep"
-    path.write_bytes(b"whatever")
-    assert "nsys export --type sqlite" in _refusal(path)
+def test_nsight_systems_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Nsight Systems, its own report is refused with the command that makes it readable elsewhere."""
+    monkeypatch.setenv("ANNOT_NSYS", "/nonexistent")
+    path = tmp_path / "run"
+    path.write_bytes(b"NVIDIA Tegra Profiler Report 1.\n")
+    assert "nsys export --type=sqlite" in _refusal(path)
 
 
 def test_gzip_without_a_trace(tmp_path: Path) -> None:
@@ -160,3 +164,64 @@ def test_values_of_the_wrong_type(tmp_path: Path) -> None:
         database.execute("UPDATE NVTX_EVENTS SET text = 1e300, textId = NULL WHERE rowid = 2")
     loaded = annot.load(path).ranges
     assert loaded.select("text", "start", "end").rows() == [("first", 0, 10), ("1.0e+300", 0, 12)]
+
+
+def test_times_too_long_to_add_up(tmp_path: Path) -> None:
+    """Ranges or kernels whose times add up to more than 64 bits hold are refused, not shown as a negative time."""
+    day = 86_400 * 10**9
+    for what in ("kernels and copies", "ranges"):
+        profile = SqliteProfile()
+        for row in range(10):
+            profile.layer(f"l{row} Linear |fwd", 0, 10 if what != "ranges" else 10_000 * day)
+            profile.kernel(0, 10 if what == "ranges" else 10_000 * day, row)
+        path = profile.write(tmp_path / what)
+        with pytest.raises(AnnotError, match=f"{what} has {what} that take more than 146 years in all$"):
+            annot.correlate(annot.load(path))
+
+
+def test_work_whose_cause_lies_in_a_step_alone(tmp_path: Path) -> None:
+    """Work without a launch, caused by an operation in no layer but in a step, counts to the step and is not lost."""
+    span = {"ph": "X", "pid": 1, "tid": 1, "dur": 5}
+    events = [
+        {**span, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "args": {"External id": 3}},
+        {**span, "cat": "user_annotation", "name": "ProfilerStep#2", "ts": 11},
+        {**span, "cat": "kernel", "name": "k", "ts": 30, "args": {"External id": 3}},
+    ]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    rows = annot.correlate(annot.load(path))
+    assert rows.filter(pl.col("gpu_self_ns") > 0).select("layer", "gpu_self_ns").rows() == [("(batch)", 5000)]
+
+
+def test_deep_modules_cost_no_square(tmp_path: Path) -> None:
+    """Thousands of calls of modules in each other do not become texts of a thousand names each."""
+    count = 3000
+    events = [
+        {"ph": "X", "cat": "python_function", "name": f"nn.Module: Linear_{level}", "pid": 1, "tid": 1, "ts": level,
+         "dur": 2 * (count - level), "args": {"Python id": level}}
+        for level in range(count)
+    ]  # fmt: skip
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    ranges = annot.load(path).ranges
+    assert ranges.height == count
+    assert ranges["text"].str.len_bytes().max() < 2000
+
+
+def test_endless_keys_in_a_trace(tmp_path: Path) -> None:
+    """A trace whose object has more keys than any program writes is refused, before they fill the memory."""
+    path = tmp_path / "x.json"
+    path.write_text('{"schemaVersion": 1, ' + '"k": 1, ' * 20_000 + '"traceEvents": []}')
+    assert "more than 16,384 keys" in _refusal(path)
+
+
+def test_official_report_of_a_profile_without_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no range has a time, the tables of Nsight Systems are empty."""
+    profile = SqliteProfile()
+    profile.range("x", 0, None)
+    path = profile.write(tmp_path / "x")
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE NVTX_EVENTS SET start = NULL")
+    assert main(["report", str(path), "--rule", "nsight", "--format", "csv"]) == 0
+    (header,) = capsys.readouterr().out.splitlines()
+    assert header.startswith("Range,Style,Total Proj Time (ns)")

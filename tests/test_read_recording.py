@@ -50,7 +50,7 @@ def test_recording(tmp_path: Path) -> None:
     assert (rows["outer"]["category"], rows["outer"]["payload"], rows["outer"]["kind"]) == ("kind", "7", "push")
     assert rows["Batch 7 |step"]["kind"] == "start"
     assert profile.marks["text"].to_list() == ["here"]
-    tree = attribute(profile).tree
+    tree = attribute(profile).ranges()
     assert tree.select("layer", "depth").rows() == [("(epoch)", 0), ("(batch)", 1), ("outer", 2), ("inner", 3)]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from ranked import ordered_only
 from sqlite_profile import training
 
 from annot.read import load
@@ -55,9 +56,11 @@ def test_json_is_ascii(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_json_of_every_grouping(source: Path, by: Grouping) -> None:
+def test_json_of_every_grouping(tmp_path: Path, by: Grouping) -> None:
     """The list of rows is named by what the rows are."""
-    data = json.loads(files.as_json(report_on(load(source), by=by)))
+    profile = training(device=True)
+    profile.range("aten::relu, seq = 7, op_id = 3", 635_000, 695_000)
+    data = json.loads(files.as_json(report_on(load(profile.write(tmp_path / "x")), by=by)))
     assert set(data) == {"meta", f"{by}s"}
     assert data[f"{by}s"]
 
@@ -75,6 +78,17 @@ def test_csv_joins_shapes(report: Report) -> None:
     """The shapes of a layer stand in one field."""
     line = next(line for line in files.as_csv(report).splitlines() if line.startswith("features.1,ReLU,forward"))
     assert line.endswith('"[16,64,55,55]f32; [32,64,55,55]f32"')
+
+
+def test_unknown_host_times_are_null() -> None:
+    """Where the file knows only an order of things on the host, JSON has null and CSV an empty field, not 0."""
+    report = report_on(ordered_only())
+    data = json.loads(files.as_json(report))
+    assert data["meta"]["host_ns"] is None
+    assert [(row["layer"], row["host_ns"], row["host_self_ns"], row["gpu_ns"]) for row in data["layers"]] == [
+        ("fc", None, None, 40)
+    ]
+    assert files.as_csv(report).splitlines()[1].startswith("fc,Linear,forward,1,,,40,40,")
 
 
 def test_parquet_reads_back(report: Report) -> None:

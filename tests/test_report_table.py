@@ -7,11 +7,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from ranked import ordered_only
 from rich.console import Console
 from sqlite_profile import SqliteProfile, training
 
 from annot.read import load
-from annot.report import Grouping, report_on
+from annot.report import GROUPINGS, Grouping, report_on
 from annot.report.table import print_table
 
 
@@ -38,71 +39,72 @@ def host_only(tmp_path: Path) -> Path:
 GOLDEN = {
     "device 60": """\
         GPU time by layer, ms
-        Layer                 Forward Backward Share Calls
-        (model) AlexNet         2.440    4.260 95.7%     2
-          features Sequential   1.840    3.060 70.0%     2
-            0 Conv2d            1.800    3.000 68.6%     2
-            1 ReLU              0.040    0.060  1.4%     2
-          classifier.1 Linear   0.600    1.200 25.7%     2
+        Layer                           Forward Backward Share Calls
+        (model) AlexNet                   2.440    4.260 95.7%     2
+          features Sequential             1.840    3.060 70.0%     2
+            0 Conv2d                      1.800    3.000 68.6%     2
+            1 ReLU                        0.040    0.060  1.4%     2
+          classifier.1 Linear             0.600    1.200 25.7%     2
 
-        Epoch                                  99.6%     1
-        Data wait                               0.0%     2
-        Batch                                  99.4%     2
-        augment                                 0.0%     2
-        Backward (all)                   4.260 60.9%     2
-        Optimizer SGD                           2.3%     2
-        (unattributed)                          0.4%     0
+        Epoch                                            99.6%     1
+        Data wait                                         0.0%     2
+        Batch                                            99.4%     2
+        augment                                           0.0%     2
+        Backward (all)                             4.260 60.9%     2
+        Optimizer SGD                                     2.3%     2
+        (unattributed) no launch recor…                   0.4%     0
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
         unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms
+        to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
     """,
     "device 80": """\
         GPU time by layer, ms
-        Layer                  Forward  Backward  Total  Share  Calls  Host ms
-        (model) AlexNet          2.440     4.260  6.700  95.7%      2    3.040
-          features Sequential    1.840     3.060  4.900  70.0%      2    2.180
-            0 Conv2d             1.800     3.000  4.800  68.6%      2    1.840
-            1 ReLU               0.040     0.060  0.100   1.4%      2    0.220
-          classifier.1 Linear    0.600     1.200  1.800  25.7%      2    0.740
+        Layer                            Forward  Backward  Total  Share  Calls  Host ms
+        (model) AlexNet                    2.440     4.260  6.700  95.7%      2    3.040
+          features Sequential              1.840     3.060  4.900  70.0%      2    2.180
+            0 Conv2d                       1.800     3.000  4.800  68.6%      2    1.840
+            1 ReLU                         0.040     0.060  0.100   1.4%      2    0.220
+          classifier.1 Linear              0.600     1.200  1.800  25.7%      2    0.740
 
-        Epoch                                     6.970  99.6%      1    4.400
-        Data wait                                 0.000   0.0%      2    0.300
-        Batch                                     6.960  99.4%      2    3.940
-        augment                                   0.000   0.0%      2    0.080
-        Backward (all)                     4.260  4.260  60.9%      2    1.700
-        Optimizer SGD                             0.160   2.3%      2    0.400
-        (unattributed)                            0.030   0.4%      0    0.000
+        Epoch                                               6.970  99.6%      1    4.400
+        Data wait                                           0.000   0.0%      2    0.300
+        Batch                                               6.960  99.4%      2    3.940
+        augment                                             0.000   0.0%      2    0.080
+        Backward (all)                               4.260  4.260  60.9%      2    1.700
+        Optimizer SGD                                       0.160   2.3%      2    0.400
+        (unattributed) no launch recor…                     0.030   0.4%      0    0.000
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
     """,
     "device 200": """\
         GPU time by layer, ms
-        Layer                  Forward  Backward  Total   Self  Share  Calls  Kernels  Host ms  Input
-        (model) AlexNet          2.440     4.260  6.700  0.000  95.7%      2             3.040  [16,3,224,224]f32 (+1)
-          features Sequential    1.840     3.060  4.900  0.000  70.0%      2             2.180  [16,3,224,224]f32 (+1)
-            0 Conv2d             1.800     3.000  4.800  4.800  68.6%      2        4    1.840  [16,3,224,224]f32 (+1)
-            1 ReLU               0.040     0.060  0.100  0.100   1.4%      2        4    0.220  [16,64,55,55]f32 (+1)
-          classifier.1 Linear    0.600     1.200  1.800  1.800  25.7%      2        4    0.740  [16,9216]f32 (+1)
+        Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
+        (model) AlexNet                      2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
+          features Sequential                1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
+            0 Conv2d                         1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
+            1 ReLU                           0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
+          classifier.1 Linear                0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
 
-        Epoch                                     6.970  0.010  99.6%      1        2    4.400
-        Data wait                                 0.000  0.000   0.0%      2             0.300
-        Batch                                     6.960  0.100  99.4%      2             3.940
-        augment                                   0.000  0.000   0.0%      2             0.080
-        Backward (all)                     4.260  4.260  0.000  60.9%      2             1.700
-        Optimizer SGD                             0.160  0.160   2.3%      2        2    0.400
-        (unattributed)                            0.030  0.030   0.4%      0        1    0.000
+        Epoch                                                 6.970  0.010  99.6%      1  4.860        2    4.400
+        Data wait                                             0.000  0.000   0.0%      2  0.000             0.300
+        Batch                                                 6.960  0.100  99.4%      2  4.860             3.940
+        augment                                               0.000  0.000   0.0%      2  0.000             0.080
+        Backward (all)                                 4.260  4.260  0.000  60.9%      2  3.620             1.700
+        Optimizer SGD                                         0.160  0.160   2.3%      2  0.160        2    0.400
+        (unattributed) no launch recorded                     0.030  0.030   0.4%      0  0.030        1    0.000
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
-    """,
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
+    """,  # noqa: E501
     "host 80": """\
         Host time by layer, ms
         Layer                  Forward  Backward  Total   Share  Calls
@@ -120,7 +122,7 @@ GOLDEN = {
         Optimizer SGD                             0.400    9.1%      2
 
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
     """,
     "host 200": """\
         Host time by layer, ms
@@ -139,7 +141,7 @@ GOLDEN = {
         Optimizer SGD                             0.400  0.400    9.1%      2
 
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
     """,
     "module": """\
         Time by module, ms
@@ -158,8 +160,8 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
     """,
     "phase": """\
         Time by phase, ms
@@ -173,8 +175,8 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
     """,
     "kernel": """\
         Time by kernel, ms
@@ -191,8 +193,8 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
     """,
     "step": """\
         Time by step, ms
@@ -202,8 +204,8 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2, median 1.970 ms, 1.970 ms to 1.970 ms
-        Note: 1 kernel or copy without a recorded launch
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
     """,
 }
 
@@ -269,6 +271,40 @@ def test_long_names_are_shortened_not_the_numbers(tmp_path: Path) -> None:
     assert line.endswith("…   123.46  123.46  100.0%      1")
 
 
+def test_time_that_only_the_clock_attributes(tmp_path: Path) -> None:
+    """Work launched by a thread without ranges has a column of its own, which is there only if there is such work."""
+    profile = SqliteProfile()
+    profile.layer("fc Linear [4,8]f32 |fwd", 0, 100_000)
+    profile.call(10_000, 20_000, 1, number=2)
+    profile.kernel(30_000, 55_000, 1)
+    lines = _printed(profile.write(tmp_path / "x"), 100).splitlines()
+    assert " ".join(lines[1].split()) == "Layer Forward Total Self Share Calls Busy Kernels By time Host µs"
+    assert " ".join(lines[2].split()) == "fc Linear 25.00 25.00 25.00 100.0% 1 25.00 1 25.00 100.00"
+
+
+def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
+    """The first, longer step is marked, and the line below the table leaves it out of median and spread."""
+    profile = SqliteProfile()
+    start = 0
+    for number, length in enumerate([900, 100, 104, 102, 101]):
+        profile.layer(f"Batch {number} |step", start, start + length * 1000)
+        start += length * 1000 + 5000
+    lines = _printed(profile.write(tmp_path / "x"), 80, "step").splitlines()
+    assert [line.split()[:2] for line in lines[2:5]] == [["0", "warm-up"], ["1", "100.00"], ["2", "104.00"]]
+    said = "median 102.00 µs, spread 3.00 µs, 100.00 µs to 104.00 µs, without 1 of warm-up"
+    assert " ".join(lines[-2:]).endswith(f"Steps: 5 (batch ranges), {said}")
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_unknown_host_times_are_not_shown(by: Grouping) -> None:
+    """A profile that knows only an order of things on the host has no host column and says why."""
+    text = io.StringIO()
+    print_table(report_on(ordered_only(), by=by), Console(file=text, width=140))
+    table, _, totals = text.getvalue().partition("\n\n")
+    assert "Host" not in table
+    assert "Host: no times, 1 range on 1 thread" in totals
+
+
 @pytest.mark.parametrize(
     ("by", "hint"),
     [("module", "emit_ranges(model)"), ("kernel", "no device work"), ("step", "batches(loader)")],
@@ -283,7 +319,7 @@ def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
 def test_arguments_are_checked(host_only: Path) -> None:
     """A grouping or order that does not exist is a ValueError that lists what does."""
     profile = load(host_only)
-    with pytest.raises(ValueError, match="by must be one of layer, module, phase, kernel, step, got 'color'"):
+    with pytest.raises(ValueError, match="by must be one of layer, module, phase, op, kernel, step, got 'color'"):
         report_on(profile, by="color")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sort must be one of order, time, got 'name'"):
         report_on(profile, sort="name")  # type: ignore[arg-type]

@@ -1,10 +1,13 @@
 """Print which layer, forward and backward, used the time in a profile.
 
-PROFILE is an Nsight Systems SQLite export, a recording of annot, or a trace of
-torch.profiler; its format is found by content. Times are those of the device
-where the profile has device work, else those of the host. Each kernel counts to
-the innermost range around its launch; what lies in no range stands in a row of
-its own, so that the rows add up.
+PROFILE is a report or export of Nsight Systems, a recording of annot, a trace of torch.profiler or another
+profile; its format is found by content. Times are those of the device where the profile has device work, else
+those of the host. Each kernel counts to the innermost range around its launch; what lies in no range stands in
+rows of its own, so that the rows add up.
+
+Several profiles are the ranks of one run: the table shows which rank is slow in which layer, and who waits for
+whom in collectives. A name may be a pattern or a URL of fsspec (s3://bucket/run_rank*.sqlite). The number of a
+rank is what its profile says, else what tells the names apart.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.report import Grouping, Order, Report
+    from annot.ranks.task import Question
+    from annot.report import Grouping, Report
+    from annot.report.nsight import NsightReport
+    from annot.report.ranks import RanksReport
 
 __all__ = ["add_arguments", "print_report", "run"]
 
@@ -26,43 +32,81 @@ Format: TypeAlias = Literal["table", "csv", "json", "parquet"]
 _EXAMPLES = """\
 examples:
   annot report run.sqlite
-  annot report run.sqlite --by kernel
+  annot report run.sqlite --by kernel --steps 3:20
   annot report run.sqlite --format csv -o layers.csv
+  annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
+  annot report 'run_rank*.sqlite'
 """
+_TEXT_WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `annot report` accepts."""
-    # Spelt out, because annot.report brings polars, which --help does not need.
+    # Choices are spelt out, because annot.report brings polars, which --help does not need.
     parser.epilog = _EXAMPLES
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help="file to read; it is not changed")
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "kernel", "step"), default="layer",
-        help="what a row stands for: a layer, a module class, a phase, a kernel, a batch; default: layer",
+        "--by", choices=("layer", "module", "phase", "op", "kernel", "step"),
+        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; default: layer",
     )  # fmt: skip
     parser.add_argument("--format", choices=get_args(Format), default="table", help="default: table")
     parser.add_argument(
-        "--sort", choices=("order", "time"), default="order",
+        "--sort", choices=("order", "time"),
         help="order: as things happened (kernels: by time); time: the longest first; default: order",
     )  # fmt: skip
     parser.add_argument("--domain", metavar="D", help="only ranges of this NVTX domain; default: all")
+    parser.add_argument("--steps", type=_steps, metavar="3:20", help="only these steps, counted from 0; default: all")
+    parser.add_argument(
+        "--step-range", metavar="TEXT", help="the ranges that are the steps, # for any number; default: they are found"
+    )
+    _add_output_arguments(parser)
+    _add_rank_arguments(parser)
+    official = parser.add_argument_group("the numbers of Nsight Systems")
+    official.add_argument(
+        "--rule", choices=("innermost", "nsight"), default="innermost",
+        help="innermost: each kernel counts once; nsight: as nsys stats counts; default: innermost",
+    )  # fmt: skip
+    official.add_argument(
+        "--report", choices=("nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"),
+        help="which report of nsys stats; default: nvtx_gpu_proj_sum",
+    )  # fmt: skip
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
+
+
+def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
+    ranks = parser.add_argument_group("many ranks")
+    ranks.add_argument("--rank", type=_number, metavar="N", help="only the report of this rank")
+    ranks.add_argument(
+        "--by-process", action="store_true", help="each process in a file that has layers or steps is a rank"
+    )
+    ranks.add_argument(
+        "--workers", type=_positive, metavar="N", help="processes that read profiles; default: one per CPU"
+    )
+    ranks.add_argument(
+        "--dask", metavar="SCHEDULER", help="read on the workers of this Dask scheduler (tcp://host:8786), or local"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report; return the exit status."""
     from annot.errors import AnnotError
 
-    if args.format == "parquet" and args.output is None:
-        print("annot: error: --format parquet needs -o OUT", file=sys.stderr)
+    if problem := _usage_problem(args):
+        print(f"annot: error: {problem}", file=sys.stderr)
         return 2
     if args.output is not None and args.output.exists() and not args.force:
         raise AnnotError(f"{args.output} exists; --force replaces it")
+    report = _official(args) if args.rule == "nsight" else _layers(args)
     if args.output is None and args.format == "table":
-        print_report(args.profile, by=args.by, domain=args.domain, sort=args.sort)
+        from rich.console import Console as RichConsole
+
+        _print(report, RichConsole())
         return 0
-    content = _rendered(_report(args.profile, args.by, args.domain, args.sort), args.format)
+    content = _rendered(report, args.format)
     if args.output is None:
         sys.stdout.buffer.write(content)  # UTF-8 whatever the locale, for programs
     else:
@@ -70,21 +114,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_report(
-    path: Path,
-    *,
-    by: Grouping = "layer",
-    domain: str | None = None,
-    sort: Order = "order",
-    console: Console | None = None,
-) -> None:
+def print_report(path: Path, *, by: Grouping = "layer", console: Console | None = None) -> None:
     """Print the table of a profile.
 
     Args:
         path: the profile.
         by: what a row stands for.
-        domain: only ranges of this NVTX domain; None: all.
-        sort: "order" or "time"; see `annot.report.report_on`.
         console: where to print; None: standard output, with colour only on a terminal.
 
     Raises:
@@ -92,19 +127,95 @@ def print_report(
     """
     from rich.console import Console as RichConsole
 
+    from annot.ranks.task import Question, report_file
+
+    _print(report_file(str(path), Question(by)), console or RichConsole())
+
+
+def _steps(text: str) -> slice:
+    from annot.correlate.steps import step_slice
+
+    try:
+        return step_slice(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if (number := _number(text)) == 0:
+        raise argparse.ArgumentTypeError("must be at least 1, got 0")
+    return number
+
+
+_OF_LAYERS = ("by", "sort", "domain", "steps", "step_range", "rank", "by_process", "workers", "dask")
+
+
+def _usage_problem(args: argparse.Namespace) -> str | None:
+    """What is wrong with a combination of options, in one sentence."""
+    if args.format == "parquet" and args.output is None:
+        return "--format parquet needs -o OUT"
+    if args.rule == "nsight":
+        extra = [name for name in _OF_LAYERS if getattr(args, name) not in (None, False)]
+        if extra:
+            return f"--rule nsight knows no --{extra[0].replace('_', '-')}"
+        if len(args.profiles) > 1:
+            return f"--rule nsight takes one PROFILE, got {len(args.profiles)}"
+    elif args.report is not None:
+        return f"--report {args.report} needs --rule nsight"
+    if args.workers and args.dask not in (None, "local"):
+        return "--workers is for processes on this machine: a Dask scheduler has workers of its own"
+    return None
+
+
+def _official(args: argparse.Namespace) -> NsightReport:
+    from annot.report.nsight import nsight_report
+
+    return nsight_report(Path(args.profiles[0]), args.report or "nvtx_gpu_proj_sum")
+
+
+def _layers(args: argparse.Namespace) -> Report | RanksReport:
+    from annot.errors import AnnotError
+    from annot.ranks.files import expand
+    from annot.ranks.task import Question, report_file
+
+    question = Question(args.by or "layer", args.domain, args.steps, args.step_range, args.by_process)
+    paths = expand(args.profiles)
+    if len(paths) == 1 and args.rank is None and not args.by_process:
+        return report_file(paths[0], question).sorted(args.sort or "order")
+    report = _compared(args, paths, question).sorted(args.sort or "order")
+    if args.rank is None:
+        return report
+    if args.rank not in report.ranks:
+        raise AnnotError(f"there is no rank {args.rank}, only {', '.join(map(str, report.ranks))}")
+    return report.ranks[args.rank].sorted(args.sort or "order")
+
+
+def _compared(args: argparse.Namespace, paths: list[str], question: Question) -> RanksReport:
+    from annot.ranks.gather import compare_ranks
+
+    return compare_ranks(paths, question, workers=args.workers, dask=args.dask)
+
+
+def _print(report: Report | RanksReport | NsightReport, console: Console) -> None:
+    from annot.report.nsight import NsightReport, print_nsight
+    from annot.report.ranks import RanksReport, print_ranks
     from annot.report.table import print_table
 
-    print_table(_report(path, by, domain, sort), console or RichConsole())
+    if isinstance(report, NsightReport):
+        print_nsight(report, console)
+    elif isinstance(report, RanksReport):
+        print_ranks(report, console)
+    else:
+        print_table(report, console)
 
 
-def _report(path: Path, by: Grouping, domain: str | None, sort: Order) -> Report:
-    from annot.read import load
-    from annot.report import report_on
-
-    return report_on(load(path), by=by, domain=domain, sort=sort)
-
-
-def _rendered(report: Report, form: Format) -> bytes:
+def _rendered(report: Report | RanksReport | NsightReport, form: Format) -> bytes:
     from annot.report import files
 
     if form == "parquet":
@@ -114,15 +225,13 @@ def _rendered(report: Report, form: Format) -> bytes:
     return (files.as_json(report) if form == "json" else files.as_csv(report)).encode()
 
 
-def _as_text(report: Report) -> str:
+def _as_text(report: Report | RanksReport | NsightReport) -> str:
     from io import StringIO
 
     from rich.console import Console as RichConsole
 
-    from annot.report.table import print_table
-
     text = StringIO()
-    print_table(report, RichConsole(file=text, width=120, color_system=None, force_terminal=False))
+    _print(report, RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
     return text.getvalue()
 
 

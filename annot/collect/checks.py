@@ -69,7 +69,7 @@ def _switches() -> list[Check]:
             text = f"{name}={os.environ[name]} switches annot's ranges off"
             checks.append(Check("environment", "problem", text, f"unset {name}"))
     if os.environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
-        text = "ANNOT_DISABLE_NATIVE switches the fast call path off: ranges cost more"
+        text = "ANNOT_DISABLE_NATIVE switches the fast C parts off: ranges cost more, reports take longer"
         checks.append(Check("environment", "note", text, "unset ANNOT_DISABLE_NATIVE"))
     tool = os.environ.get("NVTX_INJECTION64_PATH")
     if tool and not Path(tool).exists():
@@ -85,6 +85,7 @@ def _native_parts() -> list[Check]:
     built = {
         "recorder": any(Path(native.__file__).parent.glob("_recorder*.so")),
         "fast call path": importlib.util.find_spec("annot.native._fast") is not None,
+        "fast reading": importlib.util.find_spec("annot.native._tables") is not None,
     }
     return [_native_part(name, there) for name, there in built.items()]
 

@@ -1,156 +1,215 @@
-"""Give every nanosecond on the host and on the devices to one range."""
+"""Give every nanosecond on the host and on the devices to one range and one layer."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import polars as pl
 
-from annot.correlate.keys import spell_out
-from annot.correlate.nesting import nest
-from annot.correlate.work import innermost, launched_work
-from annot.profile import Profile
+from annot.correlate import sweep
+from annot.correlate.account import FARTHEST, Account, Places
+from annot.correlate.forest import Forest, grow
+from annot.correlate.launches import Launches, read_launches
+from annot.correlate.steps import Steps, find_steps
+from annot.correlate.threads import Threads
+from annot.errors import AnnotError
+from annot.profile import Source
 
-__all__ = ["Attribution", "attribute", "outermost"]
+__all__ = ["Attribution", "attribute"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """A profile whose ranges have parents, names and times.
+    """A profile whose ranges have parents, layers and times.
 
     Args:
-        tree: a row per range that nests, a parent before its children, with process, thread, start, end,
-            parent, depth, what `annot.correlate.keys.spell_out` says, and
-
-                host_ns, host_self_ns    length, and what is left of it without the children
-                gpu_ns, gpu_self_ns      device time launched inside, and inside but in no child
-                kernels, copies          how many of them belong to gpu_self_ns
-        loose: the same of ranges that cross others or end on another thread; they own nothing, so their self
-            times, kernels and copies are 0.
-        work: a row per kernel, copy and set, as `annot.correlate.work.launched_work`, with `range`: the row
-            in `tree` that owns it, or null.
-        open_ranges: how many ranges had no end; they count to the end of the capture.
+        whole: the ranges of all steps.
+        forest: those that take part.
+        steps: the steps of the run.
+        nodes: a row per node of `forest.nodes`: parent, key, calls, start (of its first range; null: none),
+            host_self_ns, gpu_self_ns, kernels, copies, gpu_by_time_ns, gpu_by_sequence_ns; what belongs to the
+            node and to none below it. Those of `annot.correlate.account.REASONS` hold what belongs to no range.
+        names: node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of work.
+        busy: key, process, device, busy_ns, first_ns, last_ns: a row per layer and device, with what lies below.
+        device_busy: process, device, busy_ns, first_ns, last_ns: a row per device.
+        step_work: process_code, step, gpu_ns, kernels, copies: the device work launched in each step.
+        range_work: of each range of the tree gpu_self_ns, kernels, copies, gpu_by_time_ns.
+        loose_gpu_ns: device time launched inside each range outside the tree.
+        left_out: pieces of work that belong to no step that was asked for.
         meta: that of the profile.
+        places: tells of further work where it belongs.
     """
 
-    tree: pl.DataFrame
-    loose: pl.DataFrame
-    work: pl.DataFrame
-    open_ranges: int
+    whole: Forest
+    forest: Forest
+    steps: Steps
+    nodes: pl.DataFrame
+    names: pl.DataFrame
+    busy: pl.DataFrame
+    device_busy: pl.DataFrame
+    step_work: pl.DataFrame
+    range_work: pl.DataFrame
+    loose_gpu_ns: pl.Series
+    left_out: int
     meta: dict[str, Any]
+    places: Places
+
+    def ranges(self) -> pl.DataFrame:
+        """Return the ranges that nest: a row each, a parent before its children.
+
+        Returns:
+            id, process, thread, start, end, parent (row in this table, null at the top), depth, domain, text,
+            layer, module, phase, shapes, number, host_ns, host_self_ns, gpu_ns (with what lies inside),
+            gpu_self_ns, kernels, copies (innermost only), gpu_by_time_ns (the part of gpu_self_ns that was
+            launched on other threads).
+        """
+        tree = self.forest.tree
+        length = (tree["end"] - tree["start"]).alias("host_ns")
+        own = self.range_work
+        parent = pl.when(pl.col("parent") != sweep.NONE).then("parent").cast(pl.Int64)
+        inclusive = sweep.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
+        times = (length, _self_times(tree), inclusive, *own.get_columns())
+        return self._spoken(tree).with_columns(parent.alias("parent"), *times)
+
+    def loose_ranges(self) -> pl.DataFrame:
+        """Return the ranges outside the tree: as `ranges`, without places in it and without times of their own."""
+        loose = self.forest.loose
+        length = (loose["end"] - loose["start"]).alias("host_ns")
+        return self._spoken(loose).with_columns(length, self.loose_gpu_ns.alias("gpu_ns"))
+
+    def _spoken(self, ranges: pl.DataFrame) -> pl.DataFrame:
+        said = self.forest.says.select("domain", "text", "layer", "module", "phase", "shapes", "number")
+        where = self.forest.threads.table.select("process", "thread")[ranges["thread"]]
+        return pl.concat([ranges.drop("thread", "says"), where, said[ranges["says"]]], how="horizontal")
 
 
-def attribute(profile: Profile, *, domain: str | None = None) -> Attribution:
+def attribute(
+    source: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
+) -> Attribution:
     """Nest the ranges and give each piece of device work to the innermost range around its launch.
 
+    Launches of other threads that lie in no range there belong to the layer that a sequence number leads to,
+    else to the range of another thread of the process that was innermost at the time.
+
     Args:
-        profile: what was recorded.
+        source: what was recorded.
         domain: only ranges of this NVTX domain take part ("" is the default domain); None: all do.
+        steps: only steps with these numbers take part; None: all, and what lies in no step.
+        step_range: text of the ranges that are the steps, ``#`` for any number; None: they are found.
+
+    Raises:
+        AnnotError: times add up to more than 64 bits of nanoseconds hold, as only those of a damaged profile do.
+        ValueError: there are no steps to choose from.
     """
-    ranges = profile.ranges if domain is None else profile.ranges.filter(pl.col("domain") == domain)
-    work = launched_work(profile)
-    nested = nest(_closed(ranges, profile))
-    texts = ranges["text"].fill_null("")
-    says = spell_out(texts)
-    tree, loose = (_named(part, says) for part in (nested.tree, nested.loose))
-    work = work.with_columns(innermost(tree, work.select("thread", "start", "end")).alias("range"))
-    tree = _with_work(_with_host_times(tree), work)
-    return Attribution(tree, _overlaid(loose, work), work, ranges["end"].null_count(), dict(profile.meta))
-
-
-def outermost(depths: Sequence[int], keys: Sequence[int]) -> list[bool]:
-    """Tell which ranges lie in no range of the same key, so that recursion counts once.
-
-    Args:
-        depths: of ranges in the order of `annot.correlate.nesting.Nest.tree`.
-        keys: small numbers from 0 on.
-
-    Example:
-        >>> outermost([0, 1, 2, 0], [5, 7, 5, 5])
-        [True, True, False, True]
-    """
-    within = [0] * (max(keys, default=0) + 1)
-    stack: list[int] = []
-    result = []
-    for depth, key in zip(depths, keys, strict=True):
-        while len(stack) > depth:
-            within[stack.pop()] -= 1
-        result.append(not within[key])
-        within[key] += 1
-        stack.append(key)
-    return result
-
-
-def _closed(ranges: pl.DataFrame, profile: Profile) -> pl.DataFrame:
-    """Close open ranges at the last instant that the host is known to have reached."""
-    instants = [ranges["start"].max(), ranges["end"].max(), profile.launches["end"].max()]
-    last = max((instant for instant in instants if isinstance(instant, int)), default=0)
-    end = pl.max_horizontal(pl.col("end").fill_null(last), "start")
-    return ranges.with_columns(end.alias("end"), pl.col("text").fill_null(""))
-
-
-def _named(ranges: pl.DataFrame, says: pl.DataFrame) -> pl.DataFrame:
-    length = (pl.col("end") - pl.col("start")).alias("host_ns")
-    named = ranges.join(says, on="text", how="left", maintain_order="left")
-    return named.drop("id", "category", "payload", "color").with_columns(length)
-
-
-def _with_host_times(tree: pl.DataFrame) -> pl.DataFrame:
-    inside = tree.group_by("parent").agg(pl.col("host_ns").sum().alias("inside")).drop_nulls("parent")
-    rows = pl.DataFrame({"parent": pl.Series(range(tree.height), dtype=pl.Int64)})
-    inside = rows.join(inside, on="parent", how="left", maintain_order="left")
-    return tree.with_columns((pl.col("host_ns") - inside["inside"].fill_null(0)).alias("host_self_ns"))
-
-
-def _with_work(tree: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    own = work.drop_nulls("range").group_by("range").agg(
-        pl.col("gpu_ns").sum().alias("gpu_self_ns"),
-        pl.col("kernel").sum().cast(pl.Int64).alias("kernels"),
-        (~pl.col("kernel")).sum().cast(pl.Int64).alias("copies"),
+    whole, forest, found = _grown(source, domain, steps, step_range)
+    launches = _launches(source, forest, found)
+    _check_lengths(source, forest)
+    places = Places(forest, launches, whole)
+    account = _account(source, forest, launches, places)
+    return Attribution(
+        whole, forest, found, _node_table(forest, account), account.of_names(), account.busy(), account.device_busy(),
+        account.of_steps(), account.of_ranges(), launches.loose.gpu_ns(), account.left_out, dict(source.meta), places,
     )  # fmt: skip
-    rows = pl.DataFrame({"range": pl.Series(range(tree.height), dtype=pl.Int64)})
-    own = rows.join(own, on="range", how="left", maintain_order="left").drop("range").fill_null(0)
-    totals = own["gpu_self_ns"].to_list()
-    if not work.is_empty():
-        _add_to_parents(totals, tree["parent"].to_list())
-    return tree.with_columns(*own, pl.Series("gpu_ns", totals, pl.Int64))
 
 
-def _add_to_parents(totals: list[int], parents: Sequence[int | None]) -> None:
-    for row in range(len(totals) - 1, -1, -1):
-        parent = parents[row]
-        if parent is not None:
-            totals[parent] += totals[row]
+def _last_instant(ranges: pl.DataFrame, source: Source) -> int:
+    """The last instant that the host is known to have reached; it matters only if a range is open."""
+    instants = [ranges["start"].max(), ranges["end"].max()]
+    if ranges["end"].null_count():
+        instants.append(source.last_launch())
+    return max((instant for instant in instants if isinstance(instant, int)), default=0)
 
 
-def _overlaid(loose: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Give ranges outside the tree the device time launched inside them, on top of whoever owns it."""
-    totals = [0] * loose.height
-    local = loose.with_row_index("row").filter(pl.col("end_thread").is_null())
-    launched = work.filter(pl.col("thread").is_in(local["thread"].unique().implode())).sort("start")
-    calls = launched.partition_by("thread", as_dict=True)
-    for thread, ranges in local.partition_by("thread", as_dict=True).items():
-        if thread in calls:
-            for row, total in zip(ranges["row"], _contained(ranges, calls[thread]), strict=True):
-                totals[row] = total
-    nothing = {name: pl.lit(0, pl.Int64) for name in ("host_self_ns", "gpu_self_ns", "kernels", "copies")}
-    return loose.with_columns(pl.Series("gpu_ns", totals, pl.Int64), **nothing)
+def _grown(
+    source: Source, domain: str | None, steps: slice | None, step_range: str | None
+) -> tuple[Forest, Forest, Steps]:
+    """The ranges of all steps, those that take part, and the steps of all."""
+    ranges = source.ranges
+    last = _last_instant(ranges, source)
+    if domain is not None:
+        ranges = ranges.filter(pl.col("domain") == domain)
+    threads = Threads.of(ranges)
+    forest = grow(ranges, last, threads)
+    found = find_steps(forest, step_range, steps)
+    if steps is None:
+        return forest, forest, found
+    if found.table.is_empty():
+        raise ValueError(f"{source.meta.get('source', '')} has no steps to choose from")
+    return forest, grow(_chosen_ranges(ranges, forest, found), last, threads), found
 
 
-def _contained(ranges: pl.DataFrame, calls: pl.DataFrame) -> list[int]:
-    starts, ends, gpu = (calls[name].to_list() for name in ("start", "end", "gpu_ns"))
-    until = [0, *accumulate(gpu)]
-    latest = list(accumulate(ends, max))
-    totals = []
-    for start, end in ranges.select("start", "end").iter_rows():
-        first, call = bisect_left(starts, start), bisect_right(starts, end)
-        total = until[call] - until[first] if call > first else 0
-        while call > first and latest[call - 1] > end:
-            call -= 1
-            total -= gpu[call] if ends[call] > end else 0
-        totals.append(total)
-    return totals
+def _check_lengths(source: Source, forest: Forest) -> None:
+    lengths = [(ranges["end"] - ranges["start"]).cast(pl.Float64).sum() for ranges in (forest.tree, forest.loose)]
+    if sum(lengths) > FARTHEST:
+        raise _too_long(source, "ranges")
+
+
+def _too_long(source: Source, what: str) -> AnnotError:
+    years = round(FARTHEST / (365 * 86400 * 10**9))
+    return AnnotError(f"{source.meta.get('source', '')} has {what} that take more than {years} years in all")
+
+
+def _chosen_ranges(ranges: pl.DataFrame, forest: Forest, steps: Steps) -> pl.DataFrame:
+    """The ranges that begin in steps that were asked for."""
+    thread = forest.threads.codes(ranges["thread"])
+    process = forest.threads.table["process_code"].gather(thread)
+    return ranges.filter(steps.wanted(steps.at(process, ranges["start"])))
+
+
+def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:
+    launches = read_launches(source.launch_blocks(), forest, steps)
+    if launches.in_order:
+        return launches
+    blocks = list(source.launch_blocks())
+    return read_launches(iter([pl.concat(blocks, how="diagonal").sort("start", maintain_order=True)]), forest, steps)
+
+
+def _account(source: Source, forest: Forest, launches: Launches, places: Places) -> Account:
+    """Add up the work, again if chains of layers turned up on the way, and once more in order if it was in none."""
+    for sort in (False, False, True):
+        account = Account(forest, launches, places)
+        for block in _in_order(source.work_blocks()) if sort else source.work_blocks():
+            account.add(block)
+            if account.gpu_ns > FARTHEST:
+                raise _too_long(source, "kernels and copies")
+        if account.settled:
+            return account
+    raise AssertionError("work in order, with all chains known, is settled")
+
+
+def _in_order(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    yield pl.concat(list(blocks), how="diagonal").sort("start", maintain_order=True)
+
+
+def _self_times(tree: pl.DataFrame) -> pl.Series:
+    """The host time of each range that lies in no range inside it."""
+    length = tree["end"] - tree["start"]
+    inside = sweep.Sums(tree.height)
+    inside.add(tree["parent"], length)
+    return (length - inside.result()).alias("host_self_ns")
+
+
+def _calls(tree: pl.DataFrame) -> pl.Series:
+    """1 for a range that stands for a layer, 0 for an operation that is part of the one around it."""
+    above = pl.select(pl.when(tree["parent"] != sweep.NONE).then(tree["parent"])).to_series()
+    return tree["path"].ne_missing(tree["path"].gather(above)).cast(pl.Int64).alias("calls")
+
+
+def _node_table(forest: Forest, account: Account) -> pl.DataFrame:
+    parent, key = forest.nodes.columns()
+    ranges = forest.tree.select("path", "start").with_columns(_self_times(forest.tree), _calls(forest.tree))
+    host = ranges.group_by("path").agg(pl.col("start").min(), pl.col("calls", "host_self_ns").sum())
+    table = (
+        pl.DataFrame({"parent": parent, "key": key}).with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
+    )
+    for part, on in ((host, "path"), (account.of_nodes(), "node")):
+        table = table.join(part, left_on="node", right_on=on, how="left", maintain_order="left")
+    led = pl.col("node").is_in(sorted(forest.matched))
+    counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
+    return (
+        table.with_columns(counted)
+        .with_columns(gpu_by_sequence_ns=pl.when(led).then("gpu_self_ns").otherwise(0))
+        .drop("node")
+    )

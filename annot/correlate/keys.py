@@ -2,55 +2,65 @@
 
 from __future__ import annotations
 
-import re
+from operator import attrgetter
 from typing import Final
 
 import polars as pl
 
 from annot import tag
+from annot.correlate.dialects import BATCH, DATA, Said, operation, understand
 
 __all__ = ["BATCH", "DATA", "EPOCH", "spell_out"]
 
 EPOCH: Final = "(epoch)"
-BATCH: Final = "(batch)"
-DATA: Final = "(data)"
 NAMELESS: Final = "(no name)"
 
 _LOOPS: Final = {"epoch": EPOCH, "step": BATCH}
-# torch.autograd.profiler.emit_nvtx gives every call of an operation a text of its own.
-_SUFFIX = re.compile(r", (?:stashed )?(?:seq|op_id|sizes|input_op_ids) ?= ?.*", re.DOTALL)
-_SCHEMA: Final = {
-    "text": pl.String, "layer": pl.String, "module": pl.String, "phase": pl.String,
-    "shapes": pl.String, "step": pl.Int64, "loop": pl.Boolean,
+_SAYS: Final = {
+    "layer": pl.String, "module": pl.String, "phase": pl.String, "shapes": pl.String, "number": pl.Int64,
+    "loop": pl.Boolean, "layered": pl.Boolean, "role": pl.String,
 }  # fmt: skip
+_as_row: Final = attrgetter(*_SAYS)
 
 
-def spell_out(texts: pl.Series) -> pl.DataFrame:
-    """Return a row per distinct text with what it says.
+def spell_out(texts: pl.DataFrame) -> pl.DataFrame:
+    """Return what texts say, a row each.
 
-    Ranges of the loop have the layers ``(epoch)`` and ``(batch)``, waiting for data has ``(data)``. A text
-    that is not annot's is a layer by itself, without what `emit_nvtx` appends to the name.
+    Ranges of the loop have the layers ``(epoch)`` and ``(batch)``, waiting for data has ``(data)``. A text that
+    neither annot nor any tool it knows wrote is a layer by itself.
+
+    Args:
+        texts: columns text and role; role is one of `annot.profile.ROLES`, or ``operation`` if only the name
+            tells whether it belongs to the backward pass, or null for any text of NVTX.
 
     Returns:
-        text, layer, module, phase, shapes (text; null if none are given), step (number of the epoch or
-        batch), loop (whether it is an epoch or a batch).
+        The columns of `annot.correlate.dialects.Said`.
 
     Example:
-        >>> spell_out(pl.Series(["fc Linear [4,8]f32 |fwd"])).row(0)[1:]
-        ('fc', 'Linear', 'forward', '[4,8]f32', None, False)
-        >>> spell_out(pl.Series(["aten::mm, seq = 12, op_id = 3"])).row(0)[1:4]
-        ('aten::mm', '', 'other')
+        >>> texts = pl.DataFrame({"text": ["fc Linear [4,8]f32 |fwd"], "role": [None]})
+        >>> spell_out(texts).row(0)[:4]
+        ('fc', 'Linear', 'forward', '[4,8]f32')
     """
-    return pl.DataFrame([_row(text) for text in texts.unique()], schema=_SCHEMA, orient="row")
+    rows = [_as_row(_said(text or "", role)) for text, role in texts.select("text", "role").iter_rows()]
+    return pl.DataFrame(rows, schema=_SAYS, orient="row")
 
 
-def _row(text: str | None) -> tuple[str | None, str, str, str, str | None, int | None, bool]:
-    said = tag.parse(text) if text else None
+def _said(text: str, role: str | None) -> Said:
+    if role == "operation":
+        return operation(text)
+    if role in ("operator", "backward"):
+        return Said(text or NAMELESS, phase="backward" if role == "backward" else "other", role=role)
+    return _tagged(text) or understand(text) or Said(text or NAMELESS, layered=role == "module")
+
+
+def _tagged(text: str) -> Said | None:
+    said = tag.parse(text)
     if said is None:
-        return text, _SUFFIX.sub("", text or "") or NAMELESS, "", "other", None, None, False
-    shapes = " ".join(map(str, said.tensors)) + (f" +{said.omitted}" if said.omitted else "")
-    step = said.step if said.step is not None and said.step < 2**63 else None
+        return None
+    number = said.step if said.step is not None and said.step < 2**63 else None
     if said.phase in _LOOPS:
-        return text, _LOOPS[said.phase], said.module, "other", None, step, True
+        return Said(_LOOPS[said.phase], said.module, number=number, loop=True)
+    shapes = " ".join(map(str, said.tensors)) + (f" +{said.omitted}" if said.omitted else "")
     layer = DATA if said.phase == "data" and not said.layer else said.layer
-    return text, layer, said.module, said.phase, shapes.strip() or None, step, False
+    layered = said.phase in ("forward", "backward") and bool(layer or said.module)
+    return Said(layer, said.module, said.phase, shapes.strip() or None, number, layered=layered)

@@ -14,14 +14,14 @@ another thread is loose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
+from annot.correlate import sweep
 from annot.tag import DOMAIN
 
-__all__ = ["Nest", "nest"]
+__all__ = ["Nest", "is_ours", "nest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Nest:
     """Ranges in order, with their places in the tree.
 
     Args:
-        tree: the ranges that nest, with `parent` (row in this table, null at the top) and `depth` (0 at the
-            top); a parent comes before its children.
+        tree: the ranges that nest, with `parent` (row in this table, -1 at the top; Int32) and `depth` (0 at
+            the top; Int32); a parent comes before its children.
         loose: the ranges that cross others or end on another thread.
     """
 
@@ -42,67 +42,30 @@ def nest(ranges: pl.DataFrame) -> Nest:
     """Find each range's parent.
 
     Args:
-        ranges: columns id, thread, end_thread, domain, kind, start, end as in `annot.profile.RANGES`; every
-            end is known and not before the start. Further columns are kept.
+        ranges: columns thread (Int32), start, end (Int64), foreign (ended on another thread), started (not
+            pushed) and ours (in annot's domain); every end is known and not before the start; in the order of
+            their ids. Further columns are kept.
 
     Example:
-        >>> two = {"id": [1, 2], "thread": [9, 9], "end_thread": [None, None], "domain": ["", ""],
-        ...        "kind": ["push", "push"], "start": [0, 5], "end": [20, 10]}
-        >>> nest(pl.DataFrame(two)).tree["parent"].to_list()
-        [None, 0]
+        >>> two = pl.DataFrame({"start": [0, 5], "end": [20, 10]}).with_columns(thread=pl.lit(9, pl.Int32))
+        >>> no = pl.lit(False)
+        >>> nest(two.with_columns(foreign=no, started=no, ours=no)).tree["parent"].to_list()
+        [-1, 0]
     """
-    ordered = ranges.sort("thread", "start", "end", "id", descending=[False, False, True, False])
-    crossing = pl.Series(_crossing(ordered), dtype=pl.Boolean) | ordered["end_thread"].is_not_null()
-    tree = ordered.filter(~crossing)
-    parents, depths = _parents(tree["thread"].to_list(), tree["end"].to_list())
-    places = [pl.Series("parent", parents, pl.Int64), pl.Series("depth", depths, pl.Int64)]
-    return Nest(tree.with_columns(places), ordered.filter(crossing))
+    ordered = ranges[sweep.order(ranges["thread"], ranges["start"], ranges["end"])]
+    ordered, loose = _set_aside(ordered)
+    parent, depth = sweep.parents(ordered["thread"], ordered["end"])
+    return Nest(ordered.with_columns(parent.alias("parent"), depth.alias("depth")), loose)
 
 
-def _crossing(ordered: pl.DataFrame) -> list[bool]:
-    """Tell which ranges have to stand aside so that the others nest."""
-    started = pl.col("kind") == "start"
-    weights = ordered.select(
-        2 * (~started).cast(pl.Int64) + (pl.col("domain") == DOMAIN).fill_null(False).cast(pl.Int64)
-    )
-    weight: list[int] = weights.to_series().to_list()
-    start, end = ordered["start"].to_list(), ordered["end"].to_list()
-    foreign = ordered["end_thread"].is_not_null().to_list()
-    loose = [False] * len(start)
-    stack: list[int] = []
-    here = None
-    for row, thread in enumerate(ordered["thread"].to_list()):
-        if foreign[row]:
-            continue
-        if thread != here:
-            here = thread
-            stack.clear()
-        first, last = start[row], end[row]
-        while stack and end[stack[-1]] < last:
-            top = stack[-1]
-            if end[top] > first:
-                if weight[row] <= weight[top]:
-                    loose[row] = True
-                    break
-                loose[top] = True
-            stack.pop()
-        if not loose[row]:
-            stack.append(row)
-    return loose
+def _set_aside(ordered: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    weight = 2 * (~pl.col("started")).cast(pl.Int32) + pl.col("ours").cast(pl.Int32)
+    columns = ordered.select("thread", "start", "end", weight.alias("weight"), "foreign")
+    aside = sweep.crossing(*columns.get_columns())
+    ordered = ordered.drop("started", "ours")
+    return ordered.filter(~aside).drop("foreign"), ordered.filter(aside)
 
 
-def _parents(threads: Sequence[int], ends: Sequence[int]) -> tuple[list[int | None], list[int]]:
-    parents: list[int | None] = []
-    depths: list[int] = []
-    stack: list[int] = []
-    here = None
-    for row, (thread, end) in enumerate(zip(threads, ends, strict=True)):
-        if thread != here:
-            here = thread
-            stack.clear()
-        while stack and ends[stack[-1]] < end:
-            stack.pop()
-        parents.append(stack[-1] if stack else None)
-        depths.append(len(stack))
-        stack.append(row)
-    return parents, depths
+def is_ours(domain: str) -> pl.Expr:
+    """Whether a column of domains says annot's own."""
+    return (pl.col(domain) == DOMAIN).fill_null(False)

@@ -1,83 +1,148 @@
-"""Steps of training: what happened in each batch."""
+"""Steps of training: where each begins and ends."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
 
-from annot.correlate.attribution import Attribution
+from annot.correlate import sweep
+from annot.correlate.forest import Forest
 from annot.correlate.keys import BATCH
+from annot.correlate.pattern import NAMES, repetition
 
-__all__ = ["by_step"]
+__all__ = ["Steps", "find_steps", "step_slice"]
 
-_PHASES: Final = ("forward", "backward", "optimizer")
+_TABLE: Final = {
+    "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64, "warmup": pl.Boolean,
+}  # fmt: skip
+_LONG: Final = 1.5  # a step of the beginning this many times as long as the median is warm-up
 
 
-def by_step(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per batch range that lies in no other batch range, in order of time.
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a run.
 
-    What other threads of the process do while the batch lasts counts to it: a backward range or a launch
-    belongs to the step in which it began.
-
-    Returns:
-        process, step (from 0, per process), batch (its number in the epoch; null if unknown), start_ns,
-        host_ns, data_ns (the wait for data since the step before), forward_ns, backward_ns, optimizer_ns (on
-        the host, with what lies in them), gpu_ns (all device work launched in it) and kernels.
+    Args:
+        table: process (code of `annot.correlate.threads.Threads`), step (from 0 in each process), start, end
+            (ns), batch (number in its epoch, null if unknown), warmup; by process and start, never overlapping.
+        found_by: how they were found, in words; empty if there are none.
+        choice: the numbers asked for; None: all, and what lies in no step. `table` holds all in any case.
     """
-    ranges = _located(attribution)
-    batches = ranges.filter((pl.col("layer") == BATCH) & ~pl.col("within")).sort("process", "start", "end")
-    batches = batches.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).over("process").alias("step"))
-    steps = batches.select(
-        "process", "step", "start", "end", "host_ns", batch=pl.col("number"), start_ns=pl.col("start")
+
+    table: pl.DataFrame
+    found_by: str
+    choice: slice | None = None
+
+    def at(self, process: pl.Series, start: pl.Series) -> pl.Series:
+        """Return the step (Int32) in which each instant of a process (Int32, Int64) lies; -1: in none."""
+        if self.table.is_empty():
+            return pl.Series("step", [sweep.NONE], pl.Int32).new_from_index(0, start.len())
+        instants = pl.DataFrame({"process": process, "start": start}).with_row_index("row")
+        spans = self.table.select("process", "start", "step", until=pl.max_horizontal("end", pl.col("start") + 1))
+        found = instants.sort("start").join_asof(spans.sort("start"), on="start", by="process", check_sortedness=False)
+        inside = pl.when(pl.col("start") < pl.col("until")).then("step").fill_null(sweep.NONE)
+        return found.select("row", inside.alias("step")).sort("row")["step"]
+
+    def wanted(self, step: pl.Series) -> pl.Series:
+        """Return which of the steps (as `at` gives them) were asked for."""
+        most = self.table["step"].max()
+        numbers = range(most + 1 if isinstance(most, int) else 0)
+        return step.is_in(list(numbers if self.choice is None else numbers[self.choice]))
+
+
+def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
+    """Find the steps of a run.
+
+    Without a key range, they are annot's batch ranges or the steps of torch.profiler; else the ranges with a
+    usual name, as ``step 12`` or ``batch``; else the largest pattern of ranges that repeats.
+
+    Args:
+        forest: the ranges.
+        key_range: text of the ranges that are the steps; ``#`` stands for any number.
+        choice: numbers of the steps that are asked for; None: all, and what lies in no step.
+    """
+    if key_range is not None:
+        named = _named(forest, f"^{_pattern(key_range)}$")
+        return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
+    ways = (
+        (_batches, "batch ranges"),
+        (_usual_names, "ranges with a usual name"),
+        (repetition, "the largest pattern of ranges that repeats"),
     )
-    steps = steps.sort("start")
-    for part in (_phase_times(ranges, steps), _data_times(ranges, steps), _device_times(attribution, steps)):
-        steps = steps.join(part, on=["process", "step"], how="left", maintain_order="left")
-    phases = [f"{phase}_ns" for phase in _PHASES]
-    counted = ["data_ns", *phases, "gpu_ns", "kernels"]
-    columns = ["process", "step", "batch", "start_ns", "host_ns", *counted]
-    return steps.with_columns(pl.col(counted).fill_null(0)).select(columns).sort("start_ns", "process")
+    for way, found_by in ways:
+        table = _steps(way(forest), forest)
+        if table.height:
+            return Steps(table, found_by, choice)
+    return Steps(table, "", choice)
 
 
-def _located(attribution: Attribution) -> pl.DataFrame:
-    """All ranges, with `within`: whether a range around them is a batch or has the same phase."""
-    tree, within = attribution.tree, []
-    marks: list[frozenset[str]] = []
-    for layer, phase, parent in tree.select("layer", "phase", "parent").iter_rows():
-        around = marks[parent] if parent is not None else frozenset()
-        mine = BATCH if layer == BATCH else phase
-        within.append(mine in around or (phase in _PHASES and not around.isdisjoint(_PHASES)))
-        marks.append(around if mine in around else around | {mine})
-    columns = ["process", "layer", "phase", "start", "end", "host_ns", pl.col("step").alias("number")]
-    inner = tree.select(columns).with_columns(pl.Series("within", within, pl.Boolean))
-    return pl.concat([inner, attribution.loose.select(columns).with_columns(within=pl.lit(False))])
+def step_slice(text: str) -> slice:
+    """Return the steps that a text such as ``3:20``, ``3:`` or ``7`` stands for, as Python counts.
+
+    Raises:
+        ValueError: the text is of another form.
+
+    Example:
+        >>> step_slice("3:20"), step_slice("7")
+        (slice(3, 20, None), slice(7, 8, None))
+    """
+    match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text)
+    if match is None:
+        raise ValueError(f"steps must be like 3:20, 3:, :20 or 7, got {text!r}")
+    if match[1]:
+        return slice(int(match[1]), int(match[1]) + 1)
+    return slice(int(match[2]) if match[2] else None, int(match[3]) if match[3] else None)
 
 
-def _in_step(events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The events that began within a step, with its number."""
-    spans = steps.select("process", "start", "step", until="end")
-    found = events.sort("start").join_asof(spans, on="start", by="process", check_sortedness=False)
-    return found.filter(pl.col("start") <= pl.col("until"))
+def _pattern(key_range: str) -> str:
+    return r"\d+".join(map(re.escape, key_range.split("#")))
 
 
-def _phase_times(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    phases = _in_step(ranges.filter(pl.col("phase").is_in(_PHASES) & ~pl.col("within")), steps)
-    times = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in _PHASES}
-    return phases.group_by("process", "step").agg(**times)
+def _named(forest: Forest, pattern: str) -> pl.DataFrame:
+    return _spans(forest, forest.says["text"].str.contains(pattern))
 
 
-def _data_times(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Waits for data that ended before a step began count to it, unless another step comes between."""
-    waits = ranges.filter((pl.col("phase") == "data") & ~pl.col("within"))
-    waits = waits.select("process", "host_ns", start="end").sort("start")
-    spans = steps.select("process", "start", "step")
-    found = waits.join_asof(spans, on="start", by="process", strategy="forward", check_sortedness=False)
-    return found.drop_nulls("step").group_by("process", "step").agg(pl.col("host_ns").sum().alias("data_ns"))
+def _batches(forest: Forest) -> pl.DataFrame:
+    return _spans(forest, forest.says["loop"] & (forest.says["layer"] == BATCH))
 
 
-def _device_times(attribution: Attribution, steps: pl.DataFrame) -> pl.DataFrame:
-    launched = _in_step(attribution.work.drop_nulls("start").drop("end"), steps)
-    return launched.group_by("process", "step").agg(
-        pl.col("gpu_ns").sum(), pl.col("kernel").sum().cast(pl.Int64).alias("kernels")
-    )
+def _usual_names(forest: Forest) -> pl.DataFrame:
+    text = forest.says["text"]
+    number = text.str.extract(NAMES).cast(pl.Int64)
+    spans = _spans(forest, text.str.contains(NAMES) & (forest.says["role"] == "annotation"))
+    return spans.with_columns(number.gather(spans["says"]).alias("number")) if spans.height > 1 else spans.clear()
+
+
+def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
+    """The ranges whose text is one of some."""
+    columns = ["thread", "start", "end", "says"]
+    every = pl.concat([forest.tree.select(columns), forest.loose.select(columns)])
+    every = every.filter(which.gather(every["says"]))
+    return every.with_columns(forest.says["number"].gather(every["says"]).alias("number"))
+
+
+def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
+    process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
+    rows: list[tuple[int, int, int, int, int | None]] = []
+    ordered = spans.with_columns(process).sort("process", "start", "end", descending=[False, False, True])
+    for process_code, start, end, number in ordered.select("process", "start", "end", "number").iter_rows():
+        here = rows[-1] if rows and rows[-1][0] == process_code else None
+        if here is None or start >= here[3]:
+            rows.append((process_code, 0 if here is None else here[1] + 1, start, end, number))
+    table = pl.DataFrame(rows, schema=[*_TABLE.items()][:-1], orient="row")
+    return table.with_columns(_warmup(table))
+
+
+def _warmup(table: pl.DataFrame) -> pl.Series:
+    """Tell which steps at the beginning of each process took much longer than the later half of them."""
+    long: list[bool] = []
+    for part in table.partition_by("process", maintain_order=True):
+        lengths = (part["end"] - part["start"]).to_list()
+        later = sorted(lengths[len(lengths) // 2 :])
+        limit = _LONG * later[len(later) // 2]
+        warm = next((row for row, length in enumerate(lengths) if length <= limit), len(lengths))
+        long += [row < warm for row in range(len(lengths))]
+    return pl.Series("warmup", long, pl.Boolean)

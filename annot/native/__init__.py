@@ -1,6 +1,7 @@
-"""The C parts: the recorder, an NVTX tool of our own, and the fast call path. Each is optional.
+"""The C parts: the recorder, an NVTX tool of our own; the fast call path; the fast reading and sweeping of tables.
 
-``ANNOT_DISABLE_NATIVE=1`` switches the fast call path off: ranges then go through the `nvtx` package.
+Each is optional. ``ANNOT_DISABLE_NATIVE=1`` switches the last two off: ranges then go through the `nvtx` package,
+and profiles through Python and SQLite.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fast", "recorder_library"]
+__all__ = ["fast", "recorder_library", "tables"]
 
 
 def recorder_library() -> Path | None:
@@ -20,9 +21,18 @@ def recorder_library() -> Path | None:
 
 def fast() -> Any:
     """Return the module of the fast call path, or None if it was not built or is switched off."""
+    return _module("annot.native._fast")
+
+
+def tables() -> Any:
+    """Return the module that reads and sweeps tables, or None if it was not built or is switched off."""
+    return _module("annot.native._tables")
+
+
+def _module(name: str) -> Any:
     if os.environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
         return None
     try:
-        return importlib.import_module("annot.native._fast")
+        return importlib.import_module(name)
     except ImportError:
         return None

@@ -1,22 +1,36 @@
 """Read a profile of any known format into the tables of `annot.profile`.
 
-A reader is a module that satisfies `Reader`: it recognises its format by content, never by name.
+A reader is a module, or any object, that satisfies `Reader`: it recognises its format by content, never by name.
+Those of other packages are found by the entry points of the group ``annot.readers``; they are asked first.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from annot.errors import AnnotError
-from annot.profile import Profile
-from annot.read import kineto, nsys_sqlite, recording
+from annot.profile import Profile, Source
+from annot.read import (
+    kineto,
+    ncu_csv,
+    ncu_rep,
+    nsys_parquet,
+    nsys_report,
+    nsys_sqlite,
+    nvprof_csv,
+    nvprof_sqlite,
+    recording,
+    xplane,
+)
 
-__all__ = ["Reader", "load"]
+__all__ = ["Reader", "load", "reader_of", "source"]
 
-_HEAD = 65536
+_HEAD: Final = 65536
 
 
 class Reader(Protocol):
@@ -29,8 +43,8 @@ class Reader(Protocol):
         """Return whether the file looks like this format.
 
         Args:
-            path: an existing file.
-            head: its first 64 KiB.
+            path: an existing file or folder.
+            head: the first 64 KiB of the file; empty for a folder.
         """
 
     def read(self, path: Path) -> Profile:
@@ -41,26 +55,25 @@ class Reader(Protocol):
         """
 
 
-_READERS: tuple[Reader, ...] = (nsys_sqlite, kineto)
+_READERS: Final[tuple[Reader, ...]] = (
+    nvprof_sqlite, nsys_sqlite, nsys_report, nsys_parquet, recording, kineto, ncu_rep, ncu_csv, nvprof_csv, xplane,
+)  # fmt: skip
 
 # What else people hand over, by its first bytes, and what to do with it.
-_KNOWN = (
-    (b"NVR\x00", "is a report of Nsight Compute, which annot cannot read yet"),
+_KNOWN: Final = (
     (b"\x1f\x8b", "is compressed with gzip and holds no trace: unpack it if there is another profile inside"),
-    (b"PAR1", "is a Parquet file, which annot cannot read yet"),
+    (b"PAR1", "is a single Parquet file: give the folder that nsys export --type parquetdir wrote"),
     (b"PK\x03\x04", "is a zip archive: unpack it first"),
 )
-
-
-_NSYS_REPORTS = (".nsys-rep", ".qdrep")
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
     """Return the profile in a file, whatever its format and name.
 
     Args:
-        path: an Nsight Systems SQLite export, a recording of annot, a trace of torch.profiler, or the folder
-            of parts that an interrupted recording left. The file is not changed.
+        path: a report of Nsight Systems or its SQLite or Parquet export, a recording of annot or the folder of
+            parts that an interrupted one left, a trace of torch.profiler, a report or CSV of Nsight Compute,
+            a CSV or database of nvprof, or an XPlane of TensorFlow or JAX. The file is not changed.
 
     Raises:
         AnnotError: there is no such file, or it is not a profile that can be read; one sentence says why.
@@ -72,10 +85,50 @@ def load(path: str | os.PathLike[str]) -> Profile:
         annot.errors.AnnotError: no-such-file.sqlite does not exist
     """
     path = Path(path)
+    return reader_of(path).read(path)
+
+
+def source(path: str | os.PathLike[str]) -> Source:
+    """Return what `load` does, but let a large SQLite export stay in its file, to be read in blocks.
+
+    Layers come out the same. What lies in blocks cannot be looked at as a table, and is read anew each time.
+
+    Raises:
+        AnnotError: as for `load`; also later, while blocks are read.
+    """
+    path = Path(path)
+    reader = reader_of(path)
+    return nsys_sqlite.stream(path) if reader is nsys_sqlite else reader.read(path)
+
+
+def reader_of(path: Path) -> Reader:
+    """Return the reader for a file or folder.
+
+    Raises:
+        AnnotError: there is no such file, it cannot be read, or no reader knows it.
+    """
+    head = _head(path)
+    for reader in (*_plugins(), *_READERS):
+        if reader.sniff(path, head):
+            return reader
+    if path.is_dir():
+        raise AnnotError(
+            f"{path} is a folder with neither the parts of a recording of annot nor a Parquet export of Nsight Systems"
+        )
+    for magic, verdict in _KNOWN:
+        if head.startswith(magic):
+            raise AnnotError(f"{path} {verdict}")
+    raise AnnotError(
+        f"{path} is not a profile that annot knows: it begins with {head[:16]!r}; expected one of Nsight Systems, "
+        "Nsight Compute, nvprof, torch.profiler, TensorFlow's profiler or annot"
+    )
+
+
+def _head(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return recording.read_parts(path)
+            return b""
         if not stat.S_ISREG(mode):
             raise AnnotError(f"{path} is not a regular file")
         with path.open("rb") as file:
@@ -86,19 +139,9 @@ def load(path: str | os.PathLike[str]) -> Profile:
         raise AnnotError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not head:
         raise AnnotError(f"{path} is empty")
-    return _reader(path, head).read(path)
+    return head
 
 
-def _reader(path: Path, head: bytes) -> Reader:
-    for reader in _READERS:
-        if reader.sniff(path, head):
-            return reader
-    for magic, verdict in _KNOWN:
-        if head.startswith(magic):
-            raise AnnotError(f"{path} {verdict}")
-    if path.suffix in _NSYS_REPORTS:
-        raise AnnotError(f"{path} is a report of Nsight Systems: first run `nsys export --type sqlite` on it")
-    raise AnnotError(
-        f"{path} is not a profile that annot knows: it begins with {head[:16]!r}; expected an Nsight Systems "
-        "SQLite export, a recording of annot or a trace of torch.profiler"
-    )
+@functools.cache
+def _plugins() -> tuple[Reader, ...]:
+    return tuple(point.load() for point in entry_points(group="annot.readers"))

@@ -1,72 +1,57 @@
-"""The Chrome trace that torch.profiler writes: ranges, launches, kernels and copies.
+"""The Chrome trace that torch.profiler (Kineto) writes, on NVIDIA and AMD GPUs and without one, since 2021.
 
 Processes and threads are numbers there, or names for rows that are not threads. A kernel's "process" is its
 device, so it gets the process of its launch. Times are microseconds, relative to `baseTimeNanoseconds`.
+
+Operations of autograd bear a sequence number, and those of the backward pass autograd's number of the thread of
+the forward pass; some releases also draw arrows ("fwdbwd") from one to the other. Calls of `nn.Module` are among
+the Python functions, where they were recorded.
 """
 
 from __future__ import annotations
 
-import functools
-import gzip
 import re
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 
-import msgspec
 import polars as pl
 
 from annot import tag
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, Profile, Schema
+from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, ROLES, Profile, Schema, conform, pick
+from annot.read.kineto_columns import ANNOTATION, MIXED, Coarse, Columns
+from annot.read.kineto_counters import with_counters
+from annot.read.kineto_links import link_backward, module_texts
+from annot.read.trace_events import GZIP, TraceFile
 
 __all__ = ["NAME", "read", "sniff"]
 
 NAME: Final = "kineto"
 
-# Releases of 2021 wrote "Kernel", "Runtime", "Memcpy" and so on.
-_LAUNCHES: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime"})
-_COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
-_OPERATORS: Final = frozenset({"cpu_op", "operator"})
-_GZIP: Final = b"\x1f\x8b"
 _SNIFFED: Final = 1 << 20
-_HALF: Final = 1 << 23
-
-
-class _Args(msgspec.Struct, gc=False):
-    correlation: int | None = None
-    device: int | None = None
-    stream: int | None = None
-    bytes: int | None = None
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str
-    name: str = ""
-    cat: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: int | float = 0
-    dur: int | float = 0
-    args: _Args | None = None
-
-
-class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-    base: int = msgspec.field(name="baseTimeNanoseconds", default=0)
-    texts: dict[str, str] = msgspec.field(name="annot_texts", default_factory=dict)
-    """Domains of the ranges that annot opened with a text of the user's, as `annot run` adds them."""
+_KEYS: Final = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+_LARGEST: Final = 3 * 10**18
+_BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
+# In 2021 the ranges of torch itself, such as "ProfilerStep#5" and "Optimizer.step#SGD.step", and of the user
+# were operators; the names of those have neither of these characters.
+_NO_OPERATOR: Final = r"^[^:]*[# ]"
+_PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
+_COMPACT: Final = ("start", "end", "thread", "name", "external")
+_CAUSE: Final = ("cause", "origin_thread", "origin_start")
 
 
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether the file is JSON with trace events, plain or compressed; see `annot.read.Reader`."""
-    if head.startswith(_GZIP):
+    if head.startswith(GZIP):
         try:
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _SNIFFED)
         except zlib.error:
             return False
-    return head.lstrip().startswith(b"{") and (b'"traceEvents"' in head or b'"schemaVersion"' in head)
+    if re.match(rb"\s*\[\s*\{", head):
+        return b'"ph"' in head
+    return head.lstrip().startswith(b"{") and any(key in head for key in _KEYS)
 
 
 def read(path: Path) -> Profile:
@@ -75,163 +60,188 @@ def read(path: Path) -> Profile:
     Raises:
         AnnotError: the file is cut or damaged, or is not a trace.
     """
-    trace = _decode(path, _content(path))
-    complete = [event for event in trace.events if event.ph == "X"]
-    clock = _Clock(trace.base)
-    ranges = [event for event in complete if _is_range(event, trace.texts)]
-    calls = [event for event in complete if event.cat.lower() in _LAUNCHES]
-    owners = {_args(event).correlation: _process(event.pid) for event in calls}
     try:
-        return Profile.build(
-            {"source": str(path), "format": NAME, "producer": "torch.profiler"},
-            ranges=_ranges(ranges, clock, trace.texts),
-            launches=_launches(calls, clock),
-            kernels=_kernels([event for event in complete if event.cat.lower() == "kernel"], clock, owners),
-            copies=_copies([event for event in complete if event.cat.lower() in _COPIES], clock, owners),
-        )
+        try:
+            return _read(path, exact=False)
+        except Coarse:
+            return _read(path, exact=True)
     except (OverflowError, pl.exceptions.PolarsError) as error:
         raise AnnotError(f"{path} holds a number out of range: {error}") from None
 
 
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(_GZIP) else content
-    except EOFError:
-        raise AnnotError(f"{path} is cut: the compressed data end too early") from None
-    except (OSError, zlib.error) as error:
-        raise AnnotError(f"{path} cannot be read: {error}") from None
-
-
-def _decode(path: Path, content: bytes) -> _Trace:
-    try:
-        return msgspec.json.decode(content, type=_Trace, strict=False)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AnnotError(f"{path} is not a whole trace of torch.profiler: {error}") from None
-
-
-class _Clock:
-    def __init__(self, base: int) -> None:
-        self._base = base
-
-    def times(self, events: Sequence[_Event]) -> dict[str, list[int]]:
-        """The columns `start` and `end` of events, in nanoseconds."""
-        starts = [self._base + _nanoseconds(event.ts) for event in events]
-        ends = [start + _nanoseconds(event.dur) for start, event in zip(starts, events, strict=True)]
-        return {"start": starts, "end": ends}
-
-
-def _nanoseconds(microseconds: float) -> int:
-    """The fraction is taken off first: times a thousand, a float of this size is no longer exact."""
-    whole = int(microseconds)
-    return whole * 1000 + round((microseconds - whole) * 1000)
-
-
-def _is_range(event: _Event, texts: dict[str, str]) -> bool:
-    """torch files ranges that cost little under operators, so annot's are known by their texts."""
-    category = event.cat.lower()
-    ours = category in _OPERATORS and (event.name in texts or _is_ours(event.name))
-    return ours or category == "user_annotation"
-
-
-@functools.cache
-def _is_ours(name: str) -> bool:
-    return tag.parse(name) is not None
-
-
-def _ranges(events: Sequence[_Event], clock: _Clock, texts: dict[str, str]) -> pl.DataFrame:
-    return _frame(
-        RANGES,
-        **clock.times(events),
-        id=list(range(len(events))),
-        process=[_process(event.pid) for event in events],
-        thread=[_thread(event) for event in events],
-        domain=[tag.DOMAIN if _is_ours(event.name) else texts.get(event.name, "") for event in events],
-        category=[""] * len(events),
-        text=[event.name for event in events],
-        kind=["push"] * len(events),
+def _read(path: Path, exact: bool) -> Profile:
+    columns = Columns()
+    with TraceFile(path, exact=exact) as file:
+        for block in file.blocks():
+            columns.add(block)
+    base = _base(file.top)
+    names = _names(columns.names, _texts(file.top))
+    launches = _listed(columns.launches(), base, names)
+    operations = _placed(columns.ranges(), base)
+    owners = _Owners(launches, operations)
+    kernels = owners.given(_listed(columns.kernels(), base, names))
+    copies = owners.given(_listed(columns.copies(), base, names))
+    counted = _listed(columns.counted(), base, names)
+    kernels, metrics, notes = with_counters(kernels, counted, columns.counters, launches)
+    ranges = _ranges(
+        operations,
+        _listed(columns.modules(), base, names),
+        names,
+        columns.flows().with_columns(pl.col("start") + base, process=_PROCESS),
+    )
+    notes += _notes(columns, owners.ambiguous)
+    return Profile.build(
+        {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
+        ranges=ranges,
+        launches=_named(launches, LAUNCHES),
+        kernels=_named(kernels, KERNELS),
+        copies=_copies(copies),
+        metrics=metrics,
     )
 
 
-def _launches(events: Sequence[_Event], clock: _Clock) -> pl.DataFrame:
-    return _frame(
-        LAUNCHES,
-        **clock.times(events),
-        process=[_process(event.pid) for event in events],
-        thread=[_thread(event) for event in events],
-        correlation=[_args(event).correlation for event in events],
-        name=[event.name for event in events],
-    )
+def _base(top: dict[str, Any]) -> int:
+    base = top.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int) or abs(base) > _LARGEST:
+        raise OverflowError(f"baseTimeNanoseconds is {str(base)[:40]!r}")
+    return base
 
 
-def _kernels(events: Sequence[_Event], clock: _Clock, owners: dict[int | None, int]) -> pl.DataFrame:
-    return _frame(
-        KERNELS,
-        **clock.times(events),
-        **_places(events, owners),
-        name=[event.name for event in events],
-    )
+def _texts(top: dict[str, Any]) -> dict[str, str]:
+    """Domains of the ranges that annot opened with a text of the user's, as `annot run` adds them."""
+    texts = top.get("annot_texts")
+    return {text: str(domain) for text, domain in texts.items()} if isinstance(texts, dict) else {}
 
 
-def _copies(events: Sequence[_Event], clock: _Clock, owners: dict[int | None, int]) -> pl.DataFrame:
-    return _frame(
-        COPIES,
-        **clock.times(events),
-        **_places(events, owners),
-        kind=[_copy_kind(event.name) for event in events],
-        bytes=[_args(event).bytes for event in events],
-    )
+def _names(names: pl.Series, texts: dict[str, str]) -> pl.DataFrame:
+    """What a name says about its span: a row per name with text, domain and the category it belongs to."""
+    ours = [tag.parse(name) is not None for name in names]
+    domains = [tag.DOMAIN if mine else texts.get(name, "") for name, mine in zip(names, ours, strict=True)]
+    annot = [mine or name in texts for name, mine in zip(names, ours, strict=True)]
+    return pl.DataFrame({
+        "text": names,
+        "domain": pl.Series(domains, dtype=pl.String),
+        "ours": pl.Series(annot, dtype=pl.Boolean),
+        "no_operator": names.str.contains(_NO_OPERATOR),
+        "backward": names.str.contains(_BACKWARD),
+    })  # fmt: skip
 
 
-def _places(events: Sequence[_Event], owners: dict[int | None, int]) -> dict[str, list[int | None]]:
-    # What was launched before the trace began belongs to the process that launched the rest.
-    default = next(iter(owners.values()), 0)
-    details = [_args(event) for event in events]
-    return {
-        "process": [owners.get(detail.correlation, default) for detail in details],
-        "device": [detail.device for detail in details],
-        "stream": [detail.stream for detail in details],
-        "correlation": [detail.correlation for detail in details],
+def _placed(spans: pl.DataFrame, base: int) -> pl.DataFrame:
+    """Spans on the clock of the profile, with their processes."""
+    columns = [pl.col("start", "end") + base]
+    if "thread" in spans.columns:
+        columns.append(_PROCESS.alias("process"))
+    return spans.with_columns(columns)
+
+
+def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame:
+    """Placed spans in the order of their start, with their names spelt out."""
+    placed = _placed(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
+    return placed.with_columns(names["text"].gather(placed["name"]).alias("text"))
+
+
+class _Owners:
+    """Knows the process of each launch, and the operations that a file names as the causes of work."""
+
+    def __init__(self, launches: pl.DataFrame, operations: pl.DataFrame) -> None:
+        owners = launches.select("correlation", owner="process").drop_nulls("correlation")
+        self._owners = owners.unique("correlation", keep="first")
+        self.ambiguous = owners.n_unique() - self._owners.height if launches["process"].n_unique() > 1 else 0
+        self._operations = operations
+        # What was launched before the trace began belongs to the process that launched the rest.
+        processes = launches["process"] if launches.height else operations["process"]
+        self._default = processes[0] if len(processes) else 0
+
+    def given(self, work: pl.DataFrame) -> pl.DataFrame:
+        """Return kernels or copies with `process`, and without a launch, `origin_thread` and `origin_start`."""
+        owned = work.join(self._owners, on="correlation", how="left", maintain_order="left")
+        if owned["owner"].null_count():
+            owned = owned.join(self._causes(), on="external", how="left", maintain_order="left")
+        else:
+            owned = owned.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _CAUSE)
+        # Releases of 2022 and 2023 repeat the correlation as the id of the operation.
+        caused = pl.col("owner").is_null() & pl.col("external").ne_missing(pl.col("correlation"))
+        cause = {name: pl.when(caused).then(name) for name in _CAUSE}
+        process = pl.coalesce("owner", cause.pop("cause"), pl.lit(self._default, pl.Int64))
+        return owned.with_columns(process=process, **cause)
+
+    def _causes(self) -> pl.DataFrame:
+        causes = self._operations.drop_nulls("external").unique("external", keep="first")
+        return causes.select("external", cause="process", origin_thread="thread", origin_start="start")
+
+
+def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
+    says = names.select("ours", "no_operator", "backward")[operations["name"]]
+    annotation = (pl.col("kind") == ANNOTATION) | pl.col("ours") | ((pl.col("kind") == MIXED) & pl.col("no_operator"))
+    operations = operations.hstack(says).select(
+        *_COMPACT, "process", "sequence", "forward", annotation=annotation,
+        backward=pl.col("backward") | (pl.col("forward") > 0).fill_null(False),
+    )  # fmt: skip
+    annotations = operations.filter("annotation").select(*_COMPACT, role=_role("annotation"))
+    operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
+    role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))
+    operations = operations.select(*_COMPACT, "sequence", "forward_thread", role=role)
+    layers = pl.Series(module_texts(modules), dtype=pl.String)
+    known = layers.unique(maintain_order=True)
+    numbers = {text: names.height + number for number, text in enumerate(known)}
+    modules = modules.select(
+        "start", "end", "thread", external=pl.lit(None, pl.Int64), role=_role("module"),
+        name=pl.Series([numbers[text] for text in layers], dtype=pl.Int32),
+    ).select(*_COMPACT, "role")  # fmt: skip
+    # What begins and ends together nests in the order of the ids.
+    ranges = pl.concat([modules, annotations, operations], how="diagonal")
+    ranges = ranges.sort("start", "end", "external", descending=[False, True, False], maintain_order=True)
+    texts = pl.concat([names["text"], known])
+    domains = pl.concat([names["domain"], pl.repeat("", len(known), eager=True)])
+    return conform(ranges.select(
+        "start", "end", "thread", "sequence", "forward_thread",
+        id=pl.int_range(pl.len(), dtype=pl.Int64),
+        process=_PROCESS,
+        category=pl.lit(""),
+        kind=pl.lit("push"),
+        text=texts.gather(ranges["name"]),
+        domain=domains.gather(ranges["name"]),
+        role=pl.Series(ROLES).gather(ranges["role"]),
+    ), RANGES)  # fmt: skip
+
+
+def _role(role: str) -> pl.Expr:
+    return pl.lit(ROLES.index(role), pl.Int8)
+
+
+def _copies(copies: pl.DataFrame) -> pl.DataFrame:
+    """Copies and sets; "Memcpy HtoD (Pageable -> Device)" is of the kind HtoD."""
+    text = pl.col("text")
+    memset = pl.when(text.str.contains("(?i)^memset")).then(pl.lit("memset"))
+    kind = pl.coalesce(text.str.extract(r"(?i)^memcpy\s+(\w+)"), memset, pl.lit("unknown"))
+    return pick(copies.with_columns(kind=kind), COPIES)
+
+
+def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    return pick(frame.with_columns(name="text"), schema)
+
+
+def _machine(top: dict[str, Any]) -> dict[str, Any]:
+    """What the file says about the devices and about the place among the processes that train together."""
+    found: dict[str, Any] = {}
+    devices = top.get("deviceProperties")
+    if isinstance(devices, list) and devices:
+        found["devices"] = [
+            {name: value for name, value in device.items() if isinstance(value, (str, int, float, bool, NoneType))}
+            for device in devices
+            if isinstance(device, dict)
+        ]
+    distributed = top.get("distributedInfo")
+    if isinstance(distributed, dict):
+        found |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
+    return found
+
+
+def _notes(columns: Columns, ambiguous: int) -> list[str]:
+    counts = {
+        "events without a beginning or an end, which are left out": columns.incomplete,
+        "events whose arguments are not all of the usual types": columns.misunderstood,
+        "correlation ids that occur in several processes, whose kernels went to the first": ambiguous,
     }
-
-
-def _frame(schema: Schema, **columns: Sequence[Any]) -> pl.DataFrame:
-    return pl.DataFrame(columns, schema={name: schema[name] for name in columns})
-
-
-def _args(event: _Event) -> _Args:
-    return event.args or _NO_ARGS
-
-
-_NO_ARGS: Final = _Args()
-
-
-def _process(pid: int | str) -> int:
-    return _small(pid) << 24
-
-
-def _thread(event: _Event) -> int:
-    return _process(event.pid) | _small(event.tid)
-
-
-def _small(number: int | str) -> int:
-    """Ids of 23 bits stand for themselves, others and names for the next free number above."""
-    if isinstance(number, str) and number.isdecimal():
-        number = int(number)
-    return number if isinstance(number, int) and 0 <= number < _HALF else _HALF + _numbered(number)
-
-
-@functools.cache
-def _numbered(name: int | str) -> int:
-    return _numbered.cache_info().currsize
-
-
-def _copy_kind(name: str) -> str:
-    """The kind that "Memcpy HtoD (Pageable -> Device)" speaks of.
-
-    Example:
-        >>> _copy_kind("Memcpy HtoD (Pageable -> Device)"), _copy_kind("Memset (Device)")
-        ('HtoD', 'memset')
-    """
-    kind = re.match(r"memcpy\s+(\w+)", name, re.IGNORECASE)
-    return kind[1] if kind else "memset" if name.lower().startswith("memset") else "unknown"
+    return [f"{what}: {count:,}" for what, count in counts.items() if count]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
@@ -14,24 +14,26 @@ from annot.correlate import (
     by_kernel,
     by_layer,
     by_module,
+    by_op,
     by_phase,
     by_step,
     summarize,
 )
-from annot.profile import Profile
+from annot.profile import Source
 
-__all__ = ["GROUPINGS", "ORDERS", "Grouping", "Order", "Report", "report_on"]
+__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "report_on"]
 
-Grouping: TypeAlias = Literal["layer", "module", "phase", "kernel", "step"]
+Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step"]
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
-_GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
+GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
     "layer": by_layer,
     "module": by_module,
     "phase": by_phase,
+    "op": by_op,
     "kernel": by_kernel,
     "step": by_step,
 }
@@ -52,12 +54,36 @@ class Report:
     meta: dict[str, Any]
 
     @property
+    def name(self) -> str:
+        """What the rows are, such as `layers`."""
+        return f"{self.by}s"
+
+    @property
     def time(self) -> str:
-        """The column that answers "which used the time": device time if there is any, else host time."""
+        """The time of a run that the table is about: that of devices if they did anything, else of the host."""
         return "gpu_ns" if self.meta["kernels"] or self.meta["copies"] else "host_ns"
 
+    @property
+    def column(self) -> str:
+        """The column of `rows` that answers "which used the time"."""
+        return self.time if self.time in self.rows.columns else self.time.replace("_ns", "_self_ns")
 
-def report_on(profile: Profile, *, by: Grouping = "layer", domain: str | None = None, sort: Order = "order") -> Report:
+    def sorted(self, sort: Order) -> Report:
+        """Return the report with its rows in this order; see `report_on`."""
+        if sort == "order" or self.column not in self.rows.columns:
+            return self
+        return replace(self, rows=self.rows.sort(self.column, descending=True, nulls_last=True, maintain_order=True))
+
+
+def report_on(
+    profile: Source,
+    *,
+    by: Grouping = "layer",
+    domain: str | None = None,
+    sort: Order = "order",
+    steps: slice | None = None,
+    step_range: str | None = None,
+) -> Report:
     """Return the report of a profile.
 
     Args:
@@ -66,16 +92,15 @@ def report_on(profile: Profile, *, by: Grouping = "layer", domain: str | None = 
         domain: only ranges of this NVTX domain take part; None: all do.
         sort: "order" keeps the rows in order of appearance (kernels: the longest total first); "time" puts
             the longest first.
+        steps: only steps with these numbers take part; None: all, and what lies in no step.
+        step_range: text of the ranges that are the steps, ``#`` for any number; None: they are found.
 
     Raises:
-        ValueError: `by` or `sort` is not one of the names above.
+        ValueError: `by` or `sort` is not one of the names above, or steps are asked for, and there are none.
     """
-    if by not in _GROUPS:
+    if by not in GROUPS:
         raise ValueError(f"by must be one of {', '.join(GROUPINGS)}, got {by!r}")
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
-    attribution = attribute(profile, domain=domain)
-    report = Report(by, _GROUPS[by](attribution), summarize(attribution))
-    if sort == "order":
-        return report
-    return Report(by, report.rows.sort(report.time, descending=True, maintain_order=True), report.meta)
+    attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
+    return Report(by, GROUPS[by](attribution), summarize(attribution)).sorted(sort)

@@ -14,14 +14,14 @@ from annot.report import Report
 from annot.report.tree import Line, layer_lines, other_lines
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
-__all__ = ["print_table"]
+__all__ = ["Column", "fitted_table", "notes", "print_table"]
 
-_NARROW, _WIDE, _FULL = 76, 100, 120
+_NARROW, _MEDIUM, _WIDE, _FULL = 76, 90, 100, 120
 _LABEL: Final = 12  # columns left for names, at least
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class Column:
     """A column of numbers: how to read it, and the width of the terminal from which it is shown."""
 
     title: str
@@ -51,10 +51,10 @@ def _layers(report: Report, width: int) -> list[RenderableType]:
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
     shapes = [_shapes(line) if line else Text() for line in rows] if width >= _FULL else []
-    return [heading, _table("Layer", [_label(line) for line in rows], columns, rows, width, shapes)]
+    return [heading, fitted_table("Layer", [_label(line) for line in rows], columns, rows, width, shapes)]
 
 
-def _layer_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[_Column]:
+def _layer_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[Column]:
     """The columns of the layer table; without layers there is no forward and backward."""
     time, whole = report.time, report.meta[report.time]
     host = unit_for(report.rows["host_ns"])
@@ -63,18 +63,22 @@ def _layer_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[
         return lambda line: unit.show(line.get(time, *phases))
 
     self_ns = time.replace("_ns", "_self_ns")
-    columns = [_Column(phase.capitalize(), timed(phase)) for phase in ("forward", "backward") if phase in phases]
+    columns = [Column(phase.capitalize(), timed(phase)) for phase in ("forward", "backward") if phase in phases]
     columns += [
-        _Column("Total", timed(), _NARROW if phases else 0),
-        _Column("Self", lambda line: unit.show(line.get(self_ns)), _WIDE),
-        _Column("Share", lambda line: share(line.get(time), whole)),
-        _Column("Calls", lambda line: count(_calls(line))),
+        Column("Total", timed(), _NARROW if phases else 0),
+        Column("Self", lambda line: unit.show(line.get(self_ns)), _WIDE),
+        Column("Share", lambda line: share(line.get(time), whole)),
+        Column("Calls", lambda line: count(_calls(line))),
     ]
     if time == "gpu_ns":
         columns += [
-            _Column("Kernels", lambda line: count(line.get("kernels") or None), _WIDE),
-            _Column(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), _NARROW),
+            Column("Busy", lambda line: unit.show(line.get("gpu_busy_ns")), _MEDIUM),
+            Column("Kernels", lambda line: count(line.get("kernels") or None), _WIDE),
         ]
+    if (report.rows["gpu_by_time_ns"] > 0).any():
+        columns.append(Column("By time", lambda line: unit.show(line.get("gpu_by_time_ns") or None), _MEDIUM))
+    if time == "gpu_ns" and report.meta["host_ns"] is not None:
+        columns.append(Column(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), _NARROW))
     return columns
 
 
@@ -95,15 +99,24 @@ def _shapes(line: Line) -> Text:
     return Text(printable(line.shapes[0]) + more if line.shapes else "", style="dim")
 
 
-def _table(
+def fitted_table(
     title: str,
     labels: Sequence[Text],
-    columns: Sequence[_Column],
+    columns: Sequence[Column],
     rows: Sequence[Any],
     width: int,
     shapes: Sequence[Text] = (),
 ) -> Table:
-    """A table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap."""
+    """Return a table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap.
+
+    Args:
+        title: what the labels are.
+        labels: the beginning of each row.
+        columns: the numbers; only those that the width allows are shown.
+        rows: what the columns show.
+        width: of the terminal.
+        shapes: the end of each row; empty: none has one.
+    """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
     gap = 2 if width >= _NARROW else 1
@@ -135,13 +148,17 @@ _NUMBERS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
         ("Calls", "calls", 0), ("Total", "gpu_ns", 0), ("Share", "share", 0), ("Mean", "mean_ns", _NARROW),
         ("Min", "min_ns", _WIDE), ("Max", "max_ns", _WIDE), ("Layers", "layers", _NARROW),
     ),
+    "op": (
+        ("Phase", "phase", 0), ("Calls", "calls", 0), ("Self", "self", 0), ("Share", "share", 0),
+        ("Kernels", "kernels", _NARROW), ("Host", "host_self_ns", _NARROW),
+    ),
     "step": (
         ("Batch", "batch", _WIDE), ("Time", "host_ns", 0), ("Data", "data_ns", 0),
         ("Forward", "forward_ns", 0), ("Backward", "backward_ns", 0), ("Optimizer", "optimizer_ns", _NARROW),
         ("GPU", "gpu_ns", _NARROW),
     ),
 }  # fmt: skip
-_NAMES: Final = {"module": "module", "phase": "phase", "kernel": "name", "step": "step"}
+_NAMES: Final = {"module": "module", "phase": "phase", "op": "op", "kernel": "name", "step": "step"}
 
 
 def _flat(report: Report, width: int) -> list[RenderableType]:
@@ -151,18 +168,21 @@ def _flat(report: Report, width: int) -> list[RenderableType]:
     columns = [
         _column(report, title, name, least, unit)
         for title, name, least in _NUMBERS[report.by]
-        if name not in ("gpu_ns", "kernels", "copies") or report.time == "gpu_ns"
+        if _is_shown(name, report)
     ]
     heading = Text(f"Time by {report.by}, {unit.name}", style="bold")
     if report.rows.is_empty():
         return [heading, Text(_EMPTY[report.by], style="dim")]
-    labels = [Text(printable(str(name))) for name in report.rows[_NAMES[report.by]]]
-    return [heading, _table(report.by.capitalize(), labels, columns, report.rows.to_dicts(), width)]
+    warm = report.rows["warmup"] if report.by == "step" else [False] * report.rows.height
+    names = zip(report.rows[_NAMES[report.by]], warm, strict=True)
+    labels = [Text(printable(str(name))).append(" warm-up" if mark else "", style="dim") for name, mark in names]
+    return [heading, fitted_table(report.by.capitalize(), labels, columns, report.rows.to_dicts(), width)]
 
 
 _EMPTY: Final = {
     "module": "no range names a module class: use emit_ranges(model)",
     "phase": "no ranges",
+    "op": "no range is an operation: record with torch.profiler or emit_nvtx",
     "kernel": "the profile has no device work",
     "step": "no steps: use `for … in batches(loader)`",
 }
@@ -171,31 +191,41 @@ _EMPTY: Final = {
 _OTHER_UNIT: Final = ("start_ns", "mean_ns", "min_ns", "max_ns")
 
 
-def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> _Column:
-    time, whole = report.time, report.meta[report.time]
+def _is_shown(name: str, report: Report) -> bool:
+    """Whether the profile knows anything of a column."""
+    if name in ("gpu_ns", "kernels", "copies"):
+        return report.time == "gpu_ns"
+    return not name.startswith("host_") or report.meta["host_ns"] is not None
+
+
+def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> Column:
+    time, whole = report.column, report.meta[report.time]
     if name == "share":
-        return _Column(title, lambda row: share(row[time], whole), least)
-    column = {"time": time, "self": time.replace("_ns", "_self_ns")}.get(name, name)
+        return Column(title, lambda row: share(row[time], whole), least)
+    column = {"time": time, "self": report.time.replace("_ns", "_self_ns")}.get(name, name)
     if column in _OTHER_UNIT:  # far below the totals
         unit = unit_for(report.rows[column])
         title = f"{title} {unit.name}"
     if column.endswith("_ns"):
-        return _Column(title, lambda row: unit.show(row[column]), least)
+        return Column(title, lambda row: unit.show(row[column]), least)
     if column == "phase":
-        return _Column(title, lambda row: str(row[column]), least)
-    return _Column(title, lambda row: count(row[column]), least)
+        return Column(title, lambda row: str(row[column]), least)
+    return Column(title, lambda row: count(row[column]), least)
 
 
 def _totals(meta: dict[str, Any]) -> list[RenderableType]:
     lines = [Text()]
     if meta["kernels"] or meta["copies"]:
         lines.append(Text(_device_line(meta)))
-    threads = "1 thread" if meta["threads"] == 1 else f"{meta['threads']} threads"
-    lines.append(Text(f"Host: {duration(meta['host_ns'])} in {meta['ranges']:,} ranges on {threads}"))
+    lines.append(Text(_host_line(meta)))
     if meta["steps"]:
         lines.append(Text(_step_line(meta)))
-    lines += [Text(f"Note: {printable(note)}", style="yellow") for note in meta["notes"]]
-    return list(lines)
+    return [*lines, *notes(meta)]
+
+
+def notes(meta: dict[str, Any]) -> list[RenderableType]:
+    """Return a line per note of a run."""
+    return [Text(f"Note: {printable(note)}", style="yellow") for note in meta["notes"]]
 
 
 def _device_line(meta: dict[str, Any]) -> str:
@@ -207,9 +237,21 @@ def _device_line(meta: dict[str, Any]) -> str:
     return f"GPU: {duration(whole)} = {parts[0]} + {parts[1]}"
 
 
+def _host_line(meta: dict[str, Any]) -> str:
+    threads = "1 thread" if meta["threads"] == 1 else f"{meta['threads']} threads"
+    ranges = f"{'1 range' if meta['ranges'] == 1 else format(meta['ranges'], ',') + ' ranges'} on {threads}"
+    return f"Host: no times, {ranges}" if meta["host_ns"] is None else f"Host: {duration(meta['host_ns'])} in {ranges}"
+
+
 def _step_line(meta: dict[str, Any]) -> str:
-    spread = meta["step_ns"]
-    if meta["steps"] == 1:
-        return f"Steps: 1, {duration(spread['median'])}"
+    """How many steps there are, how they were found, and how long those after the warm-up took."""
+    spread, warmup = meta["step_ns"], ""
+    said = f"Steps: {meta['steps']:,} ({meta['steps_found_by']})"
+    if spread is None:
+        return said
+    if spread["warmup"]:
+        warmup = f", without {spread['warmup']:,} of warm-up"
+    if meta["steps"] - spread["warmup"] == 1:
+        return f"{said}, {duration(spread['median'])}{warmup}"
     least, most = duration(spread["min"]), duration(spread["max"])
-    return f"Steps: {meta['steps']:,}, median {duration(spread['median'])}, {least} to {most}"
+    return f"{said}, median {duration(spread['median'])}, spread {duration(spread['iqr'])}, {least} to {most}{warmup}"

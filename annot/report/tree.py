@@ -11,9 +11,10 @@ import polars as pl
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.keys import BATCH, DATA, EPOCH
 
-__all__ = ["Line", "layer_lines", "other_lines"]
+__all__ = ["MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
 
-_MODEL: Final = "(model)"
+MODEL: Final = "(model)"
+"""The path of the whole model, for people."""
 _TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
@@ -23,7 +24,7 @@ class Line:
 
     Args:
         label: what of the path the lines above do not say; a title for what is no layer.
-        module: class name, or empty.
+        module: class name, or what else tells of the label; or empty.
         depth: how far to indent.
         phases: the rows of the report by phase.
     """
@@ -34,9 +35,10 @@ class Line:
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def get(self, column: str, *phases: str) -> int | None:
-        """Return the sum of a column over some phases (all if none is named); None if there is no row."""
-        rows = [row for phase, row in self.phases.items() if not phases or phase in phases]
-        return sum(row[column] for row in rows) if rows else None
+        """Return the sum of a column over some phases (all if none is named); None if nothing is known."""
+        times = [row[column] for phase, row in self.phases.items() if not phases or phase in phases]
+        known = [time for time in times if time is not None]
+        return sum(known) if known else None
 
     @property
     def shapes(self) -> list[str]:
@@ -48,30 +50,32 @@ def layer_lines(rows: pl.DataFrame) -> list[Line]:
     """Return the lines of the layers, parents before children, siblings in the order of the rows."""
     lines: dict[tuple[str, str], Line] = {}
     for row in rows.iter_rows(named=True):
-        if _is_layer(row):
+        if is_layer(row):
             key = (row["layer"], row["module"])
-            line = lines.setdefault(key, Line(row["layer"] or _MODEL, row["module"]))
+            line = lines.setdefault(key, Line(row["layer"] or MODEL, row["module"]))
             line.phases[row["phase"]] = row
     return list(_walk(lines, _children(list(lines)), None, 0))
 
 
 def other_lines(rows: pl.DataFrame) -> list[Line]:
     """Return the lines of what is no layer: loops, optimizer, other ranges, unattributed work."""
-    others = (row for row in rows.iter_rows(named=True) if not _is_layer(row))
-    return [Line(_title(row), "", 0, {row["phase"]: row}) for row in others]
+    others = (row for row in rows.iter_rows(named=True) if not is_layer(row))
+    return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
 
 
-def _is_layer(row: dict[str, Any]) -> bool:
+def is_layer(row: dict[str, Any]) -> bool:
+    """Return whether a row of `annot.correlate.by_layer` is about a layer of a model."""
     return row["phase"] in ("forward", "backward") and bool(row["layer"] or row["module"])
 
 
-def _title(row: dict[str, Any]) -> str:
+def title(row: dict[str, Any]) -> tuple[str, str]:
+    """Return what stands in the place of the layer of a row, and beside it: its class, or why work is in no range."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
     if layer in _TITLES:
-        return _TITLES[layer]
+        return _TITLES[layer], module if layer == UNATTRIBUTED else ""
     if not layer and phase != "other":
-        return " ".join(filter(None, [phase.capitalize(), module or "(all)"]))
-    return " ".join(filter(None, [layer, module]))
+        return phase.capitalize(), module or "(all)"
+    return layer, module
 
 
 _Key = tuple[str, str]

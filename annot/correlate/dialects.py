@@ -1,0 +1,166 @@
+"""What texts of ranges say that are not annot's own: those of PyTorch, PyProf, vLLM, XLA and TensorFlow.
+
+Every function takes the text of a range and returns what it says, or None if it is of another dialect. The
+forms are those that the tools write today:
+
+    torch.profiler       ``ProfilerStep#12``, ``Optimizer.step#SGD.step``, ``enumerate(DataLoader)#….__next__``
+    emit_nvtx            ``aten::mm, seq = 12, op_id = 3`` (the suffix is cut off before, see `split_suffix`)
+    PyProf               ``{'mod': 'torch', 'op': 'conv2d', 'args': […]}``, ``{'traceMarker': […]}``, ``layer:NAME``
+    vLLM and SGLang      ``{'Module': 'model.layers.0', 'Inputs': [[2, 8]], …}``
+    XLA                  ``Thunk:#name=fusion.3,hlo_op=fusion.3#`` (a name, then what TraceMe encodes in ``#``)
+    TensorFlow           ``model/dense/MatMul:MatMul`` (name scopes, operation, and its type)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+__all__ = ["BATCH", "DATA", "Said", "split_suffix", "understand"]
+
+BATCH: Final = "(batch)"
+DATA: Final = "(data)"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the text of a range says.
+
+    Args:
+        layer: path of the layer, or how else the row is to be called.
+        module: class of the layer or optimizer; empty if unknown.
+        phase: forward, backward, optimizer, data or other.
+        shapes: shapes of the inputs, as `annot.tag` spells them.
+        number: of the epoch or batch.
+        loop: whether it is an epoch or a batch.
+        layered: whether it names a layer of the model, so that operations inside are part of it.
+        role: as in `annot.profile.ROLES`.
+    """
+
+    layer: str
+    module: str = ""
+    phase: str = "other"
+    shapes: str | None = None
+    number: int | None = None
+    loop: bool = False
+    layered: bool = False
+    role: str = "annotation"
+
+
+_BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*")
+_SUFFIX: Final = r"(?s), (?:stashed )?(?:seq|op_id|sizes|input_op_ids) ?= ?.*$"
+_SEQUENCE: Final = r", (?:stashed )?seq ?= ?(\d{1,18})(?:,|$)"
+
+
+def split_suffix(texts: pl.Series) -> pl.DataFrame:
+    """Cut what `torch.autograd.profiler.emit_nvtx` appends to the names of operations.
+
+    Returns:
+        text, stem (without the suffix), operation (whether there was one) and sequence (Int64, or null).
+
+    Example:
+        >>> split_suffix(pl.Series(["aten::mm, seq = 12, op_id = 3"])).row(0)[1:]
+        ('aten::mm', True, 12)
+    """
+    text = pl.col("text")
+    return pl.DataFrame({"text": texts}).with_columns(
+        text.str.replace(_SUFFIX, "").alias("stem"),
+        text.str.contains(_SUFFIX).alias("operation"),
+        text.str.extract(_SEQUENCE).cast(pl.Int64).alias("sequence"),
+    )
+
+
+def operation(stem: str) -> Said:
+    """Return what the name of a framework's operation says.
+
+    Example:
+        >>> operation("MmBackward0").role, operation("aten::mm").role
+        ('backward', 'operator')
+    """
+    if _BACKWARD.fullmatch(stem):
+        return Said(stem, phase="backward", role="backward")
+    return Said(stem, role="operator")
+
+
+_STEP = re.compile(r"ProfilerStep[#*]\s*(\d{1,18})")
+_OPTIMIZER = re.compile(r"Optimizer\.(?:step|zero_grad)#(.*)")
+_LOADER = re.compile(r"enumerate\(DataLoader\).*")
+
+
+def _torch_profiler(text: str) -> Said | None:
+    if match := _STEP.fullmatch(text):
+        return Said(BATCH, number=int(match[1]), loop=True)
+    if match := _OPTIMIZER.fullmatch(text):
+        return Said("", match[1], "optimizer")
+    return Said(DATA, phase="data") if _LOADER.fullmatch(text) else None
+
+
+_PYPROF_CALL = re.compile(r"\{'mod': '([^']*)', '(op|strRepr)': '([^']*)'")
+
+
+def _pyprof(text: str) -> Said | None:
+    if text.startswith("layer:"):
+        return Said(text.removeprefix("layer:"), phase="forward", layered=True)
+    if match := _PYPROF_CALL.match(text):
+        return Said(f"{match[1]}.{match[3]}" if match[2] == "op" else match[3], role="operator")
+    return Said("traceMarker", role="operator") if text.startswith("{'traceMarker'") else None
+
+
+_MODULE_DICT = re.compile(r"\{'Module': '([^']*)'")
+_MODULE_INPUTS = re.compile(r"'Inputs': \[((?:\[[\d, ]*\](?:, )?)+)\]")
+
+
+def _layerwise(text: str) -> Said | None:
+    match = _MODULE_DICT.match(text)
+    if match is None:
+        return None
+    inputs = _MODULE_INPUTS.search(text)
+    shapes = inputs[1].replace("], [", "] [").replace(", ", ",") if inputs else None
+    return Said(match[1], phase="forward", shapes=shapes, layered=True)
+
+
+_TRACE_ME = re.compile(r"([^#]+)#(\w+=.*)#")
+_TRACE_ME_NAME = re.compile(r"(?:^|,)(?:tf_op|hlo_op|name|hlo_module)=([^,#]+)")
+
+
+def _trace_me(text: str) -> Said | None:
+    match = _TRACE_ME.fullmatch(text)
+    if match is None:
+        return None
+    name = _TRACE_ME_NAME.search(match[2])
+    label = match[1].rstrip(":")
+    return Said(f"{label} {name[1]}" if name else label)
+
+
+_SCOPED = re.compile(r"([\w.>\\-][\w./>\\-]*/)[\w.>\\-]+:[A-Z]\w*")
+_GRADIENT = re.compile(r"(?:gradient_tape|gradients)/")
+
+
+def _tensorflow(text: str) -> Said | None:
+    match = _SCOPED.fullmatch(text)
+    if match is None:
+        return None
+    scope = match[1].rstrip("/")
+    forward = _GRADIENT.sub("", scope, count=1)
+    return Said(forward, phase="forward" if forward == scope else "backward", layered=True)
+
+
+_DIALECTS: Final[tuple[Callable[[str], Said | None], ...]] = (
+    _torch_profiler, _pyprof, _layerwise, _trace_me, _tensorflow,
+)  # fmt: skip
+
+
+def understand(text: str) -> Said | None:
+    """Return what a text says in the dialect of some other tool, None if it is in none of them.
+
+    Example:
+        >>> understand("model/dense/MatMul:MatMul").layer, understand("ProfilerStep#12").number
+        ('model/dense', 12)
+        >>> understand("attention.linear_qkv") is None
+        True
+    """
+    return next((said for dialect in _DIALECTS if (said := dialect(text)) is not None), None)

@@ -1,0 +1,139 @@
+"""API calls and the ranges that they were made in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Final
+
+import polars as pl
+
+from annot.correlate import sweep
+from annot.correlate.forest import Forest
+from annot.correlate.loose import LooseRanges
+from annot.correlate.steps import Steps
+
+__all__ = ["BY_TIME", "LEFT_OUT", "Launches", "read_launches"]
+
+BY_TIME: Final = 2**30
+"""Added to the row of a range that was found by time on another thread than the call's."""
+
+LEFT_OUT: Final = -2
+"""In the place of a range: the call belongs to a step that was not asked for."""
+
+
+class Launches:
+    """Which range each launch belongs to.
+
+    Args:
+        forest: the ranges.
+        steps: the steps of the run; where some were asked for, launches in others are left out.
+    """
+
+    def __init__(self, forest: Forest, steps: Steps) -> None:
+        self._forest, self.steps = forest, steps
+        tree = forest.tree
+        self.tree = sweep.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
+        self._table = sweep.LaunchTable()
+        self._processes: dict[int, int] = dict(forest.threads.table.select("process", "process_code").iter_rows())
+        self._reached: int | None = None
+        self.in_order = True
+        """Whether of calls with the same id the earliest was put first."""
+        self.loose = LooseRanges(forest.loose)
+        """What was launched inside ranges outside the tree."""
+
+    def put(self, calls: pl.DataFrame) -> None:
+        """Find the ranges of API calls, as `annot.profile.LAUNCHES`."""
+        calls = calls.filter(pl.col("correlation").is_not_null() & pl.col("start").is_not_null())
+        if calls.is_empty():
+            return
+        if not calls["start"].is_sorted():
+            calls = calls.sort("start", maintain_order=True)
+        process = self.process_codes(calls["process"])
+        thread = self._forest.threads.codes(calls["thread"])
+        start, end = calls["start"], calls.select(pl.max_horizontal("start", "end")).to_series()
+        value = self.tree.owners(thread, start, end)
+        value = self._by_time(value, process, thread, start, end)
+        step = self.steps.at(process, start)
+        if self.steps.choice is not None:
+            inside = self.steps.wanted(step)
+            value = pl.select(pl.when(inside).then(value).otherwise(LEFT_OUT).cast(pl.Int32)).to_series()
+        again = self._table.put(process, calls["correlation"], value, step)
+        self.loose.put(
+            pl.DataFrame(
+                {"process": process, "thread": thread, "start": start, "end": end, "correlation": calls["correlation"]}
+            )
+        )
+        self.in_order &= not again or self._reached is None or start[0] >= self._reached
+        self._reached = max(start[-1], start[-1] if self._reached is None else self._reached)
+
+    def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Return of each id (code of the process, Int32, and correlation id) the range and the step of its launch.
+
+        Returns:
+            Row of the range (Int32; -1: none, null: no such call; see `BY_TIME` and `LEFT_OUT`), and step.
+        """
+        return self._table.get(process, correlation)
+
+    def process_codes(self, processes: pl.Series) -> pl.Series:
+        """Return a small number (Int32) for each process; -1 for null."""
+        for process in processes.unique().drop_nulls():
+            self._processes.setdefault(process, len(self._processes))
+        codes = pl.DataFrame(
+            {"process": self._processes.keys(), "code": self._processes.values()},
+            schema={"process": pl.Int64, "code": pl.Int32},
+        )
+        named = processes.alias("process").to_frame()
+        return named.join(codes, on="process", how="left", maintain_order="left")["code"].fill_null(sweep.NONE)
+
+    def _by_time(
+        self, value: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series, end: pl.Series
+    ) -> pl.Series:
+        """Give calls in no range of their own thread the range of another that began last before them."""
+        lost = (value == sweep.NONE).arg_true()
+        calls = pl.DataFrame({"row": lost, "process": process.gather(lost), "thread": thread.gather(lost)})
+        calls = calls.with_columns(start.gather(lost).alias("start"), end.gather(lost).alias("end"))
+        for (code,), part in calls.partition_by("process", as_dict=True).items():
+            threads = [thread for thread in self._forest.threads.of_process(code) if thread in self._spans]
+            found = self._around(part, threads)
+            hit = found != sweep.NONE
+            value = value.scatter(part["row"].filter(hit), (found + BY_TIME).filter(hit))
+        return value
+
+    def _around(self, calls: pl.DataFrame, threads: Iterable[int]) -> pl.Series:
+        """Of the ranges of all threads around each call, the one that is innermost: began last, ends first.
+
+        Args:
+            calls: start, end; in order of start.
+            threads: codes of the threads.
+        """
+        tree = self._forest.tree
+        starts, ends = tree["start"], tree["end"]
+        best = pl.Series("range", [sweep.NONE], pl.Int32).new_from_index(0, calls.height)
+        for thread in threads:
+            first, last = self._spans[thread]
+            begin = int(calls["start"].search_sorted(first, "left"))
+            part = calls[begin : int(calls["start"].search_sorted(last, "right"))]
+            there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, part.height)
+            found = self.tree.owners(there, part["start"], part["end"])
+            hit = (found != sweep.NONE).arg_true()
+            new, old = found.gather(hit), best.gather(hit + begin)
+            known = pl.select(pl.when(old != sweep.NONE).then(old)).to_series()
+            later, same = starts.gather(new) > starts.gather(known), starts.gather(new) == starts.gather(known)
+            takes = (later | (same & (ends.gather(new) < ends.gather(known)))).fill_null(True)
+            best = best.scatter((hit + begin).filter(takes), new.filter(takes))
+        return best
+
+    @cached_property
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        """From when to when each thread has ranges in the tree."""
+        spans = self._forest.tree.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
+        return {thread: (start, end) for thread, start, end in spans.iter_rows()}
+
+
+def read_launches(blocks: Iterator[pl.DataFrame], forest: Forest, steps: Steps) -> Launches:
+    """Return where the launches of a whole run belong."""
+    launches = Launches(forest, steps)
+    for block in blocks:
+        launches.put(block)
+    return launches

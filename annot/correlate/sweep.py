@@ -1,0 +1,297 @@
+"""The loops that touch every range, launch or kernel once: in C where it was built, else here.
+
+This file is the reference; `annot.native._tables` does the same, and the tests compare the two. Rows are
+numbered from 0, and -1 stands for no row. Times are integers of nanoseconds between -2^62 and 2^62.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import polars as pl
+
+from annot.native import tables
+
+__all__ = ["NONE", "Busy", "LaunchTable", "Sums", "Tree", "crossing", "fold", "order", "parents", "paths"]
+
+NONE: Final = -1
+
+
+def _named(name: str, array: Any) -> pl.Series:
+    """An Arrow array as a series; polars takes the name of the array, which has none."""
+    return pl.Series(array).alias(name)
+
+
+def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
+    """Return the row numbers (UInt32) in the order (thread, start, longest first, row)."""
+    native = tables()
+    if native is not None:
+        return _named("row", native.order(thread, start, end))
+    frame = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("row")
+    return frame.sort("thread", "start", "end", descending=[False, False, True], maintain_order=True)["row"]
+
+
+def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Series, foreign: pl.Series) -> pl.Series:
+    """Return which ranges (Boolean) have to stand aside so that the others nest.
+
+    Args:
+        thread, start, end: Int32 and twice Int64, in the order of `order`.
+        weight: Int32; of two ranges that cross the heavier one stays, the earlier one if they weigh the same.
+        foreign: Boolean; these stand aside whatever they weigh.
+    """
+    native = tables()
+    if native is not None:
+        return _named("loose", native.crossing(thread, start, end, weight, foreign))
+    starts, ends, weights, aside = start.to_list(), end.to_list(), weight.to_list(), foreign.to_list()
+    loose = list(aside)
+    stack: list[int] = []
+    here = None
+    for row, of_thread in enumerate(thread.to_list()):
+        if aside[row]:
+            continue
+        if of_thread != here:
+            here = of_thread
+            stack.clear()
+        while stack and ends[stack[-1]] < ends[row]:
+            top = stack[-1]
+            if ends[top] > starts[row]:
+                if weights[row] <= weights[top]:
+                    loose[row] = True
+                    break
+                loose[top] = True
+            stack.pop()
+        if not loose[row]:
+            stack.append(row)
+    return pl.Series("loose", loose, pl.Boolean)
+
+
+def parents(thread: pl.Series, end: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Return for ranges that nest, in the order of `order`, the row of the parent and the depth (Int32)."""
+    native = tables()
+    if native is not None:
+        parent, depth = native.parents(thread, end)
+        return _named("parent", parent), _named("depth", depth)
+    ends = end.to_list()
+    above: list[int] = []
+    depths: list[int] = []
+    stack: list[int] = []
+    here = None
+    for row, of_thread in enumerate(thread.to_list()):
+        if of_thread != here:
+            here = of_thread
+            stack.clear()
+        while stack and ends[stack[-1]] < ends[row]:
+            stack.pop()
+        above.append(stack[-1] if stack else NONE)
+        depths.append(len(stack))
+        stack.append(row)
+    return pl.Series("parent", above, pl.Int32), pl.Series("depth", depths, pl.Int32)
+
+
+def paths(parent: pl.Series, key: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
+    """Return the trie of the chains of keys from the top to each row.
+
+    Args:
+        parent: Int32, the row above, which comes before.
+        key: Int32; -1: the row adds nothing, its path is that of its parent.
+
+    Returns:
+        The node of each row (-1 above all nodes), and of each node its parent and its key; all Int32. Nodes
+        are numbered in the order of their first row, so that a parent has a smaller number.
+
+    Example:
+        >>> [part.to_list() for part in paths(pl.Series([-1, 0, -1]), pl.Series([5, 6, 5]))]
+        [[0, 1, 0], [-1, 0], [5, 6]]
+    """
+    native = tables()
+    if native is not None:
+        path, node_parent, node_key = native.paths(parent.cast(pl.Int32), key.cast(pl.Int32))
+        return _named("path", path), _named("parent", node_parent), _named("key", node_key)
+    numbers: dict[tuple[int, int], int] = {}
+    nodes: list[int] = []
+    for above, mine in zip(parent.to_list(), key.to_list(), strict=True):
+        around = NONE if above == NONE else nodes[above]
+        nodes.append(around if mine == NONE else numbers.setdefault((around, mine), len(numbers)))
+    return (
+        pl.Series("path", nodes, pl.Int32),
+        pl.Series("parent", [above for above, _ in numbers], pl.Int32),
+        pl.Series("key", [mine for _, mine in numbers], pl.Int32),
+    )
+
+
+class Tree:
+    """Ranges that nest, ready to be asked which of them is innermost around a call.
+
+    Args:
+        thread, start, end, parent: Int32, Int64, Int64, Int32, in the order of `order`.
+    """
+
+    def __init__(self, thread: pl.Series, start: pl.Series, end: pl.Series, parent: pl.Series) -> None:
+        native = tables()
+        self._native: Any = native and native.Tree(thread, start, end, parent)
+        if self._native is None:
+            self._rows = pl.DataFrame({"thread": thread, "start": start}).with_row_index("range")
+            self._end, self._parent = end, parent
+
+    def owners(self, thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
+        """Return the row of the innermost range around each call (Int32), both ends included; -1: none.
+
+        Args:
+            thread, start, end: Int32, Int64, Int64; thread -1 is no thread.
+        """
+        if self._native is not None:
+            return _named("range", self._native.owners(thread, start, end))
+        calls = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("call")
+        rows = self._rows.sort("start", maintain_order=True)
+        found = calls.sort("start").join_asof(
+            rows, on="start", by="thread", strategy="backward", check_sortedness=False
+        )
+        found = found.select("call", "end", pl.col("range").cast(pl.Int32).fill_null(NONE))
+        return self._climbed(found)
+
+    def _climbed(self, pending: pl.DataFrame) -> pl.Series:
+        """Go from the last range that began before each call to the first one around it that has not ended."""
+        done = [pending.filter(pl.col("range") == NONE)]
+        pending = pending.filter(pl.col("range") != NONE)
+        while not pending.is_empty():
+            around = self._end.gather(pending["range"]) >= pending["end"]
+            done.append(pending.filter(around))
+            pending = pending.filter(~around)
+            pending = pending.with_columns(self._parent.gather(pending["range"]).alias("range"))
+            done.append(pending.filter(pl.col("range") == NONE))
+            pending = pending.filter(pl.col("range") != NONE)
+        return pl.concat(done).sort("call")["range"].cast(pl.Int32)
+
+
+class LaunchTable:
+    """What is known of the launch of each correlation id, which is unique per process only."""
+
+    def __init__(self) -> None:
+        native = tables()
+        self._native: Any = native and native.LaunchTable()
+        self._blocks: list[pl.DataFrame] = []
+
+    def put(self, process: pl.Series, correlation: pl.Series, value: pl.Series, step: pl.Series) -> int:
+        """Note calls (Int32, Int64, Int32, Int32); of calls with one id the first put counts.
+
+        Returns:
+            How many of the ids were there before.
+        """
+        if self._native is not None:
+            return int(self._native.put(process, correlation, value, step))
+        names = ("process", "correlation", "value", "step")
+        block = pl.DataFrame(dict(zip(names, (process, correlation, value, step), strict=True)))
+        before = sum(part.height for part in self._blocks)
+        every = pl.concat([*self._blocks, block.drop_nulls("correlation")])
+        self._blocks = [every.unique(["process", "correlation"], keep="first", maintain_order=True)]
+        return every.height - self._blocks[0].height if before or every.height else 0
+
+    def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Return value and step (Int32) of each id (Int32, Int64; null: no id); null where it is not known."""
+        if self._native is not None:
+            value, step = self._native.get(process, correlation)
+            return _named("value", value), _named("step", step)
+        ids = pl.DataFrame({"process": process, "correlation": correlation})
+        if not self._blocks:
+            nothing = pl.Series([None] * ids.height, dtype=pl.Int32)
+            return nothing.alias("value"), nothing.alias("step")
+        found = ids.join(self._blocks[0], on=["process", "correlation"], how="left", maintain_order="left")
+        return found["value"], found["step"]
+
+
+class Sums:
+    """A sum per row, added up block by block.
+
+    Args:
+        count: number of rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        native = tables()
+        self._native: Any = native and native.Sums(count)
+        self._count = count
+        self._sums = [0] * (count if native is None else 0)
+
+    def add(self, row: pl.Series, value: pl.Series) -> None:
+        """Add values (Int64) to rows (Int32); row -1 is left out."""
+        if self._native is not None:
+            self._native.add(row, value)
+            return
+        added = pl.DataFrame({"row": row, "value": value}).filter(pl.col("row") != NONE)
+        for at, total in added.group_by("row").agg(pl.col("value").sum()).iter_rows():
+            self._sums[at] += total
+
+    def result(self) -> pl.Series:
+        """Return the sums (Int64)."""
+        if self._native is not None:
+            return _named("sum", self._native.result())
+        return pl.Series("sum", self._sums, pl.Int64)
+
+
+def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
+    """Return each row's value with those of all rows below it (Int64); a parent comes before its children."""
+    native = tables()
+    if native is not None:
+        return _named(values.name, native.fold(parent.cast(pl.Int32), values.cast(pl.Int64)))
+    totals = values.to_list()
+    above = parent.to_list()
+    for row in range(len(totals) - 1, -1, -1):
+        if above[row] != NONE:
+            totals[above[row]] += totals[row]
+    return pl.Series(values.name, totals, pl.Int64)
+
+
+class Busy:
+    """How long each device was busy with what belongs to a key, however many streams worked at once.
+
+    Args:
+        node_parent, node_key: Int32, of each node, as `paths` returns them.
+    """
+
+    def __init__(self, node_parent: pl.Series, node_key: pl.Series) -> None:
+        native = tables()
+        keys = max(node_key.to_list(), default=NONE) + 1
+        self._native: Any = native and native.Busy(node_parent, node_key, keys)
+        self._parent, self._key = node_parent, node_key
+        self._blocks: list[pl.DataFrame] = []
+        self._last: int | None = None
+
+    def add(self, node: pl.Series, device: pl.Series, start: pl.Series, end: pl.Series) -> bool:
+        """Add work (Int32, Int32, Int64, Int64; node -1 is left out) to every key on the way up from its node.
+
+        Returns:
+            Whether the starts ascend over all that was ever added; if not, the result is worth nothing.
+        """
+        if self._native is not None:
+            return bool(self._native.add(node, device, start, end))
+        block = pl.DataFrame({"node": node, "device": device, "start": start, "end": end})
+        block = block.filter(pl.col("node") != NONE)
+        if block.is_empty():
+            return True
+        starts = block["start"]
+        sorted_ = starts.is_sorted() and (self._last is None or starts[0] >= self._last)
+        self._last = starts[-1]
+        self._blocks.append(block)
+        return sorted_
+
+    def result(self) -> pl.DataFrame:
+        """Return key, device (Int32), busy_ns, first_ns and last_ns (Int64): a row per pair that had work."""
+        if self._native is not None:
+            return pl.DataFrame(self._native.result())
+        schema = {"key": pl.Int32, "device": pl.Int32, "busy_ns": pl.Int64, "first_ns": pl.Int64, "last_ns": pl.Int64}
+        if not self._blocks:
+            return pl.DataFrame(schema=schema)
+        work = pl.concat(self._blocks).join(self._keys_above(), on="node", how="inner").sort("key", "device", "start")
+        reached = pl.col("end").cum_max().shift(1).over("key", "device")
+        begins = pl.max_horizontal("start", pl.coalesce(reached, "start"))
+        work = work.with_columns(busy_ns=(pl.col("end") - begins).clip(lower_bound=0))
+        return work.group_by("key", "device", maintain_order=True).agg(
+            pl.col("busy_ns").sum(), pl.col("start").min().alias("first_ns"), pl.col("end").max().alias("last_ns")
+        )
+
+    def _keys_above(self) -> pl.DataFrame:
+        chains: list[frozenset[int]] = []
+        for above, key in zip(self._parent.to_list(), self._key.to_list(), strict=True):
+            chains.append((frozenset() if above == NONE else chains[above]) | {key})
+        pairs = [(node, key) for node, chain in enumerate(chains) for key in sorted(chain)]
+        return pl.DataFrame(pairs, schema={"node": pl.Int32, "key": pl.Int32}, orient="row")

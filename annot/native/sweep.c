@@ -1,0 +1,61 @@
+/* What the sweeps share: their arguments and results. */
+#include "sweep.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+int read_all(PyObject *args, const char *function, const Expected *expected, int count, Input *inputs) {
+    if (PyTuple_Size(args) != count) {
+        PyErr_Format(PyExc_TypeError, "%s takes %d columns, got %zd", function, count, PyTuple_Size(args));
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        const Expected *column = &expected[i];
+        if (arrow_read(PyTuple_GetItem(args, i), column->format, column->name, column->nulls, &inputs[i]) < 0) {
+            free_all(inputs, i);
+            return -1;
+        }
+    }
+    if (same_lengths(inputs, count) < 0) {
+        free_all(inputs, count);
+        return -1;
+    }
+    return 0;
+}
+
+void free_all(Input *inputs, int count) {
+    for (int i = 0; i < count; i++)
+        arrow_free(&inputs[i]);
+}
+
+void *new_values(int64_t length, size_t size) { return malloc((size_t)length * size + 1); }
+
+PyObject *arrow_tuple(Column **columns, int count) {
+    PyObject *tuple = PyTuple_New(count);
+    int failed = !tuple;
+    for (int i = 0; i < count; i++) {
+        PyObject *array = failed ? NULL : arrow_array(columns[i]);
+        if (failed)
+            column_drop(columns[i]);
+        else if (array)
+            PyTuple_SetItem(tuple, i, array);
+        else
+            failed = 1;
+    }
+    if (failed)
+        Py_CLEAR(tuple);
+    return tuple;
+}
+
+uint64_t hash_seed(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return mix((uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&now);
+}
+
+int annot_add_sweeps(PyObject *module) {
+    return annot_add_nesting(module) < 0 || annot_add_sums(module) < 0 || annot_add_tree(module) < 0 ||
+                   annot_add_launches(module) < 0 || annot_add_busy(module) < 0
+               ? -1
+               : 0;
+}

@@ -1,0 +1,212 @@
+/* The order of ranges, which of them stand aside, and which lies in which. */
+#include "sweep.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------- order */
+
+#define RUN 16
+
+typedef struct {
+    const int32_t *thread;
+    const int64_t *start, *end;
+} Ranges;
+
+static inline int comes_first(const Ranges *ranges, uint32_t left, uint32_t right) {
+    if (ranges->thread[left] != ranges->thread[right])
+        return ranges->thread[left] < ranges->thread[right];
+    if (ranges->start[left] != ranges->start[right])
+        return ranges->start[left] < ranges->start[right];
+    return ranges->end[left] > ranges->end[right];
+}
+
+static void sort_run(const Ranges *ranges, uint32_t *rows, int64_t count) {
+    for (int64_t i = 1; i < count; i++) {
+        uint32_t row = rows[i];
+        int64_t at = i;
+        for (; at > 0 && comes_first(ranges, row, rows[at - 1]); at--)
+            rows[at] = rows[at - 1];
+        rows[at] = row;
+    }
+}
+
+static void merge(const Ranges *ranges, uint32_t *rows, int64_t half, int64_t count, uint32_t *spare) {
+    if (!comes_first(ranges, rows[half], rows[half - 1]))
+        return; /* as almost always: profiles are written nearly in order */
+    memcpy(spare, rows, (size_t)half * sizeof *rows);
+    int64_t left = 0, right = half, to = 0;
+    while (left < half && right < count)
+        rows[to++] = comes_first(ranges, rows[right], spare[left]) ? rows[right++] : spare[left++];
+    memcpy(rows + to, spare + left, (size_t)(half - left) * sizeof *rows);
+}
+
+/* Stable; linear in the number of rows that are in order already. */
+static void sort_rows(const Ranges *ranges, uint32_t *rows, int64_t count, uint32_t *spare) {
+    for (int64_t at = 0; at < count; at += RUN)
+        sort_run(ranges, rows + at, count - at < RUN ? count - at : RUN);
+    for (int64_t width = RUN; width < count; width *= 2)
+        for (int64_t at = 0; at + width < count; at += 2 * width)
+            merge(ranges, rows + at, width, count - at < 2 * width ? count - at : 2 * width, spare);
+}
+
+/* Puts the rows in order of their threads, if those are numbered closely enough to count them. */
+static int by_thread(const int32_t *thread, int64_t count, uint32_t *rows) {
+    int64_t least = INT32_MAX, most = INT32_MIN;
+    for (int64_t row = 0; row < count; row++) {
+        least = thread[row] < least ? thread[row] : least;
+        most = thread[row] > most ? thread[row] : most;
+    }
+    if (count == 0 || most - least > count + 1024)
+        return 0;
+    int64_t *at = calloc((size_t)(most - least) + 2, sizeof *at);
+    if (!at)
+        return -1;
+    for (int64_t row = 0; row < count; row++)
+        at[thread[row] - least + 1]++;
+    for (int64_t i = 0; i < most - least; i++)
+        at[i + 1] += at[i];
+    for (int64_t row = 0; row < count; row++)
+        rows[at[thread[row] - least]++] = (uint32_t)row;
+    free(at);
+    return 0;
+}
+
+static PyObject *order(PyObject *module, PyObject *args) {
+    static const Expected expected[] = {{"i", "thread", 0}, {"l", "start", 0}, {"l", "end", 0}};
+    Input inputs[3];
+    (void)module;
+    if (read_all(args, "order", expected, 3, inputs) < 0)
+        return NULL;
+    int64_t count = inputs[0].length;
+    Column *column = NULL;
+    if (count > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "at most 2^32 ranges can be put in order, got %lld", (long long)count);
+        free_all(inputs, 3);
+        return NULL;
+    }
+    uint32_t *rows = new_values(count, sizeof *rows), *spare = new_values(count, sizeof *spare);
+    if (rows && spare) {
+        Py_BEGIN_ALLOW_THREADS
+        const Ranges ranges = {ints(&inputs[0]), longs(&inputs[1]), longs(&inputs[2])};
+        for (int64_t row = 0; row < count; row++)
+            rows[row] = (uint32_t)row;
+        if (by_thread(ranges.thread, count, rows) == 0) {
+            sort_rows(&ranges, rows, count, spare);
+            column = column_of("I", count, rows);
+            rows = NULL;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    free(rows);
+    free(spare);
+    free_all(inputs, 3);
+    return arrow_array(column);
+}
+
+/* ---------------------------------------------------------------- crossing */
+
+/* Sets the bit of every range that stands aside. `stack` has room for all rows. */
+static void find_crossing(const Input *inputs, uint8_t *loose, int64_t *stack) {
+    const int32_t *thread = ints(&inputs[0]), *weight = ints(&inputs[3]);
+    const int64_t *start = longs(&inputs[1]), *end = longs(&inputs[2]);
+    int64_t height = 0;
+    for (int64_t row = 0; row < inputs[0].length; row++) {
+        int aside = is_true(&inputs[4], row);
+        if (!aside) {
+            if (height && thread[stack[0]] != thread[row])
+                height = 0;
+            while (height && end[stack[height - 1]] < end[row]) {
+                int64_t top = stack[height - 1];
+                if (end[top] > start[row]) {
+                    if (weight[row] <= weight[top]) {
+                        aside = 1;
+                        break;
+                    }
+                    loose[top >> 3] |= (uint8_t)(1 << (top & 7));
+                }
+                height--;
+            }
+            if (!aside)
+                stack[height++] = row;
+        }
+        if (aside)
+            loose[row >> 3] |= (uint8_t)(1 << (row & 7));
+    }
+}
+
+static PyObject *crossing(PyObject *module, PyObject *args) {
+    static const Expected expected[] = {
+        {"i", "thread", 0}, {"l", "start", 0}, {"l", "end", 0}, {"i", "weight", 0}, {"b", "foreign", 0}};
+    Input inputs[5];
+    (void)module;
+    if (read_all(args, "crossing", expected, 5, inputs) < 0)
+        return NULL;
+    int64_t count = inputs[0].length;
+    Column *column = NULL;
+    uint8_t *loose = calloc((size_t)count / 8 + 1, 1);
+    int64_t *stack = new_values(count, sizeof *stack);
+    if (loose && stack) {
+        Py_BEGIN_ALLOW_THREADS
+        find_crossing(inputs, loose, stack);
+        column = column_of("b", count, loose);
+        loose = NULL;
+        Py_END_ALLOW_THREADS
+    }
+    free(loose);
+    free(stack);
+    free_all(inputs, 5);
+    return arrow_array(column);
+}
+
+/* ---------------------------------------------------------------- parents */
+
+/* The parents are the stack: above a row are its parent, the parent of that, and so on. */
+static void find_parents(const int32_t *thread, const int64_t *end, int64_t count, int32_t *parent, int32_t *depth) {
+    for (int64_t row = 0; row < count; row++) {
+        int32_t above = row > 0 && thread[row - 1] == thread[row] ? (int32_t)(row - 1) : NONE;
+        while (above != NONE && end[above] < end[row])
+            above = parent[above];
+        parent[row] = above;
+        depth[row] = above == NONE ? 0 : depth[above] + 1;
+    }
+}
+
+static PyObject *parents(PyObject *module, PyObject *args) {
+    static const Expected expected[] = {{"i", "thread", 0}, {"l", "end", 0}};
+    Input inputs[2];
+    (void)module;
+    if (read_all(args, "parents", expected, 2, inputs) < 0)
+        return NULL;
+    int64_t count = inputs[0].length;
+    Column *columns[2] = {NULL, NULL};
+    if (count > INT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "at most 2^31 ranges can nest, got %lld", (long long)count);
+        free_all(inputs, 2);
+        return NULL;
+    }
+    int32_t *parent = new_values(count, sizeof *parent), *depth = new_values(count, sizeof *depth);
+    if (parent && depth) {
+        Py_BEGIN_ALLOW_THREADS
+        find_parents(ints(&inputs[0]), longs(&inputs[1]), count, parent, depth);
+        Py_END_ALLOW_THREADS
+        columns[0] = column_of("i", count, parent);
+        columns[1] = column_of("i", count, depth);
+        parent = depth = NULL;
+    }
+    free(parent);
+    free(depth);
+    free_all(inputs, 2);
+    return arrow_tuple(columns, 2);
+}
+
+/* ---------------------------------------------------------------- module */
+
+static PyMethodDef functions[] = {
+    {"order", order, METH_VARARGS, "The rows (uint32) in order of thread, start, longest first, row."},
+    {"crossing", crossing, METH_VARARGS, "Which ranges stand aside: thread, start, end, weight, foreign."},
+    {"parents", parents, METH_VARARGS, "Row of the parent, and depth, of ranges that nest: thread, end."},
+    {NULL, NULL, 0, NULL},
+};
+
+int annot_add_nesting(PyObject *module) { return PyModule_AddFunctions(module, functions); }

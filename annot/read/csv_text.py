@@ -1,0 +1,110 @@
+"""What the CSV files of NVIDIA's profilers have in common: encodings, numbers as a locale writes them, units.
+
+They are what somebody sent from a terminal to a file: with a byte order mark or in UTF-16 from a Windows shell,
+with lines of the profiled program and of the profiler between the rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import math
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+from annot.errors import AnnotError
+
+__all__ = ["decoded", "nanoseconds", "number", "read_text", "split_line"]
+
+_UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+_NUMBER: Final = re.compile(r"[-+]?[0-9][0-9.,'\u00a0\u202f]*(?:e[-+]?[0-9]{1,3})?|[-+]?\.[0-9]+", re.IGNORECASE)
+_GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
+_GROUPED_BY_DOTS: Final = re.compile(r"[-+]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]*|(?:\.[0-9]{3}){2,})")
+
+_LATEST: Final = 1 << 62  # ns; the sum of two such times still fits
+_NANOSECONDS: Final = {
+    "ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6, "s": 10**9, "second": 10**9,
+}  # fmt: skip
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, its lines ended by a line feed.
+
+    Raises:
+        AnnotError: the file cannot be read.
+    """
+    try:
+        return decoded(path.read_bytes())
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def decoded(data: bytes) -> str:
+    """Return the text in UTF-8 or, after a byte order mark, UTF-16; what is neither has marks in its place.
+
+    Example:
+        >>> decoded(codecs.BOM_UTF8 + b"a,b")
+        'a,b'
+    """
+    text = data.decode("utf-16" if data.startswith(_UTF16) else "utf-8-sig", "replace")
+    return text.replace("\r\n", "\n").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def split_line(line: str, delimiter: str = ",") -> list[str]:
+    """Return the fields of one line, or none if it is no CSV.
+
+    Example:
+        >>> split_line('1,"gemm<int, 4>",')
+        ['1', 'gemm<int, 4>', '']
+    """
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:  # a field longer than the module's limit, a bare carriage return
+        return []
+
+
+def number(text: str) -> float | None:
+    """Return the finite number that a text stands for, None if it is another text.
+
+    Thousands may be grouped, as the locale of the profiled program has it. Where a text can be read both ways,
+    a comma groups and a point divides.
+
+    Example:
+        >>> number("1,234.5"), number("1.234,5"), number("0,25"), number("1,024"), number("nan")
+        (1234.5, 1234.5, 0.25, 1024.0, None)
+    """
+    plain = _plain(text)
+    if plain is None:
+        return None
+    value = float(plain)
+    return value if math.isfinite(value) else None
+
+
+def nanoseconds(text: str, unit: str) -> int | None:
+    """Return a time in nanoseconds; None if the text is no number or the unit no unit of time.
+
+    Example:
+        >>> nanoseconds("35863.518000", "us"), nanoseconds("1,5", "msecond"), nanoseconds("3", "byte")
+        (35863518, 1500000, None)
+    """
+    plain, factor = _plain(text), _NANOSECONDS.get(unit.strip())
+    if plain is None or factor is None:
+        return None
+    exact = Decimal(plain) * factor
+    return round(exact) if abs(exact) < _LATEST else None
+
+
+def _plain(text: str) -> str | None:
+    text = text.strip()
+    if len(text) > 64 or not _NUMBER.fullmatch(text):
+        return None
+    text = re.sub("['\u00a0\u202f]", "", text)
+    if _GROUPED.fullmatch(text):
+        return text.replace(",", "")
+    if _GROUPED_BY_DOTS.fullmatch(text):
+        text = text.replace(".", "")
+    text = text.replace(",", ".", 1)
+    return text if "," not in text and text.count(".") < 2 else None

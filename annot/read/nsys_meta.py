@@ -1,0 +1,97 @@
+"""What an Nsight Systems export says about itself: who wrote it, when and on which machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from annot.read.nsys_layout import Tables
+
+__all__ = ["notes_of_recorder", "read_meta"]
+
+_NO_CUDA: Final = 0
+"""The compute capability of a GPU that CUDA cannot use."""
+
+
+def read_meta(tables: Tables) -> dict[str, Any]:
+    """Return the entries of `Profile.meta` that the file holds.
+
+    Args:
+        tables: the export.
+
+    Returns:
+        producer: what wrote the file, with its version: the exporter, not the profiler; it can be empty.
+        devices: a dictionary per GPU that CUDA can use, with what the file says, by its names and in its units:
+            name, memoryBandwidth in bytes/s, clockRate in Hz, smCount, totalMemory in bytes, computeMajor,
+            computeMinor, uuid ...; `cuDevice` is the number that kernels have as their device.
+        processes: a dictionary per process of the machine: process, as in the tables, pid, name.
+        utc_start_ns: time 0 of the profile, in ns since 1970.
+        rank, world_size: if annot noted them.
+        What the file does not hold is absent, but for the producer.
+    """
+    capture = _entries(tables, "META_DATA_CAPTURE")
+    facts: dict[str, Any] = {
+        "devices": _devices(tables),
+        "processes": _processes(tables),
+        "utc_start_ns": _utc_start(tables),
+        "rank": _number(dict(capture).get("ANNOT_RANK")),
+        "world_size": _number(dict(capture).get("ANNOT_WORLD_SIZE")),
+    }
+    known = {name: fact for name, fact in facts.items() if fact not in (None, [])}
+    return {"producer": _producer(tables), **known}
+
+
+def notes_of_recorder(tables: Tables) -> list[str]:
+    """Return what annot's recorder says that it lost or had to make up."""
+    capture = _entries(tables, "META_DATA_CAPTURE")
+    counts = {name: _number(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
+    notes = [value for name, value in capture if name == "ANNOT_NOTE"]
+    if lost := counts.get("ANNOT_LOST_EVENTS"):
+        notes.append(f"{lost:,} events could not be written and are missing")
+    if unended := counts.get("ANNOT_OPEN_RANGES"):
+        ranges = "1 range was" if unended == 1 else f"{unended:,} ranges were"
+        notes.append(f"{ranges} still open when the recording ended, and end there")
+    return notes
+
+
+def _entries(tables: Tables, table: str) -> list[tuple[str, str]]:
+    rows = tables.records(table)
+    return [(str(row["name"]), str(row["value"])) for row in rows if row.keys() >= {"name", "value"}]
+
+
+def _producer(tables: Tables) -> str:
+    exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
+    product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
+    return " ".join(filter(None, product))
+
+
+def _devices(tables: Tables) -> list[dict[str, Any]]:
+    gpus = {row.get("id", row.get("deviceId")): row for row in tables.records("TARGET_INFO_GPU")}
+    numbered = {(row.get("gpuId"), row.get("cudaId")): row for row in tables.records("TARGET_INFO_CUDA_DEVICE")}
+    if numbered:
+        return [
+            {**gpus.get(gpu, {}), **row, "cuDevice": number}
+            for (gpu, number), row in numbered.items()
+            if number is not None
+        ]
+    return [gpu for gpu in gpus.values() if gpu.get("computeMajor") != _NO_CUDA]
+
+
+def _processes(tables: Tables) -> list[dict[str, Any]]:
+    named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
+    return [_named(process, row) for process, row in sorted(named.items())]
+
+
+def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"process": process, "pid": row.get("pid", process >> 24 & 0xFFFFFF), "name": str(row.get("name", ""))}
+
+
+def _utc_start(tables: Tables) -> int | None:
+    for row in tables.records("TARGET_INFO_SESSION_START_TIME"):
+        if isinstance(row.get("utcEpochNs"), int):
+            return int(row["utcEpochNs"])
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None

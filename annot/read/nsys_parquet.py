@@ -1,0 +1,199 @@
+"""The Parquet export of Nsight Systems, of 2024 and later: a folder with a file per table.
+
+It is what ``nsys export --type=parquetdir`` writes. The tables and columns are those of the SQLite export; the
+types of the columns may be narrower, and unsigned.
+
+polars believes what a Parquet file claims: on a damaged one it can panic, or ask for so much memory that the
+process is ended. Therefore another process reads, and hands over Arrow files.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from annot.errors import AnnotError
+from annot.profile import Profile
+from annot.read.nsys_layout import ROW, WORK
+from annot.read.nsys_nvtx import TABLE as NVTX
+from annot.read.nsys_tables import check, read_profile
+
+__all__ = ["NAME", "read", "read_here", "read_into", "sniff"]
+
+NAME: Final = "nsys_parquet"
+
+_SUFFIX: Final = ".parquet"
+_SIGNS: Final = (NVTX + _SUFFIX, "StringIds" + _SUFFIX, "META_DATA_EXPORT" + _SUFFIX, f"{WORK}*{_SUFFIX}")
+_ERRORS: Final = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+_TABLES: Final = ("ranges", "marks", "launches", "kernels", "copies")
+_META: Final = "meta.json"
+_CHILD: Final = """
+import json, pathlib, sys
+sys.path[:] = json.loads(sys.argv[1])
+from annot.read.nsys_parquet import read_into
+read_into(*map(pathlib.Path, sys.argv[2:]))
+"""
+_TEXTS: Final = (pl.Binary, pl.Categorical, pl.Enum)
+_RECORDS: Final = 100_000
+_ROWS_PER_BYTE: Final = 16
+"""More cannot be, because times differ from row to row; else a small file could ask for any amount of memory."""
+_ROWS: Final = 1 << 20
+"""So many are allowed to every file."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether this is a folder with tables of Nsight Systems; see `annot.read.Reader`."""
+    return path.is_dir() and any(True for sign in _SIGNS for _ in path.glob(sign))
+
+
+def read(path: Path) -> Profile:
+    """Read an export; see `annot.read.Reader`.
+
+    Raises:
+        AnnotError: a file is cut or damaged, or the folder holds neither NVTX ranges nor CUDA activity.
+    """
+    with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
+        out = Path(scratch)
+        command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), str(path), scratch]
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if not (out / _META).exists():
+            raise AnnotError(f"{path} holds a damaged Parquet file: {_last_words(result)}")
+        said = json.loads((out / _META).read_text(encoding="utf-8"))
+        if isinstance(said, str):
+            raise AnnotError(said)
+        tables = {table: pl.read_ipc(out / table) for table in _TABLES}
+        return Profile.build(said, **tables)
+
+
+def read_here(path: Path) -> Profile:
+    """Read an export as `read` does, but in this process, which a damaged file can end."""
+    tables = _ParquetTables(path)
+    check(path, tables, "a folder of Parquet files")
+    return read_profile(lambda: nullcontext(tables), {"source": str(path), "format": NAME})
+
+
+def read_into(path: Path, out: Path) -> None:
+    """Read an export in this process, and write the profile, or the sentence that says why not, for `read`.
+
+    Args:
+        path: the export.
+        out: an empty folder.
+    """
+    said: dict[str, Any] | str
+    try:
+        profile = read_here(path)
+        said = profile.meta
+        for table in _TABLES:
+            getattr(profile, table).write_ipc(out / table)
+    except AnnotError as error:
+        said = str(error)
+    (out / _META).write_text(json.dumps(said), encoding="utf-8")
+
+
+def _last_words(child: subprocess.CompletedProcess[bytes]) -> str:
+    if child.returncode < 0:
+        return f"reading it ended with signal {-child.returncode}"
+    lines = child.stderr.decode("utf-8", "replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), f"status {child.returncode}")
+
+
+class _ParquetTables:
+    """The tables of a folder; see `annot.read.nsys_layout.Tables`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def columns(self) -> Mapping[str, Set[str]]:
+        return {table: frozenset(schema) for table, schema in self._schemas.items()}
+
+    @cached_property
+    def _schemas(self) -> dict[str, pl.Schema]:
+        files = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        return {file.stem: self._schema(file) for file in files if not file.stem.startswith("ENUM_")}
+
+    def _schema(self, file: Path) -> pl.Schema:
+        try:
+            lazy = pl.scan_parquet(file, glob=False)
+            rows = lazy.select(pl.len()).collect().item()
+            if rows > _ROWS + _ROWS_PER_BYTE * file.stat().st_size:
+                raise AnnotError(f"{file} is damaged: it claims {rows:,} rows")
+            return lazy.collect_schema()
+        except _ERRORS as error:
+            raise _damaged(file, error) from None
+
+    def scan(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> pl.DataFrame:
+        rows = self._collect(table, {*integers.values(), *texts.values()})
+        return rows.select(
+            *(_integers(rows[column]).alias(name) for name, column in integers.items()),
+            *(_texts(rows[column]).alias(name) for name, column in texts.items()),
+        )
+
+    def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+        rows = self.scan(table, integers, texts)
+        if rows.height:
+            yield rows
+
+    def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        rows = self._collect(table, {ROW, *columns})
+        nothing = pl.lit(None, pl.Float64)
+        first = pl.coalesce(*(pl.col(column).cast(pl.Float64, strict=False) for column in columns), nothing)
+        return rows.select(_integers(rows[ROW]).alias("id"), first.alias("real")).drop_nulls("real")
+
+    def records(self, table: str) -> list[dict[str, Any]]:
+        if table not in self.columns:
+            return []
+        rows = pl.concat([self._readable(table, column) for column in sorted(self.columns[table])], how="horizontal")
+        return [
+            {name: value for name, value in row.items() if isinstance(value, str | int | float)}
+            for row in rows.iter_rows(named=True)
+        ]
+
+    def _readable(self, table: str, column: str) -> pl.DataFrame:
+        """The column of a small table, nulls if it cannot be read: in such tables nothing depends on it."""
+        try:
+            rows = self._collect(table, {column}, _RECORDS)
+        except AnnotError:
+            return pl.DataFrame({column: [None]})
+        return rows.select(_texts(rows[column])) if rows[column].dtype in _TEXTS else rows
+
+    def _collect(self, table: str, columns: Set[str], limit: int | None = None) -> pl.DataFrame:
+        file = self._folder / f"{table}{_SUFFIX}"
+        lazy = pl.scan_parquet(file, glob=False)
+        if ROW not in self.columns[table]:
+            lazy = lazy.with_row_index(ROW, 1)
+        lazy = lazy.select(sorted(columns))
+        try:
+            return (lazy if limit is None else lazy.head(limit)).collect()
+        except _ERRORS as error:
+            raise _damaged(file, error) from None
+
+
+def _integers(column: pl.Series) -> pl.Series:
+    """64-bit integers, signed as in SQLite; null where the value is none."""
+    if column.dtype == pl.UInt64:
+        return column.reinterpret(signed=True)
+    return column.cast(pl.Int64, strict=False)
+
+
+def _texts(column: pl.Series) -> pl.Series:
+    if column.dtype == pl.Binary:
+        decoded = [None if text is None else text.decode("utf-8", "replace") for text in column]
+        column = pl.Series(column.name, decoded, pl.String)
+    return column.cast(pl.String).fill_null("")
+
+
+def _damaged(file: Path, error: Exception) -> AnnotError:
+    said = str(error).splitlines()[0]
+    if "UTF-8" in said:  # polars reads no column with a single such text
+        return AnnotError(f"{file} holds text that is not UTF-8: export the report with --type=sqlite instead")
+    return AnnotError(f"{file} is a damaged Parquet file: {said}")

@@ -1,0 +1,356 @@
+"""Trace events out of JSON, plain or compressed, in any layout, a block at a time in constant memory.
+
+A file is an object with the list ``traceEvents`` among other keys, or that list alone; see the "Trace Event
+Format" of Chrome. A block ends where, by the look of it, an event ends and another begins; that it decodes as a
+list proves the guess, because a block begins at an event. Where no guess holds, the standard library's decoder
+finds the events one by one, and accepts what it accepts, such as NaN.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from annot.errors import AnnotError
+
+__all__ = ["GZIP", "NO_ARGS", "Event", "TraceFile"]
+
+GZIP: Final = b"\x1f\x8b"
+
+NO_ARGS: Final = msgspec.Raw(b"{}")
+
+_SMALL: Final = 1 << 16
+_TAIL: Final = 1 << 14
+_GUESSES: Final = 3
+_BETWEEN: Final = re.compile(rb"\}\s*,\s*(?=\{)")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_SPACE_BYTES: Final = re.compile(rb"[ \t\r\n]*")
+_LONGEST: Final = 1 << 24
+"""Bytes of one event, or of all values beside the events: what must be in memory as a whole."""
+_MOST_KEYS: Final = 1 << 14
+"""Keys beside the events; real traces have about ten."""
+
+_FREE: Final = 1 << 28
+_RATIO: Final = 100
+"""A compressed file may unpack to `_FREE` bytes, or to `_RATIO` times its size; real traces reach 40 times."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event, with the fields that annot uses.
+
+    `args` is still JSON. `ts` and `dur` are microseconds: floats where they have a fraction, or exact decimals
+    where that was asked for, or where the file has them as text.
+    """
+
+    # In the order in which Kineto writes them, which is the fastest to decode.
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | Decimal | None = None
+    dur: int | float | Decimal | None = None
+    args: msgspec.Raw = NO_ARGS
+    id: int | float | str | None = None
+
+
+class _ExactEvent(Event, gc=False):
+    ts: Decimal | None = None
+    dur: Decimal | None = None
+
+
+_EVENTS: Final = msgspec.json.Decoder(list[Event], strict=False)
+_EXACT_EVENTS: Final = msgspec.json.Decoder(list[_ExactEvent], strict=False)
+_ANY: Final = json.JSONDecoder(strict=False)
+_ANY_EXACT: Final = json.JSONDecoder(strict=False, parse_float=Decimal)
+
+
+class TraceFile:
+    """A file of trace events, read once from beginning to end.
+
+    Args:
+        path: the file, plain or compressed with gzip.
+        exact: give times as decimals, which takes longer; floats lose nanoseconds from 2^43 on.
+        block: bytes of text that make a block, about.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        ...     _ = file.write(b'{"traceEvents": [{"ph": "X", "ts": 3}], "schemaVersion": 1}')
+        ...     file.flush()
+        ...     with TraceFile(Path(file.name)) as trace:
+        ...         [[event.ts for event in block] for block in trace.blocks()], trace.top
+        ([[3]], {'schemaVersion': 1})
+    """
+
+    top: dict[str, Any]
+    """What stands beside the events; complete when the blocks have ended."""
+
+    def __init__(self, path: Path, *, exact: bool = False, block: int = 1 << 21) -> None:
+        self.top = {}
+        self._kept = 0
+        self._path = path
+        self._block = block
+        self._bytes = _Bytes(path)
+        self._decoder: msgspec.json.Decoder[list[Any]] = _EXACT_EVENTS if exact else _EVENTS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bytes.close()
+
+    def blocks(self) -> Iterator[list[Event]]:
+        """Yield the events in the order of the file, those of a block of text at a time.
+
+        Raises:
+            AnnotError: the file is cut or damaged, holds something other than events, or unpacks to far more than
+                its size.
+        """
+        first = self._bytes.peek()
+        if first == b"[":
+            yield from self._events()
+        elif first == b"{":
+            yield from self._members()
+        else:
+            raise self._damage("neither an object nor a list")
+        if self._bytes.peek():
+            raise self._damage("something behind the end")
+
+    def _members(self) -> Iterator[list[Event]]:
+        separator = b"{"
+        for _ in range(_MOST_KEYS):
+            self._expect(separator)
+            if separator == b"{" and self._bytes.peek() == b"}":
+                break
+            key = self._value()
+            if not isinstance(key, str):
+                raise self._damage("a key that is no text")
+            self._expect(b":")
+            if key == "traceEvents" and self._bytes.peek() == b"[":
+                yield from self._events()
+            else:
+                self._keep(key)
+            if self._bytes.peek() == b"}":
+                break
+            separator = b","
+        else:
+            raise self._damage(f"more than {_MOST_KEYS:,} keys")
+        self._expect(b"}")
+
+    def _keep(self, key: str) -> None:
+        start = self._bytes.at
+        self.top[key] = self._value()
+        self._kept += self._bytes.at - start
+        if self._kept > _LONGEST:
+            raise self._damage("too much beside the events")
+
+    def _events(self) -> Iterator[list[Event]]:
+        self._expect(b"[")
+        while self._bytes.peek() != b"]":
+            yield self._guessed_block() or self._certain_block()
+            if self._bytes.peek() != b"]":
+                self._expect(b",")
+        self._expect(b"]")
+
+    def _guessed_block(self) -> list[Event] | None:
+        for end in islice(reversed(self._bytes.ends(self._block)), _GUESSES):
+            with self._bytes.as_list(end) as text:
+                try:
+                    events: list[Event] = self._decoder.decode(text)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    continue
+            self._bytes.skip(end)
+            return events
+        return None
+
+    def _certain_block(self) -> list[Event]:
+        size = min(_SMALL, self._block)
+        while True:
+            text = self._bytes.window(size).decode(errors="surrogateescape")
+            values, end = _values(text)
+            if values:
+                self._bytes.skip(self._length(text[:end]))
+                return [self._event(value) for value in values]
+            size = self._more(size, "no whole event")
+
+    def _value(self) -> Any:
+        self._bytes.peek()
+        size = 1 << 12
+        while True:
+            text = self._bytes.window(size).decode(errors="surrogateescape")
+            try:
+                value, end = _ANY.raw_decode(text)
+            except (ValueError, RecursionError):
+                end = len(text)
+            # A number at the end may go on.
+            if end < len(text):
+                self._bytes.skip(self._length(text[:end]))
+                return value
+            size = self._more(size, "no whole value")
+
+    def _more(self, size: int, what: str) -> int:
+        if len(self._bytes) < size or size >= _LONGEST:
+            raise self._damage(what)
+        return size * 4
+
+    def _length(self, text: str) -> int:
+        try:
+            return len(text.encode())
+        except UnicodeEncodeError:
+            raise self._damage("text that is not UTF-8") from None
+
+    def _event(self, value: Any) -> Event:
+        if not isinstance(value, dict):
+            raise self._damage("something other than an event")
+        fields = {name: value[name] for name in Event.__struct_fields__ if name in value}
+        args = fields.pop("args", None)
+        for name in ("ph", "name", "cat"):
+            fields[name] = str(fields.get(name, "")).encode(errors="replace").decode()
+        try:
+            event = msgspec.convert(fields, Event, strict=False)
+            event.args = msgspec.Raw(msgspec.json.encode(args)) if isinstance(args, dict) else NO_ARGS
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise self._damage(f"an event that makes no sense, {error},") from None
+        return event
+
+    def _expect(self, mark: bytes) -> None:
+        if self._bytes.peek() != mark:
+            raise self._damage(f"no {mark.decode()}")
+        self._bytes.skip(1)
+
+    def _damage(self, what: str) -> AnnotError:
+        return AnnotError(f"{self._path} is not a whole trace of torch.profiler: {what} at byte {self._bytes.at:,}")
+
+
+def _values(text: str) -> tuple[list[Any], int]:
+    """The whole values of a list whose inside begins here, and where the last one ends."""
+    values: list[Any] = []
+    end = at = 0
+    while True:
+        try:
+            value, at = _ANY_EXACT.raw_decode(text, at)
+        except (ValueError, ArithmeticError, RecursionError):
+            return values, end
+        if at == len(text):
+            return values, end
+        values.append(value)
+        end = at
+        at = _space_end(text, at)
+        if text[at : at + 1] != ",":
+            return values, end
+        at = _space_end(text, at + 1)
+
+
+def _space_end(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+class _Bytes:
+    """The unpacked bytes of a file behind a place that moves forward."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb")
+            packed = self._file.read(2) == GZIP
+            self._file.seek(0, 2)
+            self._limit = max(_FREE, _RATIO * self._file.tell()) if packed else None
+            self._file.seek(0)
+        except OSError as error:
+            raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+        self._unpacked = gzip.GzipFile(fileobj=self._file) if packed else self._file
+        # From `_place` to `_end` there is text; in front of it there is always a byte that is done with.
+        self._buffer = bytearray(1)
+        self._place = self._end = 1
+        self._offset = -1
+        self._ended = False
+
+    def close(self) -> None:
+        self._unpacked.close()
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._end - self._place
+
+    @property
+    def at(self) -> int:
+        """Offset in the unpacked file."""
+        return self._offset + self._place
+
+    def skip(self, size: int) -> None:
+        self._place += size
+
+    def window(self, size: int) -> bytes:
+        """The next `size` bytes, fewer only where the file ends."""
+        self._fill(size)
+        return bytes(memoryview(self._buffer)[self._place : min(self._place + size, self._end)])
+
+    def peek(self) -> bytes:
+        """The next byte that is no white space, which is skipped; nothing at the end of the file."""
+        while True:
+            space = _SPACE_BYTES.match(self._buffer, self._place, self._end)
+            self._place = space.end() if space else self._place
+            if self._place < self._end or self._ended:
+                return bytes(self._buffer[self._place : min(self._place + 1, self._end)])
+            self._fill(_SMALL)
+
+    def ends(self, size: int) -> list[int]:
+        """Where among the next `size` bytes, by the look of it, events end that others follow."""
+        self._fill(size)
+        end = min(self._place + size, self._end)
+        for start in (max(self._place, end - _TAIL), self._place):
+            if ends := [match.start() + 1 - self._place for match in _BETWEEN.finditer(self._buffer, start, end)]:
+                return ends
+        return []
+
+    @contextmanager
+    def as_list(self, size: int) -> Iterator[memoryview]:
+        """The next `size` bytes between brackets, which for so long are in place of what stands around them."""
+        first, last = self._place - 1, self._place + size
+        around = self._buffer[first], self._buffer[last]
+        self._buffer[first], self._buffer[last] = b"[]"
+        try:
+            yield memoryview(self._buffer)[first : last + 1]
+        finally:
+            self._buffer[first], self._buffer[last] = around
+
+    def _fill(self, size: int) -> None:
+        if len(self) >= size or self._ended:
+            return
+        # A new buffer, as what was decoded may still refer to the old one.
+        buffer = bytearray(1 + size)
+        buffer[1 : 1 + len(self)] = memoryview(self._buffer)[self._place : self._end]
+        self._offset += self._place - 1
+        self._end, self._place, self._buffer = 1 + len(self), 1, buffer
+        rest = memoryview(buffer)
+        while len(self) < size and not self._ended:
+            count = self._read(rest[self._end :])
+            self._end += count
+            self._ended = not count
+
+    def _read(self, buffer: memoryview) -> int:
+        try:
+            count = self._unpacked.readinto(buffer)
+        except EOFError:
+            raise AnnotError(f"{self._path} is cut: the compressed data end too early") from None
+        except (OSError, zlib.error) as error:
+            raise AnnotError(f"{self._path} cannot be read: {error}") from None
+        if self._limit is not None and self._offset + self._end + count > self._limit:
+            raise AnnotError(
+                f"{self._path} unpacks to more than {self._limit >> 20:,} MiB, which no trace of its size does: "
+                "unpack it yourself if you trust it"
+            )
+        return count

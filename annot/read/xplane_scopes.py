@@ -1,0 +1,179 @@
+"""What the name of an operation says in TensorFlow, Keras, JAX and XLA: name scope, operation, phase.
+
+TensorFlow names an operation by its node and type, ``model/dense/MatMul:MatMul``; JAX by what the tracer stood in,
+``jit(step)/transpose(jvp(MLP))/Dense_0/dot_general``. XLA keeps either as the ``op_name`` of an instruction.
+
+Scopes become layers: without the functions and the replica around them, so that a layer has one name in
+every step and on every device; the parts stay joined by ``/``, as the frameworks print them. Gradients are the
+backward phase of the layer they belong to. Whatever else a model computes counts as forward, but for optimizers,
+which are known by the names Keras gives them and by operations such as ``ResourceApplyAdam``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from annot import tag
+
+__all__ = ["Operation", "Scopes", "is_operation", "operation"]
+
+# A name can be as long as a file: one level per part of it, spelt out, would be its square.
+_LONGEST: Final = 4096
+_DEEPEST: Final = 32
+
+_NODE: Final = re.compile(r"[A-Za-z0-9.][\w.\\/>-]*:_?[A-Z]\w*")
+_CALL: Final = re.compile(r"(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?")
+_REPLICA: Final = re.compile(r"replica_\d+")
+_INLINED: Final = re.compile(r"_\d+")  # "cond_17/then/_256/": the function that was put here
+_GRADIENTS: Final = re.compile(r"gradient_tape|gradients(?:_\d+)?")
+_COUNTED: Final = re.compile(r"_\d+$")
+_UPDATE: Final = re.compile(r"(?:Resource)?(?:Sparse)?Apply[A-Z]\w*")
+_OPTIMIZER: Final = re.compile(
+    r"(?:sgd|adam\w*|adagrad|adadelta|adafactor|nadam|rmsprop|ftrl|lion|lamb|muon|loss_scale_optimizer|optimizer)(?:_\d+)?",
+    re.IGNORECASE,
+)
+
+_WRAPPED: Final = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+_FUNCTIONS: Final = frozenset({"jit", "pjit", "pmap", "xla_call", "core_call", "xla_pmap"})
+_TRANSFORMS: Final = frozenset(
+    {"jvp", "transpose", "vmap", "remat", "checkpoint", "custom_jvp", "custom_vjp", "linearize"}
+)
+_CONTROL: Final = frozenset(
+    {
+        "while", "body", "cond", "scan", "closed_call", "core_call", "pjit", "shard_map", "custom_partitioning",
+        "checkpoint", "remat", "remat2", "rematted_computation", "custom_jvp_call", "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+    }
+)  # fmt: skip
+_BRANCH: Final = re.compile(r"branch_\d+_fun")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a model.
+
+    Args:
+        scope: the name scope, a string per level.
+        name: what is done, such as ``MatMul`` or ``dot_general``.
+        phase: forward, backward or optimizer.
+        named: whether the last level may be the name of the forward operation, as in TensorFlow's gradients.
+    """
+
+    scope: tuple[str, ...]
+    name: str
+    phase: tag.Phase
+    named: bool = False
+
+
+def is_operation(event: str) -> bool:
+    """Return whether the name of a host event is that of a TensorFlow operation.
+
+    Example:
+        >>> is_operation("model/dense/MatMul:MatMul"), is_operation("ExecutorState::Process")
+        (True, False)
+    """
+    return len(event) <= _LONGEST and ":" in event and _NODE.fullmatch(event) is not None
+
+
+def operation(name: str) -> Operation:
+    """Return what the name of an operation says.
+
+    Example:
+        >>> operation("gradient_tape/model/dense/MatMul/MatMul_1:MatMul")
+        Operation(scope=('model', 'dense', 'MatMul'), name='MatMul', phase='backward', named=True)
+        >>> operation("jit(step)/transpose(jvp(MLP))/Dense_0/dot_general")
+        Operation(scope=('MLP', 'Dense_0'), name='dot_general', phase='backward', named=False)
+        >>> operation("replica_4/transformer/layer_5/Cast:Cast#shape=(int32[3])#").scope
+        ('transformer', 'layer_5')
+    """
+    name = name[:_LONGEST].partition(";")[0]  # what XLA made of several operations goes to the first
+    parts = name.split("/")
+    heads = {head for head, bracket, _ in (part.partition("(") for part in parts) if bracket}
+    if heads & (_FUNCTIONS | _TRANSFORMS):
+        return _jax(parts)
+    return _tensorflow(name.partition("#")[0].partition("::")[0])
+
+
+def _tensorflow(name: str) -> Operation:
+    node, _, kind = name.partition(":")
+    parts = [part for part in node.split("/") if part]
+    gradients = [place for place, part in enumerate(parts) if _GRADIENTS.fullmatch(part)]
+    if gradients:
+        parts = [part.removesuffix("_grad") for part in parts[gradients[-1] + 1 :]]
+    inlined = [place for place, part in enumerate(parts[:-1]) if _INLINED.fullmatch(part)]
+    if inlined:
+        parts = parts[inlined[-1] + 1 :]
+    while parts and (_CALL.fullmatch(parts[0]) or _REPLICA.fullmatch(parts[0])):
+        del parts[0]
+    last = parts.pop() if parts else ""
+    return _operation(parts, kind or _COUNTED.sub("", last), backward=bool(gradients), named=bool(gradients))
+
+
+def _jax(parts: list[str]) -> Operation:
+    backward, scope = False, []
+    for part in parts:
+        while (wrapped := _WRAPPED.fullmatch(part)) and wrapped[1] in _TRANSFORMS:
+            backward |= wrapped[1] == "transpose"
+            part = wrapped[2]
+        if part and not (wrapped and wrapped[1] in _FUNCTIONS):
+            scope.append(part)
+    last = scope.pop() if scope else ""
+    scope = [part for part in scope if part not in _CONTROL and not _BRANCH.fullmatch(part)]
+    return _operation(scope, last, backward=backward)
+
+
+def _operation(scope: list[str], name: str, *, backward: bool, named: bool = False) -> Operation:
+    phase: tag.Phase = "backward" if backward else "forward"
+    if not backward and (_UPDATE.fullmatch(name) or any(map(_OPTIMIZER.fullmatch, scope))):
+        phase = "optimizer"
+    return Operation(tuple(scope[:_DEEPEST]), name, phase, named)
+
+
+class Scopes:
+    """The operations of one file, and the texts of the ranges that stand for their scopes.
+
+    TensorFlow may end the scope of a gradient with the name of the forward operation, which is no layer. It is cut
+    off where no forward operation of the file has the whole scope, but one has the scope without it.
+    """
+
+    def __init__(self) -> None:
+        self._operations: dict[str, Operation] = {}
+        self._forward: set[tuple[str, ...]] = set()
+        self._levels: dict[str, tuple[str, ...]] = {}
+        self._texts: dict[tuple[str, tag.Phase], str] = {}
+
+    def add(self, name: str) -> Operation:
+        """Take note of an operation, by its name in the file; see `operation`."""
+        known = self._operations.get(name)
+        if known is None:
+            known = self._operations[name] = operation(name)
+            if known.phase != "backward":
+                self._forward.update(known.scope[:depth] for depth in range(1, len(known.scope) + 1))
+        return known
+
+    def levels(self, name: str) -> tuple[str, ...]:
+        """Return the texts of an operation's scopes from the outermost on, after all operations were added.
+
+        Example:
+            >>> scopes = Scopes()
+            >>> for name in ("model/dense/MatMul:MatMul", "gradient_tape/model/dense/MatMul/MatMul:MatMul"):
+            ...     _ = scopes.add(name)
+            >>> scopes.levels(name)
+            ('model |bwd', 'model/dense |bwd')
+        """
+        if name not in self._levels:
+            self._levels[name] = self._spelt(self.add(name))
+        return self._levels[name]
+
+    def _spelt(self, said: Operation) -> tuple[str, ...]:
+        scope = said.scope
+        if said.named and scope not in self._forward and scope[:-1] in self._forward:
+            scope = scope[:-1]
+        return tuple(self._text("/".join(scope[:depth]), said.phase) for depth in range(1, len(scope) + 1))
+
+    def _text(self, path: str, phase: tag.Phase) -> str:
+        if (path, phase) not in self._texts:
+            self._texts[path, phase] = tag.format(tag.Tag(path, phase=phase))
+        return self._texts[path, phase]

@@ -1,0 +1,103 @@
+"""The official numbers of Nsight Systems, for the terminal and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from annot.activity import Activity
+from annot.correlate.nsight import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
+from annot.errors import AnnotError
+from annot.read.nsight_activity import read_activity
+from annot.report.table import Column, fitted_table
+from annot.report.units import printable
+
+__all__ = ["OFFICIAL", "NsightReport", "OfficialName", "nsight_report", "print_nsight"]
+
+OfficialName: TypeAlias = Literal["nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"]
+OFFICIAL: Final[tuple[OfficialName, ...]] = get_args(OfficialName)
+
+_MAKE: Final[dict[OfficialName, Callable[[Activity], pl.DataFrame]]] = {
+    "nvtx_gpu_proj_sum": nvtx_gpu_proj_sum,
+    "nvtx_gpu_proj_trace": nvtx_gpu_proj_trace,
+    "nvtx_kern_sum": nvtx_kern_sum,
+}
+_SHOWN: Final = 1000
+_WIDE: Final = 100
+# What a terminal has room for: the names first, then the numbers, and the width from which each is shown.
+_COLUMNS: Final[dict[OfficialName, tuple[str, tuple[tuple[str, int], ...]]]] = {
+    "nvtx_gpu_proj_sum": (
+        "Range",
+        (
+            ("Total Proj Time (ns)", 0), ("Range Instances", 0), ("Proj Avg (ns)", _WIDE), ("Proj Med (ns)", _WIDE),
+            ("Total GPU Ops", _WIDE),
+        ),
+    ),
+    "nvtx_gpu_proj_trace": (
+        "Name",
+        (
+            ("Projected Start (ns)", 0), ("Projected Duration (ns)", 0), ("NumGPUOps", _WIDE), ("Lvl", _WIDE),
+            ("TID", _WIDE),
+        ),
+    ),
+    "nvtx_kern_sum": ("NVTX Range", (("Kernel Name", 0), ("Kern Inst", 0), ("Total Time (ns)", 0), ("TID", _WIDE))),
+}  # fmt: skip
+_NAME_WIDTH: Final = 28
+
+
+@dataclass(frozen=True, slots=True)
+class NsightReport:
+    """All that a renderer needs.
+
+    Args:
+        name: that of the report of `nsys stats`.
+        rows: as the function of that name in `annot.correlate.nsight` returns them.
+        meta: source, rule and report.
+    """
+
+    name: OfficialName
+    rows: pl.DataFrame
+    meta: dict[str, Any]
+
+
+def nsight_report(path: Path, name: OfficialName) -> NsightReport:
+    """Return what `nsys stats --report` of this name gives for a file.
+
+    Raises:
+        AnnotError: the file is no SQLite export of Nsight Systems, it is damaged, or the report is too large.
+    """
+    meta = {"source": str(path), "rule": "nsight", "report": name}
+    activity = read_activity(path)
+    try:
+        return NsightReport(name, _MAKE[name](activity), meta)
+    except AnnotError as error:
+        raise AnnotError(f"{path}: {error}") from None
+
+
+def print_nsight(report: NsightReport, console: Console) -> None:
+    """Print the report; the width of the console decides how many columns there are."""
+    first, others = _COLUMNS[report.name]
+    rows = report.rows.head(_SHOWN).to_dicts()
+    columns = [Column(name, _shown(name), least) for name, least in others]
+    labels = [Text(printable(row[first] or "(no range)")) for row in rows]
+    heading = Text(f"{report.name}, by the rule of Nsight Systems", style="bold")
+    console.print(heading, fitted_table(first, labels, columns, rows, console.width), sep="\n")
+    if report.rows.height > _SHOWN:
+        console.print(Text(f"Note: {report.rows.height - _SHOWN:,} more rows: --format csv has them", style="yellow"))
+
+
+def _shown(name: str) -> Callable[[dict[str, Any]], str]:
+    def show(row: dict[str, Any]) -> str:
+        value = row[name]
+        if isinstance(value, str):
+            text = printable(value)
+            return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 1]}…"
+        return "" if value is None else f"{value:,}"
+
+    return show

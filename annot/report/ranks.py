@@ -1,0 +1,142 @@
+"""The report of many ranks on the terminal: a row per layer, and who is slow in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from annot.report import Grouping, Order, Report
+from annot.report.table import Column, fitted_table, notes
+from annot.report.tree import MODEL, is_layer, title
+from annot.report.units import Unit, count, duration, printable, share, unit_for
+
+__all__ = ["RanksReport", "print_ranks"]
+
+_PER_RANK: Final = 8  # so many ranks have a column each, where there is room
+_ROOM: Final = 100
+_UNEQUAL: Final = 0.1  # of the longest time in collectives: by so much they differ if somebody waits
+
+
+@dataclass(frozen=True, slots=True)
+class RanksReport:
+    """All that a renderer needs.
+
+    Args:
+        by: what the rows stand for.
+        time: the column that is compared.
+        rows: rank, the rows of each rank, and beside each what `across_ranks` says of its layer.
+        across: as `annot.correlate.ranks.across_ranks` returns it.
+        ranks: the report of each rank by its number.
+        meta: the totals over all ranks by the names that `annot.correlate.summarize` has, and ranks, profiles,
+            times, collectives; see `annot.ranks.gather`.
+    """
+
+    by: Grouping
+    time: str
+    rows: pl.DataFrame
+    across: pl.DataFrame
+    ranks: dict[int, Report]
+    meta: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What the rows are, such as `layers`."""
+        return f"{self.by}s"
+
+    def sorted(self, sort: Order) -> RanksReport:
+        """Return the report with the longest first, if `sort` is "time"."""
+        if sort == "order":
+            return self
+        across = self.across.sort("median_ns", descending=True, nulls_last=True, maintain_order=True)
+        rows = self.rows.sort("median_ns", descending=True, nulls_last=True, maintain_order=True)
+        return replace(self, rows=rows, across=across)
+
+
+def print_ranks(report: RanksReport, console: Console) -> None:
+    """Print the report; the width of the console decides how many columns there are."""
+    console.print(Group(*_table(report, console.width), *_totals(report)))
+
+
+def _table(report: RanksReport, width: int) -> list[RenderableType]:
+    unit = unit_for(report.across["max_ns"])
+    device = "GPU" if report.time.startswith("gpu") else "Host"
+    ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
+    heading = Text(f"{device} time by {report.by} over {ranks}, {unit.name}", style="bold")
+    rows = report.across.to_dicts()
+    labels = [_label(row, report.by) for row in rows]
+    return [heading, fitted_table(report.by.capitalize(), labels, _columns(report, unit), rows, width)]
+
+
+def _columns(report: RanksReport, unit: Unit) -> list[Column]:
+    def timed(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: unit.show(row[name])
+
+    columns = [
+        Column("Median", timed("median_ns")),
+        Column("Slowest", timed("max_ns")),
+        Column("Rank", lambda row: "" if row["slowest"] is None else str(row["slowest"])),
+        Column("Spread", timed("spread_ns")),
+        Column("Spread %", lambda row: share(row["spread_ns"], row["median_ns"] or 0), _ROOM - 20),
+    ]
+    if "phase" in report.across.columns and report.by != "phase":
+        columns.insert(0, Column("Phase", lambda row: row["phase"]))
+    if (report.across["ranks"] < len(report.ranks)).any():
+        columns.append(Column("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
+    if (report.across["collective_median_ns"] > 0).any():
+        columns.append(Column("Collective", lambda row: unit.show(row["collective_median_ns"] or None), _ROOM - 20))
+    return columns + _rank_columns(report, unit)
+
+
+def _rank_columns(report: RanksReport, unit: Unit) -> list[Column]:
+    """A column for each rank, if there are few."""
+    if len(report.ranks) > _PER_RANK:
+        return []
+    keys = report.across.columns[: report.across.columns.index("ranks")]
+    work = {(*row[:-2], row[-2]): row[-1] for row in report.rows.select(*keys, "rank", "work_ns").iter_rows()}
+
+    def of(rank: int) -> Callable[[dict[str, Any]], str]:
+        return lambda row: unit.show(work.get((*(row[key] for key in keys), rank)))
+
+    least = _ROOM + 10 * len(report.ranks)
+    return [Column(f"r{rank}", of(rank), least) for rank in report.ranks]
+
+
+def _label(row: dict[str, Any], by: Grouping) -> Text:
+    if by != "layer":
+        name = {"kernel": "name"}.get(by, by)
+        return Text(printable(str(row[name])))
+    path, beside = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+    label = Text(printable(path))
+    return label.append(f" {printable(beside)}", style="cyan") if beside else label
+
+
+def _totals(report: RanksReport) -> list[RenderableType]:
+    meta = report.meta
+    profiles = f"{meta['profiles'] - meta['failed']} of {meta['profiles']} profiles"
+    lines = [Text(), Text(f"Ranks: {len(report.ranks)} from {profiles}")]
+    words = {"gpu_ns": "GPU", "host_ns": "Host", "step_ns": "Step", "collective_ns": "Collectives"}
+    for name, word in words.items():
+        if spread := meta["across"][name]:
+            wait = _wait(spread) if name == "collective_ns" else ""
+            lines.append(Text(f"{word}: {_spread(spread)}{wait}"))
+    return [*lines, *notes(meta)]
+
+
+def _spread(spread: dict[str, int]) -> str:
+    if spread["ranks"] == 1:
+        return f"{duration(spread['median'])} on rank {spread['fastest']}"
+    ends = (("min", "fastest"), ("max", "slowest"))
+    least, most = (f"{duration(spread[end])} (rank {spread[who]})" for end, who in ends)
+    return f"median {duration(spread['median'])}, {least} to {most}"
+
+
+def _wait(spread: dict[str, int]) -> str:
+    """A collective begins when the last rank arrives: the one with the shortest time in it kept the others waiting."""
+    if spread["max"] - spread["min"] <= _UNEQUAL * spread["max"]:
+        return ""
+    return f"; the others wait for rank {spread['fastest']}, which has the least"

@@ -1,0 +1,63 @@
+"""A large Nsight Systems export to the layer table: annot against `nsys stats`, whole processes.
+
+Run by hand: ``python tests/bench/bench_correlate.py [PROFILE.sqlite ...]``. Without profiles one of a million
+events is made. Prints time, the most memory, and how many times as long `nsys stats` took for its projection of
+NVTX ranges. Without nsys only annot is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench_ranks import write_rank
+
+from annot.collect.tools import find_nsys
+
+ANNOT = (sys.executable, "-m", "annot", "report")
+
+
+def timed(command: tuple[str, ...]) -> tuple[float, float]:
+    """Return the seconds that a command took and the most memory that it had (GiB)."""
+    began = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} ended with status {status}")
+    return time.perf_counter() - began, usage.ru_maxrss / 2**20
+
+
+def compare(path: Path) -> None:
+    """Print a line about a profile."""
+    timed((*ANNOT, str(path)))  # so that the file is in memory for both
+    seconds, memory = min(timed((*ANNOT, str(path))) for _ in range(3))
+    print(f"{path.name}: {path.stat().st_size / 1e6:,.0f} MB, annot {seconds:.2f} s, {memory:.2f} GiB", end="")
+    nsys = find_nsys()
+    if nsys is None:
+        print()
+        return
+    name = "nvtxgpuproj" if nsys.version < (2023,) else "nvtx_gpu_proj_sum"
+    theirs, theirs_memory = timed(
+        (str(nsys.path), "stats", "-q", "-r", name, "-f", "csv", "-o", "-", "--force-export=false", str(path))
+    )
+    print(f"; nsys stats {name} {theirs:.1f} s, {theirs_memory:.2f} GiB: {theirs / seconds:.0f} times as long")
+
+
+def main() -> None:
+    """Compare the profiles that are named, or one made here."""
+    if sys.argv[1:]:
+        for name in sys.argv[1:]:
+            compare(Path(name))
+        return
+    with tempfile.TemporaryDirectory(prefix="annot-") as folder:
+        path = Path(folder) / "million.sqlite"
+        write_rank(path, 1_000_000)
+        compare(path)
+
+
+if __name__ == "__main__":
+    main()
