@@ -56,7 +56,8 @@ def test_key_range() -> None:
     """Whoever knows the range that makes a step names it."""
     rows = training("load", "compute {}")
     assert spans(rows, step_range="compute #") == [(100 * step + 20, 100 * step + 40) for step in range(5)]
-    assert spans(rows, step_range="comp") == []
+    with pytest.raises(ValueError, match="no range 'comp'"):
+        spans(rows, step_range="comp")
 
 
 def test_largest_pattern() -> None:

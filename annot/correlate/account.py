@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
@@ -148,12 +149,17 @@ class Places:
             nodes = self._forest.nodes
             around = sweep.NONE if node in self.reasons else node
             there = set(nodes.chain(around))
-            named = [self._whole.keys.names[key] for key in self._whole.nodes.chain(origin) if key not in self._loops]
-            layers = [key for key in map(self._forest.keys.number, named) if key not in there]
+            chain = self._whole.nodes.chain(origin)
+            layers = self._same_keys(key for key in chain if key not in self._loops)
+            layers = [key for key in layers if key not in there]
             if around == sweep.NONE and not layers:  # it lies in loops alone, and must count somewhere
-                layers = list(nodes.chain(origin))
+                layers = self._same_keys(chain)
             self._captured[node, origin] = nodes.extend(around, layers)
         return self._captured[node, origin]
+
+    def _same_keys(self, keys: Iterable[int]) -> list[int]:
+        """The numbers of keys of the whole run among those that take part."""
+        return [self._forest.keys.number(self._whole.keys.names[key]) for key in keys]
 
 
 class Account:

@@ -101,7 +101,7 @@ def attribute(
 
     Raises:
         AnnotError: times add up to more than 64 bits of nanoseconds hold, as only those of a damaged profile do.
-        ValueError: there are no steps to choose from.
+        ValueError: there are no steps to choose from, or no range has the text of a step.
     """
     whole, forest, found = _grown(source, domain, steps, step_range)
     launches = _launches(source, forest, found)
@@ -133,6 +133,8 @@ def _grown(
     threads = Threads.of(ranges)
     forest = grow(ranges, last, threads)
     found = find_steps(forest, step_range, steps)
+    if step_range is not None and found.table.is_empty():
+        raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
     if steps is None:
         return forest, forest, found
     if found.table.is_empty():

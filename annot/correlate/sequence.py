@@ -100,7 +100,8 @@ def _led_back(
         tree, key, nodes, says, keys: as above; `nodes` is of the chains as they were.
         rows: row of each backward operation, forward: node of its forward operation, and says.
     """
-    no_layers = loops(says)
+    # The forward operation may itself have run inside the backward pass, as those of a checkpoint do.
+    no_layers = loops(says).union(says.filter(pl.col("folded") & (pl.col("role") == "backward"))["key"])
     chains: list[tuple[int, ...]] = []
     distinct = rows.select("forward", "says").unique(maintain_order=True)
     for node, said in distinct.iter_rows():

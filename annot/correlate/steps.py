@@ -113,7 +113,11 @@ def _usual_names(forest: Forest) -> pl.DataFrame:
     text = forest.says["text"]
     number = text.str.extract(NAMES).cast(pl.Int64)
     spans = _spans(forest, text.str.contains(NAMES) & (forest.says["role"] == "annotation"))
-    return spans.with_columns(number.gather(spans["says"]).alias("number")) if spans.height > 1 else spans.clear()
+    spans = spans.with_columns(number.gather(spans["says"]).alias("number"))
+    # Between ranges called forward and backward, one called step is but the step of the optimizer.
+    covered = (pl.col("end") - pl.col("start")).sum() * 2 >= pl.col("end").max() - pl.col("start").min()
+    spans = spans.filter(pl.col("number").is_not_null() | covered.over("thread"))
+    return spans if spans.height > 1 else spans.clear()
 
 
 def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:

@@ -80,8 +80,8 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
     counted = [f"{count:,} {one if count == 1 else many} {what}" for count, one, many, what in found if count]
     if late:
         counted.append(
-            f"{late:,} ns of device time were launched by threads without ranges and follow the range of another "
-            "thread at that time (column gpu_by_time_ns)"
+            f"{late:,} ns of device time were launched in no range of their own thread and follow the one of "
+            "another thread at that time (column gpu_by_time_ns)"
         )
     return [*attribution.meta.get("notes", ()), *counted]
 

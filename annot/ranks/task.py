@@ -105,7 +105,7 @@ def _attributed(profile: Source, path: str, question: Question) -> Attribution:
     try:
         return attribute(profile, domain=question.domain, steps=question.steps, step_range=question.step_range)
     except ValueError as error:
-        if question.steps is None:
+        if question.steps is None and question.step_range is None:
             raise
         raise AnnotError(str(error)) from None  # the profile has no steps, which is no fault of the question
 

@@ -112,8 +112,9 @@ class Export:
 
     def last_launch(self) -> int | None:
         """Return when the last API call ended; see `annot.profile.Source`."""
+        columns = {"start": "start", "end": "end", "class": "eventClass"}
         with self._opened() as tables:
-            ends = [rows["end"].max() for rows in fetch_blocks(tables, _RUNTIME, {"end": "end"})]
+            ends = [_calls(rows, Counter())["end"].max() for rows in fetch_blocks(tables, _RUNTIME, columns)]
         return max((end for end in ends if isinstance(end, int)), default=None)
 
     def launch_blocks(self) -> Iterator[pl.DataFrame]:
@@ -123,8 +124,7 @@ class Export:
         columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._full else {})
         with self._opened() as tables:
             for rows in fetch_blocks(tables, _RUNTIME, columns):
-                calls = rows["class"].is_in(_CALLS).fill_null(True)
-                rows = with_times(rows if calls.all() else rows.filter(calls), "API calls", notes)
+                rows = _calls(rows, notes)
                 name = [spelt(rows["string"], self._strings).alias("name")] if self._full else []
                 rows = rows.select("start", "end", "thread", "correlation", process_of("thread"), *name)
                 self._seen.update(rows["process"].unique())
@@ -196,6 +196,12 @@ _UNCAPTURED: Final = (
     "launched"
 )
 _HOMELESS: Final = "kernels and copies that name no process, so that their launches are not known"
+
+
+def _calls(rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    """The rows that are API calls and have times."""
+    calls = rows["class"].is_in(_CALLS).fill_null(True)
+    return with_times(rows if calls.all() else rows.filter(calls), "API calls", notes)
 
 
 def read_profile(opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any]) -> Profile:
