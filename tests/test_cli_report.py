@@ -204,7 +204,7 @@ def test_step_range(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         (["--steps", "2:"], "has no such steps, only 0 to 1"),
-        (["--steps", "1", "--step-range", "nothing"], "has no steps to choose from"),
+        (["--steps", "1", "--step-range", "nothing"], "has no range 'nothing'"),
     ],
 )
 def test_steps_that_are_not_there(

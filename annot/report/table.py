@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from annot.report import Report
@@ -106,7 +106,7 @@ def fitted_table(
     rows: Sequence[Any],
     width: int,
     shapes: Sequence[Text] = (),
-) -> Table:
+) -> RenderableType:
     """Return a table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap.
 
     Args:
@@ -123,16 +123,52 @@ def fitted_table(
     widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
     left = width - sum(widths) - gap * len(shown)
     label = max(_LABEL, min(left, max((label.cell_len for label in labels), default=0)))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
-    table.add_column(title, no_wrap=True, overflow="ellipsis", width=label)
-    for column, wide in zip(shown, widths, strict=True):
-        table.add_column(column.title, justify="right", no_wrap=True, width=wide)
-    if any(shapes):
-        longest = max(text.cell_len for text in shapes)
-        table.add_column("Input", no_wrap=True, overflow="ellipsis", width=max(5, min(longest, left - label - gap)))
-    for number, row in enumerate(cells):
-        table.add_row(labels[number], *row, *([shapes[number]] if any(shapes) else []))
-    return table
+    heads = [column.title for column in shown]
+    ends: Sequence[Text | None] = [None] * len(cells)
+    input_ = max(5, min(max((text.cell_len for text in shapes), default=0), left - label - gap)) if any(shapes) else 0
+    if input_:
+        ends = shapes
+    lines = [_Line(Text(title, "bold"), heads, Text("Input", "bold") if input_ else None, "bold")]
+    lines += [_Line(labels[number], row, ends[number]) for number, row in enumerate(cells)]
+    return _Table(lines, label, widths, input_, gap)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    label: Text
+    numbers: Sequence[str]
+    end: Text | None
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Lines whose widths are known. A table of rich measures every cell anew: 0.3 s for 700 lines, this takes 0.03."""
+
+    lines: Sequence[_Line]
+    label: int
+    widths: Sequence[int]
+    end: int
+    gap: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        space = " " * self.gap
+        for line in self.lines:
+            yield from _cut(line.label, self.label, pad=True).render(console)
+            numbers = (space + number.rjust(wide) for number, wide in zip(line.numbers, self.widths, strict=True))
+            yield Segment("".join(numbers), console.get_style(line.style) if line.style else None)
+            if line.end is not None:
+                yield Segment(space)
+                yield from _cut(line.end, self.end).render(console)
+            yield Segment.line()
+
+
+def _cut(text: Text, width: int, *, pad: bool = False) -> Text:
+    if text.cell_len == width or (text.cell_len < width and not pad):
+        return text
+    text = text.copy()
+    text.truncate(width, overflow="ellipsis", pad=pad)
+    return text
 
 
 _NUMBERS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
