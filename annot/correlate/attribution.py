@@ -127,6 +127,8 @@ def _grown(
 ) -> tuple[Forest, Forest, Steps]:
     """The ranges of all steps, those that take part, and the steps of all."""
     ranges = source.ranges
+    if ranges["start"].null_count() or ranges["thread"].null_count():  # a reader of somebody else's
+        ranges = ranges.drop_nulls(["start", "thread"])
     last = _last_instant(ranges, source)
     if domain is not None:
         ranges = ranges.filter(pl.col("domain") == domain)

@@ -122,7 +122,7 @@ def _prepared(ranges: pl.DataFrame, threads: Threads, code: pl.Series, sequence:
         pl.max_horizontal(pl.col("end").fill_null(last), "start").alias("end"),
         code.alias("says"),
         _column(ranges, "end_thread", pl.Int64).is_not_null().alias("foreign"),
-        (pl.col("kind") == "start").alias("started"),
+        (pl.col("kind") == "start").fill_null(False).alias("started"),
         is_ours("domain").alias("ours"),
     )
     if sequence.count():
