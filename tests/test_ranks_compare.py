@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from statistics import median
 
@@ -11,7 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ranked import LATE, SLOW, US, write_rank, write_ranks
+from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
 
@@ -130,18 +128,12 @@ def test_no_scheduler_there(paths: list[str]) -> None:
         compare_ranks(paths, Question(), dask="nonsense://x")
 
 
-def _die(path: str) -> str:
-    if path == "deadly":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return path.upper()
-
-
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_killed_worker_takes_no_result_with_it(place: int) -> None:
     """When a worker is killed, its file is named, and all others have their result."""
     names = ["a", "b", "c"]
     names.insert(place, "deadly")
-    results = run_each(_die, names, workers=2)
+    results = run_each(die_if_deadly, names, workers=2)
     failure = results.pop(place)
     assert results == ["A", "B", "C"]
     assert isinstance(failure, Failure)

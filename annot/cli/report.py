@@ -13,6 +13,7 @@ rank is what its profile says, else what tells the names apart.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -95,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the report; return the exit status."""
     from annot.errors import AnnotError
 
+    # What polars has freed, it keeps for ten seconds, which is longer than a report takes.
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:200,muzzy_decay_ms:0")
     if problem := _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2

@@ -36,6 +36,9 @@ _PARTS: Final[dict[str, dict[str, type[pl.DataType]]]] = {
 }  # fmt: skip
 """Sums of blocks, by name of the work, of what follows the clock, and by step."""
 
+_COPY: Final = 2**32
+"""Kernels and copies of a range are counted in one number, in which a copy weighs so much."""
+
 _ONE_NODE: Final = pl.Series("node", [0], pl.Int32)
 
 
@@ -177,7 +180,8 @@ class Account:
         self._known = len(forest.nodes)
         self._busy = sweep.Busy(*forest.nodes.columns())
         self._whole = sweep.Busy(_ONE_NODE.replace(0, sweep.NONE), _ONE_NODE)
-        self._ranges = {name: sweep.Sums(forest.tree.height) for name in ("gpu_ns", "kernels", "copies")}
+        self._gpu_ns = sweep.Sums(forest.tree.height)
+        self._counts = sweep.Sums(forest.tree.height)
         self._late: sweep.Sums | None = None
         self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
         self._devices: dict[tuple[int | None, int | None], int] = {}
@@ -199,8 +203,8 @@ class Account:
         counted = kept.select(
             "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
         )
-        for name, sums in self._ranges.items():
-            sums.add(kept["range"], counted[name])
+        self._gpu_ns.add(kept["range"], counted["gpu_ns"])
+        self._counts.add(kept["range"], counted["kernels"] + counted["copies"] * _COPY)
         self._add_late(kept)
         self._parts["names"].append(_by_name(kept))
         self._parts["steps"].append(_by_step(kept, counted))
@@ -241,11 +245,13 @@ class Account:
         return named.join(there, on="packed", how="left", maintain_order="left")["code"]
 
     def of_ranges(self) -> pl.DataFrame:
-        """Return gpu_self_ns, kernels, copies and gpu_by_time_ns of each range of the tree (Int64)."""
-        sums = {name: total.result() for name, total in self._ranges.items()}
-        late = self._late.result() if self._late else pl.zeros(self._forest.tree.height, pl.Int64, eager=True)
-        named = {"gpu_self_ns": sums["gpu_ns"], "kernels": sums["kernels"], "copies": sums["copies"]}
-        return pl.DataFrame(named | {"gpu_by_time_ns": late})
+        """Return gpu_self_ns, gpu_by_time_ns (Int64), kernels and copies (UInt32) of each range of the tree."""
+        counts = self._counts.result()
+        table = pl.DataFrame({"gpu_self_ns": self._gpu_ns.result()}).with_columns(
+            (counts % _COPY).cast(pl.UInt32).alias("kernels"), (counts // _COPY).cast(pl.UInt32).alias("copies")
+        )
+        late = self._late.result() if self._late else pl.lit(0, pl.Int64)
+        return table.with_columns(late.alias("gpu_by_time_ns"))
 
     def of_names(self) -> pl.DataFrame:
         """Return node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of work."""

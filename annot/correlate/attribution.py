@@ -126,14 +126,7 @@ def _grown(
     source: Source, domain: str | None, steps: slice | None, step_range: str | None
 ) -> tuple[Forest, Forest, Steps]:
     """The ranges of all steps, those that take part, and the steps of all."""
-    ranges = source.ranges
-    if ranges["start"].null_count() or ranges["thread"].null_count():  # a reader of somebody else's
-        ranges = ranges.drop_nulls(["start", "thread"])
-    last = _last_instant(ranges, source)
-    if domain is not None:
-        ranges = ranges.filter(pl.col("domain") == domain)
-    threads = Threads.of(ranges)
-    forest = grow(ranges, last, threads)
+    forest = _forest(source, domain)
     found = find_steps(forest, step_range, steps)
     if step_range is not None and found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
@@ -141,7 +134,24 @@ def _grown(
         return forest, forest, found
     if found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no steps to choose from")
-    return forest, grow(_chosen_ranges(ranges, forest, found), last, threads), found
+    return forest, _forest(source, domain, forest.threads, found), found
+
+
+def _forest(source: Source, domain: str | None, threads: Threads | None = None, steps: Steps | None = None) -> Forest:
+    """The ranges of a domain, and of steps that were asked for."""
+    ranges = source.ranges
+    if ranges["start"].null_count() or ranges["thread"].null_count():  # a reader of somebody else's
+        ranges = ranges.drop_nulls(["start", "thread"])
+    last = _last_instant(ranges, source)
+    if domain is not None:
+        ranges = ranges.filter(pl.col("domain") == domain)
+    threads = threads or Threads.of(ranges)
+    if steps is not None:
+        process = threads.table["process_code"].gather(threads.codes(ranges["thread"]))
+        ranges = ranges.filter(steps.wanted(steps.at(process, ranges["start"])))
+    given_away = [ranges]
+    del ranges
+    return grow(given_away.pop(), last, threads)
 
 
 def _check_lengths(source: Source, forest: Forest) -> None:
@@ -153,13 +163,6 @@ def _check_lengths(source: Source, forest: Forest) -> None:
 def _too_long(source: Source, what: str) -> AnnotError:
     years = round(FARTHEST / (365 * 86400 * 10**9))
     return AnnotError(f"{source.meta.get('source', '')} has {what} that take more than {years} years in all")
-
-
-def _chosen_ranges(ranges: pl.DataFrame, forest: Forest, steps: Steps) -> pl.DataFrame:
-    """The ranges that begin in steps that were asked for."""
-    thread = forest.threads.codes(ranges["thread"])
-    process = forest.threads.table["process_code"].gather(thread)
-    return ranges.filter(steps.wanted(steps.at(process, ranges["start"])))
 
 
 def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:

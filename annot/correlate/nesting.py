@@ -53,17 +53,22 @@ def nest(ranges: pl.DataFrame) -> Nest:
         [-1, 0]
     """
     ordered = ranges[sweep.order(ranges["thread"], ranges["start"], ranges["end"])]
-    ordered, loose = _set_aside(ordered)
+    del ranges  # tables of tens of millions of rows; the caller gave it away
+    aside = _aside(ordered)
+    ordered = ordered.drop("started", "ours")
+    loose = ordered.filter(aside)
+    if loose.height:
+        ordered = ordered.filter(~aside)
+    ordered = ordered.drop("foreign")
     parent, depth = sweep.parents(ordered["thread"], ordered["end"])
     return Nest(ordered.with_columns(parent.alias("parent"), depth.alias("depth")), loose)
 
 
-def _set_aside(ordered: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _aside(ordered: pl.DataFrame) -> pl.Series:
+    """Which ranges have to stand aside so that the others nest."""
     weight = 2 * (~pl.col("started")).cast(pl.Int32) + pl.col("ours").cast(pl.Int32)
     columns = ordered.select("thread", "start", "end", weight.alias("weight"), "foreign")
-    aside = sweep.crossing(*columns.get_columns())
-    ordered = ordered.drop("started", "ours")
-    return ordered.filter(~aside).drop("foreign"), ordered.filter(aside)
+    return sweep.crossing(*columns.get_columns())
 
 
 def is_ours(domain: str) -> pl.Expr:
