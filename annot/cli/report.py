@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.errors import AnnotError
 
     # What polars has freed, it keeps for ten seconds, which is longer than a report takes.
-    os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:200,muzzy_decay_ms:0")
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
     if problem := _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
