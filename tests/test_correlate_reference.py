@@ -224,6 +224,9 @@ def test_device_time_is_accounted_for(ranges: list[dict[str, Any]], work: list[d
         mine = sum(gpu for owner, (gpu, _) in zip(own, pieces, strict=True) if owner == item)
         others = sum(gpu for owner, (gpu, _) in zip(late, pieces, strict=True) if owner == item)
         assert (row["gpu_self_ns"], row["gpu_by_time_ns"]) == (mine + others, others), item
+        owned = [place for place, owner in enumerate(zip(own, late, strict=True)) if item in owner]
+        kernels = sum(place < profile.kernels.height for place in owned)
+        assert (row["kernels"], row["copies"]) == (kernels, len(owned) - kernels), item
         below = [gpu for owner, (gpu, _) in zip(own, pieces, strict=True) if owner and item in ancestors(owner, kept)]
         below += [gpu for owner, (gpu, _) in zip(late, pieces, strict=True) if owner and item in ancestors(owner, kept)]
         assert row["gpu_ns"] == sum(below)

@@ -119,3 +119,10 @@ def test_merged_loses_nothing(blocks: list[list[int]], others: list[int]) -> Non
     assert sorted(got) == sorted(flat + others)
     if flat == sorted(flat):
         assert got == sorted(got)
+
+
+def test_merged_mends_a_disorder_of_half_a_block() -> None:
+    """Rows that are late by less than half a block come out in order all the same."""
+    blocks = (pl.DataFrame({"start": starts}) for starts in ([0, 1, 2, 4], [3, 5, 6, 8], [7, 9, 10, 11]))
+    got = [start for block in merged(blocks, pl.DataFrame({"start": [5]})) for start in block["start"]]
+    assert got == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]

@@ -177,9 +177,11 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 
 def _official(args: argparse.Namespace) -> NsightReport:
+    from annot.read.nsight_activity import read_activity
     from annot.report.nsight import nsight_report
 
-    return nsight_report(Path(args.profiles[0]), args.report or "nvtx_gpu_proj_sum")
+    path = Path(args.profiles[0])
+    return nsight_report(read_activity(path), path, args.report or "nvtx_gpu_proj_sum")
 
 
 def _layers(args: argparse.Namespace) -> Report | RanksReport:

@@ -62,8 +62,8 @@ def correlate(
         gpu_busy_ns: how long devices were busy with it, streams side by side counted once; added over devices.
         gpu_span_ns: from the first start to the last end of it.
         gpu_by_sequence_ns, gpu_by_time_ns: the parts of gpu_self_ns that were launched by operations of the
-            backward pass and led here by their sequence number; and by threads without a range, and belong
-            here only because this was the innermost range of another thread at that time.
+            backward pass and led here by their sequence number; and in no range of their own thread, and
+            belong here only because this was the innermost range of another thread at that time.
         kernels, copies: how many make up gpu_self_ns.
         kernels_total: how many kernels make up gpu_ns.
         shapes: list of the input shapes seen, the most frequent first, at most 8.

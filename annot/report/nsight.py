@@ -14,7 +14,6 @@ from rich.text import Text
 from annot.activity import Activity
 from annot.correlate.nsight import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
 from annot.errors import AnnotError
-from annot.read.nsight_activity import read_activity
 from annot.report.table import Column, fitted_table
 from annot.report.units import printable
 
@@ -66,14 +65,13 @@ class NsightReport:
     meta: dict[str, Any]
 
 
-def nsight_report(path: Path, name: OfficialName) -> NsightReport:
-    """Return what `nsys stats --report` of this name gives for a file.
+def nsight_report(activity: Activity, path: Path, name: OfficialName) -> NsightReport:
+    """Return what `nsys stats --report` of this name gives for the activity in a file.
 
     Raises:
-        AnnotError: the file is no SQLite export of Nsight Systems, it is damaged, or the report is too large.
+        AnnotError: the report is too large.
     """
     meta = {"source": str(path), "rule": "nsight", "report": name}
-    activity = read_activity(path)
     try:
         return NsightReport(name, _MAKE[name](activity), meta)
     except AnnotError as error:
