@@ -149,12 +149,11 @@ class Source(Protocol):
     """
 
     @property
-    def ranges(self) -> pl.DataFrame:
-        """A row per range, as `RANGES`, in the order of their ids."""
-
-    @property
     def meta(self) -> dict[str, Any]:
         """Where the profile comes from, as above."""
+
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all ranges, as `RANGES`; each call of this function starts anew."""
 
     def last_launch(self) -> int | None:
         """Return when the last API call ended (ns), None if there was none."""
@@ -223,6 +222,10 @@ class Profile:
             conform(metrics, METRICS),
             {"source": "", "format": "", "producer": "", "notes": []} | meta,
         )
+
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield the table of ranges; see `Source`."""
+        yield self.ranges
 
     def last_launch(self) -> int | None:
         """Return when the last API call ended; see `Source`."""

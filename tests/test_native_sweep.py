@@ -255,3 +255,20 @@ WRONG = {
 def test_what_is_out_of_place_is_refused(error: type[Exception], message: str, call: Callable[[], Any]) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@given(SEEDS)
+def test_codes(seed: int) -> None:
+    """Each value has the place where it first stands among the known ones; null and unknown values have none."""
+    chance = random.Random(seed)
+    pool = [chance.choice([0, 1, -1, 7, 2**62, -(2**63), chance.randrange(-9, 9)]) for _ in range(12)]
+    known = [chance.choice(pool) for _ in range(chance.randrange(9))]
+    values = [chance.choice([*pool, None]) for _ in range(chance.randrange(40))]
+    found = same_both_ways(lambda: sweep.codes(chunked(i64(values), chance), i64(known)))
+    assert found.to_list() == [known.index(value) if value in known else -1 for value in values]
+
+
+def test_codes_refuses_nulls_among_the_known() -> None:
+    with pytest.raises(ValueError, match="known"):
+        native.codes(i64([1]), i64([None]))

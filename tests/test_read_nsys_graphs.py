@@ -138,7 +138,7 @@ class _Rows:
         self.rows = pl.DataFrame(rows, schema, orient="row").with_columns(globalTid=pl.lit(thread(1)))
         self.columns = {NODE: frozenset(self.rows.columns)}
 
-    def scan(self, table: str, integers: dict[str, str], texts: dict[str, str]) -> pl.DataFrame:
+    def scan(self, table: str, integers: dict[str, str], texts: dict[str, str], where_in: None) -> pl.DataFrame:
         return self.rows.select(pl.col(column).alias(name) for name, column in integers.items())
 
 

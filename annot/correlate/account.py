@@ -36,9 +36,6 @@ _PARTS: Final[dict[str, dict[str, type[pl.DataType]]]] = {
 }  # fmt: skip
 """Sums of blocks, by name of the work, of what follows the clock, and by step."""
 
-_COPY: Final = 2**32
-"""Kernels and copies of a range are counted in one number, in which a copy weighs so much."""
-
 _ONE_NODE: Final = pl.Series("node", [0], pl.Int32)
 
 
@@ -69,14 +66,17 @@ class Places:
             thread's), step (-1: none) and left_out (belongs to a step that was not asked for).
         """
         process = self._launches.process_codes(work["process"])
-        value, step = self._launches.get(process, work["correlation"])
+        value, step, cell = self._launches.get(process, work["correlation"])
         captured = bool("origin_start" in work.columns and work["origin_start"].count())
         if captured:
             step = self._steps(process, step, value, work["origin_start"])
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
         found = pl.col("value") >= 0
         late = (pl.col("value") >= BY_TIME).fill_null(False)
-        known = (value.alias("value"), step.fill_null(sweep.NONE).alias("step"), process.alias("process_code"))
+        known = (
+            value.alias("value"), step.fill_null(sweep.NONE).alias("step"), cell.alias("cell"),
+            process.alias("process_code"),
+        )  # fmt: skip
         placed = work.with_columns(known).with_columns(
             length.alias("gpu_ns"),
             late.alias("by_time"),
@@ -180,9 +180,6 @@ class Account:
         self._known = len(forest.nodes)
         self._busy = sweep.Busy(*forest.nodes.columns())
         self._whole = sweep.Busy(_ONE_NODE.replace(0, sweep.NONE), _ONE_NODE)
-        self._gpu_ns = sweep.Sums(forest.tree.height)
-        self._counts = sweep.Sums(forest.tree.height)
-        self._late: sweep.Sums | None = None
         self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
         self._devices: dict[tuple[int | None, int | None], int] = {}
         self.settled = True
@@ -199,12 +196,10 @@ class Account:
         if self.gpu_ns > FARTHEST:
             return
         kept = self._kept(placed)
-        self._launches.loose.add(kept["process_code"], kept["correlation"], kept["gpu_ns"])
+        self._launches.loose.add(kept["cell"], kept["gpu_ns"])
         counted = kept.select(
             "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
         )
-        self._gpu_ns.add(kept["range"], counted["gpu_ns"])
-        self._counts.add(kept["range"], counted["kernels"] + counted["copies"] * _COPY)
         self._add_late(kept)
         self._parts["names"].append(_by_name(kept))
         self._parts["steps"].append(_by_step(kept, counted))
@@ -223,8 +218,6 @@ class Account:
         """Add what belongs to the range of another thread only because of the time."""
         late = kept.filter("by_time")
         if not late.is_empty():
-            self._late = self._late or sweep.Sums(self._forest.tree.height)
-            self._late.add(late["range"], late["gpu_ns"])
             self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
 
     def _add_busy(self, kept: pl.DataFrame) -> bool:
@@ -243,15 +236,6 @@ class Account:
         codes = [self._devices.setdefault((process, device), len(self._devices)) for process, device in pairs]
         there = there.select("packed", pl.Series("code", codes, pl.Int32))
         return named.join(there, on="packed", how="left", maintain_order="left")["code"]
-
-    def of_ranges(self) -> pl.DataFrame:
-        """Return gpu_self_ns, gpu_by_time_ns (Int64), kernels and copies (UInt32) of each range of the tree."""
-        counts = self._counts.result()
-        table = pl.DataFrame({"gpu_self_ns": self._gpu_ns.result()}).with_columns(
-            (counts % _COPY).cast(pl.UInt32).alias("kernels"), (counts // _COPY).cast(pl.UInt32).alias("copies")
-        )
-        late = self._late.result() if self._late else pl.lit(0, pl.Int64)
-        return table.with_columns(late.alias("gpu_by_time_ns"))
 
     def of_names(self) -> pl.DataFrame:
         """Return node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of work."""

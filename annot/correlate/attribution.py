@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
 from annot.correlate import sweep
 from annot.correlate.account import FARTHEST, Account, Places
 from annot.correlate.forest import Forest, grow
+from annot.correlate.intake import Intake
 from annot.correlate.launches import Launches, read_launches
+from annot.correlate.range_work import range_work
 from annot.correlate.steps import Steps, find_steps
 from annot.correlate.threads import Threads
 from annot.errors import AnnotError
 from annot.profile import Source
 
 __all__ = ["Attribution", "attribute"]
+
+_SLICE: Final = 1 << 20
+"""Ranges that are looked at in one go: a column of all of them would weigh on what else is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class Attribution:
         busy: key, process, device, busy_ns, first_ns, last_ns: a row per layer and device, with what lies below.
         device_busy: process, device, busy_ns, first_ns, last_ns: a row per device.
         step_work: process_code, step, gpu_ns, kernels, copies: the device work launched in each step.
-        range_work: of each range of the tree gpu_self_ns, kernels, copies, gpu_by_time_ns.
+        range_work: reads the work once more, and gives of each range of the tree gpu_self_ns, gpu_by_time_ns,
+            kernels, copies.
         loose_gpu_ns: device time launched inside each range outside the tree.
         left_out: pieces of work that belong to no step that was asked for.
         meta: that of the profile.
@@ -50,7 +56,7 @@ class Attribution:
     busy: pl.DataFrame
     device_busy: pl.DataFrame
     step_work: pl.DataFrame
-    range_work: pl.DataFrame
+    range_work: Callable[[], pl.DataFrame]
     loose_gpu_ns: pl.Series
     left_out: int
     meta: dict[str, Any]
@@ -67,11 +73,12 @@ class Attribution:
         """
         tree = self.forest.tree
         length = (tree["end"] - tree["start"]).alias("host_ns")
-        own = self.range_work
+        own = self.range_work()
         parent = pl.when(pl.col("parent") != sweep.NONE).then("parent").cast(pl.Int64)
+        _, depth = sweep.parents(tree["thread"], tree["end"])
         inclusive = sweep.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
         times = (length, _self_times(tree), inclusive, *own.get_columns())
-        return self._spoken(tree).with_columns(parent.alias("parent"), *times)
+        return self._spoken(tree).with_columns(parent.alias("parent"), depth.alias("depth"), *times)
 
     def loose_ranges(self) -> pl.DataFrame:
         """Return the ranges outside the tree: as `ranges`, without places in it and without times of their own."""
@@ -104,22 +111,20 @@ def attribute(
         ValueError: there are no steps to choose from, or no range has the text of a step.
     """
     whole, forest, found = _grown(source, domain, steps, step_range)
-    launches = _launches(source, forest, found)
     _check_lengths(source, forest)
+    host = _host_times(forest.tree)
+    launches = _launches(source, forest, found)
     places = Places(forest, launches, whole)
     account = _account(source, forest, launches, places)
+
+    def per_range() -> pl.DataFrame:
+        return range_work(source.work_blocks(), places, forest.tree.height)
+
     return Attribution(
-        whole, forest, found, _node_table(forest, account), account.of_names(), account.busy(), account.device_busy(),
-        account.of_steps(), account.of_ranges(), launches.loose.gpu_ns(), account.left_out, dict(source.meta), places,
+        whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
+        account.device_busy(), account.of_steps(), per_range, launches.loose.gpu_ns(), account.left_out,
+        dict(source.meta), places,
     )  # fmt: skip
-
-
-def _last_instant(ranges: pl.DataFrame, source: Source) -> int:
-    """The last instant that the host is known to have reached; it matters only if a range is open."""
-    instants = [ranges["start"].max(), ranges["end"].max()]
-    if ranges["end"].null_count():
-        instants.append(source.last_launch())
-    return max((instant for instant in instants if isinstance(instant, int)), default=0)
 
 
 def _grown(
@@ -139,24 +144,31 @@ def _grown(
 
 def _forest(source: Source, domain: str | None, threads: Threads | None = None, steps: Steps | None = None) -> Forest:
     """The ranges of a domain, and of steps that were asked for."""
-    ranges = source.ranges
-    if ranges["start"].null_count() or ranges["thread"].null_count():  # a reader of somebody else's
-        ranges = ranges.drop_nulls(["start", "thread"])
-    last = _last_instant(ranges, source)
-    if domain is not None:
-        ranges = ranges.filter(pl.col("domain") == domain)
-    threads = threads or Threads.of(ranges)
-    if steps is not None:
-        process = threads.table["process_code"].gather(threads.codes(ranges["thread"]))
-        ranges = ranges.filter(steps.wanted(steps.at(process, ranges["start"])))
-    given_away = [ranges]
-    del ranges
-    return grow(given_away.pop(), last, threads)
+    intake, reached, any_open = Intake(threads), list[int](), False
+    for ranges in source.range_blocks():
+        if ranges["start"].null_count() or ranges["thread"].null_count():  # a reader of somebody else's
+            ranges = ranges.drop_nulls(["start", "thread"])
+        latest = ranges["start"].max(), ranges["end"].max()
+        reached += [instant for instant in latest if isinstance(instant, int)]
+        any_open |= bool(ranges["end"].null_count())
+        if domain is not None:
+            ranges = ranges.filter(pl.col("domain") == domain)
+        if threads is not None and steps is not None:
+            process = threads.table["process_code"].gather(threads.codes(ranges["thread"]))
+            ranges = ranges.filter(steps.wanted(steps.at(process, ranges["start"])))
+        intake.add(ranges)
+    if any_open:  # it lasts to the last instant that the host is known to have reached
+        latest_call = source.last_launch()
+        reached += [] if latest_call is None else [latest_call]
+    return grow(intake, max(reached, default=0))
 
 
 def _check_lengths(source: Source, forest: Forest) -> None:
-    lengths = [(ranges["end"] - ranges["start"]).cast(pl.Float64).sum() for ranges in (forest.tree, forest.loose)]
-    if sum(lengths) > FARTHEST:
+    total = 0.0
+    for ranges in (forest.tree, forest.loose):
+        for part in ranges.iter_slices(_SLICE):
+            total += float((part["end"] - part["start"]).cast(pl.Float64).sum())
+    if total > FARTHEST:
         raise _too_long(source, "ranges")
 
 
@@ -198,21 +210,35 @@ def _self_times(tree: pl.DataFrame) -> pl.Series:
     return (length - inside.result()).alias("host_self_ns")
 
 
-def _calls(tree: pl.DataFrame) -> pl.Series:
-    """1 for a range that stands for a layer, 0 for an operation that is part of the one around it."""
-    above = pl.select(pl.when(tree["parent"] != sweep.NONE).then(tree["parent"])).to_series()
-    return tree["path"].ne_missing(tree["path"].gather(above)).cast(pl.Int64).alias("calls")
+_HOST_TIMES: Final = {"node": pl.Int32, "start": pl.Int64, "calls": pl.Int64, "host_self_ns": pl.Int64}
 
 
-def _node_table(forest: Forest, account: Account) -> pl.DataFrame:
+def _host_times(tree: pl.DataFrame) -> pl.DataFrame:
+    """Return of each node with ranges: node, start (of the first), calls and host_self_ns.
+
+    A range that adds nothing to the chain of the one around it, as an operation does, is part of that one's call.
+    """
+    parts = [pl.DataFrame(schema=_HOST_TIMES)]
+    for piece in tree.iter_slices(_SLICE):
+        around = tree["path"].gather(
+            pl.select(pl.when(piece["parent"] != sweep.NONE).then(piece["parent"])).to_series()
+        )
+        rows = piece.select("start", node="path", around=around, ns=pl.col("end") - pl.col("start"))
+        first, calls = pl.col("start").min(), pl.col("node").ne_missing(pl.col("around")).sum().cast(pl.Int64)
+        parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
+        inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
+        parts.append(inside)
+    added = pl.concat(parts, how="diagonal").group_by("node")
+    return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns").sum())
+
+
+def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:
     parent, key = forest.nodes.columns()
-    ranges = forest.tree.select("path", "start").with_columns(_self_times(forest.tree), _calls(forest.tree))
-    host = ranges.group_by("path").agg(pl.col("start").min(), pl.col("calls", "host_self_ns").sum())
     table = (
         pl.DataFrame({"parent": parent, "key": key}).with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
     )
-    for part, on in ((host, "path"), (account.of_nodes(), "node")):
-        table = table.join(part, left_on="node", right_on=on, how="left", maintain_order="left")
+    for part in (host, account.of_nodes()):
+        table = table.join(part, on="node", how="left", maintain_order="left")
     led = pl.col("node").is_in(sorted(forest.matched))
     counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
     return (

@@ -11,6 +11,7 @@ import polars as pl
 from annot.correlate import sweep
 from annot.correlate.forest import Forest
 from annot.correlate.loose import LooseRanges
+from annot.correlate.numbers import Numbers
 from annot.correlate.steps import Steps
 
 __all__ = ["BY_TIME", "LEFT_OUT", "Launches", "read_launches"]
@@ -20,6 +21,9 @@ BY_TIME: Final = 2**30
 
 LEFT_OUT: Final = -2
 """In the place of a range: the call belongs to a step that was not asked for."""
+
+_FIRST: Final = 2**32
+"""By so much a step is multiplied when it is packed with a cell."""
 
 
 class Launches:
@@ -35,7 +39,9 @@ class Launches:
         tree = forest.tree
         self.tree = sweep.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
         self._table = sweep.LaunchTable()
-        self._processes: dict[int, int] = dict(forest.threads.table.select("process", "process_code").iter_rows())
+        self._processes = Numbers()
+        self._processes.of(forest.threads.table.sort("process_code")["process"])
+        self._moments = Numbers()
         self._reached: int | None = None
         self.in_order = True
         """Whether of calls with the same id the earliest was put first."""
@@ -58,33 +64,26 @@ class Launches:
         if self.steps.choice is not None:
             inside = self.steps.wanted(step)
             value = pl.select(pl.when(inside).then(value).otherwise(LEFT_OUT).cast(pl.Int32)).to_series()
-        again = self._table.put(process, calls["correlation"], value, step)
-        self.loose.put(
-            pl.DataFrame(
-                {"process": process, "thread": thread, "start": start, "end": end, "correlation": calls["correlation"]}
-            )
-        )
+        moment = self._moments.of(step.cast(pl.Int64) * _FIRST + self.loose.cells(thread, start, end))
+        again = self._table.put(process, calls["correlation"], value, moment)
         self.in_order &= not again or self._reached is None or start[0] >= self._reached
         self._reached = max(start[-1], start[-1] if self._reached is None else self._reached)
 
-    def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
-        """Return of each id (code of the process, Int32, and correlation id) the range and the step of its launch.
+    def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
+        """Return of each id (code of the process, Int32, and correlation id) where its launch was.
 
         Returns:
-            Row of the range (Int32; -1: none, null: no such call; see `BY_TIME` and `LEFT_OUT`), and step.
+            Row of the range (Int32; -1: none, null: no such call; see `BY_TIME` and `LEFT_OUT`), step (-1: in none)
+            and cell of `loose` (Int32, null: no such call).
         """
-        return self._table.get(process, correlation)
+        value, moment = self._table.get(process, correlation)
+        cell = (self._moments.known + 1) % _FIRST - 1
+        step = (self._moments.known - cell) // _FIRST
+        return value, step.cast(pl.Int32).gather(moment), cell.cast(pl.Int32).gather(moment)
 
     def process_codes(self, processes: pl.Series) -> pl.Series:
         """Return a small number (Int32) for each process; -1 for null."""
-        for process in processes.unique().drop_nulls():
-            self._processes.setdefault(process, len(self._processes))
-        codes = pl.DataFrame(
-            {"process": self._processes.keys(), "code": self._processes.values()},
-            schema={"process": pl.Int64, "code": pl.Int32},
-        )
-        named = processes.alias("process").to_frame()
-        return named.join(codes, on="process", how="left", maintain_order="left")["code"].fill_null(sweep.NONE)
+        return self._processes.of(processes)
 
     def _by_time(
         self, value: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series, end: pl.Series

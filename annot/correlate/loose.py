@@ -1,12 +1,22 @@
-"""Ranges that stand outside the tree: they own nothing, and show what was launched inside them."""
+"""Ranges that stand outside the tree: they own nothing, and show what was launched inside them.
+
+Between two neighbouring starts and ends of such ranges all instants are alike. So a call counts to a *cell*: its
+thread, and between which of them it starts and ends. There are few cells, however many calls there are.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 import polars as pl
 
 from annot.correlate import sweep
+from annot.correlate.numbers import Numbers
 
 __all__ = ["LooseRanges"]
+
+_FIRST: Final = 2**31
+"""By so much the first of two packed numbers is multiplied."""
 
 
 class LooseRanges:
@@ -18,32 +28,32 @@ class LooseRanges:
     """
 
     def __init__(self, ranges: pl.DataFrame) -> None:
-        self._ranges = ranges.with_row_index("row").filter(~pl.col("foreign"))
+        own = ranges.with_row_index("row").filter(~pl.col("foreign")).sort("thread", "start")
         self._height = ranges.height
-        self._covered = _covered(self._ranges)
-        self._calls: list[pl.DataFrame] = []
-        self._table = sweep.LaunchTable()
-        self._count = 0
+        self._threads: dict[int, _Bounds] = {}
+        for (thread,), part in own.partition_by("thread", as_dict=True, maintain_order=True).items():
+            before = sum(2 * len(bounds.starts) + 1 for bounds in self._threads.values())
+            self._threads[thread] = _Bounds(part, before)
+        self._cells = Numbers()
         self._sums: sweep.Sums | None = None
 
-    def put(self, calls: pl.DataFrame) -> None:
-        """Note calls: process and thread (Int32), start, end, correlation."""
-        if self._ranges.is_empty():
-            return
-        inside = self._covered.owners(calls["thread"], calls["start"], calls["start"]) != sweep.NONE
-        number = self._count - 1 + inside.cum_sum().cast(pl.Int32)
-        # Calls elsewhere are put too, because of calls with one id the first counts, wherever it is.
-        number = pl.select(pl.when(inside).then(number).otherwise(sweep.NONE).cast(pl.Int32)).to_series()
-        self._table.put(calls["process"], calls["correlation"], number, number)
-        self._calls.append(calls.filter(inside).select("thread", "start", "end"))
-        self._count += self._calls[-1].height
+    def cells(self, thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
+        """Return the cell (Int32) of each call, -1 if it started in none of the ranges."""
+        cells = pl.Series("cell", [sweep.NONE], pl.Int32).new_from_index(0, thread.len())
+        for code, bounds in self._threads.items():
+            mine = (thread == code).arg_true()
+            begun = bounds.begun(start.gather(mine))
+            inside = (begun != sweep.NONE).arg_true()
+            mine = mine.gather(inside)
+            packed = begun.gather(inside) * _FIRST + bounds.ended(end.gather(mine))
+            cells = cells.scatter(mine, self._cells.of(packed))
+        return cells
 
-    def add(self, process: pl.Series, correlation: pl.Series, gpu_ns: pl.Series) -> None:
-        """Add device time to the calls that started it."""
-        if self._count:
-            self._sums = self._sums or sweep.Sums(self._count)
-            number, _ = self._table.get(process, correlation)
-            self._sums.add(number.fill_null(sweep.NONE), gpu_ns)
+    def add(self, cell: pl.Series, gpu_ns: pl.Series) -> None:
+        """Add device time to the cells of the calls that started it; -1 and null are none."""
+        if self._cells.known.len():
+            self._sums = self._sums or sweep.Sums(self._cells.known.len())
+            self._sums.add(cell.fill_null(sweep.NONE), gpu_ns)
 
     def clear(self) -> None:
         """Forget the device time, not the calls."""
@@ -53,36 +63,47 @@ class LooseRanges:
         """Return the device time launched in each range (Int64)."""
         totals = [0] * self._height
         if self._sums is not None:
-            calls = pl.concat(self._calls).with_columns(gpu_ns=self._sums.result()).sort("start")
-            launched = calls.partition_by("thread", as_dict=True)
-            for thread, ranges in self._ranges.partition_by("thread", as_dict=True).items():
-                if thread in launched:
-                    for row, total in zip(ranges["row"], _contained(ranges, launched[thread]), strict=True):
-                        totals[row] = total
+            cells = pl.DataFrame({"cell": self._cells.known, "gpu_ns": self._sums.result()}).sort("cell")
+            for bounds in self._threads.values():
+                for row, total in zip(bounds.rows, bounds.totals(cells), strict=True):
+                    totals[row] = total
         return pl.Series("gpu_ns", totals, pl.Int64)
 
 
-def _covered(ranges: pl.DataFrame) -> sweep.Tree:
-    """The stretches that some of the ranges cover, which do not overlap."""
-    ordered = ranges.sort("thread", "start")
-    reached = pl.col("end").cum_max().shift(1).over("thread")
-    begins = (pl.col("start") > reached).fill_null(True)
-    merged = ordered.with_columns(begins.cum_sum().over("thread").alias("stretch"))
-    merged = merged.group_by("thread", "stretch", maintain_order=True).agg(pl.col("start").min(), pl.col("end").max())
-    top = pl.Series([sweep.NONE], dtype=pl.Int32).new_from_index(0, merged.height)
-    return sweep.Tree(merged["thread"], merged["start"], merged["end"], top)
+class _Bounds:
+    """Where the ranges of a thread start and end.
 
+    Args:
+        ranges: row, start, end, in order of start.
+        before: a number that all numbers of this thread are above.
+    """
 
-def _contained(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """The device time of the calls that lie in each range; calls are in order of start."""
-    starts, ends, gpu = (calls[name] for name in ("start", "end", "gpu_ns"))
-    until = pl.concat([pl.Series("gpu_ns", [0], pl.Int64), gpu.cum_sum()])
-    first = starts.search_sorted(ranges["start"], "left")
-    last = starts.search_sorted(ranges["end"], "right")
-    totals = until.gather(last) - until.gather(first)
-    reached = pl.concat([pl.Series("end", [-(2**63)], pl.Int64), ends.cum_max()]).gather(last)
-    table = pl.DataFrame({"first": first, "last": last, "end": ranges["end"], "row": range(ranges.height)})
-    for begin, stop, end, row in table.filter(reached > ranges["end"]).iter_rows():
-        sticks_out = ends.slice(begin, max(stop - begin, 0)) > end
-        totals[row] = totals[row] - int(gpu.slice(begin, max(stop - begin, 0)).filter(sticks_out).sum())
-    return totals
+    def __init__(self, ranges: pl.DataFrame, before: int) -> None:
+        self.rows, self.starts = ranges["row"], ranges["start"]
+        self._ranges, self._ends, self._before = ranges, ranges["end"].sort(), before
+
+    def begun(self, instants: pl.Series) -> pl.Series:
+        """Return a number (Int64) that grows with the instant, at every start and after every end; -1 in no range."""
+        starts = self.starts.search_sorted(instants, "right").cast(pl.Int64)
+        ends = self.ended(instants)
+        inside = starts > ends
+        return pl.select(pl.when(inside).then(starts + ends + self._before).otherwise(sweep.NONE)).to_series()
+
+    def ended(self, instants: pl.Series) -> pl.Series:
+        """Return how many ranges ended before each instant (Int64)."""
+        return self._ends.search_sorted(instants, "left").cast(pl.Int64)
+
+    def totals(self, cells: pl.DataFrame) -> pl.Series:
+        """Return the sum over the cells that lie in each range; cells are in order."""
+        begun, ended = cells["cell"] // _FIRST, cells["cell"] % _FIRST
+        first = begun.search_sorted(self.begun(self.starts), "left").cast(pl.Int64)
+        last = begun.search_sorted(self.begun(self._ranges["end"]), "right").cast(pl.Int64)
+        until = pl.concat([pl.Series("gpu_ns", [0], pl.Int64), cells["gpu_ns"].cum_sum()])
+        totals = until.gather(last) - until.gather(first)
+        reached = pl.concat([pl.Series("cell", [-1], pl.Int64), ended.cum_max()]).gather(last)
+        table = pl.DataFrame({"first": first, "last": last, "until": self.ended(self._ranges["end"])})
+        for row, (begin, stop, most) in enumerate(table.iter_rows()):
+            if reached[row] > most:
+                sticks_out = ended.slice(begin, stop - begin) > most
+                totals[row] = totals[row] - int(cells["gpu_ns"].slice(begin, stop - begin).filter(sticks_out).sum())
+        return totals

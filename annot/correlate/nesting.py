@@ -52,23 +52,26 @@ def nest(ranges: pl.DataFrame) -> Nest:
         >>> nest(two.with_columns(foreign=no, started=no, ours=no)).tree["parent"].to_list()
         [-1, 0]
     """
-    ordered = ranges[sweep.order(ranges["thread"], ranges["start"], ranges["end"])]
+    order = sweep.order(ranges["thread"], ranges["start"], ranges["end"])
+    aside = _aside(ranges, order)
+    loose = ranges[order.filter(aside)].drop("started", "ours")
+    given_away = [ranges.drop("started", "ours", "foreign")]
     del ranges  # tables of tens of millions of rows; the caller gave it away
-    aside = _aside(ordered)
-    ordered = ordered.drop("started", "ours")
-    loose = ordered.filter(aside)
-    if loose.height:
-        ordered = ordered.filter(~aside)
-    ordered = ordered.drop("foreign")
-    parent, depth = sweep.parents(ordered["thread"], ordered["end"])
-    return Nest(ordered.with_columns(parent.alias("parent"), depth.alias("depth")), loose)
+    tree = _taken(given_away.pop(), order.filter(~aside) if loose.height else order)
+    parent, depth = sweep.parents(tree["thread"], tree["end"])
+    return Nest(tree.with_columns(parent.alias("parent"), depth.alias("depth")), loose)
 
 
-def _aside(ordered: pl.DataFrame) -> pl.Series:
-    """Which ranges have to stand aside so that the others nest."""
-    weight = 2 * (~pl.col("started")).cast(pl.Int32) + pl.col("ours").cast(pl.Int32)
-    columns = ordered.select("thread", "start", "end", weight.alias("weight"), "foreign")
-    return sweep.crossing(*columns.get_columns())
+def _aside(ranges: pl.DataFrame, order: pl.Series) -> pl.Series:
+    """Which ranges, in order, have to stand aside so that the others nest."""
+    weight = 2 * (~ranges["started"]).cast(pl.Int32) + ranges["ours"].cast(pl.Int32)
+    columns = (ranges["thread"], ranges["start"], ranges["end"], weight, ranges["foreign"])
+    return sweep.crossing(*(column.gather(order) for column in columns))
+
+
+def _taken(ranges: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
+    """The rows of a table, which is used up column by column."""
+    return pl.DataFrame([ranges.drop_in_place(name).gather(rows) for name in ranges.columns])
 
 
 def is_ours(domain: str) -> pl.Expr:

@@ -12,7 +12,7 @@ import polars as pl
 
 from annot.native import tables
 
-__all__ = ["NONE", "Busy", "LaunchTable", "Sums", "Tree", "crossing", "fold", "order", "parents", "paths"]
+__all__ = ["NONE", "Busy", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "order", "parents", "paths"]
 
 NONE: Final = -1
 
@@ -20,6 +20,17 @@ NONE: Final = -1
 def _named(name: str, array: Any) -> pl.Series:
     """An Arrow array as a series; polars takes the name of the array, which has none."""
     return pl.Series(array).alias(name)
+
+
+def codes(values: pl.Series, known: pl.Series) -> pl.Series:
+    """Return the place (Int32) of each value (Int64) among the known ones (Int64, without nulls); -1: it is none."""
+    native = tables()
+    if native is not None:
+        return _named("code", native.codes(values, known))
+    places = pl.DataFrame({"value": known, "code": pl.int_range(len(known), dtype=pl.Int32, eager=True)})
+    places = places.unique("value", keep="first")
+    found = values.alias("value").to_frame().join(places, on="value", how="left", maintain_order="left")
+    return found["code"].fill_null(NONE)
 
 
 def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from annot.correlate.sweep import NONE
+from annot.correlate import sweep
 
 __all__ = ["Threads"]
 
@@ -23,16 +23,13 @@ class Threads:
     table: pl.DataFrame
 
     @classmethod
-    def of(cls, ranges: pl.DataFrame) -> Threads:
-        """Return the threads that have ranges."""
-        table = ranges.select("thread", "process").unique("thread").sort("thread")
-        return cls(table.with_columns(process_code=pl.col("process").rank("dense").cast(pl.Int32) - 1))
+    def of(cls, table: pl.DataFrame) -> Threads:
+        """Return those of a table of thread and process, each once."""
+        return cls(table.sort("thread").with_columns(process_code=pl.col("process").rank("dense").cast(pl.Int32) - 1))
 
     def codes(self, threads: pl.Series) -> pl.Series:
         """Return the code of each thread (Int32), -1 where it has no range or is null."""
-        codes = self.table.select(name=pl.col("thread"), code=pl.int_range(pl.len(), dtype=pl.Int32))
-        found = threads.alias("name").to_frame().join(codes, on="name", how="left", maintain_order="left")
-        return found["code"].fill_null(NONE)
+        return sweep.codes(threads, self.table["thread"])
 
     def of_process(self, code: int) -> list[int]:
         """Return the codes of the threads of a process."""

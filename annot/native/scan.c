@@ -3,6 +3,7 @@
  * A batch is made without the GIL, so two threads may scan two tables. What SQLite itself must read is refused with
  * `Unsupported`; annot/read/sqlite.py then asks SQLite, and is the Python twin of this file. */
 #include "scan.h"
+#include "sweep.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -185,6 +186,18 @@ static void raise(const Trouble *trouble, int error) {
     }
 }
 
+/* The columns by name; takes them over. Each is an array of its own, for of a table all live as long as one. */
+static PyObject *by_name(const Scan *self, Column **columns) {
+    PyObject *batch = PyDict_New(), *arrays = arrow_tuple(columns, self->output_count);
+    int failed = !batch || !arrays;
+    for (int i = 0; !failed && i < self->output_count; i++)
+        failed = PyDict_SetItemString(batch, self->outputs[i].name, PyTuple_GetItem(arrays, i)) < 0;
+    Py_XDECREF(arrays);
+    if (failed)
+        Py_CLEAR(batch);
+    return batch;
+}
+
 static PyObject *scan_next(PyObject *object) {
     Scan *self = (Scan *)object;
     if (self->busy) {
@@ -193,10 +206,9 @@ static PyObject *scan_next(PyObject *object) {
     }
     if (self->ended)
         return NULL;
-    const char **names = malloc(((size_t)self->output_count + 1) * sizeof *names);
     Column **columns = malloc(((size_t)self->output_count + 1) * sizeof *columns);
     PyObject *batch = NULL;
-    if (!names || !columns) {
+    if (!columns) {
         PyErr_NoMemory();
     } else {
         int64_t rows;
@@ -209,16 +221,13 @@ static PyObject *scan_next(PyObject *object) {
         discard(self);
         Py_END_ALLOW_THREADS
         self->busy = 0;
-        for (int i = 0; i < self->output_count; i++)
-            names[i] = self->outputs[i].name;
         if (failed) {
             self->ended = 1;
             raise(&self->trouble, error);
         } else if (rows > 0) {
-            batch = arrow_batch(columns, names, self->output_count, rows);
+            batch = by_name(self, columns);
         }
     }
-    free(names);
     free(columns);
     return batch;
 }

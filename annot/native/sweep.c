@@ -54,7 +54,7 @@ uint64_t hash_seed(void) {
 }
 
 int annot_add_sweeps(PyObject *module) {
-    return annot_add_nesting(module) < 0 || annot_add_sums(module) < 0 || annot_add_tree(module) < 0 ||
+    return annot_add_codes(module) < 0 || annot_add_nesting(module) < 0 || annot_add_sums(module) < 0 || annot_add_tree(module) < 0 ||
                    annot_add_launches(module) < 0 || annot_add_busy(module) < 0
                ? -1
                : 0;

@@ -43,6 +43,7 @@ static inline uint64_t mix(uint64_t value) {
 uint64_t hash_seed(void);
 
 /* Each adds functions or types to the module; -1 with an exception set on failure. */
+int annot_add_codes(PyObject *module);    /* sweep_codes.c: codes */
 int annot_add_nesting(PyObject *module);  /* sweep_nesting.c: order, crossing, parents */
 int annot_add_sums(PyObject *module);     /* sweep_sums.c: paths, fold, Sums */
 int annot_add_tree(PyObject *module);     /* sweep_tree.c: Tree */

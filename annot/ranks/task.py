@@ -133,11 +133,13 @@ class _OneProcess:
 
     def __init__(self, whole: Source, process: int) -> None:
         self._whole, self._mine = whole, pl.col("process") == process
-        self.ranges = whole.ranges.filter(self._mine)
 
     @property
     def meta(self) -> dict[str, Any]:
         return self._whole.meta
+
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        return (block.filter(self._mine) for block in self._whole.range_blocks())
 
     def last_launch(self) -> int | None:
         return self._whole.last_launch()
@@ -151,7 +153,7 @@ class _OneProcess:
 
 def _ranks_in(profile: Source) -> list[int]:
     """The processes that are ranks: those with layers or steps, or all if there are none of those."""
-    ranges = profile.ranges
+    ranges = pl.concat(profile.range_blocks(), how="diagonal")
     if "role" not in ranges.columns:
         ranges = ranges.with_columns(role=pl.lit(None, pl.String))
     texts = ranges.select(pl.col("text").cast(pl.String), "role").unique(maintain_order=True)

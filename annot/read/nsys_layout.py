@@ -42,13 +42,20 @@ class Tables(Protocol):
     def columns(self) -> Mapping[str, Set[str]]:
         """The columns of each table."""
 
-    def scan(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> pl.DataFrame:
+    def scan(
+        self,
+        table: str,
+        integers: Mapping[str, str],
+        texts: Mapping[str, str],
+        where_in: tuple[str, Sequence[int]] | None = None,
+    ) -> pl.DataFrame:
         """Return columns of a table that has them; `fetch` also does without.
 
         Args:
             table: its name.
             integers: name of each Int64 column of the result, and that of its column, which may be `ROW`.
             texts: name of each String column of the result, and that of its column; null becomes empty.
+            where_in: a column of integers, and the values of which it must have one.
         """
 
     def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
@@ -62,7 +69,11 @@ class Tables(Protocol):
 
 
 def fetch(
-    tables: Tables, table: str, integers: Mapping[str, str], texts: Mapping[str, str] | None = None
+    tables: Tables,
+    table: str,
+    integers: Mapping[str, str],
+    texts: Mapping[str, str] | None = None,
+    where_in: tuple[str, Sequence[int]] | None = None,
 ) -> pl.DataFrame:
     """Return columns of a table as `Tables.scan` does; those that it lacks are null, texts empty.
 
@@ -71,10 +82,11 @@ def fetch(
         table: the name of a table that it has.
         integers: name of each Int64 column of the result, and that of its column.
         texts: name of each String column of the result, and that of its column.
+        where_in: a column that the table has, and the values of which it must have one.
     """
     texts = texts or {}
     there = _there(tables, table, integers), _there(tables, table, texts)
-    return _completed(tables.scan(table, *there), integers, texts)
+    return _completed(tables.scan(table, *there, where_in), integers, texts)
 
 
 def fetch_blocks(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import polars as pl
 
-from annot.profile import MARKS, RANGES, pick
-from annot.read.nsys_layout import ROW, Tables, fetch_blocks, process_of, spelt, with_times
+from annot.profile import MARKS, RANGES
+from annot.read.nsys_layout import ROW, Tables, fetch, fetch_blocks, process_of, spelt, with_times
 
-__all__ = ["TABLE", "Events", "read_events"]
+__all__ = ["TABLE", "Names", "as_marks", "as_ranges", "event_blocks"]
 
 TABLE: Final = "NVTX_EVENTS"
 
@@ -22,69 +23,90 @@ _COLUMNS: Final = {
     "id": ROW, "type": "eventType", "start": "start", "end": "end", "thread": "globalTid",
     "end_thread": "endGlobalTid", "domain_id": "domainId", "string": "textId",
 }  # fmt: skip
+_TEXTS: Final = {"text": "text"}
 _CATEGORIES: Final = {"category_id": "category"}
 _COLORS: Final = {"color": "color"}
 _INTEGERS: Final = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 _REALS: Final = ("doubleValue", "floatValue")
 
 
-class Events:
-    """What an export says through NVTX.
-
-    Args:
-        rows: a row per range or mark.
-        domains: how many domains it names.
-        full: whether the rows have all columns.
-    """
-
-    def __init__(self, rows: pl.DataFrame, domains: int, *, full: bool) -> None:
-        marks = rows["type"] == _MARK
-        self._marks = rows.filter(marks)
-        self._ranges = rows.filter(~marks) if self._marks.height else rows
-        self._full = full
-        self.domains = domains
-
-    def ranges(self, notes: Counter[str]) -> pl.DataFrame:
-        """Return the ranges; those without times or thread are left out, and noted."""
-        ranges = with_times(self._ranges, "ranges", notes, open_ends=True)
-        if homeless := ranges["thread"].null_count():
-            notes["ranges left out because they name no thread"] += homeless
-            ranges = ranges.drop_nulls("thread")
-        if self._full:
-            return pick(ranges.with_columns(pl.col("kind").cast(pl.String)), RANGES)
-        return ranges.select(name for name in RANGES if name in ranges.columns)
-
-    def marks(self) -> pl.DataFrame:
-        """Return the marks that have a time and a thread."""
-        marks = self._marks.drop_nulls(["start", "thread"])
-        return pick(marks.with_columns(pl.col("text", "domain").cast(pl.String)), MARKS)
-
-
-def read_events(tables: Tables, strings: pl.DataFrame, *, full: bool) -> Events:
-    """Return the events of an export, none if it has no table of them.
+class Names:
+    """The names of domains, and of categories in them; their numbers mean something in their process only.
 
     Args:
         tables: the export.
         strings: its registered strings, as `annot.read.nsys_layout.read_strings` gives them.
+    """
+
+    def __init__(self, tables: Tables, strings: pl.DataFrame) -> None:
+        columns = {name: _COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
+        self._said = pl.DataFrame(schema={"type": pl.Int64})
+        if TABLE in tables.columns:
+            rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
+            self._said = _spelt_out(rows, strings)
+
+    @property
+    def domains(self) -> int:
+        """How many domains the export names."""
+        return int((self._said["type"] == _DOMAIN).sum())
+
+    def spell_domains(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows with their domain in the place of its number."""
+        return self._spell(rows, _DOMAIN, "domain", "process", "domain_id").drop("domain_id")
+
+    def spell_categories(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows, which have the number of their domain, with their category in the place of its number."""
+        return self._spell(rows, _CATEGORY, "category", "process", "domain_id", "category_id").drop("category_id")
+
+    def _spell(self, rows: pl.DataFrame, kind: int, name: str, *keys: str) -> pl.DataFrame:
+        number = pl.col(f"{name}_id")
+        known = self._said.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
+        known = known.unique(keys, keep="last", maintain_order=True)
+        numbered = pl.format("{} {}", pl.lit(name), number)
+        text = pl.coalesce(name, pl.when(number == 0).then(pl.lit("")).otherwise(numbered)).alias(name)
+        spelt_out = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text)
+        if rows.schema["text"] == pl.Categorical:
+            spelt_out = spelt_out.with_columns(pl.col(name).cast(pl.Categorical))
+        return rows.join(spelt_out, on=keys, how="left", maintain_order="left", nulls_equal=True)
+
+
+def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: bool) -> Iterator[pl.DataFrame]:
+    """Yield ranges and marks, for `as_ranges` and `as_marks`.
+
+    Args:
+        tables: the export.
+        strings: its registered strings, as `annot.read.nsys_layout.read_strings` gives them.
+        names: those of its domains and categories.
         full: whether to read payload, category and colour; without them texts are `pl.Categorical`, which takes
             a quarter of the memory.
     """
     columns = _COLUMNS | ({name: name for name in _INTEGERS} | _CATEGORIES | _COLORS if full else {})
-    parts, names = [], []
-    for rows in fetch_blocks(tables, TABLE, columns, {"text": "text"}):
-        rows = _spelt_out(rows, strings)
-        names.append(rows.filter(pl.col("type").is_in((_CATEGORY, _DOMAIN))))
-        rows = rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START)))
-        parts.append(rows if full else _compact(rows))
-    if not parts:
-        return Events(pl.DataFrame(schema={**RANGES, "type": pl.Int64}), 0, full=full)
-    events, named = pl.concat(parts, how="diagonal"), pl.concat(names)
-    parts.clear()
-    if full:
-        events = _with_names(events, named, _CATEGORY, ("process", "domain_id", "category_id"), "category")
-        events = events.with_columns(_payload(events, tables))
-    events = _with_names(events, named, _DOMAIN, ("process", "domain_id"), "domain")
-    return Events(events, named.filter(pl.col("type") == _DOMAIN).height, full=full)
+    if TABLE not in tables.columns:
+        return
+    reals = tables.reals(TABLE, [name for name in _REALS if name in tables.columns[TABLE]]) if full else None
+    for rows in fetch_blocks(tables, TABLE, columns, _TEXTS):
+        rows = _spelt_out(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
+        if reals is None:
+            rows = rows.with_columns(pl.col("text").cast(pl.Categorical))
+        else:
+            rows = names.spell_categories(rows.with_columns(_payload(rows, reals)))
+        yield names.spell_domains(rows)
+
+
+def as_ranges(events: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    """Return the ranges among events, as `annot.profile.RANGES`; those without times or thread are noted."""
+    marks = events["type"] == _MARK
+    ranges = with_times(events.filter(~marks) if marks.any() else events, "ranges", notes, open_ends=True)
+    if homeless := ranges["thread"].null_count():
+        notes["ranges left out because they name no thread"] += homeless
+        ranges = ranges.drop_nulls("thread")
+    return ranges.select(name for name in RANGES if name in ranges.columns)
+
+
+def as_marks(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the marks among events, as `annot.profile.MARKS`, that have a time and a thread."""
+    marks = events.filter(pl.col("type") == _MARK).drop_nulls(["start", "thread"])
+    return marks.select(name for name in MARKS if name in marks.columns)
 
 
 def _spelt_out(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
@@ -92,27 +114,18 @@ def _spelt_out(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
     if text.null_count():
         text = rows.select(pl.coalesce(text, "text")).to_series()
     numbers = [name for name in ("domain_id", "category_id") if name in rows.columns]
+    rows = rows.drop("string").with_columns(process_of("thread"), text, pl.col(numbers).fill_null(0))
+    if "end_thread" not in rows.columns:
+        return rows
     foreign = pl.when(pl.col("end_thread") != pl.col("thread")).then(pl.col("end_thread")).alias("end_thread")
     kind = pl.when(pl.col("type").is_in(_PUSH)).then(pl.lit("push")).otherwise(pl.lit("start")).alias("kind")
-    return rows.drop("string").with_columns(
-        process_of("thread"), text, foreign, kind.cast(_KIND), pl.col(numbers).fill_null(0)
-    )
+    return rows.with_columns(foreign, kind.cast(_KIND))
 
 
 _KIND: Final = pl.Enum(["push", "start"])
 
 
-def _compact(rows: pl.DataFrame) -> pl.DataFrame:
-    if rows["end_thread"].null_count() == rows.height:
-        rows = rows.drop("end_thread")
-    return rows.with_columns(
-        pl.col("text").cast(pl.Categorical),
-        pl.col("type").cast(pl.UInt8),
-        pl.col("domain_id").cast(pl.Int32, strict=False),
-    )
-
-
-def _payload(rows: pl.DataFrame, tables: Tables) -> pl.Series:
+def _payload(rows: pl.DataFrame, reals: pl.DataFrame) -> pl.Series:
     """The numbers that the events carry, as text."""
     spellings = [
         rows[name].reinterpret(signed=False).cast(pl.String)  # SQLite has no unsigned numbers of 64 bits
@@ -121,28 +134,9 @@ def _payload(rows: pl.DataFrame, tables: Tables) -> pl.Series:
         for name in _INTEGERS
         if rows[name].null_count() < rows.height
     ]
-    reals = tables.reals(TABLE, [name for name in _REALS if name in tables.columns[TABLE]])
     if not reals.is_empty():
         joined = rows.select("id").join(reals, on="id", how="left", maintain_order="left")
         spellings.append(joined["real"].cast(pl.String))
     if not spellings:
         return pl.Series("payload", [None], pl.String).new_from_index(0, rows.height)
     return rows.select(pl.coalesce(spellings).alias("payload")).to_series()
-
-
-def _with_names(events: pl.DataFrame, named: pl.DataFrame, kind: int, keys: tuple[str, ...], name: str) -> pl.DataFrame:
-    """Add the domain or the category; their numbers mean something in their process only."""
-    number = pl.col(f"{name}_id")
-    spelt_out = events.select(keys).unique()
-    if name == "domain" and "category_id" not in named.columns:
-        named = named.with_columns(number.cast(spelt_out.schema[f"{name}_id"], strict=False))
-    known = named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
-    known = known.unique(keys, keep="last", maintain_order=True)
-    numbered = pl.format("{} {}", pl.lit(name), number)
-    text = pl.coalesce(name, pl.when(number == 0).then(pl.lit("")).otherwise(numbered)).alias(name)
-    spelt_out = spelt_out.join(known, on=keys, how="left").with_columns(text)
-    if events.schema["text"] == pl.Categorical:
-        spelt_out = spelt_out.with_columns(pl.col(name).cast(pl.Categorical))
-    numbers = events.select(keys)
-    names = numbers.join(spelt_out, on=keys, how="left", maintain_order="left", nulls_equal=True)[name]
-    return events.with_columns(names).drop(f"{name}_id")

@@ -131,8 +131,17 @@ class _ParquetTables:
         except _ERRORS as error:
             raise _damaged(file, error) from None
 
-    def scan(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> pl.DataFrame:
-        rows = self._collect(table, {*integers.values(), *texts.values()})
+    def scan(
+        self,
+        table: str,
+        integers: Mapping[str, str],
+        texts: Mapping[str, str],
+        where_in: tuple[str, Sequence[int]] | None = None,
+    ) -> pl.DataFrame:
+        column, values = where_in or ("", ())
+        rows = self._collect(table, {*integers.values(), *texts.values()} | ({column} if column else set()))
+        if column:
+            rows = rows.filter(_integers(rows[column]).is_in(values))
         return rows.select(
             *(_integers(rows[column]).alias(name) for name, column in integers.items()),
             *(_texts(rows[column]).alias(name) for name, column in texts.items()),

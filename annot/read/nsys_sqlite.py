@@ -66,8 +66,16 @@ class _SqliteTables:
     def columns(self) -> Mapping[str, Set[str]]:
         return self._database.columns
 
-    def scan(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> pl.DataFrame:
-        return self._database.scan(table, self._sql(table, integers), self._sql(table, texts))
+    def scan(
+        self,
+        table: str,
+        integers: Mapping[str, str],
+        texts: Mapping[str, str],
+        where_in: tuple[str, Sequence[int]] | None = None,
+    ) -> pl.DataFrame:
+        if where_in is not None:
+            where_in = self._database.column(table, where_in[0]), where_in[1]
+        return self._database.scan(table, self._sql(table, integers), self._sql(table, texts), where_in=where_in)
 
     def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
         return self._database.blocks(table, self._sql(table, integers), self._sql(table, texts))

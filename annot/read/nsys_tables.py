@@ -12,7 +12,18 @@ from typing import Any, Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, conform, copies_as_work, kernels_as_work, pick
+from annot.profile import (
+    COPIES,
+    KERNELS,
+    LAUNCHES,
+    MARKS,
+    RANGES,
+    Profile,
+    conform,
+    copies_as_work,
+    kernels_as_work,
+    pick,
+)  # fmt: skip
 from annot.read import nsys_nvtx
 from annot.read.merge import merged
 from annot.read.nsys_graphs import read_origins, with_origins
@@ -87,19 +98,32 @@ class Export:
             self._meta = meta | read_meta(tables)
             self._seen: set[int] = set()
 
-    @property
-    def ranges(self) -> pl.DataFrame:
-        """The ranges; see `annot.profile.Source`. They are read anew each time, and kept by whoever wants them."""
-        return self.events()[0]
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield ranges; see `annot.profile.Source`."""
+        notes, found = self._counter("ranges"), False
+        with self._opened() as tables:
+            names = nsys_nvtx.Names(tables, self._strings)
+            for events in nsys_nvtx.event_blocks(tables, self._strings, names, full=False):
+                ranges = nsys_nvtx.as_ranges(events, notes)
+                self._seen.update(ranges["process"].unique())
+                found |= not ranges.is_empty()
+                yield ranges
+        self._notes["none"] = Counter(() if found else _no_ranges(names.domains))
 
     def events(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return ranges and marks."""
+        """Return ranges and marks in full, as `annot.profile.RANGES` and `annot.profile.MARKS`."""
+        notes = self._counter("ranges")
+        ranges, marks = [conform(None, RANGES)], [conform(None, MARKS)]
         with self._opened() as tables:
-            events = nsys_nvtx.read_events(tables, self._strings, full=self._full)
-            ranges = events.ranges(self._counter("ranges"))
-        self._seen.update(ranges["process"].unique())
-        self._notes["none"] = Counter(_no_ranges(events.domains) if ranges.is_empty() else ())
-        return ranges, events.marks()
+            names = nsys_nvtx.Names(tables, self._strings)
+            for events in nsys_nvtx.event_blocks(tables, self._strings, names, full=True):
+                events = events.with_columns(pl.col("kind").cast(pl.String))
+                ranges.append(pick(nsys_nvtx.as_ranges(events, notes), RANGES))
+                marks.append(pick(nsys_nvtx.as_marks(events), MARKS))
+        together = pl.concat(ranges)
+        self._seen.update(together["process"].unique())
+        self._notes["none"] = Counter(_no_ranges(names.domains) if together.is_empty() else ())
+        return together, pl.concat(marks)
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.native import tables
+from annot.read.ahead import ahead
 
 __all__ = ["MAGIC", "Database", "open_database"]
 
@@ -166,8 +167,8 @@ class Database:
         if plan is None:
             raise _OnlyByQuery
         try:
-            for batch in native.Scan(self._path, plan.root, plan.columns, rows, plan.where_in):
-                frame = pl.DataFrame(batch)
+            for batch in ahead(native.Scan(self._path, plan.root, plan.columns, rows, plan.where_in)):
+                frame = pl.DataFrame({name: pl.Series(array) for name, array in batch.items()})
                 yield frame.with_columns(plan.absent).select(wanted.nothing.columns) if plan.absent else frame
         except native.Unsupported:
             raise _OnlyByQuery from None
