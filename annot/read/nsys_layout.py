@@ -120,7 +120,7 @@ def read_strings(tables: Tables) -> pl.DataFrame:
 def spelt(ids: pl.Series, strings: pl.DataFrame) -> pl.Series:
     """Return the strings that ids stand for, null where an id is null or unknown."""
     if ids.null_count() == len(ids):
-        return pl.Series(ids.name, [None], pl.String).new_from_index(0, len(ids))
+        return pl.Series(ids.name, [None], strings.schema["value"]).new_from_index(0, len(ids))
     joined = ids.to_frame("string").join(strings, on="string", how="left", maintain_order="left")
     return joined["value"].alias(ids.name)
 

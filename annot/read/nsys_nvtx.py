@@ -43,7 +43,7 @@ class Names:
         self._said = pl.DataFrame(schema={"type": pl.Int64})
         if TABLE in tables.columns:
             rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
-            self._said = _spelt_out(rows, strings)
+            self._said = _spelt_out(rows, strings).with_columns(pl.col("text").cast(pl.String))
 
     @property
     def domains(self) -> int:
@@ -75,10 +75,10 @@ def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: b
 
     Args:
         tables: the export.
-        strings: its registered strings, as `annot.read.nsys_layout.read_strings` gives them.
+        strings: its registered strings, as `annot.read.nsys_layout.read_strings` gives them, or as
+            `pl.Categorical`, which takes a quarter of the memory.
         names: those of its domains and categories.
-        full: whether to read payload, category and colour; without them texts are `pl.Categorical`, which takes
-            a quarter of the memory.
+        full: whether to read payload, category and colour.
     """
     columns = _COLUMNS | ({name: name for name in _INTEGERS} | _CATEGORIES | _COLORS if full else {})
     if TABLE not in tables.columns:
@@ -86,9 +86,7 @@ def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: b
     reals = tables.reals(TABLE, [name for name in _REALS if name in tables.columns[TABLE]]) if full else None
     for rows in fetch_blocks(tables, TABLE, columns, _TEXTS):
         rows = _spelt_out(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
-        if reals is None:
-            rows = rows.with_columns(pl.col("text").cast(pl.Categorical))
-        else:
+        if reals is not None:
             rows = names.spell_categories(rows.with_columns(_payload(rows, reals)))
         yield names.spell_domains(rows)
 
@@ -112,7 +110,7 @@ def as_marks(events: pl.DataFrame) -> pl.DataFrame:
 def _spelt_out(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
     text = spelt(rows["string"], strings).alias("text")
     if text.null_count():
-        text = rows.select(pl.coalesce(text, "text")).to_series()
+        text = rows.select(pl.coalesce(text, pl.col("text").cast(text.dtype))).to_series()
     numbers = [name for name in ("domain_id", "category_id") if name in rows.columns]
     rows = rows.drop("string").with_columns(process_of("thread"), text, pl.col(numbers).fill_null(0))
     if "end_thread" not in rows.columns:

@@ -92,7 +92,8 @@ class Export:
         self._opened, self._full = opened, full
         self._notes: dict[str, Counter[str]] = {}
         with opened() as tables:
-            self._strings = read_strings(tables)
+            strings = read_strings(tables)
+            self._strings = strings if full else strings.with_columns(pl.col("value").cast(pl.Categorical))
             self._origins = read_origins(tables)
             self._facts = notes_of_recorder(tables)
             self._meta = meta | read_meta(tables)
@@ -157,19 +158,23 @@ class Export:
     def work_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield kernels, copies and sets by start, as far as the file is in order; see `annot.profile.Source`."""
         with self._opened() as tables:
-            copies = pl.concat([_NO_COPIES, *(pick(rows, COPIES) for rows in self.copies(tables))])
-            kernels = (kernels_as_work(pick(rows, KERNELS)) for rows in self.kernels(tables))
-            yield from merged(kernels, copies_as_work(copies))
+            copies = copies_as_work(pl.concat([_NO_COPIES, *(pick(rows, COPIES) for rows in self.copies(tables))]))
+            kernels = (kernels_as_work(rows) for rows in self.kernels(tables))
+            yield from merged(kernels, copies.with_columns(pl.col("name").cast(self._text)))
 
     def kernels(self, tables: Tables) -> Iterator[pl.DataFrame]:
         """Yield kernels, and CUDA graphs that were traced as one piece, whose kernels have no rows of their own."""
         notes = self._counter("kernels")
         for rows in self._work(tables, _KERNEL, "kernels", notes, string="demangledName", short="shortName"):
-            name, short = (spelt(rows[column], self._strings) for column in ("string", "short"))
-            yield rows.with_columns(pl.select(pl.coalesce(name, short, pl.lit(""))).to_series().alias("name"))
+            name = spelt(rows["string"], self._strings).alias("name")
+            if name.null_count():
+                short = spelt(rows["short"], self._strings)
+                name = pl.select(pl.coalesce(name, short, pl.lit("", self._text)).alias("name")).to_series()
+            yield rows.with_columns(name)
         for rows in self._work(tables, _GRAPH, "CUDA graphs", notes, graph="graphId"):
             notes[_ONE_PIECE] += rows.height
-            yield rows.with_columns(pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).alias("name"))
+            name = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(self._text)
+            yield rows.with_columns(name.alias("name"))
 
     def copies(self, tables: Tables) -> Iterator[pl.DataFrame]:
         """Yield copies and sets of memory."""
@@ -200,6 +205,11 @@ class Export:
             return work.with_columns(pl.col("process").fill_null(self._launching[0]))
         notes[_HOMELESS] += work["process"].null_count()
         return work
+
+    @property
+    def _text(self) -> pl.DataType:
+        """The type of texts."""
+        return self._strings.schema["value"]
 
     @cached_property
     def _launching(self) -> list[int]:
