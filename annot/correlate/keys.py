@@ -62,5 +62,5 @@ def _tagged(text: str) -> Said | None:
         return Said(_LOOPS[said.phase], said.module, number=number, loop=True)
     shapes = " ".join(map(str, said.tensors)) + (f" +{said.omitted}" if said.omitted else "")
     layer = DATA if said.phase == "data" and not said.layer else said.layer
-    layered = said.phase in ("forward", "backward") and bool(layer or said.module)
+    layered = said.phase in ("forward", "backward", "recompute") and bool(layer or said.module)
     return Said(layer, said.module, said.phase, shapes.strip() or None, number, layered=layered)

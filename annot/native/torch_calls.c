@@ -168,6 +168,13 @@ static PyObject *events_of(PyObject *site, Cache *cache, PyObject *args, PyObjec
     return events;
 }
 
+/* Steals `events`, returns a new reference: to those of a recomputation if a node of a backward runs here. */
+static PyObject *if_recomputed(PyObject *site, PyObject *events, PyObject *args, PyObject *kwargs) {
+    PyObject *found = PyObject_CallFunctionObjArgs(annot_its.if_recomputed, site, events, args, kwargs, NULL);
+    Py_DECREF(events);
+    return found;
+}
+
 /* ---------------------------------------------------------------- Calls */
 
 /* The module that was last called from here, as long as no site has come or gone since. */
@@ -201,6 +208,9 @@ static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* Where a call comes from, borrowed: the call around it, or else that whose backward is open; NULL if neither is. */
+static Invocation *caller(const Notes *notes) { return notes->current ? notes->current : annot_open_layer(); }
+
 /* New reference to the site of the module that is being called; NULL without an exception if it has none. */
 static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
@@ -210,10 +220,10 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
         return NULL;
     if (site)
         return Py_NewRef(site);
-    if (!notes->current)
+    Invocation *around = caller(notes);
+    if (!around)
         return NULL;
-    PyObject *found =
-        PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, notes->current->site, NULL);
+    PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, around->site, NULL);
     if (found != Py_None)
         return found;
     Py_DECREF(found);
@@ -221,9 +231,9 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
 }
 
 /* Steals `site`, returns a new reference. */
-static PyObject *site_below(PyObject *site, Notes *notes) {
-    PyObject *layer = PyObject_GetAttr(notes->current->site, annot_its.layer);
-    PyObject *found = layer ? PyObject_CallMethodObjArgs(site, annot_its.below, layer, NULL) : NULL;
+static PyObject *site_near(PyObject *site, const Invocation *around) {
+    PyObject *layer = PyObject_GetAttr(around->site, annot_its.layer);
+    PyObject *found = layer ? PyObject_CallMethodObjArgs(site, annot_its.near, layer, NULL) : NULL;
     Py_XDECREF(layer);
     Py_DECREF(site);
     return found;
@@ -288,9 +298,9 @@ static int find_site(Calls *self, PyObject *module, Notes *notes, PyObject **sit
     *cache = *site ? cache_of(*site) : NULL;
     if (*cache && !(*cache)->elsewhere) {
         set_memo(memo, module, *site, *cache);
-    } else if (*cache && notes->current) {
+    } else if (*cache && caller(notes)) {
         Py_DECREF((PyObject *)*cache);
-        *site = site_below(*site, notes);
+        *site = site_near(*site, caller(notes));
         *cache = *site ? cache_of(*site) : NULL;
     }
     if (!*cache)
@@ -336,6 +346,8 @@ static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssi
     Invocation *made = NULL;
     if (notes && find_site(self, what[1], notes, &site, &cache)) {
         events = events_of(site, cache, what[2], what[3]);
+        if (events && annot_runs)
+            events = if_recomputed(site, events, what[2], what[3]);
         if (events)
             made = annot_new_invocation(notes->current, site, PyTuple_GetItem(events, 1));
         Py_DECREF((PyObject *)cache);
@@ -389,6 +401,7 @@ static int look_up(void) {
         {&annot_its.mode_count, "torch", "_C._len_torch_function_stack"},
         {&annot_its.signature, "annot.torch.calls", "signature"},
         {&annot_its.remember, "annot.torch.calls", "remember"},
+        {&annot_its.if_recomputed, "annot.torch.calls", "if_recomputed"},
         {&annot_its.tag_graph, "annot.torch.calls", "tag_graph"},
         {&annot_its.mark_inputs, "annot.torch.calls", "mark_inputs"},
     };
@@ -396,7 +409,7 @@ static int look_up(void) {
         if (!(*objects[i].place = annot_get(objects[i].module, objects[i].path)))
             return -1;
     struct { PyObject **place; const char *name; } names[] = {
-        {&annot_its.by_id, "by_id"}, {&annot_its.below, "below"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
+        {&annot_its.by_id, "by_id"}, {&annot_its.near, "near"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
         {&annot_its.events, "events"}, {&annot_its.layer, "layer"}, {&annot_its.shapes, "shapes"},
         {&annot_its.compiled_call, "_compiled_call_impl"}, {&annot_its.call_impl, "_call_impl"}, {&annot_its.grad_fn, "grad_fn"},
         {&annot_its.metadata, "metadata"}, {&annot_its.key, "annot"}, {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},

@@ -55,8 +55,8 @@ int annot_add_notes(void);
 /* Objects and names of PyTorch and of the twin, looked up once. */
 typedef struct {
     PyObject *current_node, *mode_count, *tensor, *parameter, *plain_call;
-    PyObject *signature, *remember, *tag_graph, *mark_inputs;
-    PyObject *by_id, *below, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
+    PyObject *signature, *remember, *if_recomputed, *tag_graph, *mark_inputs;
+    PyObject *by_id, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
         *metadata, *key, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
 } Names;
 
@@ -85,5 +85,9 @@ PyObject *annot_get(const char *module_name, const char *path);
 int annot_prepare_hooks(Calls *self);
 PyObject *annot_begin(PyObject *calls, PyObject *args, PyObject *kwargs);
 PyObject *annot_finish(PyObject *calls, PyObject *token);
+/* On how many threads of this process a backward runs; one that runs inside another counts by itself. */
+extern int annot_runs;
+/* The call whose backward is open on this thread, borrowed; NULL if there is none. */
+Invocation *annot_open_layer(void);
 
 #endif

@@ -7,6 +7,9 @@ Backward. Before the engine runs, the graph is walked once from the roots. On on
 falling order of their sequence numbers, so only a node whose layer differs from that of the node before it needs
 a hook. The hook closes ranges up to the common ancestor of the layer that is open and the node's own, and opens
 them down to the latter.
+
+Recomputation. A forward call that runs while the engine runs a node on its thread is recomputation: it is what
+activation checkpointing does, and what a hook or a custom function that calls a module in its backward looks like.
 """
 
 from __future__ import annotations
@@ -112,19 +115,21 @@ class Calls:
 
     def take_calls(self, original: Callable[..., Any]) -> None:
         """Have `patched_call`, which stands in for `original`, work for this object."""
-        global _original, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes
+        global _original, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes, _running
         _original, _is_plain = original, original is torch.nn.Module._wrapped_call_impl
         _calls, _thread, _by_id = self, self._thread, self._sites.by_id
         _opens, _notes_nodes = self._forward, self._backward
+        _running = self._frames
 
     def forget(self) -> None:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, or that came after its model."""
+        around = parent or self._recomputed_layer()
         if site is None:
-            return None if parent is None else self._sites.discover(module, parent[SITE])
-        return site if parent is None else site.below(parent[SITE].layer)
+            return None if around is None else self._sites.discover(module, around[SITE])
+        return site if around is None else site.near(around[SITE].layer)
 
     def notes(self) -> Notes:
         """Return the notes of this thread."""
@@ -134,6 +139,11 @@ class Calls:
             self.threads += 1
             notes = self._thread.notes = Notes()
             return notes
+
+    def _recomputed_layer(self) -> Invocation | None:
+        """Return the call whose backward is open on this thread, if any: a call from there is at home nearby."""
+        frames = self._frames.get(threading.get_ident())
+        return frames[-1].open[-1] if frames and frames[-1].open else None
 
     # ---------------------------------------------------------------- backward
 
@@ -266,6 +276,7 @@ _thread: Any
 _by_id: dict[int, Site]
 _opens: bool
 _notes_nodes: bool
+_running: dict[int, list[Frame]]
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_tracing: Final = torch._C._get_tracing_state
 _push, _pop = emit.push, emit.pop
@@ -302,6 +313,8 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         else:
             key = signature(args, kwargs)
     events = site.events.get(key) or remember(site, key, args, kwargs)
+    if _running:
+        events = if_recomputed(site, events, args, kwargs)
     try:
         made = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
         if _notes_nodes:
@@ -384,6 +397,21 @@ def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             events = site.make_events(args, kwargs) if key is not None else site.make_events((), {})
         site.events[key] = events
     return events
+
+
+@unseen_by_dynamo
+def if_recomputed(
+    site: Site, events: tuple[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the events of a call while a backward runs somewhere: others if it runs here, in one of its nodes."""
+    if _current_node() is None:
+        return events
+    found = site.recomputed.get(events[0])
+    if found is None:
+        with torch._C.DisableTorchFunction():
+            found = site.make_recompute_event(args, kwargs), events[1]
+        site.recomputed[events[0]] = found
+    return found
 
 
 def _node_of(root: Any) -> Any:

@@ -43,7 +43,8 @@ def emit_ranges(
 
     A module's range carries its path in the model, its class, and shapes and dtypes of its input tensors. A
     backward range surrounds the autograd nodes that the module's forward made, on the thread where they run,
-    nested as the modules were nested. Outputs and gradients are the same bits with and without. If `annot.enabled`
+    nested as the modules were nested. A forward call that runs inside a backward, as activation checkpointing makes
+    it, has the phase ``recompute``. Outputs and gradients are the same bits with and without. If `annot.enabled`
     is false on entry, nothing is installed.
 
     Args:
@@ -130,8 +131,8 @@ class Installed:
         self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward)
         try:
             self._undo.append(_patch_call(calls))
-            if options.backward:
-                self._undo.append(_patch_engine(calls))
+            if options.forward or options.backward:
+                self._undo.append(_patch_engine(calls, ranges=options.backward))
             if options.optimizer:
                 steps = OptimizerSteps()
                 self._undo.append(steps.remove)
@@ -193,10 +194,10 @@ def _native_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
     return _call(_original_call, module, args, kwargs)
 
 
-def _patch_engine(calls: Any) -> Any:
+def _patch_engine(calls: Any, *, ranges: bool) -> Any:
     """Put a stand-in in the place of autograd's engine; return what undoes it."""
     holder: Any = Variable
-    engine = Engine(holder._execution_engine, calls)
+    engine = Engine(holder._execution_engine, calls, ranges=ranges)
     holder._execution_engine = engine
 
     def undo() -> None:

@@ -33,6 +33,7 @@ class Site:
         of: the module itself.
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
+        recomputed: the same with the event of the recomputation, by forward event.
         cache: belongs to `annot.native._fast.Calls`.
     """
 
@@ -42,27 +43,40 @@ class Site:
     of: weakref.ref[torch.nn.Module]
     elsewhere: dict[str, Site] | None = None
     events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    recomputed: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     cache: Any = None
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the forward and the backward event of a call with these arguments."""
-        specs: tuple[tag.TensorSpec, ...] = ()
-        omitted = 0
-        if self.shapes and emit.room_for_texts(2):
-            with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
-                tensors = tensors_in(args, kwargs, is_tensor)
-                specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-                omitted = max(0, len(tensors) - MAX_TENSORS)
-        elif self.shapes:
-            emit.warn_once(_TOO_MANY)
-        return self._event("forward", specs, omitted), self._event("backward", specs, omitted)
+        shown = self._shown(args, kwargs, 2)
+        return self._event("forward", *shown), self._event("backward", *shown)
 
-    def below(self, active: str) -> Site:
-        """Return the site of this module that lies below the layer `active`, or this one if none does."""
+    def make_recompute_event(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the event of a forward call with these arguments that runs again, for the backward."""
+        return self._event("recompute", *self._shown(args, kwargs, 1))
+
+    def near(self, active: str) -> Site:
+        """Return the site of this module that is, or lies in, the layer `active` or else the nearest around it."""
         if self.elsewhere is None:
             return self
-        prefix = active + "." if active else ""
-        return next((site for path, site in self.elsewhere.items() if path.startswith(prefix)), self)
+        while active:
+            for path, site in self.elsewhere.items():
+                if path == active or path.startswith(active + "."):
+                    return site
+            active = active.rpartition(".")[0]
+        return self
+
+    def _shown(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], texts: int
+    ) -> tuple[tuple[tag.TensorSpec, ...], int]:
+        """Return the specs that the texts of these arguments show, and how many they leave out."""
+        if self.shapes and emit.room_for_texts(texts):
+            with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
+                tensors = tensors_in(args, kwargs, is_tensor)
+                return tuple(map(spec_of, tensors[:MAX_TENSORS])), max(0, len(tensors) - MAX_TENSORS)
+        elif self.shapes:
+            emit.warn_once(_TOO_MANY)
+        return (), 0
 
     def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int) -> Any:
         text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted))
