@@ -33,7 +33,7 @@ class Range:
 
     @property
     def name(self) -> str:
-        """The short form that tests compare: ``layer>``, backward ``layer<``, recomputation ``layer>>``, else the text."""
+        """The short form that tests compare: ``layer>``, backward ``layer<``, run again ``layer>>``, else the text."""
         tag = self.tag
         sign = {"forward": ">", "backward": "<", "recompute": ">>"}.get(tag.phase) if tag else None
         return self.text if tag is None or sign is None else f"{tag.layer or tag.module or 'engine'}{sign}"

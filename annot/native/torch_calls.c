@@ -335,6 +335,13 @@ static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObje
     return result;
 }
 
+/* The site of the innermost call on this thread. */
+static PyObject *calls_site(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    const Notes *notes = annot_my_notes();
+    return Py_NewRef(notes && notes->current ? notes->current->site : Py_None);
+}
+
 /* call(original, module, args, kwargs) */
 static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssize_t count) {
     Calls *self = (Calls *)self_object;
@@ -480,6 +487,7 @@ static PyMethodDef calls_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))annot_begin, METH_VARARGS | METH_KEYWORDS,
      "Prepare a graph for a run of the engine on this thread."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
+    {"site", calls_site, METH_NOARGS, "Return the site of the innermost call on this thread."},
     {"finish", annot_finish, METH_O, "Close what the run has open on this thread, and forget its nodes."},
     {NULL, NULL, 0, NULL},
 };

@@ -113,10 +113,10 @@ class Calls:
 
     # ---------------------------------------------------------------- forward
 
-    def take_calls(self, original: Callable[..., Any]) -> None:
-        """Have `patched_call`, which stands in for `original`, work for this object."""
-        global _original, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes, _running
-        _original, _is_plain = original, original is torch.nn.Module._wrapped_call_impl
+    def take_calls(self, original: Callable[..., Any], inner: Callable[..., Any]) -> None:
+        """Have `patched_call`, which stands in for `original` and calls `inner`, work for this object."""
+        global _original, _inner, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes, _running
+        _original, _inner, _is_plain = original, inner, inner is torch.nn.Module._wrapped_call_impl
         _calls, _thread, _by_id = self, self._thread, self._sites.by_id
         _opens, _notes_nodes = self._forward, self._backward
         _running = self._frames
@@ -130,6 +130,11 @@ class Calls:
         if site is None:
             return None if around is None else self._sites.discover(module, around[SITE])
         return site if around is None else site.near(around[SITE].layer)
+
+    def site(self) -> Site | None:
+        """Return the site of the innermost call on this thread."""
+        current = self.notes().current
+        return None if current is None else current[SITE]
 
     def notes(self) -> Notes:
         """Return the notes of this thread."""
@@ -270,6 +275,7 @@ class Calls:
 # What `patched_call` works with. Globals, because torch.compile recompiles when the closure of a function that it has
 # traced changes, and leaving the block puts a function without one in this one's place.
 _original: Callable[..., Any]
+_inner: Callable[..., Any]
 _is_plain: bool
 _calls: Calls
 _thread: Any
@@ -328,7 +334,7 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if _is_plain and module._compiled_call_impl is None:  # all that the original then does
             result = module._call_impl(*args, **kwargs)
         else:
-            result = _original(module, *args, **kwargs)
+            result = _inner(module, *args, **kwargs)
     finally:
         if _opens:
             _pop()

@@ -34,6 +34,7 @@ class Site:
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
         recomputed: the same with the event of the recomputation, by forward event.
+        operations: the events of the operations that it calls itself, by name and by arguments.
         cache: belongs to `annot.native._fast.Calls`.
     """
 
@@ -44,6 +45,7 @@ class Site:
     elsewhere: dict[str, Site] | None = None
     events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     recomputed: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    operations: dict[str, dict[Any, Any]] = field(default_factory=dict)
     cache: Any = None
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
