@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from torch._dynamo.eval_frame import OptimizedModule
 from torch.overrides import TorchFunctionMode
 
 from annot import emit, tag
@@ -34,19 +33,23 @@ MAX_TEXT: Final = 40
 MAX_VARIANTS: Final = 64
 """How many texts one operation of one layer may have; calls with yet other arguments show none."""
 
-_QUERIES: Final = frozenset(
-    "__get__ __set__ __delete__ __len__ __hash__ __repr__ __str__ __format__ __dir__ __deepcopy__ __reduce_ex__ _is_view "
-    "data_ptr dim element_size get_device has_names ndimension nelement numel register_hook requires_grad_ retain_grad "
-    "size storage storage_offset stride untyped_storage".split()
-)
+_QUERIES: Final = {
+    *("__get__", "__set__", "__delete__", "__len__", "__hash__", "__repr__", "__str__", "__format__", "__deepcopy__"),
+    *("data_ptr", "dim", "element_size", "get_device", "has_names", "ndimension", "nelement", "numel", "size"),
+    *("register_hook", "requires_grad_", "retain_grad", "storage", "storage_offset", "stride", "untyped_storage"),
+}
 """What computes nothing and has no range, like all that begins with ``is_``."""
 
 _FAST_PATHS: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _SCALARS: Final = (bool, int, float, str, type(None))
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_frames: Any = torch._C._dynamo.eval_frame
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_tracing: Final = torch._C._get_tracing_state
+_stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+_push_mode: Callable[[Any], None] = torch.overrides._push_mode
+_pop_mode: Callable[[], Any] = torch.overrides._pop_mode
 _mode_count: Final = torch._C._len_torch_function_stack
 
 
@@ -70,15 +73,25 @@ class Operations(TorchFunctionMode):
         """Return what calls a module by `original`, with the mode if it may have it."""
 
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            on = self._here.on
-            if self._suits(module) is on or not self._switch(on=not on):
+            watcher = _frames.set_eval_frame(None)  # torch.compile's, if it may compile what is called from here on
+            try:
+                on = self._here.on
+                suits = watcher is None and self._suits(module)
+                # Below somebody else's mode it cannot step aside: theirs must be on top when they leave it.
+                switches = suits is not on and (suits or _stack()[-1:] == [self])
+                if switches:
+                    self._switch(on=suits)
+            finally:
+                _frames.set_eval_frame(watcher)
+            if not switches:
                 return original(module, *args, **kwargs)
             try:
                 return original(module, *args, **kwargs)
             finally:
                 self._switch(on=on)
 
-        pass_over(call)
+        for function in (call, Operations._switch, Operations.__torch_function__):
+            pass_over(function)
         return call
 
     def __torch_function__(
@@ -101,21 +114,22 @@ class Operations(TorchFunctionMode):
         """Return whether the functions that this module calls itself may have ranges."""
         if self._site() is None or torch.compiler.is_compiling() or _is_tracing() is not None:
             return False
-        if isinstance(module, (OptimizedModule, torch.jit.ScriptModule)) or module._compiled_call_impl is not None:
+        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:  # what torch.compile made
             return False
         return module.training or not isinstance(module, _FAST_PATHS)
 
-    def _switch(self, *, on: bool) -> bool:
-        """Enter or leave the mode on this thread; False if modes that were entered later hold it."""
+    def _switch(self, *, on: bool) -> None:
+        """Enter or leave the mode on this thread; those of others that were left open above it stay."""
         if on:
-            self.__enter__()
+            _push_mode(self)
         else:
-            stack = torch.overrides._get_current_function_mode_stack()
-            if not stack or stack[-1] is not self:
-                return False
-            self.__exit__(None, None, None)
+            stack = _stack()
+            place = next((place for place, mode in enumerate(stack) if mode is self), len(stack))
+            for _ in stack[place:]:
+                _pop_mode()
+            for mode in stack[place + 1 :]:
+                _push_mode(mode)
         self._here.on = on
-        return True
 
     def _event(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the event of a call, None if it has no range; never raises."""
@@ -136,9 +150,7 @@ class Operations(TorchFunctionMode):
             return events.get(None) or _remember(events, None, site, name)
 
 
-def _event_of(
-    events: dict[Any, Any], site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def _event_of(events: dict[Any, Any], site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     key: Any = tuple([_key(value, 2) for value in args])
     if kwargs:
         key = key, *[(name, _key(value, 2)) for name, value in kwargs.items()]
@@ -189,9 +201,7 @@ def _shown(
     return tensors, tuple(arguments)
 
 
-def _named(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+def _named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each argument with its name; ``view(2, 3)`` gives its last name to all that remains."""
     last = len(names) - 1
     joins = len(args) > len(names) > 0 and not any(map(is_tensor, args[last:]))

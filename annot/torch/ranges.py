@@ -163,8 +163,9 @@ def _original(model: torch.nn.Module) -> torch.nn.Module:
 def _patch_call(calls: Any, around: Callable[[Any], Any] | None) -> Any:
     """Put a stand-in in the place of `torch.nn.Module.__call__`; return what undoes it.
 
-    What `around` makes of the original is called in its place, but for what is being compiled. If somebody else has wrapped `__call__` meanwhile, the stand-in stays below theirs: without sites it does
-    nothing, and a later block uses it where it is, rather than once more on top.
+    What `around` makes of the original is called in its place, but for what is being compiled. If somebody else has
+    wrapped `__call__` meanwhile, the stand-in stays below theirs: without sites it does nothing, and a later block
+    uses it where it is, rather than once more on top.
     """
     global _original_call, _inner_call, _call, _left_behind
     ours = patched_call if isinstance(calls, Calls) else _native_call
