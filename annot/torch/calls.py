@@ -25,7 +25,7 @@ import torch
 
 from annot import emit
 from annot.shapes import spec_of, tensors_in
-from annot.torch.sites import Site, Sites, is_tensor
+from annot.torch.sites import Site, Sites, autocast_dtype, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
@@ -285,6 +285,7 @@ _notes_nodes: bool
 _running: dict[int, list[Frame]]
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_tracing: Final = torch._C._get_tracing_state
+_is_autocast: Final = torch._C._is_any_autocast_enabled
 _push, _pop = emit.push, emit.pop
 _Tensor: Final = torch.Tensor
 
@@ -311,7 +312,7 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         mark_inputs(args, kwargs)
     key: Any = None
     if site.shapes and _is_tracing() is None:
-        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs:
+        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs and not _is_autocast():
             try:
                 key = args[0].shape, args[0].dtype
             except RuntimeError:  # a nested tensor has no shape
@@ -376,16 +377,17 @@ def unseen_by_dynamo(function: F) -> F:
 
 @unseen_by_dynamo
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a key that is equal for calls whose tensors have equal shapes and dtypes.
+    """Return a key that is equal for calls whose tensors have equal shapes and dtypes, under the same autocast.
 
     None, the key of ranges without shapes, if an argument does not let itself be looked at.
     """
     try:
         found = tensors_in(args, kwargs, is_tensor)
         with torch._C.DisableTorchFunction():
+            autocast = autocast_dtype(found) if _is_autocast() else ""
             if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
-                return tuple([(tensor.shape, tensor.dtype) for tensor in found])
-            return tuple(map(spec_of, found))
+                return autocast, *[(tensor.shape, tensor.dtype) for tensor in found]
+            return autocast, *map(spec_of, found)
     except Exception:
         return None
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.calls import pass_over
-from annot.torch.sites import Site, is_tensor
+from annot.torch.sites import Site, autocast_dtype, is_tensor, shown
 
 __all__ = ["MAX_ARGUMENTS", "MAX_ITEMS", "MAX_TEXT", "MAX_VARIANTS", "Operations"]
 
@@ -46,6 +46,7 @@ _SCALARS: Final = (bool, int, float, str, type(None))
 _NAMED: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _frames: Any = torch._C._dynamo.eval_frame
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
+_is_autocast: Final = torch._C._is_any_autocast_enabled
 _is_tracing: Final = torch._C._get_tracing_state
 _stack: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 _push_mode: Callable[[Any], None] = torch.overrides._push_mode
@@ -154,18 +155,27 @@ def _event_of(events: dict[Any, Any], site: Site, func: Any, args: tuple[Any, ..
     key: Any = tuple([_key(value, 2) for value in args])
     if kwargs:
         key = key, *[(name, _key(value, 2)) for name, value in kwargs.items()]
+    if _is_autocast():
+        key = autocast_dtype(tensors_in(args, kwargs, is_tensor)), key
     found = events.get(key)
     if found is not None:
         return found
     if len(events) >= MAX_VARIANTS or not emit.room_for_texts():
         return events.get(None) or _remember(events, None, site, func.__name__)
-    tensors, arguments = _shown(func, args, kwargs)
-    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-    return _remember(events, key, site, func.__name__, specs, max(0, len(tensors) - MAX_TENSORS), arguments)
+    tensors, arguments = _spelt_out(func, args, kwargs)
+    specs, omitted, autocast = shown(tensors)
+    return _remember(events, key, site, func.__name__, specs, omitted, arguments + autocast)
 
 
-def _remember(events: dict[Any, Any], key: Any, site: Site, name: str, *shown: Any) -> Any:
-    specs, omitted, arguments = shown or ((), 0, ())
+def _remember(
+    events: dict[Any, Any],
+    key: Any,
+    site: Site,
+    name: str,
+    specs: tuple[tag.TensorSpec, ...] = (),
+    omitted: int = 0,
+    arguments: tuple[tuple[str, tag.Value], ...] = (),
+) -> Any:
     one = tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments)
     made = events[key] = emit.event(tag.format(one), category="op")
     return made
@@ -187,7 +197,7 @@ def _key(value: Any, depth: int) -> Any:
     return value if kind in _NAMED else kind
 
 
-def _shown(
+def _spelt_out(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], tuple[tuple[str, tag.Value], ...]]:
     """Return the tensors of a call, and the names and values of its other arguments, as far as they are spelt out."""

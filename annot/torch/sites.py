@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -18,6 +18,9 @@ __all__ = ["MAX_PATHS", "Site", "Sites"]
 
 MAX_PATHS: Final = 64
 """How many paths of one module that stands in many places are told apart."""
+
+_Arguments: TypeAlias = tuple[tuple[str, tag.Value], ...]
+_Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, _Arguments]
 
 _TOO_MANY = "too many different input shapes for one run: further ranges show none"
 
@@ -68,21 +71,33 @@ class Site:
             active = active.rpartition(".")[0]
         return self
 
-    def _shown(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], texts: int
-    ) -> tuple[tuple[tag.TensorSpec, ...], int]:
-        """Return the specs that the texts of these arguments show, and how many they leave out."""
+    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], texts: int) -> _Shown:
+        """Return what the texts of a call with these arguments show, if there is room for so many."""
         if self.shapes and emit.room_for_texts(texts):
             with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
-                tensors = tensors_in(args, kwargs, is_tensor)
-                return tuple(map(spec_of, tensors[:MAX_TENSORS])), max(0, len(tensors) - MAX_TENSORS)
+                return shown(tensors_in(args, kwargs, is_tensor))
         elif self.shapes:
             emit.warn_once(_TOO_MANY)
-        return (), 0
+        return (), 0, ()
 
-    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int) -> Any:
-        text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted))
+    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: _Arguments) -> Any:
+        text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))
         return emit.event(text, category=phase, few=not specs)
+
+
+def shown(tensors: list[Any]) -> _Shown:
+    """Return what a text shows of tensors: the first ones, how many more there are, and how autocast casts them."""
+    dtype = autocast_dtype(tensors)
+    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
+    return specs, max(0, len(tensors) - MAX_TENSORS), (("autocast", dtype),) if dtype else ()
+
+
+def autocast_dtype(tensors: list[Any]) -> str:
+    """Return the dtype of autocast where the first of these tensors is, or an empty text if it is off there."""
+    device = tensors[0].device.type if tensors else "meta"
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return ""
+    return tag.short_dtype(str(torch.get_autocast_dtype(device)))
 
 
 def is_tensor(value: object) -> bool:
