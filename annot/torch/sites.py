@@ -159,7 +159,7 @@ class Sites:
     def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
         ident = id(module)
         alive = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive)
+        self.by_id[ident] = site = Site(path, _class_name(module), shapes, alive)
         self._on_change()
         return site
 
@@ -170,6 +170,14 @@ class Sites:
     def _forget(self, ident: int) -> None:
         self.by_id.pop(ident, None)
         self._holders.pop(ident, None)
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    """Return the name of the class that the user wrote: not that of a lazy or scripted stand-in."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(getattr(module, "original_name", type(module).__name__))
+    becomes = getattr(module, "cls_to_become", None)
+    return becomes.__name__ if isinstance(becomes, type) else type(module).__name__
 
 
 def _add_place(site: Site, path: str) -> None:
