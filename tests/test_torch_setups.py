@@ -1,4 +1,4 @@
-"""Models as people set them up: mixed precision, transforms, captured graphs, unusual tensors: same bits, and ranges."""
+"""Models as people set them up: mixed precision, transforms, captured graphs, unusual tensors: the same bits."""
 
 from __future__ import annotations
 

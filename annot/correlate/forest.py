@@ -76,12 +76,13 @@ def _understood(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series, pl.Serie
     # Whether such an operation belongs to the backward pass stands in its name.
     by_name = pl.col("operation") & pl.col("role").is_null()
     spelt = distinct.select("domain", "role").hstack(parts).select(
-        "domain", "sequence", text="stem", role=pl.when(by_name).then(pl.lit("operation")).otherwise("role")
+        "domain", "sequence", "sizes", text="stem", role=pl.when(by_name).then(pl.lit("operation")).otherwise("role")
     )  # fmt: skip
-    columns = ["domain", "text", "role"]
+    columns = ["domain", "text", "role", "sizes"]
     said = spelt.select(columns).unique(maintain_order=True).with_row_index("says")
     spelt = spelt.join(said, on=columns, how="left", nulls_equal=True, maintain_order="left")
     says = said.select("domain", "text").hstack(spell_out(said))
+    says = says.with_columns(pl.coalesce("shapes", said["sizes"]).alias("shapes"))
     sequence = ranges["sequence"] if "sequence" in ranges.columns and ranges["sequence"].count() else None
     if spelt["sequence"].count():
         sequence = spelt["sequence"].gather(code)
