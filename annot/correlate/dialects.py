@@ -70,14 +70,23 @@ def split_suffix(texts: pl.Series) -> pl.DataFrame:
         ('aten::mm', True, 12, '[2,3] [3]')
     """
     text = pl.col("text")
-    sizes = text.str.extract(_SIZES).str.replace_all(", ", ",").str.replace_all("],[", "] [", literal=True)
-    sizes = sizes.str.replace_all(r"\[\] ?", "").str.strip_chars()
     return pl.DataFrame({"text": texts}).with_columns(
         text.str.replace(_SUFFIX, "").alias("stem"),
         text.str.contains(_SUFFIX).alias("operation"),
         text.str.extract(_SEQUENCE).cast(pl.Int64).alias("sequence"),
-        pl.when(sizes != "").then(sizes).alias("sizes"),
+        _sizes(texts).alias("sizes"),
     )
+
+
+def _sizes(texts: pl.Series) -> pl.Series:
+    """Return the shapes that each text names, or null; they are few, so they are spelt once each."""
+    if not texts.str.contains(", sizes", literal=True).any():
+        return pl.Series([None], dtype=pl.String).new_from_index(0, texts.len())
+    raw = texts.str.extract(_SIZES)
+    known = raw.unique()
+    shapes = known.str.replace_all(", ", ",").str.replace_all("],[", "] [", literal=True)
+    shapes = shapes.str.replace_all(r"\[\] ?", "").str.strip_chars()
+    return raw.replace(known, pl.select(pl.when(shapes != "").then(shapes)).to_series())
 
 
 def operation(stem: str) -> Said:
