@@ -310,6 +310,8 @@ def test_deep_reentrant_checkpoints_on_worker_threads(both: Run) -> None:
     captured = both(model, lambda: model(torch.ones(1, 2, requires_grad=True)).sum().backward())
     assert len({one.thread for one in captured.ranges}) >= 2
     assert sum(one.name == "fc<" for one in captured.ranges) == 71
+    assert sum(one.name == "fc>" for one in captured.ranges) == 71
+    assert len({one.thread for one in captured.ranges if one.name == "fc>>"}) >= 2
 
 
 def test_recomputed_forwards_carry_their_path(both: Run) -> None:
