@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,25 @@ def test_modules_called_in_a_backward(recorded: Recorded) -> None:
 
     names = recorded(model, step).names
     assert names == ["Sequential>", "0>", "1>", "engine<", "1>>", "Sequential<", "1<", "0<", "Sequential>", "0>", "1>"]
+
+
+def test_other_threads_go_forward_meanwhile(recorded: Recorded) -> None:
+    """What another thread calls while a backward runs is no recomputation."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def call_elsewhere(grad: torch.Tensor) -> None:
+        thread = threading.Thread(target=lambda: model(x()))
+        thread.start()
+        thread.join()
+
+    def step() -> None:
+        y = model[0](x())
+        y.register_hook(call_elsewhere)
+        model[1](y).sum().backward()
+
+    captured = recorded(model, step)
+    assert captured.names.count("Sequential>") == 1
+    assert not [name for name in captured.names if name.endswith(">>")]
 
 
 def test_segments_of_a_sequential(recorded: Recorded) -> None:

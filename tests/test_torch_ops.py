@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -224,12 +225,14 @@ def test_tracing_scripting_and_exporting_are_not_disturbed(recorded: Recorded) -
 
     plain = codes()
     traced: list[list[str]] = []
-    recorded(model, lambda: traced.append(codes()))
+    captured = recorded(model, lambda: traced.append(codes()))
     assert traced == [plain]
+    # Only make_fx lets the model run.
+    assert [text.split()[2] for text in operations_in(captured)] == ["linear", "view", "__getitem__", "mul", "cat"]
 
 
 def test_compiled_parts_are_left_alone(recorded: Recorded) -> None:
-    """What is compiled is compiled as without annot: whole model, child, or function; no break, no recompilation."""
+    """What is compiled is compiled as without annot, once: whole model, child, or function that a layer calls."""
     x = torch.ones(2, 3)
 
     def graphs(compile_it: Callable[[nn.Module, Any], Callable[..., object]], block: bool) -> list[int]:
@@ -242,12 +245,10 @@ def test_compiled_parts_are_left_alone(recorded: Recorded) -> None:
 
         model = nn.Sequential(nn.Linear(3, 3), Block())
         run = compile_it(model, backend)
-        if block:
-            with emit_ranges(model, ops=True):
-                for _ in range(3):
-                    run(x)
-        else:
-            for _ in range(3):
+        for _ in range(3):
+            with emit_ranges(model, ops=True) if block else nullcontext():
+                run(x)
+            if compile_it is not function:  # which would be compiled for each set of modes that it is called under
                 run(x)
         return seen
 
@@ -324,6 +325,23 @@ class Calling(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_tracing_inside_a_layer(recorded: Recorded) -> None:
+    """What a layer traces in its forward is traced as without annot, and has no ranges."""
+    codes: list[str] = []
+
+    class Traces(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            codes.append(str(torch.jit.trace(lambda x: x.view(-1) * 2, x, check_trace=False).code))
+            return x + 1
+
+    model = Traces()
+    model(torch.ones(2, 3))
+    captured = recorded(model, lambda: model(torch.ones(2, 3)))
+    assert codes[0] == codes[1]
+    assert operations_in(captured) == ["Operation Traces add [2,3]f32 other=1 |op"]
 
 
 def test_texts_are_bounded(recorded: Recorded) -> None:

@@ -113,9 +113,7 @@ class Operations(TorchFunctionMode):
 
     def _suits(self, module: Any) -> bool:
         """Return whether the functions that this module calls itself may have ranges."""
-        if self._site() is None or torch.compiler.is_compiling() or _is_tracing() is not None:
-            return False
-        if module._compiled_call_impl is not None or "_orig_mod" in module._modules:  # what torch.compile made
+        if self._site() is None or module._compiled_call_impl is not None:
             return False
         return module.training or not isinstance(module, _FAST_PATHS)
 

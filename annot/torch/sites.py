@@ -61,12 +61,10 @@ class Site:
         return self._event("recompute", *self._shown(args, kwargs, 1))
 
     def near(self, active: str) -> Site:
-        """Return the site of this module that is, or lies in, the layer `active` or else the nearest around it."""
-        if self.elsewhere is None:
-            return self
-        while active:
+        """Return the site of this module that lies in the layer `active`, or else in the nearest layer around it."""
+        while active and self.elsewhere is not None:
             for path, site in self.elsewhere.items():
-                if path == active or path.startswith(active + "."):
+                if path.startswith(active + "."):
                     return site
             active = active.rpartition(".")[0]
         return self
