@@ -53,12 +53,12 @@ class Site:
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the forward and the backward event of a call with these arguments."""
-        shown = self._shown(args, kwargs, 2)
+        shown = self._shown(args, kwargs)
         return self._event("forward", *shown), self._event("backward", *shown)
 
     def make_recompute_event(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the event of a forward call with these arguments that runs again, for the backward."""
-        return self._event("recompute", *self._shown(args, kwargs, 1))
+        return self._event("recompute", *self._shown(args, kwargs))
 
     def near(self, active: str) -> Site:
         """Return the site of this module that lies in the layer `active`, or else in the nearest layer around it."""
@@ -69,9 +69,9 @@ class Site:
             active = active.rpartition(".")[0]
         return self
 
-    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], texts: int) -> _Shown:
-        """Return what the texts of a call with these arguments show, if there is room for so many."""
-        if self.shapes and emit.room_for_texts(texts):
+    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Shown:
+        """Return what the texts of a call with these arguments show, if there is room for two."""
+        if self.shapes and emit.room_for_texts(2):
             with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
                 return shown(tensors_in(args, kwargs, is_tensor))
         elif self.shapes:
@@ -92,8 +92,10 @@ def shown(tensors: list[Any]) -> _Shown:
 
 def autocast_dtype(tensors: list[Any]) -> str:
     """Return the dtype of autocast where the first of these tensors is, or an empty text if it is off there."""
-    device = tensors[0].device.type if tensors else "meta"
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not tensors:
+        return ""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return ""
     return tag.short_dtype(str(torch.get_autocast_dtype(device)))
 
