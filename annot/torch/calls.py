@@ -126,7 +126,7 @@ class Calls:
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, or that came after its model."""
-        around = parent or self._recomputed_layer()
+        around = parent or (self._recomputed_layer() if self._frames else None)
         if site is None:
             return None if around is None else self._sites.discover(module, around[SITE])
         return site if around is None else site.near(around[SITE].layer)

@@ -95,7 +95,7 @@ def autocast_dtype(tensors: list[Any]) -> str:
     if not tensors:
         return ""
     device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not torch.amp.autocast_mode.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return ""
     return tag.short_dtype(str(torch.get_autocast_dtype(device)))
 
