@@ -132,8 +132,8 @@ class Operations(TorchFunctionMode):
 
     def _event(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the event of a call, None if it has no range; never raises."""
-        site = self._site()
-        if site is None or (name := getattr(func, "__name__", "__get__")) in _QUERIES or name.startswith("is_"):
+        name = getattr(func, "__name__", "__get__")
+        if name in _QUERIES or name.startswith("is_") or (site := self._site()) is None:
             return None
         events = site.operations.get(name)
         if events is None:
