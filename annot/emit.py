@@ -46,6 +46,8 @@ MAX_TEXTS: Final = 16384
 _COLORS: Final = {
     "forward": 0xFF4C9F38,
     "backward": 0xFFE07B39,
+    "recompute": 0xFF9BBF4B,
+    "op": 0xFF5AA9B8,
     "optimizer": 0xFF8E5CC2,
     "data": 0xFFC94F4F,
     "loop": 0xFF6C7A89,

@@ -2,18 +2,22 @@
 
 Grammar, one line of text per range::
 
-    range   = head { " " tensor } [ " +" omitted ] " |" code
-    head    = layer [ " " module ] [ " " step ]
-    layer   = name | title               title only for layer "" : the whole model or phase
-    title   = "Forward" | "Backward" | "Optimizer" | "Data" | "Epoch" | "Batch" | "Other"
-    name    = bare | JSON string         quoted when it is a title, holds white space, a control character or
-                                         one of  " [ |   begins with +   or, as a module, is a number
-    tensor  = "[" [ dim { "," dim } ] "]" [ dtype ]          dim = integer | "?"
-    step    = digits                     omitted = digits: tensors that were not spelt out
-    code    = "fwd" | "bwd" | "opt" | "data" | "epoch" | "step" | "other"
+    range    = head { " " tensor } [ " +" omitted ] { " " argument } " |" code
+    head     = layer [ " " module ] [ " " op ] [ " " step ]         op if and only if the code is "op"
+    layer    = name | title              title only for layer "" : the whole model or phase
+    title    = "Forward" | "Backward" | "Recompute" | "Optimizer" | "Data" | "Epoch" | "Batch" | "Operation" | "Other"
+    name     = bare | JSON string        quoted when it is a title, holds white space, a control character or
+                                         one of  " [ | =   begins with +   or, as a module or op, is a number
+    tensor   = "[" [ dim { "," dim } ] "]" [ dtype ]         dim = integer | "?"
+    step     = digits                    omitted = digits: tensors that were not spelt out
+    argument = word "=" ( value | "," | value "," | value { "," value } )        the last three are tuples
+    value    = "None" | "True" | "False" | number | word | JSON string           number as Python's repr has it
+    word     = letter or "_" { letter | digit | "_" }        as a value, none that reads as something else
+    code     = "fwd" | "bwd" | "re" | "opt" | "data" | "epoch" | "step" | "op" | "other"
 
-so that a timeline shows ``features.0 Conv2d [32,3,224,224]f32 |fwd`` and ``Batch 12 |step``. The closing code
-tells our texts from any other, and a text is ours only if it is exactly what `format` would have written.
+so that a timeline shows ``features.0 Conv2d [32,3,224,224]f32 |fwd``, ``Batch 12 |step`` and
+``features.0 Conv2d conv2d [32,3,224,224]f32 [64,3,11,11]f32 stride=4,4 |op``. The closing code tells our texts from
+any other, and a text is ours only if it is exactly what `format` would have written.
 """
 
 from __future__ import annotations
@@ -23,30 +27,36 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["DOMAIN", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
+__all__ = ["DOMAIN", "PHASES", "Phase", "Scalar", "Tag", "TensorSpec", "Value", "format", "parse", "short_dtype"]
 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
 
-Phase: TypeAlias = Literal["forward", "backward", "optimizer", "data", "epoch", "step", "other"]
+Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer", "data", "epoch", "step", "op", "other"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+Scalar: TypeAlias = bool | int | float | str | None
+Value: TypeAlias = Scalar | tuple[Scalar, ...]
 
 _CODES: Final[dict[Phase, str]] = {
     "forward": "fwd",
     "backward": "bwd",
+    "recompute": "re",
     "optimizer": "opt",
     "data": "data",
     "epoch": "epoch",
     "step": "step",
+    "op": "op",
     "other": "other",
 }
 _TITLES: Final[dict[Phase, str]] = {
     "forward": "Forward",
     "backward": "Backward",
+    "recompute": "Recompute",
     "optimizer": "Optimizer",
     "data": "Data",
     "epoch": "Epoch",
     "step": "Batch",
+    "op": "Operation",
     "other": "Other",
 }
 _PHASE_OF_CODE: Final[dict[str, Phase]] = {code: phase for phase, code in _CODES.items()}
@@ -70,17 +80,27 @@ _DTYPES: Final[dict[str, str]] = {
 }
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
-_LAYER = rf'(?:{_QUOTED}|(?!\+)[^\s"\[|]+)'
+_LAYER = rf'(?:{_QUOTED}|(?!\+)[^\s"\[|=]+)'
 _MODULE = rf"(?![0-9]+ ){_LAYER}"
 _TENSOR = rf"\[[^\]]*\](?:{_QUOTED}|\w*)"
+_WORD = r"[^\W\d]\w*"
+_ITEM = rf'(?:{_QUOTED}|[^\s",|]+)'
+_VALUE = rf"(?:{_ITEM}(?:,{_ITEM})+|{_ITEM},?|,)"
+_ARGUMENT = rf"(?:{_QUOTED}|{_WORD})={_VALUE}"
 _RANGE = re.compile(
-    rf"(?P<layer>{_LAYER})(?: (?P<module>{_MODULE}))?(?: (?P<step>[0-9]+))?"
-    rf"(?P<tensors>(?: {_TENSOR})*)(?: \+(?P<omitted>[0-9]+))? \|(?P<code>[a-z]+)"
+    rf"(?P<layer>{_LAYER})(?: (?P<module>{_MODULE}))??(?: (?P<op>{_MODULE}))?(?: (?P<step>[0-9]+))?"
+    rf"(?P<tensors>(?: {_TENSOR})*)(?: \+(?P<omitted>[0-9]+))?(?P<arguments>(?: {_ARGUMENT})*) \|(?P<code>[a-z]+)"
 )
 _TENSOR_PARTS = re.compile(rf"\[(?P<dims>[^\]]*)\](?P<dtype>{_QUOTED}|\w*)")
+_ARGUMENT_PARTS = re.compile(rf" (?P<name>{_QUOTED}|{_WORD})=(?P<value>{_VALUE})")
+_ITEMS = re.compile(_ITEM)
 _BARE_DTYPE = re.compile(r"\w*")
+_BARE_WORD = re.compile(_WORD)
 _NUMBER = re.compile(r"[0-9]+")
-_NEEDS_QUOTES = re.compile(r'[\s"\[|]')
+_INTEGER = re.compile(r"-?[0-9]+")
+_NEEDS_QUOTES = re.compile(r'[\s"\[|=]')
+_CONSTANTS: Final[dict[str, Scalar]] = {"None": None, "True": True, "False": False}
+_NOT_BARE: Final = {*_CONSTANTS, "inf", "nan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +132,9 @@ class Tag:
         tensors: shapes and dtypes of the tensors that came in.
         omitted: how many further tensors are not in `tensors`.
         step: number of the epoch or batch; None where there is no such number.
+        op: name of the operation; only and always in the phase ``op``, whose layer is the one that it runs in.
+        arguments: names and values of what else was given, in that order. A tag does not tell ``1`` from ``1.0``
+            and ``True`` when compared, as Python does not; its text does.
 
     Example:
         >>> str(Tag("features.0", "Conv2d", "forward", (TensorSpec((32, 3, 224, 224), "f32"),)))
@@ -126,6 +149,8 @@ class Tag:
     tensors: tuple[TensorSpec, ...] = ()
     omitted: int = 0
     step: int | None = None
+    op: str = ""
+    arguments: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
         return format(self)
@@ -135,7 +160,8 @@ def format(tag: Tag) -> str:
     """Return the text of the range that `tag` describes; `parse` gives the tag back exactly.
 
     Raises:
-        ValueError: the phase is not one of `PHASES`, or `omitted` or `step` is negative.
+        ValueError: the phase is not one of `PHASES`, `omitted` or `step` is negative, or there is an `op` in
+            another phase than ``op``, or none there.
 
     Example:
         >>> format(Tag("fc", "Linear", "backward"))
@@ -145,14 +171,16 @@ def format(tag: Tag) -> str:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {tag.phase!r}")
     if tag.omitted < 0 or (tag.step is not None and tag.step < 0):
         raise ValueError(f"omitted and step must not be negative, got {tag.omitted} and {tag.step}")
+    if bool(tag.op) != (tag.phase == "op"):
+        raise ValueError(f"op must be named in the phase op and in no other, got {tag.op!r} in {tag.phase!r}")
     words = [_name(tag.layer) if tag.layer else _TITLES[tag.phase]]
-    if tag.module:
-        words.append(_quote(tag.module) if _NUMBER.fullmatch(tag.module) else _name(tag.module))
+    words += [_quote(name) if _NUMBER.fullmatch(name) else _name(name) for name in (tag.module, tag.op) if name]
     if tag.step is not None:
         words.append(str(tag.step))
     words += map(str, tag.tensors)
     if tag.omitted:
         words.append(f"+{tag.omitted}")
+    words += [f"{_word(name)}={_format_value(value)}" for name, value in tag.arguments]
     words.append(f"|{_CODES[tag.phase]}")
     return " ".join(words)
 
@@ -162,7 +190,7 @@ def parse(text: str) -> Tag | None:
 
     Example:
         >>> parse("Optimizer SGD |opt")
-        Tag(layer='', module='SGD', phase='optimizer', tensors=(), omitted=0, step=None)
+        Tag(layer='', module='SGD', phase='optimizer', tensors=(), omitted=0, step=None, op='', arguments=())
         >>> parse("aten::conv2d, seq = 5") is None
         True
     """
@@ -170,18 +198,23 @@ def parse(text: str) -> Tag | None:
     phase = _PHASE_OF_CODE.get(match["code"]) if match else None
     if match is None or phase is None:
         return None
+    module, op = match["module"] or "", match["op"] or ""
+    if phase != "op" and not module:
+        module, op = op, ""
     try:
         tag = Tag(
             "" if match["layer"] == _TITLES[phase] else _unquote(match["layer"]),
-            _unquote(match["module"] or ""),
+            _unquote(module),
             phase,
             tuple(_tensor(*parts) for parts in _TENSOR_PARTS.findall(match["tensors"])),
             int(match["omitted"] or 0),
             None if match["step"] is None else int(match["step"]),
+            _unquote(op),
+            tuple((_unquote(name), _value(value)) for name, value in _ARGUMENT_PARTS.findall(match["arguments"])),
         )
-    except ValueError:  # a quoted name that is not JSON, a size that is not a number
+        return tag if format(tag) == text else None
+    except ValueError:  # a quoted name that is not JSON, a size that is not a number, an operation in another phase
         return None
-    return tag if format(tag) == text else None
 
 
 def short_dtype(name: str) -> str:
@@ -216,3 +249,34 @@ def _unquote(word: str) -> str:
 def _tensor(dims: str, dtype: str) -> TensorSpec:
     sizes = dims.split(",") if dims else []
     return TensorSpec(tuple(None if size == "?" else int(size) for size in sizes), _unquote(dtype))
+
+
+def _word(text: str) -> str:
+    return text if _BARE_WORD.fullmatch(text) and text.isprintable() else _quote(text)
+
+
+def _format_value(value: Value) -> str:
+    if not isinstance(value, tuple):
+        return _format_scalar(value)
+    return ",".join(map(_format_scalar, value)) + ("," if len(value) < 2 else "")
+
+
+def _format_scalar(value: Scalar) -> str:
+    if isinstance(value, str):
+        return _quote(value) if value in _NOT_BARE else _word(value)
+    return repr(value)
+
+
+def _value(text: str) -> Value:
+    items = tuple(map(_scalar, _ITEMS.findall(text)))
+    return items if len(items) != 1 or text.endswith(",") else items[0]
+
+
+def _scalar(text: str) -> Scalar:
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if text.startswith('"') or (_BARE_WORD.fullmatch(text) and text not in _NOT_BARE):
+        return _unquote(text)
+    return float(text)

@@ -33,11 +33,10 @@ class Range:
 
     @property
     def name(self) -> str:
-        """The short form that the tests compare: ``layer>``, ``layer<`` for backward, else the text."""
+        """The short form that tests compare: ``layer>``, backward ``layer<``, run again ``layer>>``, else the text."""
         tag = self.tag
-        if tag is None or tag.phase not in ("forward", "backward"):
-            return self.text
-        return f"{tag.layer or tag.module or 'engine'}{'>' if tag.phase == 'forward' else '<'}"
+        sign = {"forward": ">", "backward": "<", "recompute": ">>"}.get(tag.phase) if tag else None
+        return self.text if tag is None or sign is None else f"{tag.layer or tag.module or 'engine'}{sign}"
 
     def tree(self) -> object:
         """The range and what it contains, as nested tuples of names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tables import Rows
 
-from annot.correlate import correlate
+from annot.correlate import attribute, by_op, correlate
 from annot.correlate.dialects import understand
 
 
@@ -37,6 +37,40 @@ def test_dialects(text: str, layer: str, phase: str) -> None:
     said = understand(text)
     assert said is not None
     assert (said.layer, said.phase) == (layer, phase)
+
+
+def test_texts_of_emit_nvtx() -> None:
+    """What PyTorch 2.13 writes: name, then sequence number, number of the operation, sizes, and inputs' numbers."""
+    rows = Rows().range(
+        "aten::linear, seq = 7, op_id = 3, sizes = [[8, 4], [16, 4], []], input_op_ids = [(2,0)]", 0, 30
+    )
+    rows.range("aten::addmm, seq = 7, op_id = 5, sizes = [[16], [8, 4], [4, 16], [], []]", 5, 25).kernel(8, (10, 17))
+    rows.range("aten::relu, seq = 8, sizes = [[]]", 30, 40)
+    rows.range("aten::empty, op_id = 9", 40, 50)
+    rows.range("autograd::engine::evaluate_function: AddmmBackward0, seq = 7, op_id = 11", 60, 90)
+    rows.range("AddmmBackward0, seq = 7, op_id = 12, sizes = [[8, 16]], input_op_ids = [(11,0)]", 62, 88)
+    rows.kernel(70, (72, 79))
+    profile = rows.build()
+    shapes = dict(correlate(profile).filter(phase="other").select("layer", "shapes").rows())
+    assert shapes["aten::linear"] == ["[8,4] [16,4]"]
+    assert shapes["aten::addmm"] == ["[16] [8,4] [4,16]"]
+    assert shapes["aten::relu"] == []
+    operations = {(op, phase): work for op, phase, _, _, work, *_ in by_op(attribute(profile)).iter_rows()}
+    assert operations["aten::addmm", "other"] == 7
+    assert operations["AddmmBackward0", "backward"] == 7
+    assert operations["aten::empty", "other"] == 0
+
+
+def test_operations_of_annot() -> None:
+    """annot's ranges of operations count to the layer around them, and have rows of their own by operation."""
+    rows = Rows().range("fc Linear [4,8]f32 |fwd", 0, 100, domain="annot")
+    rows.range("fc Linear linear [4,8]f32 [2,8]f32 bias=None |op", 10, 90, domain="annot").kernel(30, (30, 37))
+    rows.range("fc Linear relu [4,2]f32 inplace=True |op", 91, 99, domain="annot").kernel(92, (93, 95))
+    profile = rows.build()
+    columns = ["layer", "module", "phase", "calls", "host_self_ns", "gpu_self_ns", "shapes"]
+    assert correlate(profile).select(columns).rows() == [("fc", "Linear", "forward", 1, 100, 9, ["[4,8]f32"])]
+    found = by_op(attribute(profile)).select("op", "calls", "host_self_ns", "gpu_self_ns").rows()
+    assert found == [("linear", 1, 80, 7), ("relu", 1, 8, 2)]
 
 
 def test_shapes_of_layerwise_texts() -> None:

@@ -21,27 +21,47 @@ tensors = st.builds(
     st.lists(st.one_of(st.none(), st.integers(-2, 10**12)), max_size=5).map(tuple),
     st.one_of(st.sampled_from(["f32", "bf16", "bool", ""]), st.text(max_size=6)),
 )
-tags = st.builds(
-    Tag,
-    names,
-    names,
-    st.sampled_from(PHASES),
-    st.lists(tensors, max_size=3).map(tuple),
-    st.integers(0, 99),
-    st.one_of(st.none(), st.integers(0, 10**9)),
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.sampled_from(["None", "True", "inf", "nan", "infinity", "1", "a,b", "mean", "a=b", "|op", "x ", ","]),
+    st.text(max_size=6),
 )
+values = st.one_of(scalars, st.lists(scalars, max_size=3).map(tuple))
+argument_names = st.one_of(st.sampled_from(["stride", "a b", "", "=", "1"]), st.text(max_size=6))
+
+
+@st.composite
+def built(draw: st.DrawFn) -> Tag:
+    """Any legal tag."""
+    phase = draw(st.sampled_from(PHASES))
+    return Tag(
+        draw(names),
+        draw(names),
+        phase,
+        draw(st.lists(tensors, max_size=3).map(tuple)),
+        draw(st.integers(0, 99)),
+        draw(st.one_of(st.none(), st.integers(0, 10**9))),
+        draw(names.filter(bool)) if phase == "op" else "",
+        draw(st.lists(st.tuples(argument_names, values), max_size=3).map(tuple)),
+    )
+
+
+tags = built()
 
 
 @given(tags)
 def test_parse_gives_back_what_format_wrote(one: Tag) -> None:
-    """Every legal tag survives the way through text unchanged."""
-    assert tag.parse(tag.format(one)) == one
+    """Every legal tag survives the way through text unchanged, with the types of its values."""
+    assert repr(tag.parse(tag.format(one))) == repr(one)
 
 
 @given(tags, tags)
 def test_different_tags_have_different_texts(one: Tag, other: Tag) -> None:
     """No two tags share a text."""
-    assert (tag.format(one) == tag.format(other)) == (one == other)
+    assert (tag.format(one) == tag.format(other)) == (repr(one) == repr(other))
 
 
 @given(st.text(max_size=60))
@@ -81,6 +101,15 @@ def test_damaged_texts_never_become_a_wrong_tag(one: Tag, noise: str, place: int
         '"a" Conv2d |fwd',
         "a Conv2d |train",
         "Forward Backward |bwd",
+        "a |op",
+        "a Conv2d conv2d |fwd",
+        "a Conv2d mm stride=04 |op",
+        "a Conv2d mm stride=1e5 |op",
+        "a Conv2d mm stride=2,3, |op",
+        "a Conv2d mm stride= |op",
+        'a Conv2d mm mode="mean" |op',
+        "a Conv2d mm stride=1 [2]f32 |op",
+        "a=b Conv2d |fwd",
     ],
 )
 def test_what_others_write_is_not_ours(foreign: str) -> None:
@@ -97,6 +126,13 @@ def test_texts_read_well_in_a_timeline() -> None:
     assert str(Tag(phase="backward")) == "Backward |bwd"
     assert str(Tag("", "SGD", "optimizer")) == "Optimizer SGD |opt"
     assert str(Tag(phase="epoch", step=3)) == "Epoch 3 |epoch"
+    conv = Tag("features.0", "Conv2d", "op", spec, op="conv2d", arguments=(("stride", (4, 4)), ("mode", "mean")))
+    assert str(conv) == "features.0 Conv2d conv2d [32,3,224,224]f32 stride=4,4 mode=mean |op"
+    odd = (("a", ()), ("b", (1,)), ("c", 1.0), ("d", True), ("e", None), ("f", "1"), ("g", ("x", -2)))
+    assert (
+        str(Tag("", "", "op", op="mm", arguments=odd)) == 'Operation mm a=, b=1, c=1.0 d=True e=None f="1" g=x,-2 |op'
+    )
+    assert str(Tag("fc", "Linear", "recompute")) == "fc Linear |re"
     assert str(Tag("my layer", "", "other", (TensorSpec((None, 4)),))) == '"my layer" [?,4] |other'
 
 
@@ -111,6 +147,8 @@ def test_forward_and_backward_differ_in_name() -> None:
         (Tag(phase="train"), "phase must be one of forward"),  # type: ignore[arg-type]
         (Tag(step=-1), "must not be negative, got 0 and -1"),
         (Tag(omitted=-2), "must not be negative, got -2 and None"),
+        (Tag(phase="op"), "op must be named in the phase op"),
+        (Tag(op="mm"), "op must be named in the phase op and in no other, got 'mm' in 'other'"),
     ],
 )
 def test_illegal_tags_are_refused(wrong: Tag, message: str) -> None:

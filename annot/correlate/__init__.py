@@ -53,7 +53,8 @@ def correlate(
         step_range: text of the ranges that are the steps, ``#`` for any number; None: they are found.
 
     Returns:
-        layer, module, phase: text; phase is forward, backward, optimizer, data or other.
+        layer, module, phase: text; phase is forward, backward, recompute (a forward that runs again
+            for the backward), optimizer, data or other.
         calls: number of ranges.
         host_ns: host time of the ranges with what lies in them; a layer inside itself counts once.
         host_self_ns: host time in them but in no range inside them.

@@ -4,7 +4,8 @@ Every function takes the text of a range and returns what it says, or None if it
 forms are those that the tools write today:
 
     torch.profiler       ``ProfilerStep#12``, ``Optimizer.step#SGD.step``, ``enumerate(DataLoader)#….__next__``
-    emit_nvtx            ``aten::mm, seq = 12, op_id = 3`` (the suffix is cut off before, see `split_suffix`)
+    emit_nvtx            ``aten::mm, seq = 12, op_id = 3, sizes = [[2, 3], [3, 4]], input_op_ids = [(2,0)]``, each part
+                         only where there is something to say (cut off before, see `split_suffix`)
     PyProf               ``{'mod': 'torch', 'op': 'conv2d', 'args': […]}``, ``{'traceMarker': […]}``, ``layer:NAME``
     vLLM and SGLang      ``{'Module': 'model.layers.0', 'Inputs': [[2, 8]], …}``
     XLA                  ``Thunk:#name=fusion.3,hlo_op=fusion.3#`` (a name, then what TraceMe encodes in ``#``)
@@ -54,24 +55,38 @@ class Said:
 _BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*")
 _SUFFIX: Final = r"(?s), (?:stashed )?(?:seq|op_id|sizes|input_op_ids) ?= ?.*$"
 _SEQUENCE: Final = r", (?:stashed )?seq ?= ?(\d{1,18})(?:,|$)"
+_SIZES: Final = r", sizes ?= ?\[((?:\[[\d, ]*\](?:, )?)+)\](?:,|$)"
 
 
 def split_suffix(texts: pl.Series) -> pl.DataFrame:
     """Cut what `torch.autograd.profiler.emit_nvtx` appends to the names of operations.
 
     Returns:
-        text, stem (without the suffix), operation (whether there was one) and sequence (Int64, or null).
+        text, stem (without the suffix), operation (whether there was one), sequence (Int64, or null) and sizes:
+        the shapes as `annot.tag` spells them, without what is no tensor or has no dimension, or null.
 
     Example:
-        >>> split_suffix(pl.Series(["aten::mm, seq = 12, op_id = 3"])).row(0)[1:]
-        ('aten::mm', True, 12)
+        >>> split_suffix(pl.Series(["aten::mm, seq = 12, op_id = 3, sizes = [[2, 3], [], [3]]"])).row(0)[1:]
+        ('aten::mm', True, 12, '[2,3] [3]')
     """
     text = pl.col("text")
     return pl.DataFrame({"text": texts}).with_columns(
         text.str.replace(_SUFFIX, "").alias("stem"),
         text.str.contains(_SUFFIX).alias("operation"),
         text.str.extract(_SEQUENCE).cast(pl.Int64).alias("sequence"),
+        _sizes(texts).alias("sizes"),
     )
+
+
+def _sizes(texts: pl.Series) -> pl.Series:
+    """Return the shapes that each text names, or null; they are few, so they are spelt once each."""
+    if not texts.str.contains(", sizes", literal=True).any():
+        return pl.Series([None], dtype=pl.String).new_from_index(0, texts.len())
+    raw = texts.str.extract(_SIZES)
+    known = raw.unique()
+    shapes = known.str.replace_all(", ", ",").str.replace_all("],[", "] [", literal=True)
+    shapes = shapes.str.replace_all(r"\[\] ?", "").str.strip_chars()
+    return raw.replace(known, pl.select(pl.when(shapes != "").then(shapes)).to_series())
 
 
 def operation(stem: str) -> Said:

@@ -32,7 +32,7 @@ class Intake:
     def __init__(self, threads: Threads | None = None) -> None:
         self._known_threads = threads
         self._threads: dict[int, int | None] = {}
-        self._texts: dict[tuple[str, str, str | None], int] = {}
+        self._texts: dict[tuple[str, str, str | None, str | None], int] = {}
         self._parts: list[pl.DataFrame] = []
         self._recent: list[pl.DataFrame] = []
         self.open_ranges = 0
@@ -69,8 +69,9 @@ class Intake:
 
     def says(self) -> pl.DataFrame:
         """Return domain, text (without the suffix of emit_nvtx) and the columns of `annot.correlate.dialects.Said`."""
-        spoken = pl.DataFrame([*self._texts], schema=dict.fromkeys(_SPOKEN, pl.String), orient="row")
-        return spoken.select("domain", "text").hstack(spell_out(spoken))
+        spoken = pl.DataFrame([*self._texts], schema=dict.fromkeys((*_SPOKEN, "sizes"), pl.String), orient="row")
+        says = spoken.select("domain", "text").hstack(spell_out(spoken))
+        return says.with_columns(pl.coalesce("shapes", spoken["sizes"]).alias("shapes"))
 
     def give(self, last: int) -> pl.DataFrame:
         """Return the ranges and keep none, so that memory holds a large table once.
@@ -118,12 +119,13 @@ class Intake:
         # Whether such an operation belongs to the backward pass stands in its name.
         by_name = pl.col("operation") & pl.col("role").is_null()
         spelt = distinct.select("domain", "role").hstack(parts).select(
-            "domain", "stem", "sequence", role=pl.when(by_name).then(pl.lit("operation")).otherwise("role")
+            "domain", "stem", "sizes", "sequence", role=pl.when(by_name).then(pl.lit("operation")).otherwise("role")
         )  # fmt: skip
-        stems = spelt.select("domain", "stem", "role").unique(maintain_order=True)
+        columns = ["domain", "stem", "role", "sizes"]
+        stems = spelt.select(columns).unique(maintain_order=True)
         numbers = [self._texts.setdefault(row, len(self._texts)) for row in stems.iter_rows()]
         stems = stems.with_columns(pl.Series("says", numbers, pl.Int32))
-        spelt = spelt.join(stems, on=["domain", "stem", "role"], how="left", nulls_equal=True, maintain_order="left")
+        spelt = spelt.join(stems, on=columns, how="left", nulls_equal=True, maintain_order="left")
         sequence = ranges["sequence"] if "sequence" in ranges.columns and ranges["sequence"].count() else None
         if spelt["sequence"].count():
             sequence = spelt["sequence"].gather(code)

@@ -57,10 +57,15 @@ def _tagged(text: str) -> Said | None:
     said = tag.parse(text)
     if said is None:
         return None
+    if said.phase == "op":
+        return Said(said.op, role="operator", shapes=_shapes(said))
     number = said.step if said.step is not None and said.step < 2**63 else None
     if said.phase in _LOOPS:
         return Said(_LOOPS[said.phase], said.module, number=number, loop=True)
-    shapes = " ".join(map(str, said.tensors)) + (f" +{said.omitted}" if said.omitted else "")
     layer = DATA if said.phase == "data" and not said.layer else said.layer
-    layered = said.phase in ("forward", "backward") and bool(layer or said.module)
-    return Said(layer, said.module, said.phase, shapes.strip() or None, number, layered=layered)
+    layered = said.phase in ("forward", "backward", "recompute") and bool(layer or said.module)
+    return Said(layer, said.module, said.phase, _shapes(said), number, layered=layered)
+
+
+def _shapes(said: tag.Tag) -> str | None:
+    return " ".join([*map(str, said.tensors), *([f"+{said.omitted}"] if said.omitted else [])]) or None

@@ -98,7 +98,7 @@ def by_kernel(attribution: Attribution) -> pl.DataFrame:
 
 
 def by_op(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per operation that the framework or `emit_nvtx` recorded, the longest first.
+    """Return a row per operation that annot, the framework, `emit_nvtx` or PyProf recorded, the longest first.
 
     Each piece of device work, and each moment of a thread, counts to the innermost operation around it.
 
@@ -108,8 +108,8 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     forest = attribution.forest
     operations = forest.says["role"].is_in(["operator", "backward"])
     which = operations.gather(forest.tree["says"])
-    columns = ("text", "phase", "host_self_ns", "gpu_self_ns", "kernels", "copies")
-    rows = attribution.ranges().select(columns).filter(which).rename({"text": "op"})
+    columns = ("layer", "phase", "host_self_ns", "gpu_self_ns", "kernels", "copies")
+    rows = attribution.ranges().select(columns).filter(which).rename({"layer": "op"})
     sums = pl.col("host_self_ns", "gpu_self_ns", "kernels", "copies").sum()
     table = rows.group_by("op", "phase").agg(pl.len().cast(pl.Int64).alias("calls"), sums)
     table = table.sort("gpu_self_ns", "host_self_ns", "op", "phase", descending=[True, True, False, False])

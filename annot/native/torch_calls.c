@@ -4,169 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_KEY 64
-#define MAX_DEPTH 2
-
 Names annot_its;
-static PyTypeObject *cache_type = NULL;
-
-/* ---------------------------------------------------------------- DLPack, as its specification lays it out */
-
-typedef struct {
-    void *data;
-    int32_t device_type, device_id, ndim;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} DLTensor;
-
-typedef struct {
-    uint32_t major, minor;
-    void *previous;
-    void *allocate, *managed_from_object, *managed_to_object;
-    int (*borrow)(void *object, DLTensor *out);
-    void *current_stream;
-} DLPackExchange;
-
-/* Static in PyTorch; NULL if it has none, and then the twin reads the shapes. */
-static const DLPackExchange *dlpack = NULL;
-
-/* ---------------------------------------------------------------- Cache: the events of a site, by shapes */
-
-typedef struct {
-    PyObject_HEAD
-    int64_t key[MAX_KEY]; /* of the last call */
-    uint32_t length;
-    int shapes, elsewhere; /* as the site says */
-    PyObject *last;        /* the events of the last call: (forward, backward); owned */
-    PyObject *events;      /* the site's own, key -> events; owned */
-} Cache;
-
-static void cache_dealloc(PyObject *self) {
-    Cache *cache = (Cache *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(cache->last);
-    Py_XDECREF(cache->events);
-    PyObject_Free(self);
-    Py_DECREF((PyObject *)type);
-}
-
-/* -1 with an exception set; else whether the attribute is true, or is not None. */
-static int attribute_holds(PyObject *object, PyObject *name, int is_not_none) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (!value)
-        return -1;
-    int holds = is_not_none ? value != Py_None : PyObject_IsTrue(value);
-    Py_DECREF(value);
-    return holds;
-}
-
-static Cache *new_cache(PyObject *site) {
-    Cache *made = PyObject_New(Cache, cache_type);
-    if (!made)
-        return NULL;
-    made->length = 0;
-    made->last = NULL;
-    made->events = PyObject_GetAttr(site, annot_its.events);
-    made->shapes = attribute_holds(site, annot_its.shapes, 0);
-    made->elsewhere = attribute_holds(site, annot_its.elsewhere, 1);
-    if (!made->events || made->shapes < 0 || made->elsewhere < 0 ||
-        PyObject_SetAttr(site, annot_its.cache, (PyObject *)made) < 0) {
-        Py_DECREF((PyObject *)made);
-        return NULL;
-    }
-    return made;
-}
-
-/* New reference. */
-static Cache *cache_of(PyObject *site) {
-    PyObject *found = PyObject_GetAttr(site, annot_its.cache);
-    if (found != Py_None)
-        return (Cache *)found;
-    Py_DECREF(found);
-    return new_cache(site);
-}
-
-typedef struct {
-    int64_t values[MAX_KEY];
-    uint32_t length;
-} Key;
-
-/* 1: added; 0: the twin must make the key; sizes of plain tensors only, so nothing is traced or synchronised. */
-static int add_tensor(Key *key, PyObject *tensor) {
-    DLTensor view;
-    if (!dlpack || dlpack->borrow(tensor, &view) != 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    if (view.ndim < 0 || key->length + 1 + (uint32_t)view.ndim > MAX_KEY)
-        return 0;
-    key->values[key->length++] = (int64_t)view.code << 48 | (int64_t)view.bits << 40 | view.ndim;
-    for (int i = 0; i < view.ndim; i++)
-        key->values[key->length++] = view.shape[i];
-    return 1;
-}
-
-static int add_value(Key *key, PyObject *value, int depth) {
-    PyObject *type = (PyObject *)Py_TYPE(value);
-    if (type == annot_its.tensor || type == annot_its.parameter)
-        return add_tensor(key, value);
-    if (depth && PyTuple_Check(value)) {
-        for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++)
-            if (!add_value(key, PyTuple_GetItem(value, i), depth - 1))
-                return 0;
-    } else if (depth && PyList_Check(value)) {
-        for (Py_ssize_t i = 0; i < PyList_Size(value); i++)
-            if (!add_value(key, PyList_GetItem(value, i), depth - 1))
-                return 0;
-    } else if (depth && PyDict_Check(value)) {
-        Py_ssize_t place = 0;
-        PyObject *name, *item;
-        while (PyDict_Next(value, &place, &name, &item))
-            if (!add_value(key, item, depth - 1))
-                return 0;
-    } else {
-        return !PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)annot_its.tensor);
-    }
-    return 1;
-}
-
-/* New reference to the (forward, backward) events of a call that was not seen before. */
-static PyObject *ask_twin(PyObject *site, PyObject *key, PyObject *args, PyObject *kwargs) {
-    PyObject *made = key ? Py_NewRef(key) : PyObject_CallFunctionObjArgs(annot_its.signature, args, kwargs, NULL);
-    PyObject *events = made ? PyObject_CallFunctionObjArgs(annot_its.remember, site, made, args, kwargs, NULL) : NULL;
-    Py_XDECREF(made);
-    return events;
-}
-
-/* New reference to the (forward, backward) events of a call. */
-static PyObject *events_of(PyObject *site, Cache *cache, PyObject *args, PyObject *kwargs) {
-    Key key;
-    key.length = 0;
-    if (!cache->shapes && cache->last)
-        return Py_NewRef(cache->last);
-    if (cache->shapes && !(add_value(&key, args, MAX_DEPTH + 1) &&
-                           (PyDict_Size(kwargs) == 0 || add_value(&key, kwargs, MAX_DEPTH + 1))))
-        return ask_twin(site, NULL, args, kwargs);
-    size_t size = key.length * sizeof(int64_t);
-    if (cache->last && cache->length == key.length && memcmp(cache->key, key.values, size) == 0)
-        return Py_NewRef(cache->last);
-    PyObject *name = PyBytes_FromStringAndSize((char *)key.values, (Py_ssize_t)size);
-    PyObject *events = name ? Py_XNewRef(PyDict_GetItemWithError(cache->events, name)) : NULL;
-    if (name && !events && !PyErr_Occurred())
-        events = ask_twin(site, name, args, kwargs);
-    int kept = events && PyDict_GetItemWithError(cache->events, name) == events;
-    Py_XDECREF(name);
-    if (!kept)
-        return events;
-    memcpy(cache->key, key.values, size);
-    cache->length = key.length;
-    PyObject *old = cache->last;
-    cache->last = Py_NewRef(events);
-    Py_XDECREF(old);
-    return events;
-}
 
 /* ---------------------------------------------------------------- Calls */
 
@@ -201,6 +39,9 @@ static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* Where a call comes from, borrowed: the call around it, or else that whose backward is open; NULL if neither is. */
+static Invocation *caller(const Notes *notes) { return notes->current ? notes->current : annot_open_layer(); }
+
 /* New reference to the site of the module that is being called; NULL without an exception if it has none. */
 static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
@@ -210,10 +51,10 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
         return NULL;
     if (site)
         return Py_NewRef(site);
-    if (!notes->current)
+    Invocation *around = caller(notes);
+    if (!around)
         return NULL;
-    PyObject *found =
-        PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, notes->current->site, NULL);
+    PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, around->site, NULL);
     if (found != Py_None)
         return found;
     Py_DECREF(found);
@@ -221,9 +62,9 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
 }
 
 /* Steals `site`, returns a new reference. */
-static PyObject *site_below(PyObject *site, Notes *notes) {
-    PyObject *layer = PyObject_GetAttr(notes->current->site, annot_its.layer);
-    PyObject *found = layer ? PyObject_CallMethodObjArgs(site, annot_its.below, layer, NULL) : NULL;
+static PyObject *site_near(PyObject *site, const Invocation *around) {
+    PyObject *layer = PyObject_GetAttr(around->site, annot_its.layer);
+    PyObject *found = layer ? PyObject_CallMethodObjArgs(site, annot_its.near, layer, NULL) : NULL;
     Py_XDECREF(layer);
     Py_DECREF(site);
     return found;
@@ -285,13 +126,13 @@ static int find_site(Calls *self, PyObject *module, Notes *notes, PyObject **sit
         return 1;
     }
     *site = site_of(self, module, notes);
-    *cache = *site ? cache_of(*site) : NULL;
+    *cache = *site ? annot_cache_of(*site) : NULL;
     if (*cache && !(*cache)->elsewhere) {
         set_memo(memo, module, *site, *cache);
-    } else if (*cache && notes->current) {
+    } else if (*cache && caller(notes)) {
         Py_DECREF((PyObject *)*cache);
-        *site = site_below(*site, notes);
-        *cache = *site ? cache_of(*site) : NULL;
+        *site = site_near(*site, caller(notes));
+        *cache = *site ? annot_cache_of(*site) : NULL;
     }
     if (!*cache)
         Py_CLEAR(*site);
@@ -325,6 +166,13 @@ static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObje
     return result;
 }
 
+/* The site of the innermost call on this thread. */
+static PyObject *calls_site(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    const Notes *notes = annot_my_notes();
+    return Py_NewRef(notes && notes->current ? notes->current->site : Py_None);
+}
+
 /* call(original, module, args, kwargs) */
 static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssize_t count) {
     Calls *self = (Calls *)self_object;
@@ -335,7 +183,9 @@ static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssi
     Cache *cache;
     Invocation *made = NULL;
     if (notes && find_site(self, what[1], notes, &site, &cache)) {
-        events = events_of(site, cache, what[2], what[3]);
+        events = annot_events_of(site, cache, what[2], what[3]);
+        if (events && annot_runs)
+            events = annot_if_recomputed(site, events, what[2], what[3]);
         if (events)
             made = annot_new_invocation(notes->current, site, PyTuple_GetItem(events, 1));
         Py_DECREF((PyObject *)cache);
@@ -370,14 +220,6 @@ PyObject *annot_get(const char *module_name, const char *path) {
     return found;
 }
 
-static void find_dlpack(void) {
-    PyObject *capsule = PyObject_GetAttrString(annot_its.tensor, "__dlpack_c_exchange_api__");
-    const DLPackExchange *api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
-    dlpack = api && api->major == 1 ? api : NULL; /* the capsule is static; without it the twin reads shapes */
-    Py_XDECREF(capsule);
-    PyErr_Clear();
-}
-
 static int look_up(void) {
     if (annot_its.discover) /* the last that is set */
         return 0;
@@ -387,8 +229,10 @@ static int look_up(void) {
         {&annot_its.plain_call, "torch", "nn.Module._wrapped_call_impl"},
         {&annot_its.current_node, "torch", "_C._current_autograd_node"},
         {&annot_its.mode_count, "torch", "_C._len_torch_function_stack"},
+        {&annot_its.any_autocast, "torch", "_C._is_any_autocast_enabled"},
         {&annot_its.signature, "annot.torch.calls", "signature"},
         {&annot_its.remember, "annot.torch.calls", "remember"},
+        {&annot_its.if_recomputed, "annot.torch.calls", "if_recomputed"},
         {&annot_its.tag_graph, "annot.torch.calls", "tag_graph"},
         {&annot_its.mark_inputs, "annot.torch.calls", "mark_inputs"},
     };
@@ -396,7 +240,7 @@ static int look_up(void) {
         if (!(*objects[i].place = annot_get(objects[i].module, objects[i].path)))
             return -1;
     struct { PyObject **place; const char *name; } names[] = {
-        {&annot_its.by_id, "by_id"}, {&annot_its.below, "below"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
+        {&annot_its.by_id, "by_id"}, {&annot_its.near, "near"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
         {&annot_its.events, "events"}, {&annot_its.layer, "layer"}, {&annot_its.shapes, "shapes"},
         {&annot_its.compiled_call, "_compiled_call_impl"}, {&annot_its.call_impl, "_call_impl"}, {&annot_its.grad_fn, "grad_fn"},
         {&annot_its.metadata, "metadata"}, {&annot_its.key, "annot"}, {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
@@ -406,7 +250,7 @@ static int look_up(void) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].place = PyUnicode_InternFromString(names[i].name)))
             return -1;
-    find_dlpack();
+    annot_prepare_events();
     return annot_find_peek();
 }
 
@@ -467,26 +311,23 @@ static PyMethodDef calls_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))annot_begin, METH_VARARGS | METH_KEYWORDS,
      "Prepare a graph for a run of the engine on this thread."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
+    {"site", calls_site, METH_NOARGS, "Return the site of the innermost call on this thread."},
     {"finish", annot_finish, METH_O, "Close what the run has open on this thread, and forget its nodes."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot cache_slots[] = {{Py_tp_dealloc, cache_dealloc}, {0, NULL}};
 static PyType_Slot calls_slots[] = {
     {Py_tp_init, calls_init},         {Py_tp_dealloc, calls_dealloc}, {Py_tp_traverse, calls_traverse},
     {Py_tp_clear, calls_clear},       {Py_tp_methods, calls_methods}, {0, NULL}};
 
-#define INTERNAL (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION)
-static PyType_Spec cache_spec = {"annot.native._fast.Cache", sizeof(Cache), 0, INTERNAL, cache_slots};
 static PyType_Spec calls_spec = {"annot.native._fast.Calls", sizeof(Calls), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots};
 
 int annot_add_torch_calls(PyObject *module) {
-    if (annot_add_notes() < 0)
+    if (annot_add_notes() < 0 || annot_add_events() < 0)
         return -1;
-    cache_type = (PyTypeObject *)PyType_FromSpec(&cache_spec);
     PyObject *calls = PyType_FromSpec(&calls_spec);
-    int failed = !cache_type || !calls || PyModule_AddObjectRef(module, "Calls", calls) < 0;
+    int failed = !calls || PyModule_AddObjectRef(module, "Calls", calls) < 0;
     Py_XDECREF(calls);
     return failed ? -1 : 0;
 }

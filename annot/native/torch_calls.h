@@ -1,6 +1,7 @@
-/* Shared by the parts of the PyTorch wing's hot path: torch_notes.c, torch_calls.c, torch_graph.c.
+/* Shared by the parts of the PyTorch wing's hot path: torch_notes.c, torch_events.c, torch_calls.c,
+ * torch_graph.c.
  *
- * annot/torch/calls.py is the twin of all three, and says what they do and why. No header of PyTorch is needed:
+ * annot/torch/calls.py is the twin of all of them, and says what they do and why. No header of PyTorch is needed:
  * shapes come through the DLPack C exchange API that tensors offer, everything else through Python attributes. What
  * is rare (a first call with new shapes, a module without a site, an output that is no plain tensor) is left to the
  * functions of the twin. All functions run with the GIL held. */
@@ -50,17 +51,41 @@ Invocation *annot_owner_of(const Notes *notes, uint64_t number);
 int annot_find_peek(void);
 int annot_add_notes(void);
 
-/* ---------------------------------------------------------------- torch_calls.c: forward */
-
 /* Objects and names of PyTorch and of the twin, looked up once. */
 typedef struct {
-    PyObject *current_node, *mode_count, *tensor, *parameter, *plain_call;
-    PyObject *signature, *remember, *tag_graph, *mark_inputs;
-    PyObject *by_id, *below, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
+    PyObject *current_node, *mode_count, *any_autocast, *tensor, *parameter, *plain_call;
+    PyObject *signature, *remember, *if_recomputed, *tag_graph, *mark_inputs;
+    PyObject *by_id, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
         *metadata, *key, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
 } Names;
 
 extern Names annot_its;
+
+/* ---------------------------------------------------------------- torch_events.c: the events of a call */
+
+#define ANNOT_MAX_KEY 64
+
+/* The events of a site, and which of them the last call had. */
+typedef struct {
+    PyObject_HEAD
+    int64_t key[ANNOT_MAX_KEY]; /* of the last call */
+    uint32_t length;
+    int shapes, elsewhere; /* as the site says */
+    PyObject *last;        /* the events of the last call: (forward, backward); owned */
+    PyObject *events;      /* the site's own, key -> events; owned */
+} Cache;
+
+/* New reference; NULL with an exception set. */
+Cache *annot_cache_of(PyObject *site);
+/* New reference to the (forward, backward) events of a call. */
+PyObject *annot_events_of(PyObject *site, Cache *cache, PyObject *args, PyObject *kwargs);
+/* Steals `events`, returns a new reference: to those of a recomputation if a node of a backward runs here. */
+PyObject *annot_if_recomputed(PyObject *site, PyObject *events, PyObject *args, PyObject *kwargs);
+/* Finds what PyTorch offers without the way through Python. */
+void annot_prepare_events(void);
+int annot_add_events(void);
+
+/* ---------------------------------------------------------------- torch_calls.c: forward */
 
 typedef struct Memo Memo;
 
@@ -85,5 +110,9 @@ PyObject *annot_get(const char *module_name, const char *path);
 int annot_prepare_hooks(Calls *self);
 PyObject *annot_begin(PyObject *calls, PyObject *args, PyObject *kwargs);
 PyObject *annot_finish(PyObject *calls, PyObject *token);
+/* On how many threads of this process a backward runs; one that runs inside another counts by itself. */
+extern int annot_runs;
+/* The call whose backward is open on this thread, borrowed; NULL if there is none. */
+Invocation *annot_open_layer(void);
 
 #endif

@@ -16,6 +16,9 @@ typedef struct Frame {
 } Frame;
 
 static __thread Frame *my_frame = NULL;
+int annot_runs = 0;
+
+Invocation *annot_open_layer(void) { return my_frame && my_frame->count ? my_frame->open[my_frame->count - 1] : NULL; }
 
 static Frame *push_frame(int creates_graph) {
     Frame *frame = calloc(1, sizeof *frame);
@@ -27,6 +30,7 @@ static Frame *push_frame(int creates_graph) {
     frame->nodes = PyList_New(0);
     frame->handles = PyList_New(0);
     frame->below = my_frame;
+    annot_runs++;
     return my_frame = frame;
 }
 
@@ -63,6 +67,7 @@ static void pop_frame(void) {
     close_down_to(frame, 0);
     note_in_graph(frame, annot_my_notes() ? annot_my_notes()->current : NULL);
     my_frame = frame->below;
+    annot_runs--;
     Py_XDECREF(frame->nodes);
     Py_XDECREF(frame->handles);
     free(frame->open);

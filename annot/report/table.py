@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from annot.report import Report
-from annot.report.tree import Line, layer_lines, other_lines
+from annot.report.tree import LAYER_PHASES, Line, layer_lines, other_lines
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
 __all__ = ["Column", "fitted_table", "notes", "print_table"]
@@ -63,7 +63,7 @@ def _layer_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[
         return lambda line: unit.show(line.get(time, *phases))
 
     self_ns = time.replace("_ns", "_self_ns")
-    columns = [Column(phase.capitalize(), timed(phase)) for phase in ("forward", "backward") if phase in phases]
+    columns = [Column(phase.capitalize(), timed(phase)) for phase in LAYER_PHASES if phase in phases]
     columns += [
         Column("Total", timed(), _NARROW if phases else 0),
         Column("Self", lambda line: unit.show(line.get(self_ns)), _WIDE),

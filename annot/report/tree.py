@@ -11,10 +11,12 @@ import polars as pl
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.keys import BATCH, DATA, EPOCH
 
-__all__ = ["MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
+__all__ = ["LAYER_PHASES", "MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
 
 MODEL: Final = "(model)"
 """The path of the whole model, for people."""
+LAYER_PHASES: Final = ("forward", "backward", "recompute")
+"""What a layer does."""
 _TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
@@ -65,7 +67,7 @@ def other_lines(rows: pl.DataFrame) -> list[Line]:
 
 def is_layer(row: dict[str, Any]) -> bool:
     """Return whether a row of `annot.correlate.by_layer` is about a layer of a model."""
-    return row["phase"] in ("forward", "backward") and bool(row["layer"] or row["module"])
+    return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
 
 
 def title(row: dict[str, Any]) -> tuple[str, str]:

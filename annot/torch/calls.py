@@ -7,6 +7,9 @@ Backward. Before the engine runs, the graph is walked once from the roots. On on
 falling order of their sequence numbers, so only a node whose layer differs from that of the node before it needs
 a hook. The hook closes ranges up to the common ancestor of the layer that is open and the node's own, and opens
 them down to the latter.
+
+Recomputation. A forward call that runs while the engine runs a node on its thread is recomputation: it is what
+activation checkpointing does, and what a hook or a custom function that calls a module in its backward looks like.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 
 from annot import emit
 from annot.shapes import spec_of, tensors_in
-from annot.torch.sites import Site, Sites, is_tensor
+from annot.torch.sites import Site, Sites, autocast_dtype, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
@@ -110,21 +113,28 @@ class Calls:
 
     # ---------------------------------------------------------------- forward
 
-    def take_calls(self, original: Callable[..., Any]) -> None:
-        """Have `patched_call`, which stands in for `original`, work for this object."""
-        global _original, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes
-        _original, _is_plain = original, original is torch.nn.Module._wrapped_call_impl
+    def take_calls(self, original: Callable[..., Any], inner: Callable[..., Any]) -> None:
+        """Have `patched_call`, which stands in for `original` and calls `inner`, work for this object."""
+        global _original, _inner, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes, _running
+        _original, _inner, _is_plain = original, inner, inner is torch.nn.Module._wrapped_call_impl
         _calls, _thread, _by_id = self, self._thread, self._sites.by_id
         _opens, _notes_nodes = self._forward, self._backward
+        _running = self._frames
 
     def forget(self) -> None:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, or that came after its model."""
+        around = parent or (self._recomputed_layer() if self._frames else None)
         if site is None:
-            return None if parent is None else self._sites.discover(module, parent[SITE])
-        return site if parent is None else site.below(parent[SITE].layer)
+            return None if around is None else self._sites.discover(module, around[SITE])
+        return site if around is None else site.near(around[SITE].layer)
+
+    def site(self) -> Site | None:
+        """Return the site of the innermost call on this thread."""
+        current = self.notes().current
+        return None if current is None else current[SITE]
 
     def notes(self) -> Notes:
         """Return the notes of this thread."""
@@ -134,6 +144,11 @@ class Calls:
             self.threads += 1
             notes = self._thread.notes = Notes()
             return notes
+
+    def _recomputed_layer(self) -> Invocation | None:
+        """Return the call whose backward is open on this thread, if any: a call from there is at home nearby."""
+        frames = self._frames.get(threading.get_ident())
+        return frames[-1].open[-1] if frames and frames[-1].open else None
 
     # ---------------------------------------------------------------- backward
 
@@ -260,14 +275,17 @@ class Calls:
 # What `patched_call` works with. Globals, because torch.compile recompiles when the closure of a function that it has
 # traced changes, and leaving the block puts a function without one in this one's place.
 _original: Callable[..., Any]
+_inner: Callable[..., Any]
 _is_plain: bool
 _calls: Calls
 _thread: Any
 _by_id: dict[int, Site]
 _opens: bool
 _notes_nodes: bool
+_running: dict[int, list[Frame]]
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_tracing: Final = torch._C._get_tracing_state
+_is_autocast: Final = torch._C._is_any_autocast_enabled
 _push, _pop = emit.push, emit.pop
 _Tensor: Final = torch.Tensor
 
@@ -294,7 +312,7 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         mark_inputs(args, kwargs)
     key: Any = None
     if site.shapes and _is_tracing() is None:
-        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs:
+        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs and not _is_autocast():
             try:
                 key = args[0].shape, args[0].dtype
             except RuntimeError:  # a nested tensor has no shape
@@ -302,6 +320,8 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         else:
             key = signature(args, kwargs)
     events = site.events.get(key) or remember(site, key, args, kwargs)
+    if _running:
+        events = if_recomputed(site, events, args, kwargs)
     try:
         made = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
         if _notes_nodes:
@@ -315,7 +335,7 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if _is_plain and module._compiled_call_impl is None:  # all that the original then does
             result = module._call_impl(*args, **kwargs)
         else:
-            result = _original(module, *args, **kwargs)
+            result = _inner(module, *args, **kwargs)
     finally:
         if _opens:
             _pop()
@@ -357,16 +377,17 @@ def unseen_by_dynamo(function: F) -> F:
 
 @unseen_by_dynamo
 def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a key that is equal for calls whose tensors have equal shapes and dtypes.
+    """Return a key that is equal for calls whose tensors have equal shapes and dtypes, under the same autocast.
 
     None, the key of ranges without shapes, if an argument does not let itself be looked at.
     """
     try:
         found = tensors_in(args, kwargs, is_tensor)
         with torch._C.DisableTorchFunction():
+            autocast = autocast_dtype(found) if _is_autocast() else ""
             if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
-                return tuple([(tensor.shape, tensor.dtype) for tensor in found])
-            return tuple(map(spec_of, found))
+                return autocast, *[(tensor.shape, tensor.dtype) for tensor in found]
+            return autocast, *map(spec_of, found)
     except Exception:
         return None
 
@@ -384,6 +405,21 @@ def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
             events = site.make_events(args, kwargs) if key is not None else site.make_events((), {})
         site.events[key] = events
     return events
+
+
+@unseen_by_dynamo
+def if_recomputed(
+    site: Site, events: tuple[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the events of a call while a backward runs somewhere: others if it runs here, in one of its nodes."""
+    if _current_node() is None:
+        return events
+    found = site.recomputed.get(events[0])
+    if found is None:
+        with torch._C.DisableTorchFunction():
+            found = site.make_recompute_event(args, kwargs), events[1]
+        site.recomputed[events[0]] = found
+    return found
 
 
 def _node_of(root: Any) -> Any:

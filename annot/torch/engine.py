@@ -17,11 +17,13 @@ class Engine:
     Args:
         engine: what stood in `torch.autograd.Variable._execution_engine`.
         calls: the `Calls` that know the layers; None once the block is over.
+        ranges: open ranges; without them `calls` only knows that a backward runs, to tell recomputation.
     """
 
-    def __init__(self, engine: Any, calls: Any) -> None:
+    def __init__(self, engine: Any, calls: Any, *, ranges: bool) -> None:
         self._engine = engine
         self._calls = calls
+        self._ranges = ranges
         self._event = emit.event(tag.format(tag.Tag(phase="backward")), category="backward")
 
     def __getattr__(self, name: str) -> Any:
@@ -34,8 +36,9 @@ class Engine:
             return self._engine.run_backward(*args, **kwargs)
         depth, frame = emit.depth(), None
         try:
-            emit.push(self._event)
-            frame = _begin(calls, args, kwargs)
+            if self._ranges:
+                emit.push(self._event)
+            frame = _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
             return self._engine.run_backward(*args, **kwargs)
         finally:
             if frame is not None:
@@ -48,6 +51,7 @@ class Engine:
         return self._engine
 
 
+_NOTHING = {"keep_graph": False, "create_graph": False, "every": False}
 _NAMES = ("tensors", "grad_tensors", "keep_graph", "create_graph", "inputs")
 
 

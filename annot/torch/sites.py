@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -18,6 +18,9 @@ __all__ = ["MAX_PATHS", "Site", "Sites"]
 
 MAX_PATHS: Final = 64
 """How many paths of one module that stands in many places are told apart."""
+
+_Arguments: TypeAlias = tuple[tuple[str, tag.Value], ...]
+_Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, _Arguments]
 
 _TOO_MANY = "too many different input shapes for one run: further ranges show none"
 
@@ -33,6 +36,8 @@ class Site:
         of: the module itself.
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
+        recomputed: the same with the event of the recomputation, by forward event.
+        operations: the events of the operations that it calls itself, by name and by arguments.
         cache: belongs to `annot.native._fast.Calls`.
     """
 
@@ -42,31 +47,57 @@ class Site:
     of: weakref.ref[torch.nn.Module]
     elsewhere: dict[str, Site] | None = None
     events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    recomputed: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    operations: dict[str, dict[Any, Any]] = field(default_factory=dict)
     cache: Any = None
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the forward and the backward event of a call with these arguments."""
-        specs: tuple[tag.TensorSpec, ...] = ()
-        omitted = 0
+        shown = self._shown(args, kwargs)
+        return self._event("forward", *shown), self._event("backward", *shown)
+
+    def make_recompute_event(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the event of a forward call with these arguments that runs again, for the backward."""
+        return self._event("recompute", *self._shown(args, kwargs))
+
+    def near(self, active: str) -> Site:
+        """Return the site of this module that lies in the layer `active`, or else in the nearest layer around it."""
+        while active and self.elsewhere is not None:
+            for path, site in self.elsewhere.items():
+                if path.startswith(active + "."):
+                    return site
+            active = active.rpartition(".")[0]
+        return self
+
+    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Shown:
+        """Return what the texts of a call with these arguments show, if there is room for two."""
         if self.shapes and emit.room_for_texts(2):
             with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
-                tensors = tensors_in(args, kwargs, is_tensor)
-                specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
-                omitted = max(0, len(tensors) - MAX_TENSORS)
+                return shown(tensors_in(args, kwargs, is_tensor))
         elif self.shapes:
             emit.warn_once(_TOO_MANY)
-        return self._event("forward", specs, omitted), self._event("backward", specs, omitted)
+        return (), 0, ()
 
-    def below(self, active: str) -> Site:
-        """Return the site of this module that lies below the layer `active`, or this one if none does."""
-        if self.elsewhere is None:
-            return self
-        prefix = active + "." if active else ""
-        return next((site for path, site in self.elsewhere.items() if path.startswith(prefix)), self)
-
-    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int) -> Any:
-        text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted))
+    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: _Arguments) -> Any:
+        text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))
         return emit.event(text, category=phase, few=not specs)
+
+
+def shown(tensors: list[Any]) -> _Shown:
+    """Return what a text shows of tensors: the first ones, how many more there are, and how autocast casts them."""
+    dtype = autocast_dtype(tensors)
+    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
+    return specs, max(0, len(tensors) - MAX_TENSORS), (("autocast", dtype),) if dtype else ()
+
+
+def autocast_dtype(tensors: list[Any]) -> str:
+    """Return the dtype of autocast where the first of these tensors is, or an empty text if it is off there."""
+    if not tensors:
+        return ""
+    device = tensors[0].device.type
+    if not torch.amp.autocast_mode.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return ""
+    return tag.short_dtype(str(torch.get_autocast_dtype(device)))
 
 
 def is_tensor(value: object) -> bool:
@@ -128,7 +159,7 @@ class Sites:
     def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
         ident = id(module)
         alive = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive)
+        self.by_id[ident] = site = Site(path, _class_name(module), shapes, alive)
         self._on_change()
         return site
 
@@ -139,6 +170,14 @@ class Sites:
     def _forget(self, ident: int) -> None:
         self.by_id.pop(ident, None)
         self._holders.pop(ident, None)
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    """Return the name of the class that the user wrote: not that of a lazy or scripted stand-in."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(getattr(module, "original_name", type(module).__name__))
+    becomes = getattr(module, "cls_to_become", None)
+    return becomes.__name__ if isinstance(becomes, type) else type(module).__name__
 
 
 def _add_place(site: Site, path: str) -> None:
