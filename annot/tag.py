@@ -5,12 +5,12 @@ Grammar, one line of text per range::
     range   = head { " " tensor } [ " +" omitted ] " |" code
     head    = layer [ " " module ] [ " " step ]
     layer   = name | title               title only for layer "" : the whole model or phase
-    title   = "Forward" | "Backward" | "Optimizer" | "Data" | "Epoch" | "Batch" | "Other"
+    title   = "Forward" | "Backward" | "Optimizer" | "Data" | "Epoch" | "Batch" | "Collective" | "Other"
     name    = bare | JSON string         quoted when it is a title, holds white space, a control character or
                                          one of  " [ |   begins with +   or, as a module, is a number
     tensor  = "[" [ dim { "," dim } ] "]" [ dtype ]          dim = integer | "?"
     step    = digits                     omitted = digits: tensors that were not spelt out
-    code    = "fwd" | "bwd" | "opt" | "data" | "epoch" | "step" | "other"
+    code    = "fwd" | "bwd" | "opt" | "data" | "epoch" | "step" | "coll" | "other"
 
 so that a timeline shows ``features.0 Conv2d [32,3,224,224]f32 |fwd`` and ``Batch 12 |step``. The closing code
 tells our texts from any other, and a text is ours only if it is exactly what `format` would have written.
@@ -28,7 +28,7 @@ __all__ = ["DOMAIN", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
 
-Phase: TypeAlias = Literal["forward", "backward", "optimizer", "data", "epoch", "step", "other"]
+Phase: TypeAlias = Literal["forward", "backward", "optimizer", "data", "epoch", "step", "collective", "other"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 _CODES: Final[dict[Phase, str]] = {
@@ -38,6 +38,7 @@ _CODES: Final[dict[Phase, str]] = {
     "data": "data",
     "epoch": "epoch",
     "step": "step",
+    "collective": "coll",
     "other": "other",
 }
 _TITLES: Final[dict[Phase, str]] = {
@@ -47,6 +48,7 @@ _TITLES: Final[dict[Phase, str]] = {
     "data": "Data",
     "epoch": "Epoch",
     "step": "Batch",
+    "collective": "Collective",
     "other": "Other",
 }
 _PHASE_OF_CODE: Final[dict[str, Phase]] = {code: phase for phase, code in _CODES.items()}
@@ -107,11 +109,12 @@ class Tag:
 
     Args:
         layer: dotted path in the model, as PyTorch or Keras spells it; empty for the whole model or phase.
-        module: class name of the layer or optimizer; empty if there is none.
+        module: class name of the layer or optimizer, stage of an epoch or batch, operation of a collective; empty if
+            there is none.
         phase: one of `PHASES`.
         tensors: shapes and dtypes of the tensors that came in.
         omitted: how many further tensors are not in `tensors`.
-        step: number of the epoch or batch; None where there is no such number.
+        step: number of the epoch, batch or worker; None where there is no such number.
 
     Example:
         >>> str(Tag("features.0", "Conv2d", "forward", (TensorSpec((32, 3, 224, 224), "f32"),)))

@@ -8,7 +8,9 @@ from typing import Final
 import polars as pl
 
 from annot.profile import MARKS, RANGES, pick
+from annot.rank_text import parse_rank
 from annot.read.nsys_layout import ROW, Tables, fetch_blocks, process_of, spelt, with_times
+from annot.tag import DOMAIN
 
 __all__ = ["TABLE", "Events", "read_events"]
 
@@ -58,6 +60,13 @@ class Events:
         """Return the marks that have a time and a thread."""
         marks = self._marks.drop_nulls(["start", "thread"])
         return pick(marks.with_columns(pl.col("text", "domain").cast(pl.String)), MARKS)
+
+    def ranks(self) -> dict[int, tuple[int, int]]:
+        """Return rank and world size of each process that says them, the last if it says several."""
+        text = pl.col("text").cast(pl.String)
+        said = self._marks.filter(pl.col("domain") == DOMAIN, text.str.starts_with("Rank ")).sort("start")
+        known = ((process, parse_rank(text)) for process, text in said.select("process", "text").iter_rows())
+        return {process: rank for process, rank in known if rank is not None}
 
 
 def read_events(tables: Tables, strings: pl.DataFrame, *, full: bool) -> Events:

@@ -17,7 +17,7 @@ from annot.read import nsys_nvtx
 from annot.read.merge import merged
 from annot.read.nsys_graphs import read_origins, with_origins
 from annot.read.nsys_layout import WORK, Tables, fetch_blocks, process_of, read_strings, sentences, spelt, with_times
-from annot.read.nsys_meta import notes_of_recorder, read_meta
+from annot.read.nsys_meta import notes_of_recorder, read_meta, with_ranks
 
 __all__ = ["Export", "check", "read_profile"]
 
@@ -86,6 +86,7 @@ class Export:
             self._facts = notes_of_recorder(tables)
             self._meta = meta | read_meta(tables)
             self._seen: set[int] = set()
+            self._ranks: dict[int, tuple[int, int]] = {}
 
     @property
     def ranges(self) -> pl.DataFrame:
@@ -98,17 +99,18 @@ class Export:
             events = nsys_nvtx.read_events(tables, self._strings, full=self._full)
             ranges = events.ranges(self._counter("ranges"))
         self._seen.update(ranges["process"].unique())
+        self._ranks = events.ranks()
         self._notes["none"] = Counter(_no_ranges(events.domains) if ranges.is_empty() else ())
         return ranges, events.marks()
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What is known of the profile; notes of rows that were not read yet are not among it."""
+        """What is known of the profile; notes and ranks in rows that were not read yet are not among it."""
         counted = {table: sentences(notes) for table, notes in self._notes.items() if table != "none"}
         notes = [*self._facts, *self._notes.get("none", ()), *(note for part in counted.values() for note in part)]
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
-        return meta | ({"processes": known} if known else {}) | {"notes": notes}
+        return with_ranks(meta | ({"processes": known} if known else {}), self._ranks) | {"notes": notes}
 
     def last_launch(self) -> int | None:
         """Return when the last API call ended; see `annot.profile.Source`."""

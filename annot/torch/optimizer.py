@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from annot import emit, tag
 
-__all__ = ["OptimizerSteps"]
+__all__ = ["OptimizerSteps", "subclasses"]
 
 
 class _Patch(NamedTuple):
@@ -42,7 +42,7 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Patch every optimizer class that is in use, and those that come into use later."""
-        for cls in _subclasses(Optimizer):
+        for cls in subclasses(Optimizer):
             self._patch(cls)
         self._replace(Optimizer, "_patch_step_function", self._on_first_use)
         self._handles = [
@@ -113,8 +113,9 @@ def _event(optimizer: Any) -> Any:
     return emit.event(tag.format(tag.Tag(module=type(optimizer).__name__, phase="optimizer")), category="optimizer")
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def subclasses(cls: type) -> Iterator[type]:
+    """Yield the subclasses of a class, however far down; one may come several times."""
     children: list[type] = cls.__subclasses__()
     for child in children:
         yield child
-        yield from _subclasses(child)
+        yield from subclasses(child)

@@ -10,9 +10,11 @@ import torch
 from torch.autograd import Variable
 
 from annot import emit, native
+from annot.torch import collectives, data, losses, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.engine import Engine
 from annot.torch.optimizer import OptimizerSteps
+from annot.torch.patches import Patches
 from annot.torch.sites import Sites
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class Options:
     backward: bool = True
     optimizer: bool = True
     shapes: bool = True
+    data: bool = True
+    collectives: bool = True
 
 
 def emit_ranges(
@@ -38,6 +42,8 @@ def emit_ranges(
     backward: bool = True,
     optimizer: bool = True,
     shapes: bool = True,
+    data: bool = True,
+    collectives: bool = True,
 ) -> EmitRanges:
     """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
@@ -50,8 +56,10 @@ def emit_ranges(
         model: the module to instrument; modules that it gets later, inside the block, are found too.
         forward: ranges around forward calls.
         backward: ranges around the backward of each layer, and around the whole backward.
-        optimizer: ranges around optimizer steps.
+        optimizer: ranges around optimizer steps, and what goes with them; see `annot.torch.phases`.
         shapes: say shapes and dtypes in the texts.
+        data: ranges around the wait for each batch of a DataLoader, and in its workers; see `annot.torch.data`.
+        collectives: ranges around what processes send each other; see `annot.torch.collectives`.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads.
@@ -67,7 +75,7 @@ def emit_ranges(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
-    return EmitRanges(model, Options(forward, backward, optimizer, shapes))
+    return EmitRanges(model, Options(forward, backward, optimizer, shapes, data, collectives))
 
 
 class EmitRanges:
@@ -136,10 +144,26 @@ class Installed:
                 steps = OptimizerSteps()
                 self._undo.append(steps.remove)
                 steps.install()
+            patches = Patches()
+            self._undo.append(patches.undo)
+            self._install_around(patches, options)
         except BaseException:
             while self._undo:
                 self._undo.pop()()
             raise
+
+    def _install_around(self, patches: Patches, options: Options) -> None:
+        """What is not a call of the model or a step of the optimizer."""
+        if options.optimizer:
+            phases.install(patches)
+        if options.forward or options.backward:
+            replicas.install(patches, self._sites)
+            losses.install(patches, self._sites, shapes=options.shapes)
+        if options.data:
+            data.install(patches)
+        if options.collectives:
+            collectives.install(patches)
+        collectives.say_rank()
 
 
 _INSTALLED = Installed()

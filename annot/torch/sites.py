@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -125,12 +125,28 @@ class Sites:
             return None
         return self._add(module, f"{caller.layer}.{path}" if caller.layer else path, caller.shapes)
 
+    def add_outside(self, module: torch.nn.Module, path: str, *, shapes: bool) -> None:
+        """Give a module that belongs to no model a site, if it has none."""
+        if id(module) not in self.by_id:
+            self._add(module, path, shapes)
+
+    def add_replica(self, replica: torch.nn.Module, module: torch.nn.Module) -> None:
+        """Give a replica the site of its original, if that has one."""
+        site = self.by_id.get(id(module))
+        if site is not None:
+            self._put(replace(site, of=self._watched(replica), cache=None), replica)
+
     def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
-        ident = id(module)
-        alive = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive)
+        return self._put(Site(path, type(module).__name__, shapes, self._watched(module)), module)
+
+    def _put(self, site: Site, module: torch.nn.Module) -> Site:
+        self.by_id[id(module)] = site
         self._on_change()
         return site
+
+    def _watched(self, module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
+        ident = id(module)
+        return weakref.ref(module, lambda _: self._bury(ident))
 
     def _bury(self, ident: int) -> None:
         self._forget(ident)
