@@ -16,7 +16,10 @@ __all__ = ["LAYER", "install"]
 LAYER: Final = "Loss"
 """The layer of a loss that belongs to no model; a class follows, as in ``Loss CrossEntropyLoss``."""
 
+# Globals, because torch.compile recompiles when the closure of a function that it has traced changes.
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
+_sites: Sites
+_shapes: bool
 
 
 def install(patches: Patches, sites: Sites, *, shapes: bool) -> None:
@@ -24,11 +27,13 @@ def install(patches: Patches, sites: Sites, *, shapes: bool) -> None:
 
     A function of `torch.nn.functional` has none: it is a function like any other, and `annot.trace` is for those.
     """
+    global _sites, _shapes
+    _sites, _shapes = sites, shapes
+    pass_over(_call_loss)
+    patches.replace(_Loss, "__call__", _call_loss)
 
-    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  (the name in tracebacks)
-        if not _is_compiling():
-            sites.add_outside(self, LAYER, shapes=shapes)
-        return torch.nn.Module.__call__(self, *args, **kwargs)
 
-    pass_over(__call__)
-    patches.replace(_Loss, "__call__", __call__)
+def _call_loss(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if not _is_compiling():
+        _sites.add_outside(self, LAYER, shapes=_shapes)
+    return torch.nn.Module.__call__(self, *args, **kwargs)
