@@ -210,10 +210,10 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
         return NULL;
     if (site)
         return Py_NewRef(site);
-    if (!notes->current)
+    if (!notes->current && !PyObject_TypeCheck(module, (PyTypeObject *)annot_its.loss))
         return NULL;
-    PyObject *found =
-        PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, notes->current->site, NULL);
+    PyObject *caller = notes->current ? notes->current->site : Py_None;
+    PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, caller, NULL);
     if (found != Py_None)
         return found;
     Py_DECREF(found);
@@ -384,6 +384,7 @@ static int look_up(void) {
     struct { PyObject **place; const char *module, *path; } objects[] = {
         {&annot_its.tensor, "torch", "Tensor"},
         {&annot_its.parameter, "torch", "nn.Parameter"},
+        {&annot_its.loss, "annot.torch.sites", "Loss"},
         {&annot_its.plain_call, "torch", "nn.Module._wrapped_call_impl"},
         {&annot_its.current_node, "torch", "_C._current_autograd_node"},
         {&annot_its.mode_count, "torch", "_C._len_torch_function_stack"},

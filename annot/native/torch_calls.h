@@ -54,7 +54,7 @@ int annot_add_notes(void);
 
 /* Objects and names of PyTorch and of the twin, looked up once. */
 typedef struct {
-    PyObject *current_node, *mode_count, *tensor, *parameter, *plain_call;
+    PyObject *current_node, *mode_count, *tensor, *parameter, *plain_call, *loss;
     PyObject *signature, *remember, *tag_graph, *mark_inputs;
     PyObject *by_id, *below, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
         *metadata, *key, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;

@@ -22,7 +22,7 @@ import torch
 
 from annot import emit
 from annot.shapes import spec_of, tensors_in
-from annot.torch.sites import Site, Sites, is_tensor
+from annot.torch.sites import Loss, Site, Sites, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
@@ -121,9 +121,11 @@ class Calls:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
-        """Return the site of a module that stands in several places, or that came after its model."""
+        """Return the site of a module that stands in several places, that came after its model, or is a loss."""
         if site is None:
-            return None if parent is None else self._sites.discover(module, parent[SITE])
+            if parent is None and not isinstance(module, Loss):
+                return None
+            return self._sites.discover(module, None if parent is None else parent[SITE])
         return site if parent is None else site.below(parent[SITE].layer)
 
     def notes(self) -> Notes:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Variable
 
 from annot import emit, native
-from annot.torch import collectives, data, losses, phases, replicas
+from annot.torch import collectives, data, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.engine import Engine
 from annot.torch.optimizer import OptimizerSteps
@@ -49,8 +49,9 @@ def emit_ranges(
 
     A module's range carries its path in the model, its class, and shapes and dtypes of its input tensors. A
     backward range surrounds the autograd nodes that the module's forward made, on the thread where they run,
-    nested as the modules were nested. Outputs and gradients are the same bits with and without. If `annot.enabled`
-    is false on entry, nothing is installed.
+    nested as the modules were nested. A loss of `torch.nn` that is called outside the model is a layer ``Loss``.
+    Outputs and gradients are the same bits with and without. If `annot.enabled` is false on entry, nothing is
+    installed.
 
     Args:
         model: the module to instrument; modules that it gets later, inside the block, are found too.
@@ -158,7 +159,6 @@ class Installed:
             phases.install(patches)
         if options.forward or options.backward:
             replicas.install(patches, self._sites)
-            losses.install(patches, self._sites, shapes=options.shapes)
         if options.data:
             data.install(patches)
         if options.collectives:
