@@ -132,11 +132,14 @@ class _Events:
 
     def of_wait(self, work: Any, *_: Any, **__: Any) -> Any:
         """Return the event of a wait for `work`."""
-        operation = "wait"
-        with contextlib.suppress(Exception):  # a release or a backend that does not say what the work is
-            name = _c10d.OpType(work._get_op_type()).name.lower()
-            operation = f"{_METHODS.get(name, name)}.wait" if name != "unknown" else operation
-        return self._event(operation, None, [])
+        try:
+            number = work._get_op_type()
+        except Exception:  # a release or a backend that does not say what the work is
+            number = None
+        event = self._known.get(number)
+        if event is None:
+            event = self._known[number] = _make(_name_of_wait(number), "", [])
+        return event
 
     def _event(self, operation: str, group: Any, tensors: list[Any]) -> Any:
         try:
@@ -156,6 +159,13 @@ def _make(operation: str, group: str, tensors: list[Any]) -> Any:
     tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
     size = sum(tensor.nbytes for tensor in tensors)
     return emit.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
+
+
+def _name_of_wait(number: int | None) -> str:
+    with contextlib.suppress(Exception):  # a number of another release
+        name = _c10d.OpType(number).name.lower()
+        return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
+    return "wait"
 
 
 def _larger(sides: list[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import torch.utils.data as torch_data
@@ -45,5 +46,9 @@ def run_worker(*args: Any, **kwargs: Any) -> Any:
 
 def _fetching(*_: Any) -> Any:
     worker = torch_data.get_worker_info()
-    number = None if worker is None else worker.id
+    return _event(None if worker is None else worker.id)
+
+
+@functools.cache
+def _event(number: int | None) -> Any:
     return emit.event(tag.format(tag.Tag(module=WORKER, phase="data", step=number)), category="data", few=True)

@@ -155,7 +155,12 @@ def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
 
 
 def _event(optimizer: Any) -> Any:
-    return emit.event(tag.format(tag.Tag(module=type(optimizer).__name__, phase="optimizer")), category="optimizer")
+    return _event_of(type(optimizer).__name__)
+
+
+@functools.cache
+def _event_of(name: str) -> Any:
+    return emit.event(tag.format(tag.Tag(module=name, phase="optimizer")), category="optimizer", few=True)
 
 
 def subclasses(cls: type) -> Iterator[type]:

@@ -7,6 +7,7 @@ Their ranges are of the phase ``optimizer``, with the name of the function in th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,5 +47,6 @@ def _named(name: str) -> Callable[..., Any]:
     return lambda *_, **__: _event(name)
 
 
+@functools.cache
 def _event(name: str, module: str = "") -> Any:
-    return emit.event(tag.format(tag.Tag(name, module, "optimizer")), category="optimizer")
+    return emit.event(tag.format(tag.Tag(name, module, "optimizer")), category="optimizer", few=True)
