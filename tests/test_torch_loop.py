@@ -255,3 +255,33 @@ def test_whoever_patches_on_top_keeps_working(tmp_path: Path) -> None:
     patches.undo()
     assert owner.work() == -2
     assert made == [1]
+
+
+def test_a_compiled_step_is_compiled_alike(tmp_path: Path) -> None:
+    """`step` of an optimizer and gradient clipping, as one graph each, and no range of annot's is compiled in."""
+
+    def run(graphs: list[Any]) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+
+        def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+            graphs.append(str(graph.code))
+            return graph.forward
+
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = torch.compile(optimizer.step, backend=backend)
+        clip = torch.compile(lambda weights: torch.nn.utils.clip_grad_norm_(weights, 0.1), backend=backend)
+        for _ in range(3):
+            model(torch.ones(5, 3)).sum().backward()
+            clip(list(model.parameters()))
+            step()
+        return [one.detach() for one in model.parameters()]
+
+    plain: list[Any] = []
+    graphs: list[Any] = []
+    seen: list[torch.Tensor] = []
+    expected = run(plain)
+    captured = ranged(tmp_path, lambda: seen.extend(run(graphs)))
+    assert all(map(torch.equal, seen, expected))
+    assert graphs == plain
+    assert optimizing(captured) == []

@@ -29,7 +29,7 @@ class AnnotTrainerCallback(TrainerCallback):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._ranges = TrainerRanges(self, options)
+        self._ranges = TrainerRanges(options)
         self._evaluations = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -46,14 +46,7 @@ class AnnotCallback(_Callback):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._options = options
-        self._ranges = TrainerRanges(self, options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state["_options"])  # type: ignore[misc]
+        self._ranges = TrainerRanges(options)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Emit the ranges of the model until the trainer is done."""

@@ -109,6 +109,8 @@ class OptimizerSteps:
             active.remove(id(optimizer))
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if _is_compiling():
+            return None
         self._close_stale()
         if id(optimizer) in self._active():
             return None
@@ -122,7 +124,8 @@ class OptimizerSteps:
         return wrapped
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._close_stale()
+        if not _is_compiling():
+            self._close_stale()
 
     def _close_stale(self) -> None:
         """Close the range that the hooks opened; the second hook does not run when a step raises."""

@@ -17,20 +17,19 @@ __all__ = ["TrainerRanges"]
 class TrainerRanges:
     """The ranges that a trainer has open: layers of its model, epochs and batches.
 
-    All are closed at the latest when `owner` goes, or the process ends.
+    All are closed at the latest when this object goes, or the process ends. A copy has nothing open.
 
     Args:
-        owner: the callback.
         options: those of `annot.torch.emit_ranges`.
     """
 
-    def __init__(self, owner: object, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._open: dict[Any, Any] = {}
-        weakref.finalize(owner, _close, self._open)
+        weakref.finalize(self, _close, self._open)
 
     def __reduce__(self) -> Any:
-        raise TypeError("ranges that are open cannot be pickled")
+        return TrainerRanges, (self._options,)
 
     def enter(self, model: torch.nn.Module) -> None:
         """Close what is open, and emit the ranges of a model until `close`."""
