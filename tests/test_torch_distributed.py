@@ -276,7 +276,9 @@ def test_a_fetch_that_fails_closes_its_ranges(tmp_path: Path) -> None:
                 list(batches)
             batches._shutdown_workers()  # else they go with the exception, which takes 5 s
 
-    assert data_ranges(capture(tmp_path, body)) == {"Data |data": 2, "Data Worker 0 |data": 4}
+    found = data_ranges(capture(tmp_path, body))
+    assert found["Data |data"] == 2
+    assert found["Data Worker 0 |data"] >= 2  # it may have gone on with what was asked for ahead
 
 
 def test_data_can_be_left_out(tmp_path: Path) -> None:
