@@ -50,6 +50,7 @@ _COLORS: Final = {
     "op": 0xFF5AA9B8,
     "optimizer": 0xFF8E5CC2,
     "data": 0xFFC94F4F,
+    "collective": 0xFFB8A02E,
     "loop": 0xFF6C7A89,
 }
 _DEFAULT_COLOR: Final = 0xFF3C78D8

@@ -18,11 +18,12 @@ __all__ = ["batch", "batches", "epoch", "epochs"]
 T = TypeVar("T")
 
 
-def epochs(count: int | Iterable[T]) -> Iterable[Any]:
+def epochs(count: int | Iterable[T], *, stage: str = "") -> Iterable[Any]:
     """Iterate over epochs, each inside a range ``Epoch e``.
 
     Args:
         count: how many epochs, or an iterable whose items are handed on.
+        stage: what the epochs are for, such as ``validate``, unless for training: ``Epoch validate e``.
 
     Returns:
         An iterable over ``0 … count - 1``, or over the items. If `annot.enabled` is false: the plain
@@ -38,14 +39,16 @@ def epochs(count: int | Iterable[T]) -> Iterable[Any]:
     """
     items = range(count) if isinstance(count, int) else count
     _check_iterable("epochs expects an int or an iterable", items)
-    return _ranged(items, "epoch", waits=False) if emit.enabled() else items
+    return _ranged(items, "epoch", stage, waits=False) if emit.enabled() else items
 
 
-def batches(loader: Iterable[T]) -> Iterable[T]:
+def batches(loader: Iterable[T], *, stage: str = "") -> Iterable[T]:
     """Iterate over batches, each inside a range ``Batch i``; the wait for each is a range ``Data``.
 
     Args:
         loader: whatever yields batches, such as a `torch.utils.data.DataLoader`.
+        stage: what the batches are for, such as ``validate``, unless for training: ``Batch validate i``. Where
+            there are batches for training, the others are not counted among the steps.
 
     Returns:
         An iterable over the same batches, with the loader's length if it has one. If `annot.enabled` is false:
@@ -53,30 +56,34 @@ def batches(loader: Iterable[T]) -> Iterable[T]:
 
     Raises:
         TypeError: `loader` is not iterable.
+
+    Example:
+        >>> for x in batches(["a", "b"], stage="validate"):
+        ...     pass
     """
     _check_iterable("batches expects an iterable", loader)
-    return _ranged(loader, "step", waits=True) if emit.enabled() else loader
+    return _ranged(loader, "step", stage, waits=True) if emit.enabled() else loader
 
 
-def _ranged(items: Iterable[T], phase: Phase, *, waits: bool) -> Iterable[T]:
+def _ranged(items: Iterable[T], phase: Phase, stage: str, *, waits: bool) -> Iterable[T]:
     from annot.ranged import Ranged
 
-    return Ranged(items, lambda number: NumberedRange(phase, number), waits=waits)
+    return Ranged(items, lambda number: NumberedRange(phase, number, stage), waits=waits)
 
 
-def epoch(number: int) -> NumberedRange:
+def epoch(number: int, *, stage: str = "") -> NumberedRange:
     """Return a context manager that puts a range ``Epoch number`` around its block.
 
     Example:
         >>> with epoch(0), batch(7):
         ...     pass
     """
-    return NumberedRange("epoch", number)
+    return NumberedRange("epoch", number, stage)
 
 
-def batch(number: int) -> NumberedRange:
+def batch(number: int, *, stage: str = "") -> NumberedRange:
     """Return a context manager that puts a range ``Batch number`` around its block."""
-    return NumberedRange("step", number)
+    return NumberedRange("step", number, stage)
 
 
 class NumberedRange:
@@ -86,9 +93,9 @@ class NumberedRange:
     it late, and must not close anybody else's range then.
     """
 
-    __slots__ = ("_number", "_phase", "_started")
+    __slots__ = ("_number", "_phase", "_stage", "_started")
 
-    def __init__(self, phase: Phase, number: int) -> None:
+    def __init__(self, phase: Phase, number: int, stage: str = "") -> None:
         try:
             number = operator.index(number)
         except TypeError:
@@ -97,6 +104,7 @@ class NumberedRange:
             raise ValueError(f"the number of an epoch or batch must not be negative, got {number}")
         self._phase = phase
         self._number = number
+        self._stage = stage
         self._started: list[Any] = []
 
     def __enter__(self) -> None:
@@ -104,11 +112,11 @@ class NumberedRange:
             self._started.append(None)
             return
         event = emit.event(
-            format_tag(Tag(phase=self._phase, step=self._number)),
+            format_tag(Tag(module=self._stage, phase=self._phase, step=self._number)),
             category="loop",
             payload=self._number,
             transient=True,
-            general=format_tag(Tag(phase=self._phase)),
+            general=format_tag(Tag(module=self._stage, phase=self._phase)),
         )
         self._started.append(emit.start(event))
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import wrapt
 
 from annot import emit
+from annot.outermost import Outermost
 from annot.tag import Tag
 from annot.tag import format as format_tag
 
@@ -55,12 +56,9 @@ class Ranged(wrapt.ObjectProxy[Any]):
 def _timed_waits(items: Iterator[T]) -> Iterator[T]:
     event = emit.event(format_tag(Tag(phase="data")), category="data")
     while True:
-        depth = emit.depth()
         try:
-            emit.push(event)
-            item = next(items)
+            with Outermost("data", event):
+                item = next(items)
         except StopIteration:
             return
-        finally:
-            emit.pop_to(depth)
         yield item

@@ -5,7 +5,8 @@ Grammar, one line of text per range::
     range    = head { " " tensor } [ " +" omitted ] { " " argument } " |" code
     head     = layer [ " " module ] [ " " op ] [ " " step ]         op if and only if the code is "op"
     layer    = name | title              title only for layer "" : the whole model or phase
-    title    = "Forward" | "Backward" | "Recompute" | "Optimizer" | "Data" | "Epoch" | "Batch" | "Operation" | "Other"
+    title    = "Forward" | "Backward" | "Recompute" | "Optimizer" | "Data" | "Epoch" | "Batch" | "Operation"
+             | "Collective" | "Other"
     name     = bare | JSON string        quoted when it is a title, holds white space, a control character or
                                          one of  " [ | =   begins with +   or, as a module or op, is a number
     tensor   = "[" [ dim { "," dim } ] "]" [ dtype ]         dim = integer | "?"
@@ -13,7 +14,7 @@ Grammar, one line of text per range::
     argument = word "=" ( value | "," | value "," | value { "," value } )        the last three are tuples
     value    = "None" | "True" | "False" | number | word | JSON string           number as Python's repr has it
     word     = letter or "_" { letter | digit | "_" }        as a value, none that reads as something else
-    code     = "fwd" | "bwd" | "re" | "opt" | "data" | "epoch" | "step" | "op" | "other"
+    code     = "fwd" | "bwd" | "re" | "opt" | "data" | "epoch" | "step" | "op" | "coll" | "other"
 
 so that a timeline shows ``features.0 Conv2d [32,3,224,224]f32 |fwd``, ``Batch 12 |step`` and
 ``features.0 Conv2d conv2d [32,3,224,224]f32 [64,3,11,11]f32 stride=4,4 |op``. The closing code tells our texts from
@@ -32,7 +33,9 @@ __all__ = ["DOMAIN", "PHASES", "Phase", "Scalar", "Tag", "TensorSpec", "Value", 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
 
-Phase: TypeAlias = Literal["forward", "backward", "recompute", "optimizer", "data", "epoch", "step", "op", "other"]
+Phase: TypeAlias = Literal[
+    "forward", "backward", "recompute", "optimizer", "data", "epoch", "step", "op", "collective", "other"
+]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = Scalar | tuple[Scalar, ...]
@@ -46,6 +49,7 @@ _CODES: Final[dict[Phase, str]] = {
     "epoch": "epoch",
     "step": "step",
     "op": "op",
+    "collective": "coll",
     "other": "other",
 }
 _TITLES: Final[dict[Phase, str]] = {
@@ -57,6 +61,7 @@ _TITLES: Final[dict[Phase, str]] = {
     "epoch": "Epoch",
     "step": "Batch",
     "op": "Operation",
+    "collective": "Collective",
     "other": "Other",
 }
 _PHASE_OF_CODE: Final[dict[str, Phase]] = {code: phase for phase, code in _CODES.items()}
@@ -127,11 +132,12 @@ class Tag:
 
     Args:
         layer: dotted path in the model, as PyTorch or Keras spells it; empty for the whole model or phase.
-        module: class name of the layer or optimizer; empty if there is none.
+        module: class name of the layer or optimizer, stage of an epoch or batch, operation of a collective; empty if
+            there is none.
         phase: one of `PHASES`.
         tensors: shapes and dtypes of the tensors that came in.
         omitted: how many further tensors are not in `tensors`.
-        step: number of the epoch or batch; None where there is no such number.
+        step: number of the epoch, batch or worker; None where there is no such number.
         op: name of the operation; only and always in the phase ``op``, whose layer is the one that it runs in.
         arguments: names and values of what else was given, in that order. A tag does not tell ``1`` from ``1.0``
             and ``True`` when compared, as Python does not; its text does.

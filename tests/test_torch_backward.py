@@ -421,7 +421,7 @@ def test_optimizer_steps_of_every_kind(both: Run, when: str) -> None:
     before = {cls: vars(cls)["step"] for cls in (torch.optim.SGD, torch.optim.LBFGS)}
     captured = both(model, body)
     texts = [text for text in captured.texts if text.startswith("Optimizer")]
-    assert texts == [f"Optimizer {name} |opt" for name in ("SGD", "Own", "LBFGS", "SGD")]
+    assert texts == [f"Optimizer {name} |opt" for name in ("SGD", "Own", "SGD")]  # the closure of LBFGS raises
     assert when == "inside" or {cls: vars(cls)["step"] for cls in before} == before
 
 

@@ -106,7 +106,10 @@ def _named(forest: Forest, pattern: str) -> pl.DataFrame:
 
 
 def _batches(forest: Forest) -> pl.DataFrame:
-    return _spans(forest, forest.says["loop"] & (forest.says["layer"] == BATCH))
+    """The batches for training; those of other stages, as validation, if there are no others."""
+    batches = forest.says["loop"] & (forest.says["layer"] == BATCH)
+    training = _spans(forest, batches & (forest.says["module"] == ""))
+    return training if training.height else _spans(forest, batches)
 
 
 def _usual_names(forest: Forest) -> pl.DataFrame:

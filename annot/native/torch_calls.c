@@ -52,9 +52,10 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     if (site)
         return Py_NewRef(site);
     Invocation *around = caller(notes);
-    if (!around)
+    if (!around && !PyObject_TypeCheck(module, (PyTypeObject *)annot_its.loss))
         return NULL;
-    PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, around->site, NULL);
+    PyObject *site_around = around ? around->site : Py_None;
+    PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, site_around, NULL);
     if (found != Py_None)
         return found;
     Py_DECREF(found);
@@ -226,6 +227,7 @@ static int look_up(void) {
     struct { PyObject **place; const char *module, *path; } objects[] = {
         {&annot_its.tensor, "torch", "Tensor"},
         {&annot_its.parameter, "torch", "nn.Parameter"},
+        {&annot_its.loss, "annot.torch.sites", "Loss"},
         {&annot_its.plain_call, "torch", "nn.Module._wrapped_call_impl"},
         {&annot_its.current_node, "torch", "_C._current_autograd_node"},
         {&annot_its.mode_count, "torch", "_C._len_torch_function_stack"},

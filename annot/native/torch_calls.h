@@ -53,7 +53,7 @@ int annot_add_notes(void);
 
 /* Objects and names of PyTorch and of the twin, looked up once. */
 typedef struct {
-    PyObject *current_node, *mode_count, *any_autocast, *tensor, *parameter, *plain_call;
+    PyObject *current_node, *mode_count, *any_autocast, *tensor, *parameter, *plain_call, *loss;
     PyObject *signature, *remember, *if_recomputed, *tag_graph, *mark_inputs;
     PyObject *by_id, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
         *metadata, *key, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;

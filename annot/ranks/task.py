@@ -97,8 +97,12 @@ def _table(profile: Source, path: str, question: Question, process: int | None) 
     rows = with_collectives(group(attribution), attribution, question.by, group)
     collectives = collective_work(attribution).select(pl.col("gpu_ns", "calls").sum()).row(0)
     meta = _meta(attribution, path, question) | dict(zip(("collective_ns", "collectives"), collectives, strict=True))
-    rank = profile.meta.get("rank") if process is None else None
+    rank = profile.meta.get("rank") if process is None else _rank_of(process, profile.meta)
     return RankTable(path, rank, process, rows, meta)
+
+
+def _rank_of(process: int, meta: dict[str, Any]) -> int | None:
+    return next((one.get("rank") for one in meta.get("processes", ()) if one["process"] == process), None)
 
 
 def _attributed(profile: Source, path: str, question: Question) -> Attribution:

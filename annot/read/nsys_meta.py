@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from annot.read.nsys_layout import Tables
 
-__all__ = ["notes_of_recorder", "read_meta"]
+__all__ = ["notes_of_recorder", "read_meta", "with_ranks"]
 
 _NO_CUDA: Final = 0
 """The compute capability of a GPU that CUDA cannot use."""
@@ -39,6 +39,31 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, [])}
     return {"producer": _producer(tables), **known}
+
+
+def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
+    """Return the entries of `Profile.meta` with what processes said of their rank.
+
+    Args:
+        meta: with the processes.
+        ranks: rank and world size, by process.
+
+    Returns:
+        The processes have rank and world_size; the profile has them if all that say so are of one rank.
+
+    Example:
+        >>> with_ranks({"processes": [{"process": 7, "pid": 1, "name": "python"}]}, {7: (3, 8)})["rank"]
+        3
+    """
+    if not ranks:
+        return meta
+    processes = {process["process"]: process for process in meta.get("processes", ())}
+    for process, (rank, world_size) in ranks.items():
+        known = processes.get(process) or _named(process, {})
+        processes[process] = known | {"rank": rank, "world_size": world_size}
+    facts = meta | {"processes": [processes[process] for process in sorted(processes)]}
+    different = set(ranks.values())
+    return facts | (dict(zip(("rank", "world_size"), *different, strict=True)) if len(different) == 1 else {})
 
 
 def notes_of_recorder(tables: Tables) -> list[str]:

@@ -28,7 +28,8 @@ from annot.read import nsys_nvtx
 from annot.read.merge import merged
 from annot.read.nsys_graphs import read_origins, with_origins
 from annot.read.nsys_layout import WORK, Tables, fetch_blocks, process_of, read_strings, sentences, spelt, with_times
-from annot.read.nsys_meta import notes_of_recorder, read_meta
+from annot.read.nsys_meta import notes_of_recorder, read_meta, with_ranks
+from annot.read.statements import Statements
 
 __all__ = ["Export", "check", "read_profile"]
 
@@ -90,6 +91,7 @@ class Export:
         self, opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], *, full: bool = False
     ) -> None:
         self._opened, self._full = opened, full
+        self._said = Statements()
         self._notes: dict[str, Counter[str]] = {}
         with opened() as tables:
             strings = read_strings(tables)
@@ -102,10 +104,12 @@ class Export:
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield ranges; see `annot.profile.Source`."""
         notes, found = self._counter("ranges"), False
+        self._said = Statements()
         with self._opened() as tables:
             names = nsys_nvtx.Names(tables, self._strings)
             for events in nsys_nvtx.event_blocks(tables, self._strings, names, full=False):
                 ranges = nsys_nvtx.as_ranges(events, notes)
+                self._said.take(nsys_nvtx.as_marks(events))
                 self._seen.update(ranges["process"].unique())
                 found |= not ranges.is_empty()
                 yield ranges
@@ -114,6 +118,7 @@ class Export:
     def events(self) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return ranges and marks in full, as `annot.profile.RANGES` and `annot.profile.MARKS`."""
         notes = self._counter("ranges")
+        self._said = Statements()
         ranges, marks = [conform(None, RANGES)], [conform(None, MARKS)]
         with self._opened() as tables:
             names = nsys_nvtx.Names(tables, self._strings)
@@ -121,6 +126,7 @@ class Export:
                 events = events.with_columns(pl.col("kind").cast(pl.String))
                 ranges.append(pick(nsys_nvtx.as_ranges(events, notes), RANGES))
                 marks.append(pick(nsys_nvtx.as_marks(events), MARKS))
+                self._said.take(marks[-1])
         together = pl.concat(ranges)
         self._seen.update(together["process"].unique())
         self._notes["none"] = Counter(_no_ranges(names.domains) if together.is_empty() else ())
@@ -128,12 +134,12 @@ class Export:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What is known of the profile; notes of rows that were not read yet are not among it."""
+        """What is known of the profile; notes and ranks in rows that were not read yet are not among it."""
         counted = {table: sentences(notes) for table, notes in self._notes.items() if table != "none"}
         notes = [*self._facts, *self._notes.get("none", ()), *(note for part in counted.values() for note in part)]
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
-        return meta | ({"processes": known} if known else {}) | {"notes": notes}
+        return with_ranks(meta | ({"processes": known} if known else {}), self._said.ranks) | {"notes": notes}
 
     def last_launch(self) -> int | None:
         """Return when the last API call ended; see `annot.profile.Source`."""

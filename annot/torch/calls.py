@@ -25,7 +25,7 @@ import torch
 
 from annot import emit
 from annot.shapes import spec_of, tensors_in
-from annot.torch.sites import Site, Sites, autocast_dtype, is_tensor
+from annot.torch.sites import Loss, Site, Sites, autocast_dtype, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
@@ -125,10 +125,12 @@ class Calls:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
-        """Return the site of a module that stands in several places, or that came after its model."""
+        """Return the site of a module that stands in several places, that came after its model, or is a loss."""
         around = parent or (self._recomputed_layer() if self._frames else None)
         if site is None:
-            return None if around is None else self._sites.discover(module, around[SITE])
+            if around is None and not isinstance(module, Loss):
+                return None
+            return self._sites.discover(module, None if around is None else around[SITE])
         return site if around is None else site.near(around[SITE].layer)
 
     def site(self) -> Site | None:

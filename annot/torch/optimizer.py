@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
+import torch
 import wrapt
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from annot import emit, tag
 
-__all__ = ["OptimizerSteps"]
+__all__ = ["OptimizerSteps", "subclasses"]
+
+_is_compiling: Final = torch.compiler.is_dynamo_compiling
 
 
 class _Patch(NamedTuple):
@@ -33,18 +37,23 @@ class OptimizerSteps:
     PyTorch puts its own wrapper on the `step` of a class when the first optimizer of that class is made. Ours goes
     around that one. A learning-rate scheduler that was made earlier calls PyTorch's wrapper directly; there the
     hooks of the step open the range instead.
+
+    If a step gets a closure, which is forward and backward, as from Lightning, the range begins when the closure
+    returns, and is interrupted by further calls of it.
     """
 
     def __init__(self) -> None:
         self._patched: list[_Patch] = []
         self._handles: list[Any] = []
         self._thread = threading.local()
+        self._live = True
 
     def install(self) -> None:
         """Patch every optimizer class that is in use, and those that come into use later."""
-        for cls in _subclasses(Optimizer):
+        for cls in subclasses(Optimizer):
             self._patch(cls)
-        self._replace(Optimizer, "_patch_step_function", self._on_first_use)
+        original = vars(Optimizer)["_patch_step_function"]
+        self._put(Optimizer, "_patch_step_function", wrapt.FunctionWrapper(original, self._on_first_use))
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -52,47 +61,71 @@ class OptimizerSteps:
 
     def remove(self) -> None:
         """Put everything back, in reverse order."""
+        self._live = False
         for handle in self._handles:
             handle.remove()
         self._close_stale()
         while self._patched:
             self._patched.pop().undo()
 
-    def _replace(self, owner: type, name: str, wrapper: Any) -> None:
-        original = vars(owner)[name]
-        ours = wrapt.FunctionWrapper(original, wrapper)
+    def _put(self, owner: type, name: str, ours: Any) -> None:
+        self._patched.append(_Patch(owner, name, ours, vars(owner)[name]))
         setattr(owner, name, ours)
-        self._patched.append(_Patch(owner, name, ours, original))
 
     def _patch(self, cls: type) -> None:
         step = vars(cls).get("step")
         if getattr(step, "hooked", False) and all(patch.ours is not step for patch in self._patched):
-            self._replace(cls, "step", self._around_step)
+            self._put(cls, "step", self._stand_in(step))
 
     def _on_first_use(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         self._patch(type(instance))
         return result
 
-    def _around_step(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        active = self._active()
-        if id(instance) in active:
-            return wrapped(*args, **kwargs)
-        active.append(id(instance))
-        emit.push(_event(instance))
-        try:
-            return wrapped(*args, **kwargs)
-        finally:
-            emit.pop()
-            active.remove(id(instance))
+    def _stand_in(self, original: Any) -> Any:
+        # A plain function: a scheduler takes `step.__func__`, and of a wrapper of wrapt that is the original.
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or not self._live:
+                return original(optimizer, *args, **kwargs)
+            return self._around_step(original, optimizer, args, kwargs)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        return step
+
+    def _around_step(self, original: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        active = self._active()
+        if id(optimizer) in active:
+            return original(optimizer, *args, **kwargs)
+        depth, event = emit.depth(), _event(optimizer)
+        wrapped = _with_closure((optimizer, *args), kwargs, lambda: emit.pop_to(depth), lambda: emit.push(event))
+        try:
+            active.append(id(optimizer))
+            if wrapped is None:
+                emit.push(event)
+                return original(optimizer, *args, **kwargs)
+            return original(*wrapped[0], **wrapped[1])
+        finally:
+            emit.pop_to(depth)
+            active.remove(id(optimizer))
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if _is_compiling():
+            return None
         self._close_stale()
-        if id(optimizer) not in self._active():
-            self._thread.open = (optimizer, emit.start(_event(optimizer)))
+        if id(optimizer) in self._active():
+            return None
+
+        def open_range() -> None:
+            self._thread.open = optimizer, emit.start(_event(optimizer))
+
+        wrapped = _with_closure(args, kwargs, self._close_stale, open_range)
+        if wrapped is None:
+            open_range()
+        return wrapped
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._close_stale()
+        if not _is_compiling():
+            self._close_stale()
 
     def _close_stale(self) -> None:
         """Close the range that the hooks opened; the second hook does not run when a step raises."""
@@ -109,12 +142,33 @@ class OptimizerSteps:
             return self._thread.active  # type: ignore[no-any-return]
 
 
+def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
+    """Return the arguments of a step, whose closure calls `before` and `after` too; None if there is no closure."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        return None
+
+    def evaluate() -> Any:
+        before()
+        result = closure()
+        after()
+        return result
+
+    return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
+
+
 def _event(optimizer: Any) -> Any:
-    return emit.event(tag.format(tag.Tag(module=type(optimizer).__name__, phase="optimizer")), category="optimizer")
+    return _event_of(type(optimizer).__name__)
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+@functools.cache
+def _event_of(name: str) -> Any:
+    return emit.event(tag.format(tag.Tag(module=name, phase="optimizer")), category="optimizer", few=True)
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    """Yield the subclasses of a class, however far down; one may come several times."""
     children: list[type] = cls.__subclasses__()
     for child in children:
         yield child
-        yield from _subclasses(child)
+        yield from subclasses(child)

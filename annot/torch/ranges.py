@@ -10,10 +10,12 @@ import torch
 from torch.autograd import Variable
 
 from annot import emit, native
+from annot.torch import collectives, data, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.engine import Engine
 from annot.torch.operations import Operations
 from annot.torch.optimizer import OptimizerSteps
+from annot.torch.patches import Patches
 from annot.torch.sites import Sites
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Options:
     optimizer: bool = True
     shapes: bool = True
     ops: bool = False
+    data: bool = True
+    collectives: bool = True
 
 
 def emit_ranges(
@@ -42,26 +46,31 @@ def emit_ranges(
     optimizer: bool = True,
     shapes: bool = True,
     ops: bool = False,
+    data: bool = True,
+    collectives: bool = True,
 ) -> EmitRanges:
     """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
     A module's range carries its path in the model, its class, and shapes and dtypes of its input tensors. A
     backward range surrounds the autograd nodes that the module's forward made, on the thread where they run,
     nested as the modules were nested. A forward call that runs inside a backward, as activation checkpointing makes
-    it, has the phase ``recompute``. Outputs and gradients are the same bits with and without. If `annot.enabled`
-    is false on entry, nothing is installed.
+    it, has the phase ``recompute``. A loss of `torch.nn` that is called outside the model is a layer ``Loss``.
+    Outputs and gradients are the same bits with and without. If `annot.enabled` is false on entry, nothing is
+    installed.
 
     Args:
         model: the module to instrument; modules that it gets later, inside the block, are found too.
         forward: ranges around forward calls.
         backward: ranges around the backward of each layer, and around the whole backward.
-        optimizer: ranges around optimizer steps.
+        optimizer: ranges around optimizer steps, and what goes with them; see `annot.torch.phases`.
         shapes: say shapes and dtypes in the texts.
         ops: ranges around the functions of PyTorch that the layers call, each with the layer, its name, shapes and
             dtypes of its tensors and the values of its other arguments, as in
             ``features.0 Conv2d conv2d [8,3,32,32]f32 [16,3,3,3]f32 [16]f32 stride=1,1 … |op``. Costs some
             microseconds a call. Functions that compute nothing have none, nor has what is compiled or scripted, and
             attention and transformer encoders in evaluation, for the sake of their fast path.
+        data: ranges around the wait for each batch of a DataLoader, and in its workers; see `annot.torch.data`.
+        collectives: ranges around what processes send each other; see `annot.torch.collectives`.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads.
@@ -77,7 +86,7 @@ def emit_ranges(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
-    return EmitRanges(model, Options(forward, backward, optimizer, shapes, ops))
+    return EmitRanges(model, Options(forward, backward, optimizer, shapes, ops, data, collectives))
 
 
 class EmitRanges:
@@ -146,10 +155,25 @@ class Installed:
                 steps = OptimizerSteps()
                 self._undo.append(steps.remove)
                 steps.install()
+            patches = Patches()
+            self._undo.append(patches.undo)
+            self._install_around(patches, options)
         except BaseException:
             while self._undo:
                 self._undo.pop()()
             raise
+
+    def _install_around(self, patches: Patches, options: Options) -> None:
+        """What is not a call of the model or a step of the optimizer."""
+        if options.optimizer:
+            phases.install(patches)
+        if options.forward or options.backward:
+            replicas.install(patches, self._sites)
+        if options.data:
+            data.install(patches)
+        if options.collectives:
+            collectives.install(patches)
+        collectives.say_rank()
 
 
 _INSTALLED = Installed()

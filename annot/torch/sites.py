@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -14,7 +14,13 @@ import torch
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 
-__all__ = ["MAX_PATHS", "Site", "Sites"]
+__all__ = ["LOSS", "MAX_PATHS", "Loss", "Site", "Sites"]
+
+Loss: Final = torch.nn.modules.loss._Loss
+"""The class of all losses of PyTorch: they are layers even if they belong to no model."""
+
+LOSS: Final = "Loss"
+"""The layer of a loss that is called outside the model, as in ``Loss CrossEntropyLoss``."""
 
 MAX_PATHS: Final = 64
 """How many paths of one module that stands in many places are told apart."""
@@ -118,9 +124,11 @@ class Sites:
         self._on_change = on_change
         self.by_id: dict[int, Site] = {}
         self._holders: Counter[int] = Counter()
+        self._shapes = True
 
     def add_model(self, model: torch.nn.Module, *, shapes: bool) -> list[int]:
         """Add every module of `model`; return their ids, for `remove`. One that has a site keeps it."""
+        self._shapes = shapes
         held: set[int] = set()
         new: set[int] = set()
         for path, module in _paths(model):
@@ -148,20 +156,36 @@ class Sites:
         self._holders.clear()
         self._on_change()
 
-    def discover(self, module: torch.nn.Module, caller: Site) -> Site | None:
-        """Return the site of a module that came after its model, looked for below the layer that calls it."""
+    def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
+        """Return the site of a module that came after its model, looked for below the layer that calls it.
+
+        If no layer does, it is a loss.
+        """
+        if caller is None:
+            return self._add(module, LOSS, self._shapes)
         parent = caller.of()
         path = _path_below(parent, module) if parent is not None else None
         if path is None:
             return None
         return self._add(module, f"{caller.layer}.{path}" if caller.layer else path, caller.shapes)
 
+    def add_replica(self, replica: torch.nn.Module, module: torch.nn.Module) -> None:
+        """Give a replica the site of its original, if that has one."""
+        site = self.by_id.get(id(module))
+        if site is not None:
+            self._put(replace(site, of=self._watched(replica), cache=None), replica)
+
     def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
-        ident = id(module)
-        alive = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site = Site(path, _class_name(module), shapes, alive)
+        return self._put(Site(path, _class_name(module), shapes, self._watched(module)), module)
+
+    def _put(self, site: Site, module: torch.nn.Module) -> Site:
+        self.by_id[id(module)] = site
         self._on_change()
         return site
+
+    def _watched(self, module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
+        ident = id(module)
+        return weakref.ref(module, lambda _: self._bury(ident))
 
     def _bury(self, ident: int) -> None:
         self._forget(ident)

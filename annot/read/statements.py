@@ -1,0 +1,31 @@
+"""What annot's own marks say about the run: ranks, and whether there are figures of memory."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from annot.rank_text import parse_rank
+from annot.tag import DOMAIN
+
+__all__ = ["Statements"]
+
+
+class Statements:
+    """What marks have said so far.
+
+    Attributes:
+        ranks: rank and world size of each process that says them, the last if it says several.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, tuple[int, int]] = {}
+
+    def take(self, marks: pl.DataFrame) -> None:
+        """Take in rows of `annot.profile.MARKS`, later ones after earlier ones."""
+        own = marks.filter(pl.col("domain") == DOMAIN)
+        if own.is_empty():
+            return
+        text = pl.col("text").cast(pl.String)
+        said = own.filter(text.str.starts_with("Rank ")).sort("start")
+        known = ((process, parse_rank(words)) for process, words in said.select("process", text).iter_rows())
+        self.ranks |= {process: rank for process, rank in known if rank is not None}

@@ -1,0 +1,191 @@
+"""Ranges around collectives and messages between processes, and the mark that says which process this is.
+
+What `torch.distributed` does comes down to methods of `ProcessGroup`, whoever calls it: a script, FSDP, a hook. Those
+get the ranges, and not the functions, which torch.compile recognizes. Functional collectives, which DTensor uses, go
+to C++ by another way and get theirs where they are functions of Python.
+
+A range covers the call, that is the launch; `Work.wait` has a range of its own. What DistributedDataParallel's
+reducer sends is launched and awaited in C++, in a layer's backward and at the end of the whole backward, and no Python
+code of PyTorch sees it, unless the user has registered a communication hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from annot import emit, tag
+from annot.rank_text import format_rank
+from annot.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.torch.patches import Patches
+from annot.torch.sites import is_tensor
+
+__all__ = ["install", "say_rank"]
+
+# Methods of ProcessGroup, by the names that torch.distributed has for them in every release.
+_METHODS: Final = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+}
+_FUNCTIONS: Final = {
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce_coalesced",
+    "all_to_all_single": "all_to_all_single",
+    "broadcast": "broadcast",
+    "permute_tensor": "permute_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "wait_tensor": "wait",
+}
+_OLD_FUNCTIONS: Final = {  # in later releases they call those above, and warn whoever calls them
+    "all_gather_tensor": "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+}
+_c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+_FUNCTIONAL: Final = "torch.distributed._functional_collectives"
+_KIND: Final = "collective"
+_MAX_EVENTS: Final = 4096
+
+
+def install(patches: Patches) -> None:
+    """Open a range around every collective, as far as Python code calls them."""
+    distributed: Any = torch.distributed
+    if not distributed.is_available():
+        return
+    events = _Events()
+    for name, operation in _METHODS.items():
+        patches.surround(distributed.ProcessGroup, name, _KIND, events.of_method(operation))
+    patches.surround(distributed, "_broadcast_coalesced", _KIND, events.of_method("broadcast_coalesced"))
+    patches.surround(distributed.Work, "wait", _KIND, events.of_wait)
+    functional = sys.modules.get(_FUNCTIONAL)
+    if functional is not None:
+        old = {} if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
+        for name, operation in (_FUNCTIONS | old).items():
+            patches.surround(functional, name, _KIND, events.of_function(operation))
+
+
+def say_rank() -> None:
+    """Set the mark that says rank and world size, if this process is one of several that train together."""
+    known = _rank()
+    if known is not None:
+        emit.mark(emit.event(format_rank(*known), category=_KIND, few=True))
+
+
+def _rank() -> tuple[int, int] | None:
+    """From torch.distributed, or from what torchrun and others put into the environment for it."""
+    distributed: Any = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else None
+
+
+class _Events:
+    """The events of the ranges, kept per operation, group and tensors."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of_method(self, operation: str) -> Callable[..., Any]:
+        """Return what makes the event of a method of ProcessGroup, whose first two arguments can hold tensors."""
+        return lambda group, *args, **kwargs: self._event(operation, group, _larger([*args, *kwargs.values()][:2]))
+
+    def of_function(self, operation: str) -> Callable[..., Any]:
+        """Return what makes the event of a functional collective, whose first argument is or holds the tensors."""
+
+        def make(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._event(operation, _group_among((*args, *kwargs.values())), _larger([tensors]))
+
+        return make
+
+    def of_wait(self, work: Any, *_: Any, **__: Any) -> Any:
+        """Return the event of a wait for `work`."""
+        try:
+            number = work._get_op_type()
+        except Exception:  # a release or a backend that does not say what the work is
+            number = None
+        event = self._known.get(number)
+        if event is None:
+            event = self._known[number] = _make(_name_of_wait(number), "", [])
+        return event
+
+    def _event(self, operation: str, group: Any, tensors: list[Any]) -> Any:
+        try:
+            key = operation, _name(group), tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+            event = self._known.get(key)
+            if event is None:
+                if len(self._known) >= _MAX_EVENTS:
+                    self._known.clear()
+                event = self._known[key] = _make(operation, key[1], tensors)
+            return event
+        except Exception:  # tensors that do not let themselves be looked at
+            return _make(operation, "", [])
+
+
+def _make(operation: str, group: str, tensors: list[Any]) -> Any:
+    specs = tuple(map(spec_of, tensors[:MAX_TENSORS])) if emit.room_for_texts() else ()
+    tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
+    size = sum(tensor.nbytes for tensor in tensors)
+    return emit.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
+
+
+def _name_of_wait(number: int | None) -> str:
+    with contextlib.suppress(Exception):  # a number of another release
+        name = _c10d.OpType(number).name.lower()
+        return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
+    return "wait"
+
+
+def _larger(sides: list[Any]) -> list[Any]:
+    """Of what is sent and what is received, the tensors with more elements: the size of the whole message."""
+    found = [tensors_in((side,), {}, is_tensor) for side in sides]
+    return max(found, key=lambda tensors: sum(tensor.numel() for tensor in tensors), default=[])
+
+
+def _name(group: Any) -> str:
+    """Name and size of a group of processes, as ``@default_pg:8``."""
+    if group is None:
+        return ""
+    described = getattr(group, "group_desc", "")
+    return f"@{described if described not in ('', 'undefined') else group.group_name}:{group.size()}"
+
+
+def _group_among(values: tuple[Any, ...]) -> Any:
+    """Return the group that the arguments of a functional collective name, if it is a group or a mesh."""
+    for value in values:
+        mesh, *dimension = value if isinstance(value, tuple) else (value,)
+        with contextlib.suppress(Exception):  # a list of ranks; a mesh of several dimensions
+            return mesh if hasattr(mesh, "group_name") else mesh.get_group(*dimension)
+    return None

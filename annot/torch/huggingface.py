@@ -1,0 +1,72 @@
+"""Hugging Face Trainer: a callback that puts ranges around all that it does with a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from annot.torch.trainers import TrainerRanges
+
+__all__ = ["AnnotTrainerCallback"]
+
+
+class AnnotTrainerCallback(TrainerCallback):
+    """Ranges for a `transformers.Trainer`: layers, epochs, optimizer steps as batches, waits for data, evaluation.
+
+    ``Batch 12`` is what leads to one step of the optimizer, with all that is accumulated for it; an evaluation while
+    the model trains is ``Epoch evaluate 0``. The trainer tells nobody that training failed: what was open then is
+    closed when the next training begins, the callback goes, or the process ends. For `evaluate` and `predict`
+    without training, put `annot.emit_ranges` around them.
+
+    Args:
+        options: those of `annot.torch.emit_ranges`.
+
+    Example:
+        >>> import annot.torch  # doctest: +SKIP
+        >>> Trainer(model, args, callbacks=[annot.torch.AnnotTrainerCallback()]).train()  # doctest: +SKIP
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._ranges = TrainerRanges(options)
+        self._evaluations = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Emit the ranges of the model until training ends."""
+        self._evaluations = 0
+        self._ranges.enter(kwargs["model"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close all."""
+        self._ranges.close()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin an epoch."""
+        self._ranges.end("epoch", "evaluate")
+        self._ranges.begin("epoch", int((state.epoch or 0) + 1e-6))  # a sum of fractions
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the epoch; an evaluation may follow."""
+        self._ranges.end("step")
+        self._ranges.end("epoch")
+        self._may_evaluate(control)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin a batch."""
+        self._ranges.end("epoch", "evaluate")
+        self._ranges.begin("step", state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the batch; an evaluation may follow."""
+        self._ranges.end("step")
+        self._may_evaluate(control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the evaluation."""
+        self._ranges.end("epoch", "evaluate")
+
+    def _may_evaluate(self, control: Any) -> None:
+        if control.should_evaluate:
+            self._ranges.begin("epoch", self._evaluations, "evaluate")
+            self._evaluations += 1
