@@ -13,6 +13,7 @@ import torch
 
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.torch.choice import EVERYTHING, Choice
 
 __all__ = ["MAX_PATHS", "Site", "Sites"]
 
@@ -31,6 +32,7 @@ class Site:
         module: class name.
         shapes: whether the ranges say shapes.
         of: the module itself.
+        choice: which modules below this one have sites.
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
         cache: belongs to `annot.native._fast.Calls`.
@@ -40,6 +42,7 @@ class Site:
     module: str
     shapes: bool
     of: weakref.ref[torch.nn.Module]
+    choice: Choice
     elsewhere: dict[str, Site] | None = None
     events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     cache: Any = None
@@ -77,7 +80,7 @@ def is_tensor(value: object) -> bool:
 class Sites:
     """The modules of all models that are being instrumented, without keeping any of them alive.
 
-    `by_id` maps ``id(module)`` to its site.
+    `by_id` maps ``id(module)`` to its site, or to None if the choice leaves the module out.
 
     Args:
         on_change: called after a module got a site or lost it.
@@ -85,17 +88,21 @@ class Sites:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
-        self.by_id: dict[int, Site] = {}
+        self.by_id: dict[int, Site | None] = {}
         self._holders: Counter[int] = Counter()
+        self._left_out: dict[int, weakref.ref[torch.nn.Module]] = {}
 
-    def add_model(self, model: torch.nn.Module, *, shapes: bool) -> list[int]:
-        """Add every module of `model`; return their ids, for `remove`. One that has a site keeps it."""
+    def add_model(self, model: torch.nn.Module, choice: Choice = EVERYTHING, *, shapes: bool) -> list[int]:
+        """Add the chosen modules of `model`; return their ids, for `remove`. One that has a site keeps it."""
         held: set[int] = set()
         new: set[int] = set()
         for path, module in _paths(model):
             known = self.by_id.get(id(module))
+            if not choice.takes(path, module):
+                self._leave_out(module)
+                continue
             if known is None:
-                self._add(module, path, shapes)
+                self._add(module, path, choice, shapes=shapes)
                 new.add(id(module))
             elif id(module) in new:
                 _add_place(known, path)
@@ -115,22 +122,40 @@ class Sites:
         """Forget every module, also those that were discovered."""
         self.by_id.clear()
         self._holders.clear()
+        self._left_out.clear()
         self._on_change()
 
     def discover(self, module: torch.nn.Module, caller: Site) -> Site | None:
-        """Return the site of a module that came after its model, looked for below the layer that calls it."""
+        """Return the site of a module that came after its model, looked for below the layer that calls it.
+
+        None if it is not there, or left out, or the block of that layer is over.
+        """
         parent = caller.of()
-        path = _path_below(parent, module) if parent is not None else None
+        if parent is None or id(module) in self.by_id or self.by_id.get(id(parent)) is None:
+            return None
+        path = _path_below(parent, module)
         if path is None:
             return None
-        return self._add(module, f"{caller.layer}.{path}" if caller.layer else path, caller.shapes)
+        path = f"{caller.layer}.{path}" if caller.layer else path
+        if caller.choice.takes(path, module):
+            return self._add(module, path, caller.choice, shapes=caller.shapes)
+        self._leave_out(module)
+        return None
 
-    def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
+    def _add(self, module: torch.nn.Module, path: str, choice: Choice, *, shapes: bool) -> Site:
         ident = id(module)
+        self._left_out.pop(ident, None)
         alive = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive)
+        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive, choice)
         self._on_change()
         return site
+
+    def _leave_out(self, module: torch.nn.Module) -> None:
+        """Remember that the module is not to be looked for, unless it has a site."""
+        ident = id(module)
+        if ident not in self.by_id:
+            self._left_out[ident] = weakref.ref(module, lambda _: self._bury(ident))
+            self.by_id[ident] = None
 
     def _bury(self, ident: int) -> None:
         self._forget(ident)
@@ -139,13 +164,14 @@ class Sites:
     def _forget(self, ident: int) -> None:
         self.by_id.pop(ident, None)
         self._holders.pop(ident, None)
+        self._left_out.pop(ident, None)
 
 
 def _add_place(site: Site, path: str) -> None:
     if site.elsewhere is None:
         site.elsewhere = {site.layer: site}
     if len(site.elsewhere) < MAX_PATHS:
-        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of)
+        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of, site.choice)
 
 
 def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
