@@ -26,7 +26,7 @@ from annot.torch.sites import Site, Sites, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
-MAX_NOTES: Final = 1 << 18
+MAX_NOTES: Final = 1 << 16
 """How many entries a thread's notes hold; graphs older than that have no layers."""
 
 _ACCUMULATE_GRAD: Final = (1 << 64) - 1
