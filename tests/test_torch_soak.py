@@ -49,7 +49,8 @@ def test_a_long_run_with_changing_shapes_and_exceptions(tmp_path: Path) -> None:
     """100,000 steps of ever other shapes, every tenth raising: no growth beyond 10 MB, no range open."""
     tripping = Tripping()
     model = nn.Sequential(nn.Linear(2, 2), tripping)
-    raised, before = 0, 0
+    raised: list[str] = []
+    before = 0
     with annot.record(tmp_path / "soak.sqlite") as recorder, emit_ranges(model):
         for step in range(STEPS):
             if step == WARM:
@@ -58,11 +59,10 @@ def test_a_long_run_with_changing_shapes_and_exceptions(tmp_path: Path) -> None:
             try:
                 model(torch.ones(1 + step % SHAPES, 2)).sum().backward()
             except ValueError as error:
-                assert str(error) == tripping.trips
-                raised += 1
+                raised.append(str(error))
         growth = memory() - before
         assert emit.depth() == 0
-    assert raised == EXCEPTIONS
+    assert [raised.count(phase) for phase in ("forward", "backward")] == [EXCEPTIONS // 2] * 2
     assert growth <= GROWTH
     assert recorder.recording is not None
     assert (recorder.recording.open_ranges, recorder.recording.unmatched_pops) == (0, 0)

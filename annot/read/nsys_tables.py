@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot import memory_text
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, conform, copies_as_work, kernels_as_work, pick
+from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, Profile, conform, copies_as_work, kernels_as_work, pick
 from annot.read import nsys_nvtx
 from annot.read.merge import merged
 from annot.read.nsys_graphs import read_origins, with_origins
@@ -86,6 +87,7 @@ class Export:
             self._facts = notes_of_recorder(tables)
             self._meta = meta | read_meta(tables)
             self._seen: set[int] = set()
+        self._tells_memory = False
 
     @property
     def ranges(self) -> pl.DataFrame:
@@ -99,7 +101,17 @@ class Export:
             ranges = events.ranges(self._counter("ranges"))
         self._seen.update(ranges["process"].unique())
         self._notes["none"] = Counter(_no_ranges(events.domains) if ranges.is_empty() else ())
-        return ranges, events.marks()
+        marks = events.marks()
+        self._tells_memory = bool(marks["text"].str.starts_with(f"{memory_text.CATEGORY} ").any())
+        return ranges, marks
+
+    @property
+    def marks(self) -> pl.DataFrame:
+        """The marks with their payloads if the ranges, which are to be read first, came with any about memory."""
+        if not self._tells_memory:
+            return conform(None, MARKS)
+        with self._opened() as tables:
+            return nsys_nvtx.read_events(tables, self._strings, full=True).marks()
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -95,20 +95,11 @@ class Calls:
         sites: which module stands where.
         forward: open ranges around forward calls.
         backward: note the calls, so that a backward run knows its layers.
-        push: what opens the range of an event.
-        pop: what closes the range that this thread opened last.
+        meter: opens and closes the ranges.
     """
 
-    def __init__(
-        self,
-        sites: Sites,
-        *,
-        forward: bool,
-        backward: bool,
-        push: Callable[[Any], None] = emit.push,
-        pop: Callable[[], None] = emit.pop,
-    ) -> None:
-        self._push, self._pop = push, pop
+    def __init__(self, sites: Sites, *, forward: bool, backward: bool, meter: Any = emit) -> None:
+        self._push, self._pop = meter.push, meter.pop
         self._sites = sites
         self._forward = forward
         self._backward = backward

@@ -15,6 +15,7 @@ from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.capture import Capture
 from annot.torch.choice import EVERYTHING, Choice, Selection, choose
 from annot.torch.engine import Engine
+from annot.torch.memory import Meter, counter_for
 from annot.torch.optimizer import OptimizerSteps
 from annot.torch.sites import Sites
 
@@ -33,6 +34,7 @@ class Options:
     optimizer: bool = True
     shapes: bool = True
     choice: Choice = EVERYTHING
+    memory: bool = False
 
 
 def emit_ranges(
@@ -46,6 +48,7 @@ def emit_ranges(
     exclude: Selection = None,
     depth: int | None = None,
     schedule: Schedule | None = None,
+    memory: bool = False,
 ) -> EmitRanges:
     """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
@@ -65,6 +68,9 @@ def emit_ranges(
         exclude: which have none. What a module without a range does counts to the range around it.
         depth: how many levels below the model have ranges; 0: the model alone; None: all.
         schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
+        memory: say how each range changed the memory in use, and its peak, in marks that `annot.memory_text`
+            describes: what PyTorch has allocated on the device of the model, for a model on the CPU the resident
+            memory of the process. Calls take the slower path in Python.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads. It can be switched, see `EmitRanges`.
@@ -84,7 +90,7 @@ def emit_ranges(
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
     choice = choose(include, exclude, depth)
-    return EmitRanges(model, Options(forward, backward, optimizer, shapes, choice), schedule)
+    return EmitRanges(model, Options(forward, backward, optimizer, shapes, choice, memory), schedule)
 
 
 class EmitRanges:
@@ -194,7 +200,7 @@ class Installed:
         """Add a model, and the patches with the first one; the options of the outermost block hold."""
         with self._lock:
             if self._blocks == 0:
-                self._install(options)
+                self._install(model, options)
             self._blocks += 1
             added = self._sites.add_model(_original(model), options.choice, shapes=options.shapes)
         if not added:
@@ -215,10 +221,12 @@ class Installed:
         if self._calls is not None:
             self._calls.forget()
 
-    def _install(self, options: Options) -> None:
-        fast = native.fast()
+    def _install(self, model: torch.nn.Module, options: Options) -> None:
+        counter = counter_for(model) if options.memory else None
+        fast = native.fast() if counter is None else None
         kind = fast.Calls if fast is not None else Calls
-        self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward)
+        emission = {} if counter is None else {"meter": Meter(counter)}
+        self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward, **emission)
         try:
             self._undo.append(_patch_call(calls))
             if options.backward:
