@@ -107,12 +107,14 @@ def test_a_profile_has_the_columns(tmp_path: Path) -> None:
             model(X)
             model(X)
 
-    capture(tmp_path, body)
+    captured = capture(tmp_path, body)
     path = last_capture(tmp_path)
+    peaks = [value for name, what, value in figures(captured, path) if (name, what) == ("0>", "peak")]
     for profile in (annot.load(path), stream(path)):
         rows = {(row["layer"], row["phase"]): row for row in annot.correlate(profile).to_dicts()}
         keep, use, blow = (rows[layer, "forward"] for layer in ("0", "1", "1.blow"))
         assert keep["memory_source"] == "rss"
+        assert keep["memory_peak_bytes"] == max(peaks) > min(peaks)
         assert 126 * MIB <= keep["memory_change_bytes"] <= 140 * MIB
         assert 126 * MIB <= blow["memory_change_bytes"] <= 140 * MIB
         assert abs(use["memory_change_bytes"]) < 8 * MIB
@@ -223,6 +225,7 @@ def test_a_range_that_somebody_else_has_closed(tmp_path: Path) -> None:
 
     said = figures(capture(tmp_path, body), last_capture(tmp_path))
     assert said == [("outer", "change", 0), ("outer", "peak", 10)]
+    assert meter._open == {}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
