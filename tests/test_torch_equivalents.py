@@ -34,8 +34,8 @@ ROWS: dict[str, tuple[str, set[str]]] = {
     ),
     '@trace("dense", domain="Forward")': ("def dense(): pass\ndense()", {"dense"}),
     'with trace("dense"):': ("    pass", {"dense"}),
-    "for e in epochs(2):": ("    pass", {"Epoch 0 |epoch", "Epoch 1 |epoch"}),
-    "for x in batches(loader):": ("    pass", {"Data |data", "Batch 0 |step", "Batch 1 |step"}),
+    "for e in epochs(2):": ("    pass", {"Epoch |epoch"}),
+    "for x in batches(loader):": ("    pass", {"Data |data", "Batch |step"}),
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_each_line_gives_the_ranges(tmp_path: Path, code: str) -> None:
             block.__exit__(None, None, None)
 
     captured = capture(tmp_path, body)
-    assert set(captured.names) == names
+    assert {re.sub(r" \d+ ", " ", name) for name in captured.names} == names  # the Python twin sends no numbers
     assert nn.Module.__call__ is call
 
 

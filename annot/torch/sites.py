@@ -13,7 +13,7 @@ import torch
 
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
-from annot.torch.choice import EVERYTHING, Choice
+from annot.torch.choice import Choice
 
 __all__ = ["MAX_PATHS", "Site", "Sites"]
 
@@ -92,7 +92,7 @@ class Sites:
         self._holders: Counter[int] = Counter()
         self._left_out: dict[int, weakref.ref[torch.nn.Module]] = {}
 
-    def add_model(self, model: torch.nn.Module, choice: Choice = EVERYTHING, *, shapes: bool) -> list[int]:
+    def add_model(self, model: torch.nn.Module, choice: Choice, *, shapes: bool) -> list[int]:
         """Add the chosen modules of `model`; return their ids, for `remove`. One that has a site keeps it."""
         held: set[int] = set()
         new: set[int] = set()
