@@ -9,6 +9,7 @@ from annot.emit import enable, enabled
 from annot.errors import AnnotError
 from annot.instrument import emit_ranges
 from annot.loop import batch, batches, epoch, epochs
+from annot.schedule import schedule
 from annot.trace import mark, trace
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "load",
     "mark",
     "record",
+    "schedule",
     "trace",
 ]
 

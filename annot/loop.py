@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from annot import emit
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["batch", "batches", "epoch", "epochs"]
 
 T = TypeVar("T")
+
+
+class Followers(threading.local):
+    """What is called on this thread after each batch."""
+
+    def __init__(self) -> None:
+        self.of_batches: list[Callable[[], None]] = []
+
+
+followers = Followers()
 
 
 def epochs(count: int | Iterable[T], *, stage: str = "") -> Iterable[Any]:
@@ -126,6 +137,9 @@ class NumberedRange:
         started = self._started.pop()
         if started is not None:
             emit.end(started)
+        if self._phase == "step":
+            for follow in tuple(followers.of_batches):
+                follow()
 
 
 def _check_iterable(expected: str, items: object) -> None:

@@ -81,6 +81,7 @@ MARKS: Final[Schema] = {
     "category": pl.String,
     "text": pl.String,
     "start": pl.Int64,  # ns
+    "payload": pl.String,  # as that of a range
 }
 """Annotated instants."""
 

@@ -6,6 +6,7 @@ A builder returns a `Net`: the model, `make_batch(index) -> (inputs, target)`, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 __all__ = [
     "BUILDERS",
+    "MATRIX",
     "Net",
     "alexnet",
     "gpt",
@@ -293,3 +295,13 @@ BUILDERS: dict[str, Callable[[], Net]] = {
     "gpt": gpt,
 }
 """The six networks on which annot must not change a bit."""
+
+MATRIX: dict[str, Callable[[], Net]] = {
+    "alexnet": partial(alexnet, image=63),
+    "resnet50": partial(resnet50, image=32),
+    "vgg16": small_vgg16,
+    "unet": unet,
+    "lstm": lstm,
+    "gpt": gpt,
+}
+"""What tests/test_torch_matrix.py runs in every mode: each model of samples/, by the name of its file, and others."""

@@ -67,6 +67,9 @@ def correlate(
             belong here only because this was the innermost range of another thread at that time.
         kernels, copies: how many make up gpu_self_ns.
         kernels_total: how many kernels make up gpu_ns.
+        memory_source, memory_change_bytes, memory_peak_bytes: only if the profile was made with ``memory=True``: where
+            the figures come from (``rss`` or ``cuda:N``), the change from start to end of each range, added up over
+            the calls, and the most that was in use in any of them.
         shapes: list of the input shapes seen, the most frequent first, at most 8.
 
     Raises:

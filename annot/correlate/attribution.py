@@ -13,6 +13,7 @@ from annot.correlate.account import FARTHEST, Account, Places
 from annot.correlate.forest import Forest, grow
 from annot.correlate.intake import Intake
 from annot.correlate.launches import Launches, read_launches
+from annot.correlate.memory import memory_of
 from annot.correlate.range_work import range_work
 from annot.correlate.steps import Steps, find_steps
 from annot.correlate.threads import Threads
@@ -46,6 +47,7 @@ class Attribution:
         left_out: pieces of work that belong to no step that was asked for.
         meta: that of the profile.
         places: tells of further work where it belongs.
+        memory: what layers took of it, as `annot.correlate.memory.memory_of` gives it; None: nobody says.
     """
 
     whole: Forest
@@ -61,6 +63,7 @@ class Attribution:
     left_out: int
     meta: dict[str, Any]
     places: Places
+    memory: pl.DataFrame | None = None
 
     def ranges(self) -> pl.DataFrame:
         """Return the ranges that nest: a row each, a parent before its children.
@@ -123,7 +126,7 @@ def attribute(
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.loose.gpu_ns(), account.left_out,
-        dict(source.meta), places,
+        dict(source.meta), places, memory_of(source, forest),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from annot.correlate import sweep
 from annot.correlate.account import UNATTRIBUTED
 from annot.correlate.attribution import Attribution
 from annot.correlate.host_times import without_unknown
+from annot.correlate.memory import MEMORY_COLUMNS
 
 __all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase"]
 
@@ -29,11 +30,14 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     rows = rows.join(_shapes(attribution), on="group", how="left", maintain_order="left")
     rows = rows.join(_device_columns(attribution), on="group", how="left", maintain_order="left")
     rows = rows.with_columns(pl.col("shapes").fill_null([]), pl.col("gpu_busy_ns", "gpu_span_ns").fill_null(0))
+    memory = () if attribution.memory is None else MEMORY_COLUMNS
+    if attribution.memory is not None:
+        rows = rows.join(attribution.memory.rename({"key": "group"}), on="group", how="left", maintain_order="left")
     last = pl.col("layer") == UNATTRIBUTED
     rows = rows.sort(last, "start", *_KEY, nulls_last=True)
     rows = rows.select(
         *_KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
-        "kernels_total", "copies", "shapes",
+        "kernels_total", "copies", *memory, "shapes",
     )  # fmt: skip
     return without_unknown(rows, attribution.meta)
 

@@ -49,6 +49,8 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     Py_XDECREF(id);
     if (PyErr_Occurred())
         return NULL;
+    if (site == Py_None) /* left out by choice */
+        return NULL;
     if (site)
         return Py_NewRef(site);
     Invocation *around = caller(notes);

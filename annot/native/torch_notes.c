@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_NOTES (1u << 18)
+#define MAX_NOTES (1u << 16)
 
 PyTypeObject *annot_notes_type = NULL;
 static PyTypeObject *invocation_type = NULL;

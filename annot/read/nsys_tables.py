@@ -133,6 +133,18 @@ class Export:
         return together, pl.concat(marks)
 
     @property
+    def marks(self) -> pl.DataFrame:
+        """The marks with their payloads if the ranges, which are to be read first, came with any about memory."""
+        marks = [conform(None, MARKS)]
+        if self._said.tells_memory:
+            with self._opened() as tables:
+                names = nsys_nvtx.Names(tables, self._strings)
+                blocks = nsys_nvtx.event_blocks(tables, self._strings, names, full=True)
+                texts = pl.col("text", "domain", "category").cast(pl.String)
+                marks += [pick(nsys_nvtx.as_marks(events).with_columns(texts), MARKS) for events in blocks]
+        return pl.concat(marks)
+
+    @property
     def meta(self) -> dict[str, Any]:
         """What is known of the profile; notes and ranks in rows that were not read yet are not among it."""
         counted = {table: sentences(notes) for table, notes in self._notes.items() if table != "none"}

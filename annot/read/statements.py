@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from annot import memory_text
 from annot.rank_text import parse_rank
 from annot.tag import DOMAIN
 
@@ -15,10 +16,12 @@ class Statements:
 
     Attributes:
         ranks: rank and world size of each process that says them, the last if it says several.
+        tells_memory: whether there are figures of memory among them.
     """
 
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}
+        self.tells_memory = False
 
     def take(self, marks: pl.DataFrame) -> None:
         """Take in rows of `annot.profile.MARKS`, later ones after earlier ones."""
@@ -26,6 +29,7 @@ class Statements:
         if own.is_empty():
             return
         text = pl.col("text").cast(pl.String)
+        self.tells_memory |= bool(own.select(text.str.starts_with(f"{memory_text.CATEGORY} ").any()).item())
         said = own.filter(text.str.starts_with("Rank ")).sort("start")
         known = ((process, parse_rank(words)) for process, words in said.select("process", text).iter_rows())
         self.ranks |= {process: rank for process, rank in known if rank is not None}

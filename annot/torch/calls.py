@@ -29,7 +29,7 @@ from annot.torch.sites import Loss, Site, Sites, autocast_dtype, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
-MAX_NOTES: Final = 1 << 18
+MAX_NOTES: Final = 1 << 16
 """How many entries a thread's notes hold; graphs older than that have no layers."""
 
 _ACCUMULATE_GRAD: Final = (1 << 64) - 1
@@ -98,9 +98,11 @@ class Calls:
         sites: which module stands where.
         forward: open ranges around forward calls.
         backward: note the calls, so that a backward run knows its layers.
+        meter: opens and closes the ranges.
     """
 
-    def __init__(self, sites: Sites, *, forward: bool, backward: bool) -> None:
+    def __init__(self, sites: Sites, *, forward: bool, backward: bool, meter: Any = emit) -> None:
+        self._push, self._pop = meter.push, meter.pop
         self._sites = sites
         self._forward = forward
         self._backward = backward
@@ -115,10 +117,11 @@ class Calls:
 
     def take_calls(self, original: Callable[..., Any], inner: Callable[..., Any]) -> None:
         """Have `patched_call`, which stands in for `original` and calls `inner`, work for this object."""
-        global _original, _inner, _is_plain, _calls, _thread, _by_id, _opens, _notes_nodes, _running
+        global _original, _inner, _is_plain, _calls, _thread, _by_id, _notes_nodes, _running, _push, _pop
         _original, _inner, _is_plain = original, inner, inner is torch.nn.Module._wrapped_call_impl
         _calls, _thread, _by_id = self, self._thread, self._sites.by_id
-        _opens, _notes_nodes = self._forward, self._backward
+        _push, _pop = (self._push, self._pop) if self._forward else (None, None)
+        _notes_nodes = self._backward
         _running = self._frames
 
     def forget(self) -> None:
@@ -241,14 +244,14 @@ class Calls:
             keep = keep[PARENT]
         for _ in range(len(opened) - (keep[DEPTH] + 1 if keep is not None else 0)):
             opened.pop()
-            emit.pop()
+            self._pop()
         missing = []
         while owner is not keep and owner is not None:
             missing.append(owner)
             owner = owner[PARENT]
         for invocation in reversed(missing):
             opened.append(invocation)
-            emit.push(invocation[BACKWARD])
+            self._push(invocation[BACKWARD])
         if frame.creates_graph:
             self.notes().note(_peek(), opened[-1] if opened else None)
 
@@ -267,7 +270,7 @@ class Calls:
 
     def _close(self, frame: Frame) -> None:
         for _ in frame.open:
-            emit.pop()
+            self._pop()
         frame.open.clear()
         if frame.creates_graph:
             notes = self.notes()
@@ -281,14 +284,14 @@ _inner: Callable[..., Any]
 _is_plain: bool
 _calls: Calls
 _thread: Any
-_by_id: dict[int, Site]
-_opens: bool
+_by_id: dict[int, Site | None]
 _notes_nodes: bool
 _running: dict[int, list[Frame]]
+_push: Callable[[Any], None] | None
+_pop: Callable[[], None] | None
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 _is_tracing: Final = torch._C._get_tracing_state
 _is_autocast: Final = torch._C._is_any_autocast_enabled
-_push, _pop = emit.push, emit.pop
 _Tensor: Final = torch.Tensor
 
 
@@ -324,31 +327,32 @@ def patched_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
     events = site.events.get(key) or remember(site, key, args, kwargs)
     if _running:
         events = if_recomputed(site, events, args, kwargs)
+    push, pop, notes_nodes = _push, _pop, _notes_nodes  # a block may be left, and another entered, during the call
     try:
         made = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
-        if _notes_nodes:
+        if notes_nodes:
             number = _peek()
             if notes.numbers[-1] == number:
                 notes.owners[-1] = made
             else:
                 notes.note(number, made)
-        if _opens:
-            _push(events[0])
+        if push is not None:
+            push(events[0])
         if _is_plain and module._compiled_call_impl is None:  # all that the original then does
             result = module._call_impl(*args, **kwargs)
         else:
             result = _inner(module, *args, **kwargs)
     finally:
-        if _opens:
-            _pop()
+        if pop is not None:
+            pop()
         notes.current = parent
-        if _notes_nodes:
+        if notes_nodes:
             number = _peek()
             if notes.numbers[-1] == number:
                 notes.owners[-1] = parent
             else:
                 notes.note(number, parent)
-    if parent is None and _notes_nodes:
+    if parent is None and notes_nodes:
         tag_graph(result, notes)
     return result
 

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import Variable
 
-from annot import emit, native
+from annot import emit, loop, native
+from annot.schedule import Schedule
 from annot.torch import collectives, data, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
+from annot.torch.capture import Capture
+from annot.torch.choice import EVERYTHING, Choice, Selection, choose
 from annot.torch.engine import Engine
+from annot.torch.memory import Meter, counter_for
 from annot.torch.operations import Operations
 from annot.torch.optimizer import OptimizerSteps
 from annot.torch.patches import Patches
@@ -33,6 +37,8 @@ class Options:
     backward: bool = True
     optimizer: bool = True
     shapes: bool = True
+    choice: Choice = EVERYTHING
+    memory: bool = False
     ops: bool = False
     data: bool = True
     collectives: bool = True
@@ -45,6 +51,11 @@ def emit_ranges(
     backward: bool = True,
     optimizer: bool = True,
     shapes: bool = True,
+    include: Selection = None,
+    exclude: Selection = None,
+    depth: int | None = None,
+    schedule: Schedule | None = None,
+    memory: bool = False,
     ops: bool = False,
     data: bool = True,
     collectives: bool = True,
@@ -64,6 +75,14 @@ def emit_ranges(
         backward: ranges around the backward of each layer, and around the whole backward.
         optimizer: ranges around optimizer steps, and what goes with them; see `annot.torch.phases`.
         shapes: say shapes and dtypes in the texts.
+        include: which modules have ranges: patterns on the dotted path such as ``"features.*"``, module classes, or
+            several of either, as `annot.torch.choice.choose` explains; None: all.
+        exclude: which have none. What a module without a range does counts to the range around it.
+        depth: how many levels below the model have ranges; 0: the model alone; None: all.
+        schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
+        memory: say how each range changed the memory in use, and its peak, in marks that `annot.memory_text`
+            describes: what PyTorch has allocated on the device of the model, for a model on the CPU the resident
+            memory of the process. Calls take the slower path in Python.
         ops: ranges around the functions of PyTorch that the layers call, each with the layer, its name, shapes and
             dtypes of its tensors and the values of its other arguments, as in
             ``features.0 Conv2d conv2d [8,3,32,32]f32 [16,3,3,3]f32 [16]f32 stride=1,1 … |op``. Costs some
@@ -73,10 +92,11 @@ def emit_ranges(
         collectives: ranges around what processes send each other; see `annot.torch.collectives`.
 
     Returns:
-        A context manager; blocks may nest and overlap, also in several threads.
+        A context manager; blocks may nest and overlap, also in several threads. It can be switched, see `EmitRanges`.
 
     Raises:
-        TypeError: `model` is not a `torch.nn.Module`.
+        TypeError: `model` is not a `torch.nn.Module`, or an option is of the wrong type.
+        ValueError: `depth` is negative, or a pattern cannot be read.
 
     Example:
         >>> import torch
@@ -86,29 +106,105 @@ def emit_ranges(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
-    return EmitRanges(model, Options(forward, backward, optimizer, shapes, ops, data, collectives))
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
+    options = Options(
+        forward, backward, optimizer, shapes, choose(include, exclude, depth), memory, ops, data, collectives
+    )
+    return EmitRanges(model, options, schedule)
 
 
 class EmitRanges:
-    """The block that `emit_ranges` returns."""
+    """The block that `emit_ranges` returns.
 
-    __slots__ = ("_added", "_model", "_options")
+    `pause` takes everything away that the block has installed, so that nothing is left to cost anything, and `resume`
+    puts it back: any number of times, on any thread, also between a forward and its backward. A graph that was built
+    while the block was on and runs while it is off has no ranges.
+    """
 
-    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+    __slots__ = ("_added", "_by_hand", "_capture", "_entered", "_lock", "_model", "_options", "_paused", "_schedule",
+                 "_step")  # fmt: skip
+
+    def __init__(self, model: torch.nn.Module, options: Options, schedule: Schedule | None = None) -> None:
         self._model = model
         self._options = options
-        self._added: list[list[int] | None] = []
+        self._schedule = schedule
+        self._capture = Capture()
+        self._lock = threading.Lock()
+        self._entered = 0
+        self._paused = False
+        self._step = 0
+        self._by_hand = False
+        self._added: list[int] | None = None
 
     def __enter__(self) -> EmitRanges:
-        self._added.append(_INSTALLED.enter(self._model, self._options) if emit.enabled() else None)
+        with self._lock:
+            self._entered += 1
+            try:
+                self._update()
+            except BaseException:
+                self._entered -= 1
+                raise
+        if self._schedule is not None:
+            loop.followers.of_batches.append(self._after_batch)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        added = self._added.pop()
-        if added is not None:
+        if self._after_batch in loop.followers.of_batches:
+            loop.followers.of_batches.remove(self._after_batch)
+        with self._lock:
+            self._entered -= 1
+            self._update()
+            if not self._entered:
+                self._step, self._by_hand = 0, False
+
+    def pause(self) -> None:
+        """Take the ranges away, until `resume`; a block may be paused before it is entered."""
+        with self._lock:
+            self._paused = True
+            self._update()
+
+    def resume(self) -> None:
+        """Put the ranges back, if `annot.enabled` is true: for a tool that has come since, too."""
+        with self._lock:
+            self._paused = False
+            self._update()
+
+    def step(self) -> None:
+        """Say that a step of the schedule is over.
+
+        Without this call the batches of `annot.batches` and `annot.batch` are the steps, if they run on the thread
+        that entered the block.
+        """
+        self._by_hand = True
+        self._next_step()
+
+    def _after_batch(self) -> None:
+        if not self._by_hand:
+            self._next_step()
+
+    def _next_step(self) -> None:
+        with self._lock:
+            self._step += self._entered > 0
+            self._update()
+
+    def _update(self) -> None:
+        """Install what this step is to have, or take it away."""
+        phase = "active" if self._schedule is None else self._schedule.phase(self._step)
+        captures = self._schedule is not None and self._schedule.capture
+        running = self._entered > 0 and not self._paused and emit.enabled()
+        if captures and not (running and phase == "active"):
+            self._capture.set(False)
+        if running and (phase == "active" or (phase == "warmup" and captures)):
+            if self._added is None:
+                self._added = _INSTALLED.enter(self._model, self._options)
+        elif self._added is not None:
+            added, self._added = self._added, None
             _INSTALLED.leave(added)
+        if captures and running and phase == "active":
+            self._capture.set(True)
 
 
 class Installed:
@@ -125,9 +221,12 @@ class Installed:
         """Add a model, and the patches with the first one; the options of the outermost block hold."""
         with self._lock:
             if self._blocks == 0:
-                self._install(options)
+                self._install(model, options)
             self._blocks += 1
-            return self._sites.add_model(_original(model), shapes=options.shapes)
+            added = self._sites.add_model(_original(model), options.choice, shapes=options.shapes)
+        if not added:
+            emit.warn_once(f"include, exclude and depth leave no module of {type(model).__name__} to have ranges")
+        return added
 
     def leave(self, added: list[int]) -> None:
         """Take a model out again, and with the last one the patches, in reverse order."""
@@ -143,10 +242,12 @@ class Installed:
         if self._calls is not None:
             self._calls.forget()
 
-    def _install(self, options: Options) -> None:
-        fast = native.fast()
+    def _install(self, model: torch.nn.Module, options: Options) -> None:
+        counter = counter_for(model) if options.memory else None
+        fast = native.fast() if counter is None else None
         kind = fast.Calls if fast is not None else Calls
-        self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward)
+        emission = {} if counter is None else {"meter": Meter(counter)}
+        self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward, **emission)
         try:
             self._undo.append(_patch_call(calls, Operations(calls.site).around if options.ops else None))
             if options.forward or options.backward:

@@ -13,6 +13,7 @@ import torch
 
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.torch.choice import EVERYTHING, Choice
 
 __all__ = ["LOSS", "MAX_PATHS", "Loss", "Site", "Sites"]
 
@@ -40,6 +41,7 @@ class Site:
         module: class name.
         shapes: whether the ranges say shapes.
         of: the module itself.
+        choice: which modules below this one have sites.
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
         recomputed: the same with the event of the recomputation, by forward event.
@@ -51,6 +53,7 @@ class Site:
     module: str
     shapes: bool
     of: weakref.ref[torch.nn.Module]
+    choice: Choice
     elsewhere: dict[str, Site] | None = None
     events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     recomputed: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
@@ -114,7 +117,7 @@ def is_tensor(value: object) -> bool:
 class Sites:
     """The modules of all models that are being instrumented, without keeping any of them alive.
 
-    `by_id` maps ``id(module)`` to its site.
+    `by_id` maps ``id(module)`` to its site, or to None if the choice leaves the module out.
 
     Args:
         on_change: called after a module got a site or lost it.
@@ -122,19 +125,23 @@ class Sites:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
-        self.by_id: dict[int, Site] = {}
+        self.by_id: dict[int, Site | None] = {}
         self._holders: Counter[int] = Counter()
-        self._shapes = True
+        self._left_out: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._shapes, self._choice = True, EVERYTHING  # of the model that came last, for losses outside of any
 
-    def add_model(self, model: torch.nn.Module, *, shapes: bool) -> list[int]:
-        """Add every module of `model`; return their ids, for `remove`. One that has a site keeps it."""
-        self._shapes = shapes
+    def add_model(self, model: torch.nn.Module, choice: Choice, *, shapes: bool) -> list[int]:
+        """Add the chosen modules of `model`; return their ids, for `remove`. One that has a site keeps it."""
+        self._shapes, self._choice = shapes, choice
         held: set[int] = set()
         new: set[int] = set()
         for path, module in _paths(model):
             known = self.by_id.get(id(module))
+            if not choice.takes(path, module):
+                self._leave_out(module)
+                continue
             if known is None:
-                self._add(module, path, shapes)
+                self._add(module, path, choice, shapes=shapes)
                 new.add(id(module))
             elif id(module) in new:
                 _add_place(known, path)
@@ -154,20 +161,32 @@ class Sites:
         """Forget every module, also those that were discovered."""
         self.by_id.clear()
         self._holders.clear()
+        self._left_out.clear()
         self._on_change()
 
     def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
         """Return the site of a module that came after its model, looked for below the layer that calls it.
 
-        If no layer does, it is a loss.
+        If no layer does, it is a loss. None if it is not there, or left out, or the block of that layer is over.
         """
+        if id(module) in self.by_id:
+            return None
         if caller is None:
-            return self._add(module, LOSS, self._shapes)
+            return self._add_chosen(module, LOSS, self._choice, shapes=self._shapes)
         parent = caller.of()
-        path = _path_below(parent, module) if parent is not None else None
+        if parent is None or self.by_id.get(id(parent)) is None:
+            return None
+        path = _path_below(parent, module)
         if path is None:
             return None
-        return self._add(module, f"{caller.layer}.{path}" if caller.layer else path, caller.shapes)
+        path = f"{caller.layer}.{path}" if caller.layer else path
+        return self._add_chosen(module, path, caller.choice, shapes=caller.shapes)
+
+    def _add_chosen(self, module: torch.nn.Module, path: str, choice: Choice, *, shapes: bool) -> Site | None:
+        if choice.takes(path, module):
+            return self._add(module, path, choice, shapes=shapes)
+        self._leave_out(module)
+        return None
 
     def add_replica(self, replica: torch.nn.Module, module: torch.nn.Module) -> None:
         """Give a replica the site of its original, if that has one."""
@@ -175,8 +194,9 @@ class Sites:
         if site is not None:
             self._put(replace(site, of=self._watched(replica), cache=None), replica)
 
-    def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
-        return self._put(Site(path, _class_name(module), shapes, self._watched(module)), module)
+    def _add(self, module: torch.nn.Module, path: str, choice: Choice, *, shapes: bool) -> Site:
+        self._left_out.pop(id(module), None)
+        return self._put(Site(path, _class_name(module), shapes, self._watched(module), choice), module)
 
     def _put(self, site: Site, module: torch.nn.Module) -> Site:
         self.by_id[id(module)] = site
@@ -187,6 +207,12 @@ class Sites:
         ident = id(module)
         return weakref.ref(module, lambda _: self._bury(ident))
 
+    def _leave_out(self, module: torch.nn.Module) -> None:
+        """Remember that the module is not to be looked for, unless it has a site."""
+        if id(module) not in self.by_id:
+            self._left_out[id(module)] = self._watched(module)
+            self.by_id[id(module)] = None
+
     def _bury(self, ident: int) -> None:
         self._forget(ident)
         self._on_change()
@@ -194,6 +220,7 @@ class Sites:
     def _forget(self, ident: int) -> None:
         self.by_id.pop(ident, None)
         self._holders.pop(ident, None)
+        self._left_out.pop(ident, None)
 
 
 def _class_name(module: torch.nn.Module) -> str:
@@ -208,7 +235,7 @@ def _add_place(site: Site, path: str) -> None:
     if site.elsewhere is None:
         site.elsewhere = {site.layer: site}
     if len(site.elsewhere) < MAX_PATHS:
-        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of)
+        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of, site.choice)
 
 
 def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
