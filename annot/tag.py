@@ -23,10 +23,13 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["DOMAIN", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
+__all__ = ["COMPILED", "DOMAIN", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
+
+COMPILED: Final = "CompiledGraph"
+"""What the module of a range begins with that surrounds a compiled graph; ``#`` and the graph's number follow."""
 
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "data", "epoch", "step", "other"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)

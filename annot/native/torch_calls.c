@@ -201,6 +201,15 @@ static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* Whether torch.compile made this module; it may stand for one that has a site. */
+static int is_optimized(PyObject *module) {
+    PyObject *name = PyType_GetName(Py_TYPE(module));
+    int same = name && PyUnicode_CompareWithASCIIString(name, "OptimizedModule") == 0;
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return same;
+}
+
 /* New reference to the site of the module that is being called; NULL without an exception if it has none. */
 static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
@@ -210,10 +219,10 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
         return NULL;
     if (site)
         return Py_NewRef(site);
-    if (!notes->current)
+    if (!notes->current && !is_optimized(module))
         return NULL;
-    PyObject *found =
-        PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, notes->current->site, NULL);
+    PyObject *caller = notes->current ? notes->current->site : Py_None;
+    PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, caller, NULL);
     if (found != Py_None)
         return found;
     Py_DECREF(found);
@@ -466,6 +475,7 @@ static PyMethodDef calls_methods[] = {
     {"call", (PyCFunction)(void (*)(void))calls_call, METH_FASTCALL, "Call a module inside its range."},
     {"begin", (PyCFunction)(void (*)(void))annot_begin, METH_VARARGS | METH_KEYWORDS,
      "Prepare a graph for a run of the engine on this thread."},
+    {"current_site", annot_current_site, METH_O, "The site in whose call, or backward, this thread is."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
     {"finish", annot_finish, METH_O, "Close what the run has open on this thread, and forget its nodes."},
     {NULL, NULL, 0, NULL},

@@ -85,5 +85,7 @@ PyObject *annot_get(const char *module_name, const char *path);
 int annot_prepare_hooks(Calls *self);
 PyObject *annot_begin(PyObject *calls, PyObject *args, PyObject *kwargs);
 PyObject *annot_finish(PyObject *calls, PyObject *token);
+/* The site of the module in whose call (backward: in whose backward) this thread is, or None. */
+PyObject *annot_current_site(PyObject *calls, PyObject *backward);
 
 #endif

@@ -10,6 +10,7 @@ import polars as pl
 
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.keys import BATCH, DATA, EPOCH
+from annot.tag import COMPILED
 
 __all__ = ["MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
 
@@ -86,15 +87,22 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
     first: dict[str, _Key] = {}
     models = 0
     for key in keys:
-        first.setdefault(key[0], key)
-        models += not key[0]
+        if not _is_graph(key):
+            first.setdefault(key[0], key)
+            models += not key[0]
     children: dict[_Key | None, list[_Key]] = {}
     for key in keys:
-        parent = next((first[path] for path in _prefixes(key[0]) if path in first), None)
+        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _prefixes(key[0])
+        parent = next((first[path] for path in above if path in first), None)
         if parent is not None and not parent[0] and models > 1:
             parent = None  # a path alone does not tell of which model it is
         children.setdefault(parent, []).append(key)
     return children
+
+
+def _is_graph(key: _Key) -> bool:
+    """Return whether a row is about a compiled graph, which stands under the layer that runs it."""
+    return key[1].startswith(COMPILED)
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -114,5 +122,7 @@ def _walk(
         line.depth = depth
         if above is not None and above[0]:
             line.label = key[0][len(above[0]) + 1 :]
+        if _is_graph(key):
+            line.label = "(graph)"
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

@@ -22,7 +22,7 @@ import torch
 
 from annot import emit
 from annot.shapes import spec_of, tensors_in
-from annot.torch.sites import Site, Sites, is_tensor
+from annot.torch.sites import OPTIMIZED, Site, Sites, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
@@ -123,8 +123,18 @@ class Calls:
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, or that came after its model."""
         if site is None:
-            return None if parent is None else self._sites.discover(module, parent[SITE])
+            if parent is None and type(module).__name__ != OPTIMIZED:
+                return None
+            return self._sites.discover(module, parent[SITE] if parent is not None else None)
         return site if parent is None else site.below(parent[SITE].layer)
+
+    def current_site(self, backward: bool) -> Site | None:
+        """Return the site of the module in whose call, or in whose backward, this thread is."""
+        if backward:
+            frames = self._frames.get(threading.get_ident())
+            return frames[-1].open[-1][SITE] if frames and frames[-1].open else None
+        current = self.notes().current
+        return current[SITE] if current is not None else None
 
     def notes(self) -> Notes:
         """Return the notes of this thread."""

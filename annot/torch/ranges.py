@@ -11,6 +11,7 @@ from torch.autograd import Variable
 
 from annot import emit, native
 from annot.torch.calls import Calls, pass_over, patched_call
+from annot.torch.compiled import Compiled
 from annot.torch.engine import Engine
 from annot.torch.optimizer import OptimizerSteps
 from annot.torch.sites import Sites
@@ -29,6 +30,7 @@ class Options:
     backward: bool = True
     optimizer: bool = True
     shapes: bool = True
+    compiled: bool = True
 
 
 def emit_ranges(
@@ -38,6 +40,7 @@ def emit_ranges(
     backward: bool = True,
     optimizer: bool = True,
     shapes: bool = True,
+    compiled: bool = True,
 ) -> EmitRanges:
     """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
@@ -52,6 +55,8 @@ def emit_ranges(
         backward: ranges around the backward of each layer, and around the whole backward.
         optimizer: ranges around optimizer steps.
         shapes: say shapes and dtypes in the texts.
+        compiled: ranges around graphs that `torch.compile` made and, in those that it makes inside the block, around
+            each kernel; such a range names the layers that the kernel works for, joined by ``+``.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads.
@@ -67,7 +72,7 @@ def emit_ranges(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
-    return EmitRanges(model, Options(forward, backward, optimizer, shapes))
+    return EmitRanges(model, Options(forward, backward, optimizer, shapes, compiled))
 
 
 class EmitRanges:
@@ -136,6 +141,10 @@ class Installed:
                 steps = OptimizerSteps()
                 self._undo.append(steps.remove)
                 steps.install()
+            if options.compiled:
+                graphs = Compiled(calls, self._sites, forward=options.forward, backward=options.backward)
+                self._undo.append(graphs.remove)
+                graphs.install()
         except BaseException:
             while self._undo:
                 self._undo.pop()()

@@ -14,7 +14,10 @@ import torch
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 
-__all__ = ["MAX_PATHS", "Site", "Sites"]
+__all__ = ["MAX_PATHS", "OPTIMIZED", "Site", "Sites"]
+
+OPTIMIZED: Final = "OptimizedModule"
+"""Class name of what `torch.compile` wraps a module in."""
 
 MAX_PATHS: Final = 64
 """How many paths of one module that stands in many places are told apart."""
@@ -117,18 +120,26 @@ class Sites:
         self._holders.clear()
         self._on_change()
 
-    def discover(self, module: torch.nn.Module, caller: Site) -> Site | None:
-        """Return the site of a module that came after its model, looked for below the layer that calls it."""
-        parent = caller.of()
+    def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
+        """Return the site of a module that came after its model.
+
+        What `torch.compile` wrapped around a known module stands where that one stands; anything else is looked for
+        below the layer that calls it.
+        """
+        inner = _inner(module)
+        wrapped = self.by_id.get(id(inner)) if inner is not module else None
+        if wrapped is not None:
+            return self._add(module, wrapped.layer, wrapped.shapes) if _hides_inner(module) else None
+        parent = caller.of() if caller is not None else None
         path = _path_below(parent, module) if parent is not None else None
-        if path is None:
+        if path is None or caller is None:
             return None
         return self._add(module, f"{caller.layer}.{path}" if caller.layer else path, caller.shapes)
 
     def _add(self, module: torch.nn.Module, path: str, shapes: bool) -> Site:
         ident = id(module)
         alive = weakref.ref(module, lambda _: self._bury(ident))
-        self.by_id[ident] = site = Site(path, type(module).__name__, shapes, alive)
+        self.by_id[ident] = site = Site(path, type(_inner(module)).__name__, shapes, alive)
         self._on_change()
         return site
 
@@ -139,6 +150,17 @@ class Sites:
     def _forget(self, ident: int) -> None:
         self.by_id.pop(ident, None)
         self._holders.pop(ident, None)
+
+
+def _inner(module: Any) -> Any:
+    """Return the module that `torch.compile` wrapped in this one, or this one."""
+    return getattr(module, "_orig_mod", module) if type(module).__name__ == OPTIMIZED else module
+
+
+def _hides_inner(module: Any) -> bool:
+    """Return whether a call of what `torch.compile` made goes round the stand-in for the `__call__` inside."""
+    function = getattr(getattr(module.forward, "_torchdynamo_orig_callable", None), "__func__", None)
+    return not getattr(function, "__module__", "").startswith("annot.")
 
 
 def _add_place(site: Site, path: str) -> None:
@@ -157,8 +179,14 @@ def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         places[id(module)] = places.get(id(module), 0) + 1
         if places[id(module)] > MAX_PATHS:
             continue
-        yield path, module
         above |= {id(module)}
+        inner = _inner(module)
+        if inner is not module:
+            pending.append((path, inner, above))
+            if _hides_inner(module):
+                yield path, module
+            continue
+        yield path, module
         children = [
             (f"{path}.{name}" if path else name, child, above)
             for name, child in module._modules.items()
