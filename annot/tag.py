@@ -23,10 +23,13 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["COMPILED", "DOMAIN", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
+__all__ = ["COMPILED", "DOMAIN", "NOTE", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
+
+NOTE: Final = "Note: "
+"""What a mark of annot's begins with whose text is a sentence for the report."""
 
 COMPILED: Final = "CompiledGraph"
 """What the module of a range begins with that surrounds a compiled graph; ``#`` and the graph's number follow."""

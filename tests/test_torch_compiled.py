@@ -151,13 +151,15 @@ def test_a_graph_from_before_the_block_has_a_range_and_a_sentence_says_why_no_la
     wanted = step(call, model)
 
     def body() -> None:
-        with emit_ranges(model), torch._dynamo.config.patch(error_on_recompile=True):
-            with pytest.warns(RuntimeWarning, match=r"no layers.*compile inside the block"):
-                assert same(step(call, model), wanted)
+        unseen = pytest.warns(RuntimeWarning, match=r"no layers.*compile inside the block")
+        with unseen, emit_ranges(model), torch._dynamo.config.patch(error_on_recompile=True):
+            assert same(step(call, model), wanted)
 
     captured = capture(tmp_path, body)
     assert graph_count() == (1, 0)
     assert [inside(one) for one in regions(captured)] == [[], []]
+    (said,) = load(next(tmp_path.glob("*.sqlite"))).meta["notes"]
+    assert "shows no layers" in said
     assert captured.trees == [
         ("Net>", regions(captured)[0].name),
         ("engine<", ("Net<", regions(captured)[1].name)),

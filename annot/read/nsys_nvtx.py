@@ -9,6 +9,7 @@ import polars as pl
 
 from annot.profile import MARKS, RANGES, pick
 from annot.read.nsys_layout import ROW, Tables, fetch_blocks, process_of, spelt, with_times
+from annot.tag import DOMAIN, NOTE
 
 __all__ = ["TABLE", "Events", "read_events"]
 
@@ -58,6 +59,11 @@ class Events:
         """Return the marks that have a time and a thread."""
         marks = self._marks.drop_nulls(["start", "thread"])
         return pick(marks.with_columns(pl.col("text", "domain").cast(pl.String)), MARKS)
+
+    def said(self) -> list[str]:
+        """Return what annot, when it emitted the ranges, had to say of them."""
+        texts = self._marks.filter(pl.col("domain").cast(pl.String) == DOMAIN)["text"].cast(pl.String)
+        return [text.removeprefix(NOTE) for text in texts.unique(maintain_order=True) if (text or "").startswith(NOTE)]
 
 
 def read_events(tables: Tables, strings: pl.DataFrame, *, full: bool) -> Events:

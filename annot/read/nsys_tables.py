@@ -80,6 +80,7 @@ class Export:
     ) -> None:
         self._opened, self._full = opened, full
         self._notes: dict[str, Counter[str]] = {}
+        self._said: list[str] = []
         with opened() as tables:
             self._strings = read_strings(tables)
             self._origins = read_origins(tables)
@@ -98,14 +99,14 @@ class Export:
             events = nsys_nvtx.read_events(tables, self._strings, full=self._full)
             ranges = events.ranges(self._counter("ranges"))
         self._seen.update(ranges["process"].unique())
-        self._notes["none"] = Counter(_no_ranges(events.domains) if ranges.is_empty() else ())
+        self._said = [*events.said(), *(_no_ranges(events.domains) if ranges.is_empty() else ())]
         return ranges, events.marks()
 
     @property
     def meta(self) -> dict[str, Any]:
         """What is known of the profile; notes of rows that were not read yet are not among it."""
-        counted = {table: sentences(notes) for table, notes in self._notes.items() if table != "none"}
-        notes = [*self._facts, *self._notes.get("none", ()), *(note for part in counted.values() for note in part)]
+        counted = (note for notes in self._notes.values() for note in sentences(notes))
+        notes = [*self._facts, *self._said, *counted]
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         return meta | ({"processes": known} if known else {}) | {"notes": notes}
