@@ -23,7 +23,19 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["COMPILED", "DOMAIN", "NOTE", "PHASES", "Phase", "Tag", "TensorSpec", "format", "parse", "short_dtype"]
+__all__ = [
+    "COMPILED",
+    "DOMAIN",
+    "FUSED",
+    "NOTE",
+    "PHASES",
+    "Phase",
+    "Tag",
+    "TensorSpec",
+    "format",
+    "parse",
+    "short_dtype",
+]
 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
@@ -33,6 +45,9 @@ NOTE: Final = "Note: "
 
 COMPILED: Final = "CompiledGraph"
 """What the module of a range begins with that surrounds a compiled graph; ``#`` and the graph's number follow."""
+
+FUSED: Final = "+"
+"""What stands between the layers, and between the classes, of one kernel that works for several."""
 
 Phase: TypeAlias = Literal["forward", "backward", "optimizer", "data", "epoch", "step", "other"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)

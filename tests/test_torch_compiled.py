@@ -190,6 +190,23 @@ def test_blocks_that_share_a_graph_have_their_own_paths(tmp_path: Path) -> None:
     assert {layer.split(".")[0] for layer, _ in inside(left_back)} == {"left"}
 
 
+def test_a_block_in_two_places_has_both_paths(tmp_path: Path) -> None:
+    """A module that stands twice in its model shows where it was called, as without torch.compile."""
+    block = Net().left
+    model = nn.Sequential(block, block)
+    call = torch.compile(model)
+
+    def body() -> None:
+        with emit_ranges(model), torch.no_grad():
+            call(X)
+
+    captured = capture(tmp_path, body)
+    (region,) = regions(captured)
+    assert inside(region) == [
+        ("0.fc", "Linear"), ("0.act+0", "Tanh+Block"), ("1.fc", "Linear"), ("1.act+1", "Tanh+Block"),
+    ]  # fmt: skip
+
+
 def test_a_function_that_is_given_blocks_does_not_guess_which_one_it_runs(tmp_path: Path) -> None:
     """A compiled function of a module that is an argument names the class where several modules could be meant."""
     model = Net()
@@ -427,5 +444,6 @@ def test_the_report_shows_layers_and_graphs(tmp_path: Path) -> None:
     assert shown["(model)", "Net"] == 0
     assert shown["left.fc", "Linear"] == 1
     assert shown["left.act+left", "Tanh+Block"] == 1
+    assert not any(label.startswith("left") and depth > 1 for (label, _), depth in shown.items())
     (graph,) = (depth for (label, module), depth in shown.items() if module.startswith("CompiledGraph"))
     assert graph == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,7 +11,7 @@ import polars as pl
 
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.keys import BATCH, DATA, EPOCH
-from annot.tag import COMPILED
+from annot.tag import COMPILED, FUSED
 
 __all__ = ["MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
 
@@ -87,7 +88,7 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
     first: dict[str, _Key] = {}
     models = 0
     for key in keys:
-        if not _is_graph(key):
+        if not _is_graph(key) and FUSED not in key[0]:
             first.setdefault(key[0], key)
             models += not key[0]
     children: dict[_Key | None, list[_Key]] = {}
@@ -106,7 +107,11 @@ def _is_graph(key: _Key) -> bool:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """Shorter paths, the longest first, down to the model itself."""
+    """Shorter paths, the longest first, down to the model itself; of a fused kernel those that its layers share."""
+    if FUSED in path:
+        parts = zip(*(layer.split(".") for layer in path.split(FUSED)), strict=False)
+        shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
+        path = ".".join([*(names[0] for names in shared), ""]) or "."
     while path:
         path = path.rpartition(".")[0]
         yield path
@@ -120,7 +125,7 @@ def _walk(
         key, above, depth = pending.pop()
         line = lines[key]
         line.depth = depth
-        if above is not None and above[0]:
+        if above is not None and above[0] and FUSED not in key[0]:
             line.label = key[0][len(above[0]) + 1 :]
         if _is_graph(key):
             line.label = "(graph)"

@@ -109,7 +109,7 @@ def layer_event(phase: tag.Phase, layers: list[tuple[str, str]]) -> Any:
 
 def _joined(names: list[str]) -> str:
     more = len(names) - MAX_LAYERS
-    return "+".join(names if more <= 1 else [*names[:MAX_LAYERS], f"({more} more)"])
+    return tag.FUSED.join(names if more <= 1 else [*names[:MAX_LAYERS], f"({more} more)"])
 
 
 def run(graph: Any, call: Any, layers: Layers, args: Any, kwargs: Any) -> Any:

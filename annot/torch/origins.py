@@ -51,16 +51,17 @@ def layers(
     Args:
         nodes: of one graph, in its order.
         by_id: the sites of modules, by their id.
-        here: path of the module in whose call the graph is being compiled, None if there is none.
+        here: path of the module in whose call the graph was traced, None if there is none.
         backward: whether it is a backward graph.
     """
     found: dict[tuple[str, str], None] = {}
     for node in nodes:
-        if node.op == "call_function":
-            stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-            layer = _innermost(list(stack.items()), by_id, here)
-            if layer is not None or here is not None:
-                found[layer or _LOOSE] = None
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        if node.op != "call_function" or not all(_id(key).isdecimal() for key in stack):
+            continue
+        layer = _innermost(list(stack.items()), by_id, here)
+        if layer is not None or here is not None:
+            found[layer or _LOOSE] = None
     if backward and len(found) > 1:
         found.pop(_LOOSE, None)
     return list(found)
@@ -70,39 +71,36 @@ def _innermost(
     stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: str | None
 ) -> tuple[str, str] | None:
     """Return path and class of the innermost module of a stack that has a site."""
-    found: tuple[str, str] | None = None
-    above = here or ""
-    for key, (source, cls) in stack:
-        site = _site(key, cls, by_id)
-        if site is not None:
-            site = site.below(above)
-            above = site.layer
-            found = _spelt(site.layer, source, stack[0], by_id, here), site.module
-    return found
+    for key, (source, cls) in reversed(stack):
+        site = by_id.get(int(_id(key)))
+        if site is not None and type(site.of()) is cls:
+            return _path(site, source, here) or _path_of_any(site, source, stack[0][1], by_id), site.module
+    return None
 
 
-def _site(key: str, cls: type, by_id: Mapping[int, Any]) -> Any:
-    number = key.partition("@")[0]  # a module that is called several times: id, id@1, id@2 …
-    site = by_id.get(int(number)) if number.isdecimal() else None
-    return site if site is not None and type(site.of()) is cls else None
+def _id(key: str) -> str:
+    """Return the id of a module; the keys of one that is called several times are id, id@1, id@2 and so on."""
+    return key.partition("@")[0]
 
 
-def _spelt(
-    path: str, source: str, outermost: tuple[str, tuple[str, type]], by_id: Mapping[int, Any], here: str | None
-) -> str:
-    """Return the path as the range is to say it: relative if the graph may run for other modules too."""
+def _path(site: Any, source: str, here: str | None) -> str | None:
+    """Return the path relative to where the graph runs, None if the traced code reached the module otherwise."""
     local = _LOCAL.fullmatch(source)
-    if local is None:  # reached through a global: always the same module
-        return path
+    if local is None or here is None:
+        return None
     below = _dotted(local[1])
-    if here is not None and path == ".".join(filter(None, (here, below))):
-        return HERE + below
-    _, (root, cls) = outermost
-    alike = sum(type(site.of()) is cls for site in by_id.values())
-    if alike <= 1:
+    places = site.elsewhere or {site.layer: site}
+    return HERE + below if ".".join(filter(None, (here, below))) in places else None
+
+
+def _path_of_any(site: Any, source: str, outermost: tuple[str, type], by_id: Mapping[int, Any]) -> str:
+    """Return the path in the model; with a class in its front if the next run may be for another module of it."""
+    root, cls = outermost
+    alike = sum(type(other.of()) is cls for other in by_id.values())
+    if alike == 1 or _LOCAL.fullmatch(source) is None:  # what is reached through a global is always the same
+        path: str = site.layer
         return path
-    # An argument of what was compiled, and next time another: which one is known by nobody.
-    return f"({cls.__name__})" + "".join(f".{part}" for part in [_dotted(source[len(root) :])] if part)
+    return ".".join(filter(None, (f"({cls.__name__})", _dotted(source.removeprefix(root)))))
 
 
 def _dotted(source: str) -> str:
