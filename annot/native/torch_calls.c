@@ -206,7 +206,6 @@ static int is_optimized(PyObject *module) {
     PyObject *name = PyType_GetName(Py_TYPE(module));
     int same = name && PyUnicode_CompareWithASCIIString(name, "OptimizedModule") == 0;
     Py_XDECREF(name);
-    PyErr_Clear();
     return same;
 }
 
@@ -215,18 +214,15 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
     PyObject *site = id ? PyDict_GetItemWithError(self->by_id, id) : NULL;
     Py_XDECREF(id);
-    if (PyErr_Occurred())
-        return NULL;
     if (site)
         return Py_NewRef(site);
-    if (!notes->current && !is_optimized(module))
+    if (PyErr_Occurred() || (!notes->current && !is_optimized(module)))
         return NULL;
     PyObject *caller = notes->current ? notes->current->site : Py_None;
     PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, caller, NULL);
-    if (found != Py_None)
-        return found;
-    Py_DECREF(found);
-    return NULL;
+    if (found == Py_None)
+        Py_CLEAR(found);
+    return found;
 }
 
 /* Steals `site`, returns a new reference. */

@@ -122,11 +122,7 @@ class Compiled:
 
     def layers(self, nodes: Iterable[Any], *, backward: bool = False) -> list[tuple[str, str]]:
         """Return path and class of the layers that nodes of a graph were traced in."""
-        try:
-            return origins.layers(nodes, self._sites.by_id, self._here(), backward=backward)
-        except Exception as error:
-            emit.warn_once(f"a kernel of a compiled graph shows no layers: {type(error).__name__}: {error}")
-            return []
+        return origins.layers(nodes, self._sites.by_id, self._here(), backward=backward)
 
     def _here(self) -> str | None:
         """Return the path of the module in whose call the graph was traced: a backward graph may be made later."""
@@ -135,9 +131,15 @@ class Compiled:
         here = site.layer if site is not None else None
         return self._traced_in.setdefault(context, here) if context is not None else here
 
-    def around(self, wrapper: Any, scheduled: Iterable[Any], write_call: Callable[[], Any]) -> Any:
-        """Have generated code open the range of a kernel before what `write_call` writes, and close it after."""
-        text = self._text(scheduled)
+    def around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
+        """Have generated code open the range of a kernel before what `write_call` writes, and close it after.
+
+        Args:
+            wrapper: what Inductor writes the code with.
+            find: returns the scheduled nodes that the kernel was made from.
+            write_call: writes the call of the kernel.
+        """
+        text = _unless_it_fails(lambda: self._text(find()), "")
         if text:
             wrapper.writeline(f"annot_push({text!r})")
         result = write_call()
@@ -164,12 +166,21 @@ class Compiled:
         try:
             if type(node.node).__name__ == "MultiOutput":  # runs nothing: it takes a result out of a tuple
                 return write_call()
-            return self.around(_graph_in_work().wrapper_code, [node], write_call)
+            return self.around(_graph_in_work().wrapper_code, lambda: [node], write_call)
         finally:
             self._extern.pop()
 
 
 _active: Compiled | None = None
+
+
+def _unless_it_fails(find: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what `find` does; what goes wrong costs the layers of a kernel, not the user's compilation."""
+    try:
+        return find()
+    except Exception as error:
+        emit.warn_once(f"a kernel of a compiled graph shows no layers: {type(error).__name__}: {error}")
+        return otherwise
 
 
 def _graph_in_work() -> Any:
@@ -248,11 +259,12 @@ def _write_header(compiled: Compiled, original: Any) -> Any:
 
 def _generate_kernel_call(compiled: Compiled, original: Any) -> Any:
     def generate_kernel_call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        scheduler = _graph_in_work().scheduler
+        scheduler = getattr(_graph_in_work(), "scheduler", None)
         if compiled.in_extern(scheduler):
             return original(wrapper, *args, **kwargs)
-        scheduled = origins.being_called(scheduler)
-        return compiled.around(wrapper, scheduled, lambda: original(wrapper, *args, **kwargs))
+        return compiled.around(
+            wrapper, lambda: origins.being_called(scheduler), lambda: original(wrapper, *args, **kwargs)
+        )
 
     return generate_kernel_call
 
@@ -269,7 +281,8 @@ def _key_of_cache(compiled: Compiled, original: Any) -> Any:
     def __init__(details: Any, gm: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(details, gm, *args, **kwargs)
         nodes = gm.graph.nodes if gm is not None else ()
-        details.annot_layers = (compiled_ranges.FORMAT, *(tuple(compiled.layers([node])) for node in nodes))
+        named = _unless_it_fails(lambda: [tuple(compiled.layers([node])) for node in nodes], [])
+        details.annot_layers = (compiled_ranges.FORMAT, *named)
 
     return __init__
 
