@@ -16,7 +16,7 @@ import warnings
 from typing import Any, Final, Protocol
 
 from annot import native
-from annot.tag import DOMAIN
+from annot.tag import DOMAIN, NOTE
 
 __all__ = [
     "DOMAIN",
@@ -418,7 +418,9 @@ def texts() -> dict[str, str]:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Warn, the first time that `message` comes."""
+    """Warn, the first time that `message` comes; the report of what is being recorded says it too."""
+    said = NOTE + message
+    mark(event(said, transient=True, general=said))  # it takes no room from the texts of ranges
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 

@@ -28,10 +28,33 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
-__all__ = ["DOMAIN", "PHASES", "Phase", "Scalar", "Tag", "TensorSpec", "Value", "format", "parse", "short_dtype"]
+__all__ = [
+    "COMPILED",
+    "DOMAIN",
+    "FUSED",
+    "NOTE",
+    "PHASES",
+    "Phase",
+    "Scalar",
+    "Tag",
+    "TensorSpec",
+    "Value",
+    "format",
+    "parse",
+    "short_dtype",
+]
 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
+
+NOTE: Final = "Note: "
+"""What a mark of annot's begins with whose text is a sentence for the report."""
+
+COMPILED: Final = "CompiledGraph"
+"""What the module of a range begins with that surrounds a compiled graph; ``#`` and the graph's number follow."""
+
+FUSED: Final = "+"
+"""What stands between the layers, and between the classes, of one kernel that works for several."""
 
 Phase: TypeAlias = Literal[
     "forward", "backward", "recompute", "optimizer", "data", "epoch", "step", "op", "collective", "other"

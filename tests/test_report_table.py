@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from textwrap import dedent
 
+import polars as pl
 import pytest
 from ranked import ordered_only
 from rich.console import Console
@@ -14,6 +15,7 @@ from sqlite_profile import SqliteProfile, training
 from annot.read import load
 from annot.report import GROUPINGS, Grouping, report_on
 from annot.report.table import print_table
+from annot.report.tree import layer_lines
 
 
 def _printed(path: Path, width: int, by: Grouping = "layer", **options: str) -> str:
@@ -250,6 +252,21 @@ def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
     lines = _printed(profile.write(tmp_path / "x"), 80).splitlines()[2:7]
     assert [line[:26].rstrip() for line in lines] == [
         "(model) Generator", "(model) Critic", "block Block", "  attention.query Linear", "blocks Mlp",
+    ]  # fmt: skip
+
+
+def test_fused_kernels_stand_below_what_their_layers_share(tmp_path: Path) -> None:
+    """A row of several layers is nobody's parent; a compiled graph stands below the layer that runs it."""
+    names = [
+        ("", "Net"), ("", "CompiledGraph#0"), ("a", "Block"), ("a", "CompiledGraph#1"), ("a.x+a.y", "Linear+ReLU"),
+        ("a.y+b", "ReLU+Block"), ("a.y+b.z", "ReLU"),
+    ]  # fmt: skip
+    rows = pl.DataFrame(
+        [{"layer": layer, "module": module, "phase": "forward"} for layer, module in names],
+    )
+    assert [(line.label, line.module, line.depth) for line in layer_lines(rows)] == [
+        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 1), ("(graph)", "CompiledGraph#1", 2),
+        ("a.x+a.y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1), ("a.y+b.z", "ReLU", 1),
     ]  # fmt: skip
 
 

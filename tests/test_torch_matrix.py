@@ -80,6 +80,8 @@ MODES = {
     "forward only": Mode({"backward": False}),
     "backward only": Mode({"forward": False}),
     "no optimizer": Mode({"optimizer": False}),
+    "ops": Mode({"ops": True}),
+    "memory": Mode({"memory": True}),
     "depth": Mode({"depth": 1}),
     "include": Mode({"include": LAYERS}),
     "exclude": Mode({"exclude": ["**.0", nn.Sequential]}),
@@ -182,7 +184,8 @@ def test_every_model_in_every_mode(tmp_path: Path, name: str, mode_name: str) ->
 
     choice = choose(*(mode.options.get(option) for option in ("include", "exclude", "depth")))
     chosen = {path for path, module in net.model.named_modules() if choice.takes(path, module)}
-    forward, backward = ranges_of(captured, "forward"), ranges_of(captured, "backward")
+    forward = ranges_of(captured, "forward") + ranges_of(captured, "recompute")
+    backward = ranges_of(captured, "backward")
     if mode.options.get("forward", True):
         assert {path: forward[path] for path in expected} == {
             path: n * (path in chosen) for path, n in expected.items()

@@ -41,27 +41,31 @@ static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
 
 /* Where a call comes from, borrowed: the call around it, or else that whose backward is open; NULL if neither is. */
 static Invocation *caller(const Notes *notes) { return notes->current ? notes->current : annot_open_layer(); }
+/* Whether torch.compile made this module; it may stand for one that has a site. */
+static int is_optimized(PyObject *module) {
+    PyObject *name = PyType_GetName(Py_TYPE(module));
+    int same = name && PyUnicode_CompareWithASCIIString(name, "OptimizedModule") == 0;
+    Py_XDECREF(name);
+    return same;
+}
 
 /* New reference to the site of the module that is being called; NULL without an exception if it has none. */
 static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
     PyObject *site = id ? PyDict_GetItemWithError(self->by_id, id) : NULL;
     Py_XDECREF(id);
-    if (PyErr_Occurred())
-        return NULL;
-    if (site == Py_None) /* left out by choice */
+    if (PyErr_Occurred() || site == Py_None) /* left out by choice */
         return NULL;
     if (site)
         return Py_NewRef(site);
     Invocation *around = caller(notes);
-    if (!around && !PyObject_TypeCheck(module, (PyTypeObject *)annot_its.loss))
+    if (!around && !PyObject_TypeCheck(module, (PyTypeObject *)annot_its.loss) && !is_optimized(module))
         return NULL;
     PyObject *site_around = around ? around->site : Py_None;
     PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, site_around, NULL);
-    if (found != Py_None)
-        return found;
-    Py_DECREF(found);
-    return NULL;
+    if (found == Py_None)
+        Py_CLEAR(found);
+    return found;
 }
 
 /* Steals `site`, returns a new reference. */
@@ -170,12 +174,6 @@ static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObje
 }
 
 /* The site of the innermost call on this thread. */
-static PyObject *calls_site(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    const Notes *notes = annot_my_notes();
-    return Py_NewRef(notes && notes->current ? notes->current->site : Py_None);
-}
-
 /* call(original, module, args, kwargs) */
 static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssize_t count) {
     Calls *self = (Calls *)self_object;
@@ -314,8 +312,8 @@ static PyMethodDef calls_methods[] = {
     {"call", (PyCFunction)(void (*)(void))calls_call, METH_FASTCALL, "Call a module inside its range."},
     {"begin", (PyCFunction)(void (*)(void))annot_begin, METH_VARARGS | METH_KEYWORDS,
      "Prepare a graph for a run of the engine on this thread."},
+    {"current_site", annot_current_site, METH_O, "The site in whose call, or backward, this thread is."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
-    {"site", calls_site, METH_NOARGS, "Return the site of the innermost call on this thread."},
     {"finish", annot_finish, METH_O, "Close what the run has open on this thread, and forget its nodes."},
     {NULL, NULL, 0, NULL},
 };

@@ -114,5 +114,7 @@ PyObject *annot_finish(PyObject *calls, PyObject *token);
 extern int annot_runs;
 /* The call whose backward is open on this thread, borrowed; NULL if there is none. */
 Invocation *annot_open_layer(void);
+/* The site of the module in whose call (backward: in whose backward) this thread is, or None. */
+PyObject *annot_current_site(PyObject *calls, PyObject *backward);
 
 #endif

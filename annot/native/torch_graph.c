@@ -354,6 +354,17 @@ static PyObject *on_node(PyObject *self_object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+PyObject *annot_current_site(PyObject *self_object, PyObject *backward) {
+    (void)self_object;
+    Notes *notes = annot_my_notes();
+    Invocation *current = NULL;
+    if (PyObject_IsTrue(backward) == 1)
+        current = annot_open_layer();
+    else if (notes)
+        current = notes->current;
+    return Py_NewRef(current ? current->site : Py_None);
+}
+
 static PyMethodDef on_node_def = {"on_node", on_node, METH_O, "Move to the layer of the node that comes next."};
 
 static int make_carrier(Calls *self) {

@@ -148,7 +148,8 @@ class Export:
     def meta(self) -> dict[str, Any]:
         """What is known of the profile; notes and ranks in rows that were not read yet are not among it."""
         counted = {table: sentences(notes) for table, notes in self._notes.items() if table != "none"}
-        notes = [*self._facts, *self._notes.get("none", ()), *(note for part in counted.values() for note in part)]
+        noted = (note for part in counted.values() for note in part)
+        notes = [*self._facts, *self._said.notes, *self._notes.get("none", ()), *noted]
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         return with_ranks(meta | ({"processes": known} if known else {}), self._said.ranks) | {"notes": notes}
@@ -191,8 +192,8 @@ class Export:
             yield rows.with_columns(name)
         for rows in self._work(tables, _GRAPH, "CUDA graphs", notes, graph="graphId"):
             notes[_ONE_PIECE] += rows.height
-            name = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(self._text)
-            yield rows.with_columns(name.alias("name"))
+            graph = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(self._text)
+            yield rows.with_columns(graph.alias("name"))
 
     def copies(self, tables: Tables) -> Iterator[pl.DataFrame]:
         """Yield copies and sets of memory."""

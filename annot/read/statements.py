@@ -1,4 +1,4 @@
-"""What annot's own marks say about the run: ranks, and whether there are figures of memory."""
+"""What annot's own marks say about the run: ranks, notes, and whether there are figures of memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import polars as pl
 
 from annot import memory_text
 from annot.rank_text import parse_rank
-from annot.tag import DOMAIN
+from annot.tag import DOMAIN, NOTE
 
 __all__ = ["Statements"]
 
@@ -16,11 +16,13 @@ class Statements:
 
     Attributes:
         ranks: rank and world size of each process that says them, the last if it says several.
+        notes: sentences for the report, each once.
         tells_memory: whether there are figures of memory among them.
     """
 
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}
+        self.notes: list[str] = []
         self.tells_memory = False
 
     def take(self, marks: pl.DataFrame) -> None:
@@ -29,6 +31,8 @@ class Statements:
         if own.is_empty():
             return
         text = pl.col("text").cast(pl.String)
+        notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
+        self.notes += [note for words in notes if (note := words.removeprefix(NOTE)) not in self.notes]
         self.tells_memory |= bool(own.select(text.str.starts_with(f"{memory_text.CATEGORY} ").any()).item())
         said = own.filter(text.str.starts_with("Rank ")).sort("start")
         known = ((process, parse_rank(words)) for process, words in said.select("process", text).iter_rows())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,6 +11,7 @@ import polars as pl
 
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.keys import BATCH, DATA, EPOCH
+from annot.tag import COMPILED, FUSED
 
 __all__ = ["LAYER_PHASES", "MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
 
@@ -88,19 +90,30 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
     first: dict[str, _Key] = {}
     models = 0
     for key in keys:
-        first.setdefault(key[0], key)
-        models += not key[0]
+        if not _is_graph(key) and FUSED not in key[0]:
+            first.setdefault(key[0], key)
+            models += not key[0]
     children: dict[_Key | None, list[_Key]] = {}
     for key in keys:
-        parent = next((first[path] for path in _prefixes(key[0]) if path in first), None)
+        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _prefixes(key[0])
+        parent = next((first[path] for path in above if path in first), None)
         if parent is not None and not parent[0] and models > 1:
             parent = None  # a path alone does not tell of which model it is
         children.setdefault(parent, []).append(key)
     return children
 
 
+def _is_graph(key: _Key) -> bool:
+    """Return whether a row is about a compiled graph, which stands under the layer that runs it."""
+    return key[1].startswith(COMPILED)
+
+
 def _prefixes(path: str) -> Iterator[str]:
-    """Shorter paths, the longest first, down to the model itself."""
+    """Shorter paths, the longest first, down to the model itself; of a fused kernel those that its layers share."""
+    if FUSED in path:
+        parts = zip(*(layer.split(".") for layer in path.split(FUSED)), strict=False)
+        shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
+        path = ".".join([*(names[0] for names in shared), ""]) or "."
     while path:
         path = path.rpartition(".")[0]
         yield path
@@ -114,7 +127,9 @@ def _walk(
         key, above, depth = pending.pop()
         line = lines[key]
         line.depth = depth
-        if above is not None and above[0]:
+        if above is not None and above[0] and FUSED not in key[0]:
             line.label = key[0][len(above[0]) + 1 :]
+        if _is_graph(key):
+            line.label = "(graph)"
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

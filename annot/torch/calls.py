@@ -25,7 +25,7 @@ import torch
 
 from annot import emit
 from annot.shapes import spec_of, tensors_in
-from annot.torch.sites import Loss, Site, Sites, autocast_dtype, is_tensor
+from annot.torch.sites import OPTIMIZED, Loss, Site, Sites, autocast_dtype, is_tensor
 
 __all__ = ["MAX_NOTES", "Calls", "Invocation"]
 
@@ -131,15 +131,18 @@ class Calls:
         """Return the site of a module that stands in several places, that came after its model, or is a loss."""
         around = parent or (self._recomputed_layer() if self._frames else None)
         if site is None:
-            if around is None and not isinstance(module, Loss):
+            if around is None and not isinstance(module, Loss) and type(module).__name__ != OPTIMIZED:
                 return None
             return self._sites.discover(module, None if around is None else around[SITE])
         return site if around is None else site.near(around[SITE].layer)
 
-    def site(self) -> Site | None:
-        """Return the site of the innermost call on this thread."""
+    def current_site(self, backward: bool) -> Site | None:
+        """Return the site of the module in whose call, or in whose backward, this thread is."""
+        if backward:
+            frames = self._frames.get(threading.get_ident())
+            return frames[-1].open[-1][SITE] if frames and frames[-1].open else None
         current = self.notes().current
-        return None if current is None else current[SITE]
+        return current[SITE] if current is not None else None
 
     def notes(self) -> Notes:
         """Return the notes of this thread."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
 from annot import emit, tag
 
 __all__ = ["Engine"]
+
+_tracing: Final[Callable[[], Any]] = torch._guards.TracingContext.try_get
 
 
 class Engine:
@@ -32,13 +36,15 @@ class Engine:
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine inside the range of the whole backward."""
         calls = self._calls
-        if calls is None:
+        # What torch.compile runs to trace a backward is none.
+        if calls is None or _tracing() is not None:
             return self._engine.run_backward(*args, **kwargs)
         depth, frame = emit.depth(), None
         try:
             if self._ranges:
                 emit.push(self._event)
-            frame = _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
+            if not _compiles_backward():
+                frame = _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
             return self._engine.run_backward(*args, **kwargs)
         finally:
             if frame is not None:
@@ -49,6 +55,11 @@ class Engine:
         """Make this stand-in transparent, for those who still hold it; return the engine."""
         self._calls = None
         return self._engine
+
+
+def _compiles_backward() -> bool:
+    """Return whether compiled autograd takes the run over: it would trace hooks, and stumble over ours."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
 _NOTHING = {"keep_graph": False, "create_graph": False, "every": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from annot.torch import collectives, data, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.capture import Capture
 from annot.torch.choice import EVERYTHING, Choice, Selection, choose
+from annot.torch.compiled import Compiled
 from annot.torch.engine import Engine
 from annot.torch.memory import Meter, counter_for
 from annot.torch.operations import Operations
@@ -42,6 +44,7 @@ class Options:
     ops: bool = False
     data: bool = True
     collectives: bool = True
+    compiled: bool = True
 
 
 def emit_ranges(
@@ -59,6 +62,7 @@ def emit_ranges(
     ops: bool = False,
     data: bool = True,
     collectives: bool = True,
+    compiled: bool = True,
 ) -> EmitRanges:
     """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
@@ -90,6 +94,8 @@ def emit_ranges(
             attention and transformer encoders in evaluation, for the sake of their fast path.
         data: ranges around the wait for each batch of a DataLoader, and in its workers; see `annot.torch.data`.
         collectives: ranges around what processes send each other; see `annot.torch.collectives`.
+        compiled: ranges around graphs that `torch.compile` made and, in those that it makes inside the block, around
+            each kernel; such a range names the layers that the kernel works for, joined by ``+``.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads. It can be switched, see `EmitRanges`.
@@ -108,9 +114,8 @@ def emit_ranges(
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
-    options = Options(
-        forward, backward, optimizer, shapes, choose(include, exclude, depth), memory, ops, data, collectives
-    )
+    choice = choose(include, exclude, depth)
+    options = Options(forward, backward, optimizer, shapes, choice, memory, ops, data, collectives, compiled)
     return EmitRanges(model, options, schedule)
 
 
@@ -249,7 +254,8 @@ class Installed:
         emission = {} if counter is None else {"meter": Meter(counter)}
         self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward, **emission)
         try:
-            self._undo.append(_patch_call(calls, Operations(calls.site).around if options.ops else None))
+            operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
+            self._undo.append(_patch_call(calls, operations.around if operations else None))
             if options.forward or options.backward:
                 self._undo.append(_patch_engine(calls, ranges=options.backward))
             if options.optimizer:
@@ -259,6 +265,10 @@ class Installed:
             patches = Patches()
             self._undo.append(patches.undo)
             self._install_around(patches, options)
+            if options.compiled:
+                graphs = Compiled(calls, self._sites, forward=options.forward, backward=options.backward)
+                self._undo.append(graphs.remove)
+                graphs.install()
         except BaseException:
             while self._undo:
                 self._undo.pop()()

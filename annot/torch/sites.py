@@ -15,13 +15,16 @@ from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.choice import EVERYTHING, Choice
 
-__all__ = ["LOSS", "MAX_PATHS", "Loss", "Site", "Sites"]
+__all__ = ["LOSS", "MAX_PATHS", "OPTIMIZED", "Loss", "Site", "Sites"]
 
 Loss: Final = torch.nn.modules.loss._Loss
 """The class of all losses of PyTorch: they are layers even if they belong to no model."""
 
 LOSS: Final = "Loss"
 """The layer of a loss that is called outside the model, as in ``Loss CrossEntropyLoss``."""
+
+OPTIMIZED: Final = "OptimizedModule"
+"""Class name of what `torch.compile` wraps a module in."""
 
 MAX_PATHS: Final = 64
 """How many paths of one module that stands in many places are told apart."""
@@ -165,14 +168,22 @@ class Sites:
         self._on_change()
 
     def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
-        """Return the site of a module that came after its model, looked for below the layer that calls it.
+        """Return the site of a module that came after its model.
 
-        If no layer does, it is a loss. None if it is not there, or left out, or the block of that layer is over.
+        What `torch.compile` wrapped around a known module stands where that one stands; anything else is looked for
+        below the layer that calls it; if no layer does, it is a loss. None if it is not there, or left out, or the
+        block of that layer is over.
         """
         if id(module) in self.by_id:
             return None
+        inner = _inner(module)
+        wrapped = self.by_id.get(id(inner)) if inner is not module else None
+        if wrapped is not None:
+            hidden = _hides_inner(module)
+            return self._add(module, wrapped.layer, wrapped.choice, shapes=wrapped.shapes) if hidden else None
         if caller is None:
-            return self._add_chosen(module, LOSS, self._choice, shapes=self._shapes)
+            is_loss = isinstance(inner, Loss)
+            return self._add_chosen(module, LOSS, self._choice, shapes=self._shapes) if is_loss else None
         parent = caller.of()
         if parent is None or self.by_id.get(id(parent)) is None:
             return None
@@ -224,11 +235,23 @@ class Sites:
 
 
 def _class_name(module: torch.nn.Module) -> str:
-    """Return the name of the class that the user wrote: not that of a lazy or scripted stand-in."""
+    """Return the name of the class that the user wrote: not that of a lazy, scripted or compiled stand-in."""
+    module = _inner(module)
     if isinstance(module, torch.jit.ScriptModule):
         return str(getattr(module, "original_name", type(module).__name__))
     becomes = getattr(module, "cls_to_become", None)
     return becomes.__name__ if isinstance(becomes, type) else type(module).__name__
+
+
+def _inner(module: Any) -> Any:
+    """Return the module that `torch.compile` wrapped in this one, or this one."""
+    return getattr(module, "_orig_mod", module) if type(module).__name__ == OPTIMIZED else module
+
+
+def _hides_inner(module: Any) -> bool:
+    """Return whether a call of what `torch.compile` made goes round the stand-in for the `__call__` inside."""
+    function = getattr(getattr(module.forward, "_torchdynamo_orig_callable", None), "__func__", None)
+    return not getattr(function, "__module__", "").startswith("annot.")
 
 
 def _add_place(site: Site, path: str) -> None:
@@ -247,8 +270,14 @@ def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         places[id(module)] = places.get(id(module), 0) + 1
         if places[id(module)] > MAX_PATHS:
             continue
-        yield path, module
         above |= {id(module)}
+        inner = _inner(module)
+        if inner is not module:
+            pending.append((path, inner, above))
+            if _hides_inner(module):
+                yield path, module
+            continue
+        yield path, module
         children = [
             (f"{path}.{name}" if path else name, child, above)
             for name, child in module._modules.items()

@@ -1,0 +1,107 @@
+"""From the nodes of a graph that torch.compile traced to the layers that they were traced in.
+
+The tracer notes for each node the modules that were being called, outermost first: for each an id, how the traced
+code reached it (``L['self'].blocks.0.fc``) and its class. Nodes of a backward graph have that of their forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from annot.torch.compiled_ranges import HERE
+
+__all__ = ["being_called", "in_order", "layers", "of_scheduled"]
+
+_LOOSE: Final = (HERE, "")
+_LOCAL = re.compile(r"L\['\w+'\](.*)")
+_INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")
+
+
+def being_called(scheduler: Any) -> list[Any]:
+    """Return the scheduled nodes whose generated kernel Inductor's scheduler is writing the call of."""
+    node = scheduler.current_node
+    device = node.get_device()
+    # The C++ backend gathers nodes in a group, and writes their call when the next kernel cannot join it.
+    group = getattr(scheduler.get_backend(device), "kernel_group", None) if device is not None else None
+    return list(getattr(group, "scheduled_nodes", ())) or [node]
+
+
+def of_scheduled(scheduled: Iterable[Any]) -> set[Any]:
+    """Return the nodes of the graph that these scheduled nodes were made from."""
+    parts = (part for one in scheduled for part in one.get_nodes() if part.node is not None)
+    return {node for part in parts for node in part.node.get_origins() if node.op == "call_function"}
+
+
+def in_order(nodes: Iterable[Any], graph: Any) -> list[Any]:
+    """Return nodes in the order of their graph; those of another one last."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    return sorted(nodes, key=lambda node: order.get(node, len(order)))
+
+
+def layers(
+    nodes: Iterable[Any], by_id: Mapping[int, Any], here: str | None, *, backward: bool
+) -> list[tuple[str, str]]:
+    """Return path and class of the layers that nodes were traced in, each once.
+
+    A path that begins with `HERE` is relative to the module in whose call the graph runs. What no layer was called
+    for belongs to that module; in a backward graph only if nothing else is known, for sums of gradients are no layer's.
+
+    Args:
+        nodes: of one graph, in its order.
+        by_id: the sites of modules, by their id.
+        here: path of the module in whose call the graph was traced, None if there is none.
+        backward: whether it is a backward graph.
+    """
+    found: dict[tuple[str, str], None] = {}
+    for node in nodes:
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        if node.op != "call_function" or not all(_id(key).isdecimal() for key in stack):
+            continue
+        layer = _innermost(list(stack.items()), by_id, here)
+        if layer is not None or here is not None:
+            found[layer or _LOOSE] = None
+    if backward and len(found) > 1:
+        found.pop(_LOOSE, None)
+    return list(found)
+
+
+def _innermost(
+    stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: str | None
+) -> tuple[str, str] | None:
+    """Return path and class of the innermost module of a stack that has a site."""
+    for key, (source, cls) in reversed(stack):
+        site = by_id.get(int(_id(key)))
+        if site is not None and type(site.of()) is cls:
+            return _path(site, source, here) or _path_of_any(site, source, stack[0][1], by_id), site.module
+    return None
+
+
+def _id(key: str) -> str:
+    """Return the id of a module; the keys of one that is called several times are id, id@1, id@2 and so on."""
+    return key.partition("@")[0]
+
+
+def _path(site: Any, source: str, here: str | None) -> str | None:
+    """Return the path relative to where the graph runs, None if the traced code reached the module otherwise."""
+    local = _LOCAL.fullmatch(source)
+    if local is None or here is None:
+        return None
+    below = _dotted(local[1])
+    places = site.elsewhere or {site.layer: site}
+    return HERE + below if ".".join(filter(None, (here, below))) in places else None
+
+
+def _path_of_any(site: Any, source: str, outermost: tuple[str, type], by_id: Mapping[int, Any]) -> str:
+    """Return the path in the model; with a class in its front if the next run may be for another module of it."""
+    root, cls = outermost
+    alike = sum(type(other.of()) is cls for other in by_id.values())
+    if alike == 1 or _LOCAL.fullmatch(source) is None:  # what is reached through a global is always the same
+        path: str = site.layer
+        return path
+    return ".".join(filter(None, (f"({cls.__name__})", _dotted(source.removeprefix(root)))))
+
+
+def _dotted(source: str) -> str:
+    return _INDEX.sub(r".\1", source).strip(".")
