@@ -40,11 +40,11 @@ class Steps:
         """Return the step (Int32) in which each instant of a process (Int32, Int64) lies; -1: in none."""
         if self.table.is_empty():
             return pl.Series("step", [sweep.NONE], pl.Int32).new_from_index(0, start.len())
-        instants = pl.DataFrame({"process": process, "start": start}).with_row_index("row")
-        spans = self.table.select("process", "start", "step", until=pl.max_horizontal("end", pl.col("start") + 1))
-        found = instants.sort("start").join_asof(spans.sort("start"), on="start", by="process", check_sortedness=False)
-        inside = pl.when(pl.col("start") < pl.col("until")).then("step").fill_null(sweep.NONE)
-        return found.select("row", inside.alias("step")).sort("row")["step"]
+        last = pl.max_horizontal(pl.col("end") - 1, "start").alias("last")
+        spans = self.table.select("process", "start", last, top=pl.lit(sweep.NONE, pl.Int32))
+        row = sweep.Tree(*spans.get_columns()).owners(process, start, start)
+        inside = pl.select(pl.when(row != sweep.NONE).then(row)).to_series()
+        return self.table["step"].gather(inside).fill_null(sweep.NONE)
 
     def wanted(self, step: pl.Series) -> pl.Series:
         """Return which of the steps (as `at` gives them) were asked for."""
