@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,27 @@ def test_a_compiled_step_is_compiled_alike(tmp_path: Path) -> None:
     assert all(map(torch.equal, seen, expected))
     assert graphs == plain
     assert optimizing(captured) == []
+
+
+def test_a_block_that_another_thread_leaves_amid_a_step_keeps_nothing_open(tmp_path: Path) -> None:
+    """The hooks' range, which a scheduler made before the block needs, ends with the block."""
+    blocks: list[Any] = []
+
+    class Leaving(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            leaves = threading.Thread(target=blocks[0].pause)
+            leaves.start()
+            leaves.join()
+
+    model = build()
+    optimizer = Leaving(model.parameters(), 0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def body() -> None:
+        with annot.emit_ranges(model) as block:
+            blocks.append(block)
+            optimizer.step()
+
+    captured = capture(tmp_path, body)
+    assert optimizing(captured) == ["Optimizer Leaving"]
+    assert captured.open_ranges == 0

@@ -46,6 +46,7 @@ class OptimizerSteps:
         self._patched: list[_Patch] = []
         self._handles: list[Any] = []
         self._thread = threading.local()
+        self._open: dict[int, Any] = {}  # what the hooks opened, by thread
         self._live = True
 
     def install(self) -> None:
@@ -64,7 +65,8 @@ class OptimizerSteps:
         self._live = False
         for handle in self._handles:
             handle.remove()
-        self._close_stale()
+        while self._open:  # other threads may be amid a step
+            emit.end(self._open.popitem()[1])
         while self._patched:
             self._patched.pop().undo()
 
@@ -116,7 +118,8 @@ class OptimizerSteps:
             return None
 
         def open_range() -> None:
-            self._thread.open = optimizer, emit.start(_event(optimizer))
+            if self._live:
+                self._open[threading.get_ident()] = emit.start(_event(optimizer))
 
         wrapped = _with_closure(args, kwargs, self._close_stale, open_range)
         if wrapped is None:
@@ -129,10 +132,9 @@ class OptimizerSteps:
 
     def _close_stale(self) -> None:
         """Close the range that the hooks opened; the second hook does not run when a step raises."""
-        opened = getattr(self._thread, "open", None)
+        opened = self._open.pop(threading.get_ident(), None)
         if opened is not None:
-            self._thread.open = None
-            emit.end(opened[1])
+            emit.end(opened)
 
     def _active(self) -> list[int]:
         try:
