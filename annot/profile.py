@@ -153,6 +153,10 @@ class Source(Protocol):
     def meta(self) -> dict[str, Any]:
         """Where the profile comes from, as above."""
 
+    @property
+    def marks(self) -> pl.DataFrame:
+        """The marks, as `MARKS`; those that say nothing of layers may be left out."""
+
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all ranges, as `RANGES`; each call of this function starts anew."""
 

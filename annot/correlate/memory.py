@@ -29,8 +29,8 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
         key (Int64), memory_source (where the figures come from), memory_change_bytes (added up over the calls) and
         memory_peak_bytes (the highest of any call), a row per key of the forest that has such marks.
     """
-    marks: pl.DataFrame | None = getattr(source, "marks", None)  # a source of somebody else's may have none
-    if marks is None or marks.is_empty():
+    marks = source.marks
+    if marks.is_empty():
         return None
     said = marks.filter(pl.col("text").str.starts_with(f"{memory_text.CATEGORY} ") & (pl.col("domain") == DOMAIN))
     texts = {text: memory_text.parse(text) for text in said["text"].unique()}

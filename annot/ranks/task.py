@@ -142,6 +142,10 @@ class _OneProcess:
     def meta(self) -> dict[str, Any]:
         return self._whole.meta
 
+    @property
+    def marks(self) -> pl.DataFrame:
+        return self._whole.marks.filter(self._mine)
+
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         return (block.filter(self._mine) for block in self._whole.range_blocks())
 
