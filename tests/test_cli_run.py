@@ -157,8 +157,9 @@ def test_other_signals_are_passed_on(collector, number, tmp_path):
     script = write_script(tmp_path, "print('ready', flush=True)\nwhile True: pass")
     words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
     with subprocess.Popen(
-        [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
+        [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # the tests may run under nohup
+    ) as process:  # fmt: skip
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(number)
