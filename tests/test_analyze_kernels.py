@@ -49,15 +49,16 @@ NAMES = [
      False),
     ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, false, cublasGemvParams<int> >"
      "(float)", "gemm", "cuBLAS", False),
-    ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false>(cublasGemmSmallNParams<float>)", "gemm", "cuBLAS", False),
+    ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, 8, 9, false>(cublasGemmSmallNParams<float>)", "gemm",
+     "cuBLAS", False),
     ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float const>, float> >(float)", "gemm", "cuBLAS",
      False),
     (CUTLASS.format("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8"), "gemm", "CUTLASS", True),
     (CUTLASS.format("cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_64x2_tn_align8"), "gemm", "CUTLASS", True),
     (CUTLASS.format("cutlass_80_simt_sgemm_128x32_8x5_nn_align1"), "gemm", "CUTLASS", False),
-    ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int>, cutlass::gemm::collective::"
-     "CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4>, cute::TiledMMA<cute::MMA_Atom<cute::SM90_64x128"
-     "x16_F32BF16BF16_SS> > > > >(T1::Params)", "gemm", "CUTLASS", True),
+    ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int>, cutlass::gemm::"
+     "collective::CollectiveMma<MainloopSm90TmaGmmaWarpSpecialized<4>, cute::TiledMMA<cute::MMA_Atom<cute::SM90_"
+     "64x128x16_F32BF16BF16_SS> > > > >(T1::Params)", "gemm", "CUTLASS", True),
     # Convolutions.
     ("maxwell_scudnn_128x64_relu_interior_nn", "convolution", "cuDNN", False),
     ("maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile148n_nt", "convolution", "cuDNN", False),
@@ -75,7 +76,8 @@ NAMES = [
      "cuDNN", False),
     ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(cudnn::WinogradDataParams)", "convolution",
      "cuDNN", False),
-    ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, cudnn::reduced_divisor, bool)", "convolution",
+    ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, cudnn::reduced_divisor, bool)",
+     "convolution",
      "cuDNN", False),
     ("ampere_gcgemm_64x64_nt", "convolution", "cuDNN", False),
     ("void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<3, float, int>(at::GenericPacked)",
@@ -86,19 +88,21 @@ NAMES = [
     # Attention.
     ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false, cutlass::bfloat16_t> >(T1)",
      "attention", "FlashAttention", True),
-    ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash::Flash_bwd_kernel_traits<64> >(T1)",
+    ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64> >(T1)",
      "attention", "FlashAttention", True),
     ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2> > > >("
      "T1)", "attention", "FlashAttention", True),
     ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)", "attention", "CUTLASS", True),
-    ("fmha_cutlassB_f32_aligned_64x64_k64_sm80(PyTorchMemEffAttention::AttentionBackwardKernel)", "attention", "CUTLASS",
+    ("fmha_cutlassB_f32_aligned_64x64_k64_sm80(PyTorchMemEffAttention::AttentionBackwardKernel)", "attention",
+     "CUTLASS",
      True),
     ("fmha_cutlassF_f32_aligned_64x64_rf_sm75(PyTorchMemEffAttention::AttentionKernel)", "attention", "CUTLASS", False),
     ("void vllm::paged_attention_v1_kernel<unsigned short, 128, 16, 128>(unsigned short*)", "attention", "vLLM", False),
     # TensorRT.
     ("trt_volta_h884cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1", "convolution", "TensorRT", True),
     ("trt_ampere_scudnn_128x32_relu_small_nn_v1", "convolution", "TensorRT", False),
-    ("void genericReformat::copyVectorizedKernel<double, float, __half, true, true, 1>(unsigned int)", "copy", "TensorRT",
+    ("void genericReformat::copyVectorizedKernel<double, float, __half, true, true, 1>(unsigned int)", "copy",
+     "TensorRT",
      False),
     ("__myl_AddCast_0xb1_myl", "other", "TensorRT", False),
     # Triton, by what inductor calls its kernels.
@@ -127,7 +131,8 @@ NAMES = [
      "copy", "PyTorch", False),
     ("void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl<at::native::direct_copy_kernel_cuda(at::"
      "TensorIteratorBase&)> >(int)", "copy", "PyTorch", False),
-    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float> > >(T3)", "reduction",
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float> > >(T3)",
+     "reduction",
      "PyTorch", False),
     ("void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>(int)", "reduction", "PyTorch", False),
     ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int)", "normalisation",
@@ -140,7 +145,8 @@ NAMES = [
      "PyTorch", False),
     ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>(T1)",
      "embedding", "PyTorch", False),
-    ("void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long*)", "embedding",
+    ("void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long*)",
+     "embedding",
      "PyTorch", False),
     ("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)", "embedding", "PyTorch", False),
     ("void rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "elementwise", "PyTorch", False),

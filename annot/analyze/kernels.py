@@ -59,7 +59,8 @@ def classify(name: str) -> KernelClass:
         text = text.replace(namespace, "")
     text = text.removeprefix("void ")
     head = text.partition("<")[0].partition("(")[0]
-    kind = next((kind for kind, of_head, pattern in RULES if pattern.search(head if of_head else text)), "other")
+    found = (kind for kind, of_head, pattern in RULES if pattern.search(head if of_head else text))
+    kind: Kind = next(found, "other")
     computes = kind in (*MATRIX, "other") and TENSOR_CORES.search(text) is not None
     library = _library(head)
     if library in ("", "CUTLASS"):  # whose template it is stands among the arguments
@@ -96,8 +97,9 @@ def layer_names(attribution: Attribution) -> pl.DataFrame:
     names = attribution.names
     key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(names["node"])
     rows = pl.concat([keys[key], names.select("name", "kernel", "calls", "gpu_ns")], how="horizontal")
-    rows = rows.with_columns(pl.col("name").cast(pl.String)).group_by(*_KEY, "name", "kernel", maintain_order=True)
-    return with_classes(rows.agg(pl.col("calls", "gpu_ns").sum()))
+    rows = rows.with_columns(pl.col("name").cast(pl.String))
+    sums = rows.group_by(*_KEY, "name", "kernel", maintain_order=True).agg(pl.col("calls", "gpu_ns").sum())
+    return with_classes(sums)
 
 
 def by_class(attribution: Attribution) -> pl.DataFrame:
