@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -62,6 +63,16 @@ class _Inputs:
     depthwise: bool = False
 
 
+class _Kernel(NamedTuple):
+    """All calls of one kernel in a layer."""
+
+    name: str
+    kind: str
+    library: str
+    tensor_cores: bool
+    gpu_ns: int
+
+
 def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     """Return which layers use Tensor Cores (AMD: Matrix Cores), and why the others do not.
 
@@ -84,13 +95,12 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     work = tensor_core_work(attribution)
     inputs, meta = _inputs(attribution), attribution.meta
     tf32 = any(_HAS_TF32.search(name) for name in work.filter("tensor_cores")["name"])
-    kernels: dict[tuple[Any, ...], pl.DataFrame] = work.filter("kernel").partition_by(_KEY, as_dict=True)
-    nothing = work.clear()
+    kernels = _kernels(work)
     rows = []
-    for *key, ns in by_layer(attribution).select(*_KEY, "gpu_self_ns").iter_rows():
-        part = kernels.get(tuple(key), nothing)
-        seen = inputs.get((key[0], key[1]), _Inputs())
-        rows.append((*key, *_verdict(key[1], part, seen, meta, tf32=tf32), ns))
+    for layer, module, phase, ns in by_layer(attribution).select(*_KEY, "gpu_self_ns").iter_rows():
+        seen = inputs.get((layer, module), _Inputs())
+        verdict = _verdict(module, kernels.get((layer, module, phase), []), seen, meta, tf32=tf32)
+        rows.append((layer, module, phase, *verdict, ns))
     schema = dict.fromkeys(_KEY, pl.String) | {
         "tc_eligible": pl.Boolean, "tc_used": pl.Boolean, "tc_ns": pl.Int64, "reason": pl.String,
         "gpu_self_ns": pl.Int64,
@@ -140,25 +150,33 @@ def _says_counter() -> pl.Expr:
     return pl.coalesce(pl.col("exact") > 0, beyond_packed, by_kind)
 
 
+def _kernels(work: pl.DataFrame) -> dict[tuple[str, str, str], list[_Kernel]]:
+    """The kernels of each layer, the longest first."""
+    found: dict[tuple[str, str, str], list[_Kernel]] = defaultdict(list)
+    rows = work.filter("kernel").sort("gpu_ns", "name", descending=[True, False])
+    for *key, name, kind, library, uses, ns in rows.select(*_KEY, *_Kernel._fields).iter_rows():
+        found[key[0], key[1], key[2]].append(_Kernel(name, kind, library, uses, ns))
+    return found
+
+
 def _verdict(
-    module: str, work: pl.DataFrame, inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool
+    module: str, kernels: list[_Kernel], inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool
 ) -> tuple[bool, bool | None, int, str]:
     """tc_eligible, tc_used, tc_ns and reason of a layer with these kernels."""
-    using = work.filter("tensor_cores")
-    tc_ns = int(using["gpu_ns"].sum())
-    matrix = work.filter(pl.col("kind").is_in(MATRIX)).sort("gpu_ns", "name", descending=[True, False])
-    if using.height:
-        return True, True, tc_ns, ""
-    used = False if work.height else None
-    if not matrix.height and not _CLASS.search(module):
+    using = [one.gpu_ns for one in kernels if one.tensor_cores]
+    if using:
+        return True, True, sum(using), ""
+    used = False if kernels else None
+    products = [one for one in kernels if one.kind in MATRIX]
+    if not products and not _CLASS.search(module):
         return False, used, 0, "no product of matrices"
-    if inputs.depthwise or (matrix.height and matrix["name"].str.contains("(?i)depthwise").all()):
+    if inputs.depthwise or (products and all("depthwise" in one.name.lower() for one in products)):
         return False, used, 0, "a depthwise convolution"
-    if not work.height:
+    if not kernels:
         return True, None, 0, _obstacle(inputs, tf32=True) or "no kernels of its own"
-    if matrix.height and (matrix["library"] == "Triton").all():
+    if products and all(one.library == "Triton" for one in products):
         return True, None, 0, "the names of Triton's kernels do not tell"
-    return True, False, 0, _why_not(matrix["name"].to_list(), inputs, meta, tf32=tf32)
+    return True, False, 0, _why_not([one.name for one in products], inputs, meta, tf32=tf32)
 
 
 def _why_not(names: list[str], inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool) -> str:

@@ -106,6 +106,7 @@ def fitted_table(
     rows: Sequence[Any],
     width: int,
     shapes: Sequence[Text] = (),
+    last: str = "Input",
 ) -> RenderableType:
     """Return a table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap.
 
@@ -116,6 +117,7 @@ def fitted_table(
         rows: what the columns show.
         width: of the terminal.
         shapes: the end of each row; empty: none has one.
+        last: what the ends are.
     """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
@@ -125,10 +127,14 @@ def fitted_table(
     label = max(_LABEL, min(left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]
     ends: Sequence[Text | None] = [None] * len(cells)
-    input_ = max(5, min(max((text.cell_len for text in shapes), default=0), left - label - gap)) if any(shapes) else 0
+    input_ = (
+        max(len(last), min(max((text.cell_len for text in shapes), default=0), left - label - gap))
+        if any(shapes)
+        else 0
+    )
     if input_:
         ends = shapes
-    lines = [_Line(Text(title, "bold"), heads, Text("Input", "bold") if input_ else None, "bold")]
+    lines = [_Line(Text(title, "bold"), heads, Text(last, "bold") if input_ else None, "bold")]
     lines += [_Line(labels[number], row, ends[number]) for number, row in enumerate(cells)]
     return _Table(lines, label, widths, input_, gap)
 
