@@ -27,6 +27,7 @@ SHARES: Final = {
 """What has each moment of the steps; the first that is true."""
 
 _WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
+_SHARE: Final = pl.Enum(_WORK)
 _INTERVAL: Final = {"start": pl.Int64, "end": pl.Int64}
 
 
@@ -102,8 +103,8 @@ def _launching(work: pl.DataFrame) -> pl.DataFrame:
 
 def _work(attribution: Attribution) -> pl.DataFrame:
     """All device work of all steps: process, device, correlation, start, end, share, launched (ns, null: unknown)."""
-    schema = {"process": pl.Int64, "device": pl.Int64, "correlation": pl.Int64, **_INTERVAL, "share": pl.String}
-    empty = pl.DataFrame(schema=schema)
+    numbers = dict.fromkeys((*_PLACE, *_INTERVAL), pl.Int64)
+    empty = pl.DataFrame(schema=numbers).with_columns(pl.lit(None, _SHARE).alias("share"))
     source = attribution.source
     blocks = [] if source is None else [_shared_out(block) for block in source.work_blocks()]
     work = pl.concat([empty, *blocks])
@@ -119,7 +120,7 @@ def _shared_out(block: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     wanted = [pl.col(name) if name in block.columns else pl.lit(None, pl.Int64).alias(name) for name in _PLACE]
     return with_classes(block.select(*wanted, "start", "end", "kernel", "name")).select(
-        *(pl.col(name).cast(pl.Int64) for name in (*_PLACE, "start", "end")), share.alias("share")
+        *(pl.col(name).cast(pl.Int64) for name in (*_PLACE, "start", "end")), share.cast(_SHARE).alias("share")
     )
 
 

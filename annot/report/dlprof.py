@@ -117,7 +117,8 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
         heading.append(f", {unit.name}")
     columns = [_column(report, name, called, least, unit) for called, name, least in look.columns]
     labels = [_label(report, row) for row in rows]
-    ends = [Text(printable(row[look.end] or ""), style="dim") for row in rows] if look.end and width >= _WIDE else []
+    room = look.end and width >= (_MEDIUM if report.by == "summary" else _WIDE)
+    ends = [Text(printable(row[look.end] or ""), style="dim") for row in rows] if room else []
     tables = [heading, fitted_table(_first(report), labels, columns, rows, width, ends, look.end.capitalize())]
     if len(rows) < report.rows.height:
         tables.append(Text(f"… and {report.rows.height - len(rows):,} more; --format csv has all", style="dim"))
