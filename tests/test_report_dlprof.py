@@ -23,6 +23,7 @@ from annot.profile import Profile
 from annot.read import load
 from annot.report import ANALYSES, Analysis, report_on
 from annot.report.dlprof import print_analysis
+from annot.report.table import print_table
 
 SGEMM, TENSOR, RELU = "ampere_sgemm_64x64_nn", "ampere_fp16_s16816gemm_fp16_64x64_nn", "triton_poi_fused_relu_0"
 REAL = [
@@ -222,6 +223,17 @@ def test_one_profile_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     paths = [str(path) for path in write_ranks(tmp_path, 2)]
     assert main(["report", *paths, "--by", "summary"]) != 0
     assert "--by summary is about one profile" in capsys.readouterr().err
+
+
+def test_kernels_have_their_classes() -> None:
+    """The table of kernels tells what each does, in files and where there is room on the terminal."""
+    report = report_on(_model(), by="kernel")
+    assert report.rows.select("name", "kind", "tensor_cores").rows() == [
+        (TENSOR, "gemm", True), (SGEMM, "gemm", False), (RELU, "elementwise", False),
+    ]  # fmt: skip
+    text = io.StringIO()
+    print_table(report, Console(file=text, width=110))
+    assert [line.split()[-1] for line in text.getvalue().splitlines()[1:5]] == ["Kind", "gemm", "gemm", "elementwise"]
 
 
 def test_sorted_by_time() -> None:

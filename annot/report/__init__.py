@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.dlprof import by_detail, by_group, by_iteration, by_op_type, by_tensor_core
-from annot.analyze.kernels import by_class
+from annot.analyze.kernels import by_class, with_classes
 from annot.analyze.summary import by_summary
 from annot.correlate import (
     Attribution,
@@ -41,12 +41,18 @@ Table: TypeAlias = Grouping | Analysis
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
+
+def _by_kernel(attribution: Attribution) -> pl.DataFrame:
+    """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores."""
+    return with_classes(by_kernel(attribution))
+
+
 GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
     "layer": by_layer,
     "module": by_module,
     "phase": by_phase,
     "op": by_op,
-    "kernel": by_kernel,
+    "kernel": _by_kernel,
     "step": by_step,
 }
 

@@ -188,7 +188,7 @@ _NUMBERS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     ),
     "kernel": (
         ("Calls", "calls", 0), ("Total", "gpu_ns", 0), ("Share", "share", 0), ("Mean", "mean_ns", _NARROW),
-        ("Min", "min_ns", _WIDE), ("Max", "max_ns", _WIDE), ("Layers", "layers", _NARROW),
+        ("Min", "min_ns", _WIDE), ("Max", "max_ns", _WIDE), ("Layers", "layers", _NARROW), ("Kind", "kind", _WIDE),
     ),
     "op": (
         ("Phase", "phase", 0), ("Calls", "calls", 0), ("Self", "self", 0), ("Share", "share", 0),
@@ -250,7 +250,7 @@ def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> Co
         title = f"{title} {unit.name}"
     if column.endswith("_ns"):
         return Column(title, lambda row: unit.show(row[column]), least)
-    if column == "phase":
+    if column in ("phase", "kind"):
         return Column(title, lambda row: str(row[column]), least)
     return Column(title, lambda row: count(row[column]), least)
 
