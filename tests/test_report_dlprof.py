@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def _model() -> Profile:
             call + 55, (250 + call, 256 + call), name=RELU
         )
     rows.range("block.fc Linear |bwd", 500, 560, ENGINE).kernel(510, (520, 570), ENGINE, SGEMM)
-    return rows.build(devices=[{"name": "A100", "computeMajor": 8}])
+    profile = rows.build(devices=[{"name": "A100", "computeMajor": 8}])
+    return replace(profile, launches=profile.launches.with_columns(end=pl.col("start") + 3))
 
 
 def _rows(table: pl.DataFrame, *keys: str) -> dict[Any, dict[str, Any]]:
@@ -60,7 +62,7 @@ def test_detail() -> None:
         "layer": "block.fc", "module": "Linear", "phase": "forward", "calls": 2, "tc_eligible": True, "tc_used": True,
         "host_ns": 50, "host_mean_ns": 25, "host_min_ns": 20, "host_max_ns": 30, "gpu_ns": 78, "gpu_mean_ns": 39,
         "gpu_min_ns": 34, "gpu_max_ns": 44, "gpu_self_ns": 78, "tc_ns": 70, "matrix_ns": 70, "outside_ns": 8,
-        "outside": "elementwise 8 ns", "reason": "", "shapes": ["[8,64]f16"],
+        "outside": "elementwise 8 ns", "launch_ns": 12, "reason": "", "shapes": ["[8,64]f16"],
     }  # fmt: skip
     backward = rows["block.fc", "backward"]
     assert (backward["tc_used"], backward["gpu_min_ns"], backward["gpu_max_ns"]) == (False, 50, 50)
@@ -77,7 +79,7 @@ def test_iteration() -> None:
     assert rows[-1] == {
         "step": 0, "layer": "block.fc", "module": "Linear", "phase": "backward", "name": SGEMM, "kind": "gemm",
         "library": "cuBLAS", "tensor_cores": False, "process": 1, "device": 0, "stream": 7, "start_ns": 520,
-        "gpu_ns": 50, "launch_start_ns": 510, "launch_ns": 0,
+        "gpu_ns": 50, "launch_start_ns": 510, "launch_ns": 3,
     }  # fmt: skip
     chosen = attribute(_model(), steps=slice(1, 2))
     assert by_iteration(chosen).is_empty()

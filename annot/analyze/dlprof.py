@@ -3,8 +3,9 @@
 DLProf correlates kernels with operations, which it names by call stacks; here a layer takes the place of an operation,
 and its class that of an operation's type. What DLProf calls CPU time is `host` here, since that is what it is the time
 of; Direction is `phase`, which knows more than two; Op Name is `layer`; Using TC is `tc_used`. All times are integers
-of ns instead of rounded ones. Not here: grids and blocks of kernels and stack traces, which not all profiles know;
-CPU Overhead and GPU Idle of single operations (of the steps, `annot.analyze.step_time` says where it went).
+of ns instead of rounded ones. CPU Overhead, the time of API calls, is `launch_ns`. Not here: grids and blocks of
+kernels and stack traces, which not all profiles know, and GPU Idle of single operations (of the steps,
+`annot.analyze.step_time` says what kept devices waiting).
 """
 
 from __future__ import annotations
@@ -52,18 +53,19 @@ def by_detail(attribution: Attribution) -> pl.DataFrame:
     Returns:
         layer, module, phase, calls; tc_eligible, tc_used, reason: see `annot.analyze.tensor_cores`; host_ns, gpu_ns
         with what lies inside, and their mean, min and max over the calls; gpu_self_ns, of which tc_ns in kernels on
-        Tensor Cores, matrix_ns in products of matrices and outside_ns elsewhere, with outside: where; shapes.
+        Tensor Cores, matrix_ns in products of matrices and outside_ns elsewhere, with outside: where; launch_ns: host
+        time of the API calls that launched what is its own; shapes.
     """
     rows = by_layer(attribution).select(*_KEY, "calls", "host_ns", "gpu_ns", "shapes")
     kernels = layer_kernels(attribution).select(*_KEY, "matrix_ns", "outside_ns", "outside")
-    for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution)):
+    for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
         rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
     calls = pl.when(pl.col("calls") > 0).then("calls")
     means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
     return rows.with_columns(means).select(
         *_KEY, "calls", "tc_eligible", "tc_used",
         *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
-        "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "reason", "shapes",
+        "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
     )  # fmt: skip
 
 
@@ -88,6 +90,12 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     return pl.concat([names[rows["key"]], rows.drop("key")], how="horizontal")
 
 
+def _launch_times(attribution: Attribution) -> pl.DataFrame:
+    """The time of the API calls of each layer; one that led to several pieces of work, as of a graph, counts once."""
+    calls = _work(attribution).unique(["process", "correlation"], keep="first", maintain_order=True)
+    return calls.drop_nulls("launch_ns").group_by(_KEY).agg(pl.col("launch_ns").sum())
+
+
 def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """Return a row per kernel, copy and set as they ran, by start: DLProf's report of kernels by iteration.
 
@@ -95,6 +103,13 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         step (null: in none), layer, module, phase, name, kind, library, tensor_cores, process, device, stream,
         start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API call (null: not known).
     """
+    work = with_classes(_work(attribution)).sort("start_ns", maintain_order=True, nulls_last=True)
+    columns = ["process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"]
+    return work.select("step", *_KEY, "name", "kind", "library", "tensor_cores", *columns)
+
+
+def _work(attribution: Attribution) -> pl.DataFrame:
+    """Each piece of work with its layer and launch: `_WORK`, launch_start_ns and launch_ns."""
     source, forest = attribution.source, attribution.forest
     keys = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
     parts = []
@@ -102,11 +117,8 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         placed = attribution.places.of(block).filter(~pl.col("left_out"))
         rows = keys[pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(placed["node"])]
         parts.append(pl.concat([placed.select(_work_columns(placed)), rows], how="horizontal"))
-    work = with_classes(pl.concat([pl.DataFrame(schema=_WORK), *parts], how="diagonal_relaxed"))
-    work = work.join(_calls(attribution), on=["process", "correlation"], how="left", maintain_order="left")
-    columns = ["process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"]
-    shown = ["step", *_KEY, "name", "kind", "library", "tensor_cores", *columns]
-    return work.sort("start_ns", maintain_order=True, nulls_last=True).select(shown)
+    work = pl.concat([pl.DataFrame(schema=_WORK), *parts], how="diagonal_relaxed")
+    return work.join(_calls(attribution), on=["process", "correlation"], how="left", maintain_order="left")
 
 
 _WORK: Final = {

@@ -45,6 +45,7 @@ _LOOKS: Final[dict[Analysis, _Look]] = {
             ("Self", "gpu_self_ns", 0), ("TC time", "tc_ns", _WIDE), ("Outside", "outside_ns", _MEDIUM),
             ("Mean", "=gpu_mean_ns", _WIDE), ("Min", "=gpu_min_ns", _FULL), ("Max", "=gpu_max_ns", _FULL),
             ("Host", "=host_ns", _MEDIUM),
+            ("Launch", "=launch_ns", _FULL),
         ),
         "no ranges", "reason",
     ),
