@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -132,30 +131,17 @@ def layer_kernels(attribution: Attribution) -> pl.DataFrame:
         >>> layer_kernels(attribute(Profile.build({}))).columns[:5]
         ['layer', 'module', 'phase', 'gpu_self_ns', 'matrix_ns']
     """
-    names = layer_names(attribution)
-    kinds = names.group_by(*_KEY, "kind").agg(pl.col("gpu_ns").sum())
-    outside = ~pl.col("kind").is_in(MATRIX)
-    longest = kinds.filter(outside & (pl.col("gpu_ns") > 0)).sort("gpu_ns", "kind", descending=[True, False])
-    said = longest.group_by(*_KEY, maintain_order=True).agg(_spelt().str.join(", ").alias("outside"))
-    occurring = kinds.group_by("kind").agg(pl.col("gpu_ns").sum()).sort("gpu_ns", "kind", descending=[True, False])
-    sums = kinds.group_by(_KEY).agg(
-        pl.col("gpu_ns").filter(~outside).sum().alias("matrix_ns"), *_columns(occurring["kind"])
-    )
+    kinds = layer_names(attribution).group_by(*_KEY, "kind").agg(pl.col("gpu_ns").sum())
+    longest = kinds.group_by("kind").agg(pl.col("gpu_ns").sum()).sort("gpu_ns", "kind", descending=[True, False])
+    columns = {f"{kind}_ns": pl.col("gpu_ns").filter(pl.col("kind") == kind).sum() for kind in longest["kind"]}
+    is_matrix = pl.col("kind").is_in(MATRIX)
+    sums = kinds.group_by(_KEY).agg(pl.col("gpu_ns").filter(is_matrix).sum().alias("matrix_ns"), **columns)
+    others = kinds.filter(~is_matrix & (pl.col("gpu_ns") > 0)).sort("gpu_ns", "kind", descending=[True, False])
+    text = pl.format("{} {} ns", "kind", "gpu_ns").str.join(", ").alias("outside")
+    said = others.group_by(*_KEY, maintain_order=True).agg(text)
     rows = by_layer(attribution).select(*_KEY, "gpu_self_ns")
     for part in (sums, said):
         rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
     rows = rows.with_columns(pl.selectors.ends_with("_ns").fill_null(0), pl.col("outside").fill_null(""))
     outside_ns = (pl.col("gpu_self_ns") - pl.col("matrix_ns")).alias("outside_ns")
-    return rows.select(*_KEY, "gpu_self_ns", "matrix_ns", outside_ns, "outside", *_names(occurring["kind"]))
-
-
-def _spelt() -> pl.Expr:
-    return pl.format("{} {} ns", "kind", "gpu_ns")
-
-
-def _columns(kinds: Iterable[str]) -> list[pl.Expr]:
-    return [pl.col("gpu_ns").filter(pl.col("kind") == kind).sum().alias(f"{kind}_ns") for kind in kinds]
-
-
-def _names(kinds: Iterable[str]) -> list[str]:
-    return [f"{kind}_ns" for kind in kinds]
+    return rows.select(*_KEY, "gpu_self_ns", "matrix_ns", outside_ns, "outside", *columns)

@@ -150,9 +150,7 @@ def _host(attribution: Attribution) -> _Host:
     says = forest.says.select("phase", "loop", collective=_is_collective())[ranges["says"]]
     rows = pl.concat([ranges.select(process, "start", "end"), says], how="horizontal")
     data = pl.col("phase") == "data"
-    return _Host(
-        rows.filter(data), rows.filter("collective"), rows.filter(~data & ~pl.col("loop")),
-    )  # fmt: skip
+    return _Host(rows.filter(data), rows.filter("collective"), rows.filter(~data & ~pl.col("loop")))
 
 
 def _is_collective() -> pl.Expr:
