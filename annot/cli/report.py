@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from annot.ranks.task import Question
-    from annot.report import Grouping, Report
+    from annot.report import Report, Table
     from annot.report.nsight import NsightReport
     from annot.report.ranks import RanksReport
 
@@ -39,6 +39,7 @@ examples:
   annot report 'run_rank*.sqlite'
 """
 _TEXT_WIDTH = 120
+_ANALYSES = ("summary", "detail", "iteration", "tensor_core", "op_type", "group", "class")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "op", "kernel", "step"),
-        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; default: layer",
+        "--by", choices=("layer", "module", "phase", "op", "kernel", "step", *_ANALYSES),
+        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; or, of one "
+        "profile, summary (where the time of the steps went), detail (all that is known of each layer), iteration "
+        "(each kernel as it ran), tensor_core (who uses Tensor Cores, and why not), op_type (classes, forward and "
+        "backward together), group (paths with all below them), class (what kernels do); default: layer",
     )  # fmt: skip
     parser.add_argument("--format", choices=get_args(Format), default="table", help="default: table")
     parser.add_argument(
@@ -117,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_report(path: Path, *, by: Grouping = "layer", console: Console | None = None) -> None:
+def print_report(path: Path, *, by: Table = "layer", console: Console | None = None) -> None:
     """Print the table of a profile.
 
     Args:
@@ -193,6 +197,8 @@ def _layers(args: argparse.Namespace) -> Report | RanksReport:
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return report_file(paths[0], question).sorted(args.sort or "order")
+    if args.by in _ANALYSES:
+        raise AnnotError(f"--by {args.by} is about one profile as a whole, not about ranks")
     report = _compared(args, paths, question).sorted(args.sort or "order")
     if args.rank is None:
         return report
@@ -208,6 +214,8 @@ def _compared(args: argparse.Namespace, paths: list[str], question: Question) ->
 
 
 def _print(report: Report | RanksReport | NsightReport, console: Console) -> None:
+    from annot.report import ANALYSES
+    from annot.report.dlprof import print_analysis
     from annot.report.nsight import NsightReport, print_nsight
     from annot.report.ranks import RanksReport, print_ranks
     from annot.report.table import print_table
@@ -216,6 +224,8 @@ def _print(report: Report | RanksReport | NsightReport, console: Console) -> Non
         print_nsight(report, console)
     elif isinstance(report, RanksReport):
         print_ranks(report, console)
+    elif report.by in ANALYSES:
+        print_analysis(report, console)
     else:
         print_table(report, console)
 

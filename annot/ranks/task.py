@@ -16,7 +16,7 @@ from annot.errors import AnnotError
 from annot.profile import Source
 from annot.ranks.files import is_url, local
 from annot.read import load, source
-from annot.report import GROUPS, Grouping, Report
+from annot.report import TABLES, Report, Table
 
 __all__ = ["Question", "RankTable", "rank_tables", "report_file"]
 
@@ -34,7 +34,7 @@ class Question:
             with ranges are.
     """
 
-    by: Grouping = "layer"
+    by: Table = "layer"
     domain: str | None = None
     steps: slice | None = None
     step_range: str | None = None
@@ -70,7 +70,7 @@ def report_file(path: str, question: Question) -> Report:
     """
     with _opened(path, question) as profile:
         attribution = _attributed(profile, path, question)
-        return Report(question.by, GROUPS[question.by](attribution), _meta(attribution, path, question))
+        return Report(question.by, TABLES[question.by](attribution), _meta(attribution, path, question))
 
 
 def rank_tables(path: str, question: Question) -> list[RankTable]:
@@ -93,7 +93,7 @@ def rank_tables(path: str, question: Question) -> list[RankTable]:
 
 def _table(profile: Source, path: str, question: Question, process: int | None) -> RankTable:
     attribution = _attributed(profile, path, question)
-    group = GROUPS[question.by]
+    group = TABLES[question.by]
     rows = with_collectives(group(attribution), attribution, question.by, group)
     collectives = collective_work(attribution).select(pl.col("gpu_ns", "calls").sum()).row(0)
     meta = _meta(attribution, path, question) | dict(zip(("collective_ns", "collectives"), collectives, strict=True))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.dlprof import by_detail, by_group, by_iteration, by_op_type, by_tensor_core
+from annot.analyze.kernels import by_class, with_classes
+from annot.analyze.summary import by_summary
 from annot.correlate import (
     Attribution,
     attribute,
@@ -21,22 +24,51 @@ from annot.correlate import (
 )
 from annot.profile import Source
 
-__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "report_on"]
+__all__ = [
+    "ANALYSES", "GROUPINGS", "GROUPS", "ORDERS", "TABLES", "Analysis", "Grouping", "Order", "Report", "Table",
+    "report_on",
+]  # fmt: skip
 
 Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step"]
+"""What the rows of a table stand for that the ranks of a run are compared by."""
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
+
+Analysis: TypeAlias = Literal["summary", "detail", "iteration", "tensor_core", "op_type", "group", "class"]
+"""Tables about one profile."""
+
+Table: TypeAlias = Grouping | Analysis
 
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+
+
+def _by_kernel(attribution: Attribution) -> pl.DataFrame:
+    """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores."""
+    return with_classes(by_kernel(attribution))
+
 
 GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
     "layer": by_layer,
     "module": by_module,
     "phase": by_phase,
     "op": by_op,
-    "kernel": by_kernel,
+    "kernel": _by_kernel,
     "step": by_step,
 }
+
+ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
+    "summary": by_summary,
+    "detail": by_detail,
+    "iteration": by_iteration,
+    "tensor_core": by_tensor_core,
+    "op_type": by_op_type,
+    "group": by_group,
+    "class": by_class,
+}
+
+TABLES: Final[Mapping[Table, Callable[[Attribution], pl.DataFrame]]] = dict([*GROUPS.items(), *ANALYSES.items()])
+
+_PLURALS: Final = {"summary": "summary", "class": "classes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +77,18 @@ class Report:
 
     Args:
         by: what the rows stand for.
-        rows: as the function of that name in `annot.correlate` returns them.
+        rows: as the function of that name in `TABLES` returns them.
         meta: as `annot.correlate.summarize` returns it.
     """
 
-    by: Grouping
+    by: Table
     rows: pl.DataFrame
     meta: dict[str, Any]
 
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return f"{self.by}s"
+        return _PLURALS.get(self.by, f"{self.by}s")
 
     @property
     def time(self) -> str:
@@ -78,7 +110,7 @@ class Report:
 def report_on(
     profile: Source,
     *,
-    by: Grouping = "layer",
+    by: Table = "layer",
     domain: str | None = None,
     sort: Order = "order",
     steps: slice | None = None,
@@ -98,9 +130,9 @@ def report_on(
     Raises:
         ValueError: `by` or `sort` is not one of the names above, or steps are asked for, and there are none.
     """
-    if by not in GROUPS:
-        raise ValueError(f"by must be one of {', '.join(GROUPINGS)}, got {by!r}")
+    if by not in TABLES:
+        raise ValueError(f"by must be one of {', '.join(TABLES)}, got {by!r}")
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
     attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    return Report(by, GROUPS[by](attribution), summarize(attribution)).sorted(sort)
+    return Report(by, TABLES[by](attribution), summarize(attribution)).sorted(sort)

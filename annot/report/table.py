@@ -106,6 +106,7 @@ def fitted_table(
     rows: Sequence[Any],
     width: int,
     shapes: Sequence[Text] = (),
+    last: str = "Input",
 ) -> RenderableType:
     """Return a table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap.
 
@@ -116,6 +117,7 @@ def fitted_table(
         rows: what the columns show.
         width: of the terminal.
         shapes: the end of each row; empty: none has one.
+        last: what the ends are.
     """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
@@ -125,10 +127,14 @@ def fitted_table(
     label = max(_LABEL, min(left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]
     ends: Sequence[Text | None] = [None] * len(cells)
-    input_ = max(5, min(max((text.cell_len for text in shapes), default=0), left - label - gap)) if any(shapes) else 0
+    input_ = (
+        max(len(last), min(max((text.cell_len for text in shapes), default=0), left - label - gap))
+        if any(shapes)
+        else 0
+    )
     if input_:
         ends = shapes
-    lines = [_Line(Text(title, "bold"), heads, Text("Input", "bold") if input_ else None, "bold")]
+    lines = [_Line(Text(title, "bold"), heads, Text(last, "bold") if input_ else None, "bold")]
     lines += [_Line(labels[number], row, ends[number]) for number, row in enumerate(cells)]
     return _Table(lines, label, widths, input_, gap)
 
@@ -182,7 +188,7 @@ _NUMBERS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
     ),
     "kernel": (
         ("Calls", "calls", 0), ("Total", "gpu_ns", 0), ("Share", "share", 0), ("Mean", "mean_ns", _NARROW),
-        ("Min", "min_ns", _WIDE), ("Max", "max_ns", _WIDE), ("Layers", "layers", _NARROW),
+        ("Min", "min_ns", _WIDE), ("Max", "max_ns", _WIDE), ("Layers", "layers", _NARROW), ("Kind", "kind", _WIDE),
     ),
     "op": (
         ("Phase", "phase", 0), ("Calls", "calls", 0), ("Self", "self", 0), ("Share", "share", 0),
@@ -244,7 +250,7 @@ def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> Co
         title = f"{title} {unit.name}"
     if column.endswith("_ns"):
         return Column(title, lambda row: unit.show(row[column]), least)
-    if column == "phase":
+    if column in ("phase", "kind"):
         return Column(title, lambda row: str(row[column]), least)
     return Column(title, lambda row: count(row[column]), least)
 

@@ -1,0 +1,180 @@
+"""The tables of analyses on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from annot.report import Analysis, Report
+from annot.report.table import Column, fitted_table, notes
+from annot.report.tree import title
+from annot.report.units import Unit, count, duration, printable, share, unit_for
+
+__all__ = ["print_analysis"]
+
+_MEDIUM, _WIDE, _FULL = 76, 100, 140
+_SHOWN: Final = 200
+"""So many kernels of a run are printed; files have all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How an analysis looks: what stands above it, its columns (title, name, width of the terminal), and what if empty.
+
+    Names that end in ``_ns`` are times in one unit for all of them, ``=`` before a name gives it one of its own;
+    those that end in ``_share`` are shares. `end` is the column of texts that stands last.
+    """
+
+    heading: str
+    columns: tuple[tuple[str, str, int], ...]
+    empty: str
+    end: str = ""
+
+
+_KERNELS: Final = "the profile has no device work"
+_LAYERS: Final = "no range is a layer: use emit_ranges(model)"
+_LOOKS: Final[dict[Analysis, _Look]] = {
+    "detail": _Look(
+        "All that is known of each layer",
+        (
+            ("Phase", "phase", 0), ("Calls", "calls", 0), ("TC", "tc_used", 0), ("GPU", "gpu_ns", 0),
+            ("Self", "gpu_self_ns", 0), ("TC time", "tc_ns", _WIDE), ("Outside", "outside_ns", _MEDIUM),
+            ("Mean", "=gpu_mean_ns", _WIDE), ("Min", "=gpu_min_ns", _FULL), ("Max", "=gpu_max_ns", _FULL),
+            ("Host", "=host_ns", _MEDIUM),
+            ("Launch", "=launch_ns", _FULL),
+        ),
+        "no ranges", "reason",
+    ),
+    "iteration": _Look(
+        "Kernels as they ran",
+        (
+            ("Step", "step", 0), ("Phase", "phase", _WIDE), ("Kind", "kind", _MEDIUM), ("TC", "tensor_cores", 0),
+            ("Device", "device", _FULL), ("Stream", "stream", _FULL), ("Time", "gpu_ns", 0),
+            ("Launch", "=launch_ns", _WIDE),
+        ),
+        _KERNELS, "name",
+    ),
+    "tensor_core": _Look(
+        "Tensor Cores by layer",
+        (
+            ("Phase", "phase", 0), ("Could", "tc_eligible", 0), ("Uses", "tc_used", 0), ("Self", "gpu_self_ns", 0),
+            ("On TC", "tc_ns", _MEDIUM), ("Share", "tc_share", 0), ("Kernels", "kernels", _WIDE),
+            ("On TC", "tc_kernels", _WIDE),
+        ),
+        _LAYERS, "reason",
+    ),
+    "op_type": _Look(
+        "Time by class, of its layers' own",
+        (
+            ("Layers", "layers", 0), ("Could", "tc_eligible", _MEDIUM), ("Use TC", "tc_used", 0), ("Calls", "calls", 0),
+            ("GPU", "gpu_ns", 0), ("Forward", "forward_ns", _MEDIUM), ("Backward", "backward_ns", _MEDIUM),
+            ("Mean", "=gpu_mean_ns", _WIDE), ("Host", "=host_ns", _WIDE),
+        ),
+        _LAYERS,
+    ),
+    "group": _Look(
+        "Time by path, with all below it",
+        (
+            ("Layers", "layers", 0), ("Could", "tc_eligible", _WIDE), ("Use TC", "tc_used", _MEDIUM),
+            ("GPU", "gpu_ns", 0), ("TC", "tc_share", 0), ("Forward", "forward_ns", _MEDIUM),
+            ("Backward", "backward_ns", _MEDIUM), ("Host", "=host_ns", _WIDE),
+        ),
+        _LAYERS,
+    ),
+    "class": _Look(
+        "Device time by what kernels do",
+        (
+            ("Library", "library", 0), ("TC", "tensor_cores", 0), ("Time", "gpu_ns", 0), ("Share", "share", 0),
+            ("Calls", "calls", 0), ("Names", "names", _MEDIUM), ("Layers", "layers", _MEDIUM),
+        ),
+        _KERNELS,
+    ),
+    "summary": _Look(
+        "The run",
+        (("Count", "count", 0), ("Time", "ns", 0), ("Share", "whole_share", 0), ("Hidden", "hidden_ns", _MEDIUM)),
+        "", "text",
+    ),
+}  # fmt: skip
+
+
+def print_analysis(report: Report, console: Console) -> None:
+    """Print one of `annot.report.ANALYSES`; the width of the console decides which columns there are."""
+    console.print(Group(*_tables(report, console.width), Text(), *notes(report.meta)))
+
+
+def _tables(report: Report, width: int) -> list[RenderableType]:
+    look = _LOOKS[report.by]  # type: ignore[index]
+    rows = report.rows.head(_SHOWN if report.by == "iteration" else report.rows.height).to_dicts()
+    heading = Text(look.heading, style="bold")
+    if not rows:
+        return [heading, Text(look.empty, style="dim")]
+    shared = [name for _, name, _ in look.columns if name.endswith("_ns") and not name.startswith("=")]
+    unit = unit_for(row[name] for name in shared for row in rows)
+    if any(name in report.rows.columns for name in shared) and report.by != "summary":
+        heading.append(f", {unit.name}")
+    columns = [_column(report, name, called, least, unit) for called, name, least in look.columns]
+    labels = [_label(report, row) for row in rows]
+    room = look.end and width >= (_MEDIUM if report.by == "summary" else _WIDE)
+    ends = [Text(printable(row[look.end] or ""), style="dim") for row in rows] if room else []
+    tables = [heading, fitted_table(_first(report), labels, columns, rows, width, ends, look.end.capitalize())]
+    if len(rows) < report.rows.height:
+        tables.append(Text(f"… and {report.rows.height - len(rows):,} more; --format csv has all", style="dim"))
+    return tables
+
+
+def _column(report: Report, name: str, called: str, least: int, unit: Unit) -> Column:
+    if report.by == "summary":
+        return Column(called, _SUMMARY[name], least)
+    if name.startswith("="):
+        name = name[1:]
+        own = unit_for(report.rows[name])
+        return Column(f"{called} {own.name}", lambda row: own.show(row[name]), least)
+    if name.endswith("_ns"):
+        return Column(called, lambda row: unit.show(row[name]), least)
+    if name == "share":
+        return Column(called, lambda row: share(row["gpu_ns"], report.meta["gpu_ns"]), least)
+    return Column(called, _shown(name), least)
+
+
+_SUMMARY: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "count": lambda row: count(row["count"]),
+    "ns": lambda row: "" if row["ns"] is None else duration(row["ns"]),
+    "whole_share": lambda row: "" if row["share"] is None else f"{100 * row['share']:.1f}%",
+    "hidden_ns": lambda row: duration(row["hidden_ns"]) if row["hidden_ns"] else "",
+}
+
+
+def _shown(name: str) -> Callable[[dict[str, Any]], str]:
+    def show(row: dict[str, Any]) -> str:
+        value = row[name]
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, float):
+            return f"{100 * value:.1f}%"
+        return count(value) if isinstance(value, int) else printable(value)
+
+    return show
+
+
+def _first(report: Report) -> str:
+    return {"op_type": "Class", "group": "Path", "class": "Kind", "summary": "What"}.get(report.by, "Layer")
+
+
+def _label(report: Report, row: dict[str, Any]) -> Text:
+    """What the row stands for."""
+    if report.by == "group":
+        return Text("  " * row["depth"] + printable(row["group"].rpartition(".")[2]))
+    if report.by == "summary":
+        return Text(f"{row['section']}: ", style="dim").append(row["item"].replace("_", " "))
+    name = {"op_type": "module", "class": "kind"}.get(report.by)
+    if name is not None:
+        return Text(printable(row[name]))
+    label, beside = (row["layer"], row["module"]) if row["layer"] else title(row)
+    text = Text(printable(label))
+    return text.append(f" {printable(beside)}", style="cyan") if beside else text
