@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
@@ -16,9 +15,8 @@ from annot.correlate.step_rows import step_statistics
 
 __all__ = [
     "COLUMNS",
-    "Baseline",
+    "against_hidden",
     "backward_ratio",
-    "baseline",
     "per_run",
     "roofline",
     "run_rows",
@@ -152,7 +150,8 @@ def backward_ratio(table: pl.DataFrame, parameters: Sequence[str], most: int = 4
     pairs = rows.group_by("run", *parameters, "layer", maintain_order=True).agg(
         each[0].alias("forward_ns"), each[1].alias("backward_ns")
     )
-    pairs = pairs.filter((pl.col("forward_ns") > 0) & (pl.col("backward_ns") > 0))
+    both = pl.col("forward_ns", "backward_ns")  # without calls of a phase: 0 / 0
+    pairs = pairs.filter(pl.all_horizontal(both.is_finite() & (both > 0)))
     total = pairs.group_by("layer").agg(pl.sum_horizontal("forward_ns", "backward_ns").sum().alias("total"))
     longest = total.sort("total", "layer", descending=[True, False]).head(most)["layer"].to_list()
     return pairs.filter(pl.col("layer").is_in(longest)).with_columns(
@@ -166,28 +165,24 @@ def _innermost(layers: list[str]) -> list[str]:
     return [layer for layer in layers if layer and layer not in around]
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """The line ``ns = fixed_ns + ns_per_square · hidden²`` through the time of a step."""
-
-    fixed_ns: float
-    """What a step takes however small it is."""
-    ns_per_square: float
-
-
-def baseline(runs: pl.DataFrame, hidden: str) -> Baseline | None:
-    """Return the line of least squares through time against hidden²; None with fewer than two sizes.
+def against_hidden(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> pl.DataFrame:
+    """Return the time of a step against the square of the width, and what is left of it without width.
 
     Args:
         runs: what `per_run` returned.
         hidden: the parameter that is the width.
+        others: the other parameters; runs in which they agree make a line.
+
+    Returns:
+        The runs that have a width, with square (hidden²) and fixed_ns: where the line of least squares through step_ns
+        against square begins; null with fewer than two widths.
     """
-    points = runs.select(pl.col(hidden).cast(pl.Float64).pow(2).alias("x"), "step_ns").drop_nulls()
-    if points["x"].n_unique() < 2:
-        return None
-    slope = points.select(pl.cov("x", "step_ns") / pl.col("x").var()).item()
-    middle = points.select(pl.col("step_ns").mean() - slope * pl.col("x").mean()).item()
-    return Baseline(middle, slope)
+    square = pl.col(hidden).cast(pl.Float64).pow(2)
+    table = runs.with_columns(square.alias("square"), pl.lit(0).alias("all")).drop_nulls("square")
+    slope = pl.when(pl.col("square").n_unique() > 1).then(pl.cov("square", "step_ns") / pl.col("square").var())
+    fixed = pl.col("step_ns").mean() - slope * pl.col("square").mean()
+    lines = table.group_by("all", *others).agg(fixed.alias("fixed_ns"))
+    return table.join(lines, on=["all", *others], how="left", nulls_equal=True, maintain_order="left").drop("all")
 
 
 def roofline(runs: pl.DataFrame) -> pl.DataFrame:

@@ -180,7 +180,7 @@ def _per_run(table: pl.DataFrame, sweep: Sweep) -> pl.DataFrame:
 def _chosen(sweep: Sweep, role: str, usual: tuple[str, ...]) -> str | None:
     """The parameter that has a role: as CONFIG says, else the one with a usual name."""
     said = sweep.plots.get(role)
-    return said if isinstance(said, str) else next((name for name in usual if name in sweep.parameters), None)
+    return said if isinstance(said, str) else next((name for name in usual if sweep.is_number(name)), None)
 
 
 def _draw(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame, folder: Path, against: Path | None) -> list[Path]:
@@ -203,7 +203,7 @@ def _draw(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame, folder: Path, a
 
 def _charts(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame) -> dict[str, Chart]:
     """The plots for which there is something to show."""
-    from annot.analyze.sweep import backward_ratio, roofline
+    from annot.analyze.sweep import against_hidden, backward_ratio, roofline
     from annot.report import plots
 
     batch, hidden = _chosen(sweep, "batch", _BATCH), _chosen(sweep, "hidden", _HIDDEN)
@@ -213,7 +213,8 @@ def _charts(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame) -> dict[str, 
         charts["time"] = plots.time_chart(runs, batch, others)
         charts["speed"] = plots.speed_chart(runs, batch, others)
     if hidden:
-        charts["hidden"] = plots.hidden_chart(runs, hidden, [name for name in sweep.parameters if name != hidden])
+        others = [name for name in sweep.parameters if name != hidden]
+        charts["hidden"] = plots.hidden_chart(against_hidden(runs, hidden, others), hidden, others)
     ratios = backward_ratio(table, sweep.parameters)
     if ratios.height:
         charts["backward"] = plots.backward_chart(ratios, sweep.parameters)
@@ -249,19 +250,19 @@ def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
     """A line per run: its parameters and how fast it was; then what failed."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from annot.report.units import duration
+    from annot.report.units import printable, unit_for
 
+    unit = unit_for(runs["step_ns"])
     shown = Table(box=None, pad_edge=False, header_style="bold")
     parameters = runs.columns[1 : runs.columns.index("steps")]
-    for name in parameters:
-        shown.add_column(name)
-    for name in ("Step", "Samples/s"):
-        shown.add_column(name, justify="right")
+    for name in (*parameters, f"Step {unit.name}", "Samples/s"):
+        shown.add_column(name, justify="left" if name in parameters else "right", no_wrap=True)
     for row in runs.iter_rows(named=True):
         speed = "" if row["items_per_s"] is None else f"{row['items_per_s']:,.1f}"
-        values = ("" if row[name] is None else str(row[name]) for name in parameters)
-        shown.add_row(*values, duration(row["step_ns"]), speed)
+        values = ("" if row[name] is None else printable(str(row[name])) for name in parameters)
+        shown.add_row(*map(Text, (*values, unit.show(row["step_ns"]), speed)))
     Console().print(shown)
     failed = table.filter(table["problem"].is_not_null())["run"].n_unique()
     if failed:

@@ -64,6 +64,11 @@ class Sweep:
         """The names of the parameters, in the order of the file."""
         return list(dict.fromkeys(name for run in self.runs for name in run.parameters))
 
+    def is_number(self, parameter: str) -> bool:
+        """Return whether all values of a parameter are numbers."""
+        values = [run.parameters[parameter] for run in self.runs if parameter in run.parameters]
+        return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
 
 def read_sweep(path: Path, collector: str | None = None) -> Sweep:
     """Read the TOML file that describes a sweep.
@@ -119,7 +124,9 @@ def _sweep(found: dict[str, Any], collector: str | None) -> Sweep:
         run = _run(words, environment, point, chosen)
         runs.setdefault(run.key, run)
     timeout = _timeout(command.get("timeout"))
-    return Sweep(tuple(runs.values()), chosen, timeout, _steps(command), _plots(plots, points))
+    sweep = Sweep(tuple(runs.values()), chosen, timeout, _steps(command), plots)
+    _check_plots(sweep)
+    return sweep
 
 
 def _check_keys(table: dict[str, Any], name: str) -> None:
@@ -157,14 +164,15 @@ def _steps(command: dict[str, Any]) -> str:
     return steps
 
 
-def _plots(table: dict[str, Any], points: list[dict[str, Value]]) -> dict[str, str | float]:
-    for name, value in table.items():
+def _check_plots(sweep: Sweep) -> None:
+    for name, value in sweep.plots.items():
         if name.startswith("peak_"):
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
-        elif not any(value == parameter for point in points for parameter in point):
+        elif value not in sweep.parameters:
             raise ValueError(f"{name} of [plots] must be a parameter of the grid, got {value!r}")
-    return table
+        elif name != "color" and not sweep.is_number(str(value)):
+            raise ValueError(f"{name} of [plots] must have numbers as values, and {value} has others")
 
 
 def _points(grids: list[dict[str, Any]]) -> Iterator[dict[str, Value]]:

@@ -148,12 +148,10 @@ def _problem(status: int, log: Path, profile: str | None, timeout: float | None)
 
 
 def _last_line(log: Path) -> str:
-    """The last thing that was said, without what annot says of the profile."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [
-        line.strip() for line in lines if line.strip() and not line.startswith(("annot: next:", "annot: recording"))
-    ]
-    return said[-1][:200] if said else "it said nothing"
+    """The last thing that was said, by annot only if it was an error."""
+    lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n"))
+    said = [line for line in lines if line and (not line.startswith("annot: ") or line.startswith("annot: error: "))]
+    return said[-1].removeprefix("annot: error: ")[:200] if said else "it said nothing"
 
 
 def _write(path: Path, text: str) -> None:

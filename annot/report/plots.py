@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -25,9 +25,19 @@ def speed_chart(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> Chart:
 
 
 def hidden_chart(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> Chart:
-    """Return the time of a step against the square of the width; what is left at 0 is the baseline."""
-    squared = runs.with_columns(pl.col(hidden).cast(pl.Float64).pow(2).alias("square"))
-    series = _lines(squared, "square", pl.col("step_ns") / 1e6, others)
+    """Return the time of a step against the square of the width; the legend says what is left of it without width.
+
+    Args:
+        runs: what `annot.analyze.sweep.against_hidden` returned.
+        hidden: the parameter that is the width.
+        others: the other parameters.
+    """
+    fixed = [part["fixed_ns"][0] for _, part in _groups(runs, others, ["fixed_ns"], complete=False)]
+    lines = _lines(runs, "square", pl.col("step_ns") / 1e6, others)
+    series = [
+        one if ns is None else Series(f"{one.name} ({ns / 1e6:.3g} ms at 0)".strip(), one.points)
+        for one, ns in zip(lines, fixed, strict=True)
+    ]
     return Chart(f"Time of a step against {hidden}²", f"{hidden}²", "ms", series, lines=True, least_y=0)
 
 
@@ -86,13 +96,11 @@ def _coloured(runs: pl.DataFrame, color: str | None, x: str, y: str) -> list[Ser
 
 
 def _groups(
-    table: pl.DataFrame, by: Sequence[str], columns: list[str]
-) -> Iterable[tuple[tuple[Any, ...], pl.DataFrame]]:
-    """The parts of a table in which some columns are the same, without rows that lack a value."""
-    if not by:
-        return [((), table.select(columns).drop_nulls())]
-    parts = table.group_by(by, maintain_order=True)
-    return [(key, part.select(columns).drop_nulls()) for key, part in parts]
+    table: pl.DataFrame, by: Sequence[str], columns: list[str], *, complete: bool = True
+) -> list[tuple[tuple[Any, ...], pl.DataFrame]]:
+    """The parts of a table in which some columns are the same; if complete, without rows that lack a value."""
+    parts = [(key, part) for key, part in table.group_by(by, maintain_order=True)] if by else [((), table)]
+    return [(key, part.select(columns).drop_nulls() if complete else part.select(columns)) for key, part in parts]
 
 
 def _named(key: Sequence[Any], names: Sequence[str]) -> str:
