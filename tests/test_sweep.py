@@ -15,7 +15,7 @@ import pytest
 from commands import ANNOT, annot, needs_recorder
 from tables import Rows
 
-from annot.analyze.sweep import COLUMNS, run_rows
+from annot.analyze.sweep import RESERVED, run_rows
 from annot.collect.grid import Sweep, read_sweep
 from annot.collect.sweep import finished, locked
 from annot.correlate import attribute, by_layer
@@ -276,7 +276,19 @@ def test_rows_of_a_run_are_those_of_its_layers() -> None:
     names = ["layer", "module", "phase", "calls", "host_ns", "gpu_ns", "gpu_self_ns", "kernels"]
     assert rows.select(names).equals(by_layer(attribution).select(names))
     assert rows.select("steps", "step_ns", "step_gpu_ns").unique().rows() == [(5, 102, 28)]
-    assert set(rows.columns) <= set(COLUMNS)
+    assert set(rows.columns) <= RESERVED
+
+
+def test_work_joins_the_rows_of_its_layer() -> None:
+    """By layer, module and phase; the others have none."""
+    key = {"layer": ["fc"], "module": ["Linear"], "phase": ["backward"]}
+    work = pl.DataFrame(key | {"flops": [8], "bytes_read": [4], "bytes_written": [2], "params": [3], "counted": [True]})
+    rows = run_rows(attribute(steps_of(2, 100).build()), work)
+    known = rows.filter(pl.col("flops").is_not_null())
+    assert known.select(*key, "flops", "bytes_read", "bytes_written", "params").rows() == [
+        ("fc", "Linear", "backward", 8, 4, 2, 3)
+    ]
+    assert rows.height == 3
 
 
 def test_a_run_without_steps_has_no_time_of_a_step() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,7 +12,7 @@ from annot.correlate.host_times import known
 from annot.correlate.step_rows import step_statistics
 
 __all__ = [
-    "COLUMNS",
+    "RESERVED",
     "against_hidden",
     "backward_ratio",
     "per_run",
@@ -34,37 +32,38 @@ _OF_LAYER: Final = {
     "host_self_ns": pl.Int64, "gpu_ns": pl.Int64, "gpu_self_ns": pl.Int64, "gpu_busy_ns": pl.Int64, "kernels": pl.Int64,
     **dict.fromkeys(_WORK, pl.Int64),
 }  # fmt: skip
-COLUMNS: Final = (*_OF_RUN, *_OF_LAYER)
-"""The columns of `sweep_table` that are no parameters; no parameter can have such a name."""
+_DERIVED: Final = (
+    "number", "all", "on_device", "items_per_s", "bytes", "intensity", "flops_per_s", "square", "fixed_ns", "time_ns",
+    "forward_ns", "backward_ns", "ratio", "other_step_ns", "speedup",
+)  # fmt: skip
+RESERVED: Final = frozenset((*_OF_RUN, *_OF_LAYER, *_DERIVED))
+"""The columns of the tables here that are no parameters; no parameter can have such a name."""
 
 
-def run_rows(attribution: Attribution) -> pl.DataFrame:
+def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the rows of one run.
+
+    Args:
+        attribution: the profile of the run.
+        work: layer, module, phase, flops, bytes_read, bytes_written, params of its layers; None: not known.
 
     Returns:
         A row per layer, module and phase, as `annot.correlate.correlate` documents, with steps (their number), step_ns
         and step_gpu_ns (the median of their length and of their device time; null if there are none), and flops,
         bytes_read, bytes_written, params (null where they are not known).
     """
-    rows = by_layer(attribution)
+    keys = ("layer", "module", "phase")
+    unknown = pl.DataFrame(schema={name: _OF_LAYER[name] for name in (*keys, *_WORK)})
+    known_work = unknown if work is None else work.select(*keys, *_WORK)
+    rows = by_layer(attribution).join(known_work, on=keys, how="left", maintain_order="left")
     steps = by_step(attribution)
     lengths = step_statistics(steps) if known(attribution.meta) else None
-    rows = rows.join(_work(attribution), on=["layer", "module", "phase"], how="left", maintain_order="left")
-    middle = steps["gpu_ns"].median()
     return rows.select(
         pl.lit(steps.height, pl.Int64).alias("steps"),
         pl.lit(lengths and lengths["median"], pl.Int64).alias("step_ns"),
-        pl.lit(None if middle is None else int(middle), pl.Int64).alias("step_gpu_ns"),  # type: ignore[arg-type]
+        pl.lit(steps["gpu_ns"].median()).cast(pl.Int64).alias("step_gpu_ns"),
         *_OF_LAYER,
     )
-
-
-def _work(attribution: Attribution) -> pl.DataFrame:
-    """The expected work of each layer; without rows where nothing is known of it."""
-    if importlib.util.find_spec("annot.analyze.work") is None:
-        return pl.DataFrame(schema={name: _OF_LAYER[name] for name in ("layer", "module", "phase", *_WORK)})
-    table: pl.DataFrame = importlib.import_module("annot.analyze.work").layer_work(attribution)
-    return table.select("layer", "module", "phase", *_WORK)
 
 
 def sweep_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]]) -> pl.DataFrame:
@@ -111,8 +110,8 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
         batch: the parameter that says how many samples a step has.
 
     Returns:
-        run, the parameters, steps, step_ns, step_gpu_ns, gpu (whether it has device time), items_per_s (null without
-        `batch`), and over all layers flops, bytes and params: of a step, null if none is known.
+        run, the parameters, steps, step_ns, step_gpu_ns, on_device (whether it has device time), items_per_s (null
+        without `batch`), and over all layers flops and bytes of a step, and params; null if none is known.
     """
     measured = table.filter(pl.col("step_ns").is_not_null())
     moved = pl.sum_horizontal("bytes_read", "bytes_written", ignore_nulls=False)
@@ -120,7 +119,7 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
     sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
     runs = measured.group_by("run", *parameters, maintain_order=True).agg(
         pl.col("steps", "step_ns", "step_gpu_ns").first(),
-        (pl.col("gpu_self_ns").sum() > 0).alias("gpu"),
+        (pl.col("gpu_self_ns").sum() > 0).alias("on_device"),
         *(pl.when(one.is_not_null().any()).then(one.sum()).alias(name) for name, one in sums.items()),
     )
     items = pl.col(batch) * 1e9 / pl.col("step_ns") if batch else pl.lit(None, pl.Float64)
@@ -195,7 +194,7 @@ def roofline(runs: pl.DataFrame) -> pl.DataFrame:
         The runs of which work is known, with intensity (FLOP per byte) and flops_per_s (of the device's time where the
         run has device time, else of the step's).
     """
-    time = pl.when("gpu").then("step_gpu_ns").otherwise("step_ns")
+    time = pl.when("on_device").then("step_gpu_ns").otherwise("step_ns")
     known_work = runs.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (time > 0))
     return known_work.with_columns(
         (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") * 1e9 / time).alias("flops_per_s")
@@ -215,7 +214,7 @@ def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]
         The columns of `first`, other_step_ns, and speedup (above 1: the first is faster).
     """
     changing = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
-    keys = [pl.col(name).cast(pl.String).alias(f"key {name}") for name in changing] or [pl.lit("").alias("key")]
+    keys = [pl.col(name).cast(pl.String).alias(f"key {name}") for name in changing] or [pl.lit("").alias("key of all")]
     other = second.select(*keys, pl.col("step_ns").alias("other_step_ns"))
     names = other.columns[:-1]
     both = first.with_columns(keys).join(

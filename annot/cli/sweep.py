@@ -29,6 +29,7 @@ as SVG, and in runs/ each run's profile and what it printed.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import signal
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from annot.collect.grid import Run, Sweep
     from annot.collect.sweep import Result
+    from annot.correlate import Attribution
     from annot.report.chart import Chart
 
 __all__ = ["add_arguments", "run"]
@@ -95,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_names(sweep: Sweep, config: Path) -> None:
-    from annot.analyze.sweep import COLUMNS
+    from annot.analyze.sweep import RESERVED
     from annot.errors import AnnotError
 
-    if taken := [name for name in sweep.parameters if name in COLUMNS]:
+    if taken := [name for name in sweep.parameters if name in RESERVED]:
         raise AnnotError(f"{config}: a parameter cannot be called {taken[0]!r}: the table has a column of that name")
 
 
@@ -166,9 +168,18 @@ def _rows(profile: Path, steps: str) -> pl.DataFrame:
 
     recorded = source(profile)
     whole = attribute(recorded)
-    numbers = range(whole.steps.table.height)
     chosen = step_slice(steps)
-    return run_rows(attribute(recorded, steps=chosen) if len(numbers[chosen]) else whole)
+    numbers = range(whole.steps.table.height)[chosen]
+    measured = attribute(recorded, steps=chosen) if len(numbers) else whole
+    return run_rows(measured, _work(measured))
+
+
+def _work(attribution: Attribution) -> pl.DataFrame | None:
+    """The expected work of the layers; None where nothing tells of it."""
+    if importlib.util.find_spec("annot.analyze.work") is None:
+        return None
+    table: pl.DataFrame = importlib.import_module("annot.analyze.work").layer_work(attribution)
+    return table
 
 
 def _per_run(table: pl.DataFrame, sweep: Sweep) -> pl.DataFrame:
