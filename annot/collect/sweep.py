@@ -97,7 +97,6 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
     try:
         own.mkdir(exist_ok=True)
         (own / "result.json").unlink(missing_ok=True)
-        profile.unlink(missing_ok=True)  # or that of an earlier try would pass for this one's
         status = _execute(run, sweep, profile, own / "log.txt")
         there = profile.name if profile.exists() else None
         problem = _problem(status, own / "log.txt", there, sweep.timeout)
