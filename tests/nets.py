@@ -11,21 +11,32 @@ from typing import NamedTuple
 
 import torch
 from alexnet import AlexNet
+from googlenet import GoogLeNet
+from mobilenetv2 import MobileNetV2
+from paradnn import Recurrent, generate
+from ptb_lstm import PtbLstm
 from resnet50 import ResNet
 from torch import Tensor, nn
 from torch.nn import functional
+from transformer import Transformer
+from vgg import Vgg
 
 __all__ = [
     "BUILDERS",
     "MATRIX",
     "Net",
     "alexnet",
+    "googlenet",
     "gpt",
     "lstm",
+    "mobilenetv2",
+    "paradnn",
+    "ptb_lstm",
     "resnet50",
     "small_resnet",
     "small_vgg16",
     "train",
+    "transformer",
     "unet",
     "vgg16",
 ]
@@ -63,42 +74,6 @@ def train(net: Net, steps: int = 2, seed: int = 1) -> list[Tensor]:
 # ------------------------------------------------------------------ images
 
 
-class Vgg16(nn.Module):
-    """VGG-16 with in-place ReLUs; width 64 is the full definition.
-
-    Args:
-        width: channels of the first stage.
-        image: side of the square images, a multiple of 32.
-        classes: how many outputs.
-    """
-
-    def __init__(self, width: int = 64, image: int = 32, classes: int = 1000) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        inputs = 3
-        for outputs, count in ((width, 2), (2 * width, 2), (4 * width, 3), (8 * width, 3), (8 * width, 3)):
-            for _ in range(count):
-                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
-                inputs = outputs
-            layers.append(nn.MaxPool2d(2))
-        hidden = 64 * width
-        self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(
-            nn.Linear(8 * width * (image // 32) ** 2, hidden),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(hidden, classes),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
-        scores: Tensor = self.classifier(self.features(images).flatten(1))
-        return scores
-
-
 def alexnet(seed: int = 0, batch: int = 2, image: int = 224) -> Net:
     """Return the AlexNet of the samples."""
     torch.manual_seed(seed)
@@ -108,7 +83,7 @@ def alexnet(seed: int = 0, batch: int = 2, image: int = 224) -> Net:
 def vgg16(seed: int = 0, batch: int = 2, image: int = 32, width: int = 64) -> Net:
     """Return the full VGG-16, for small images."""
     torch.manual_seed(seed)
-    return _classifier(Vgg16(width, image), batch, image, 1000)
+    return _classifier(Vgg(16, width, image), batch, image, 1000)
 
 
 def small_vgg16(seed: int = 0) -> Net:
@@ -126,6 +101,18 @@ def small_resnet(seed: int = 0, batch: int = 4, image: int = 32) -> Net:
     """Return a residual network of about 50 modules whose step is mostly overhead."""
     torch.manual_seed(seed)
     return _classifier(ResNet((1, 1, 1, 1), width=16, classes=10), batch, image, 10)
+
+
+def googlenet(seed: int = 0, batch: int = 2, image: int = 32, width: int = 8) -> Net:
+    """Return GoogLeNet with an eighth of its channels, for small images."""
+    torch.manual_seed(seed)
+    return _classifier(GoogLeNet(width, classes=10), batch, image, 10)
+
+
+def mobilenetv2(seed: int = 0, batch: int = 2, image: int = 32, width: float = 0.25) -> Net:
+    """Return MobileNetV2 with a quarter of its channels, for small images."""
+    torch.manual_seed(seed)
+    return _classifier(MobileNetV2(width, classes=10), batch, image, 10)
 
 
 class ConvPair(nn.Sequential):
@@ -222,6 +209,38 @@ def lstm(seed: int = 0, batch: int = 4, length: int = 12) -> Net:
     return Net(LstmClassifier(50, 32, 2, 5), make_batch, functional.cross_entropy)
 
 
+def ptb_lstm(seed: int = 0, batch: int = 4, length: int = 12) -> Net:
+    """Return the language model of the samples with small cells."""
+    torch.manual_seed(seed)
+
+    def make_batch(index: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(50, (batch, length + 1), generator=torch.Generator().manual_seed(index))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    return Net(PtbLstm(32, 2, 50), make_batch, _loss_of_tokens)
+
+
+def transformer(seed: int = 0, batch: int = 2, length: int = 8) -> Net:
+    """Return the encoder and decoder of the samples with two small layers each."""
+    torch.manual_seed(seed)
+
+    def make_batch(index: int) -> tuple[Tensor, Tensor]:
+        pairs = torch.randint(50, (batch, 2, length), generator=torch.Generator().manual_seed(index))
+        return pairs, pairs[:, 0]
+
+    return Net(Transformer(2, 32, 4, 64, 50, length), make_batch, _loss_of_tokens)
+
+
+def paradnn(seed: int = 0) -> Net:
+    """Return a small recurrent network of the generator."""
+    torch.manual_seed(seed)
+    return Net(*generate(Recurrent("gru", layers=2, embedding=16, vocabulary=8, batch=2)))
+
+
+def _loss_of_tokens(scores: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
 class Attention(nn.Module):
     """Causal self-attention with several heads."""
 
@@ -299,7 +318,12 @@ BUILDERS: dict[str, Callable[[], Net]] = {
 MATRIX: dict[str, Callable[[], Net]] = {
     "alexnet": partial(alexnet, image=63),
     "resnet50": partial(resnet50, image=32),
-    "vgg16": small_vgg16,
+    "vgg": small_vgg16,
+    "googlenet": googlenet,
+    "mobilenetv2": mobilenetv2,
+    "ptb_lstm": ptb_lstm,
+    "transformer": transformer,
+    "paradnn": paradnn,
     "unet": unet,
     "lstm": lstm,
     "gpt": gpt,

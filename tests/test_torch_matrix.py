@@ -147,6 +147,15 @@ def hooks_of(model: nn.Module) -> list[object]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """On layers as small as these, threads that wait for each other on busy cores take a hundred times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def optimizer_class_in_use() -> Iterator[None]:
     """PyTorch patches the class of an optimizer when the first one is made; that is no doing of ours."""
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)

@@ -15,6 +15,7 @@ __all__ = ["main"]
 _VERBS: Final = {
     "run": "run a command under a profiler, then print which layer used the time",
     "report": "print which layer used the time in a profile",
+    "sweep": "run a command with every combination of some parameters: one table, and its plots",
     "doctor": "show what is installed, what would be recorded, and why ranges would be missing",
 }
 _EXAMPLES: Final = """\

@@ -1,0 +1,223 @@
+"""What the runs of a sweep have in common: one table, and the small ones that the plots of the documents show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from annot.correlate import Attribution, by_layer, by_step
+from annot.correlate.host_times import known
+from annot.correlate.step_rows import step_statistics
+
+__all__ = [
+    "RESERVED",
+    "against_hidden",
+    "backward_ratio",
+    "per_run",
+    "roofline",
+    "run_rows",
+    "speedup",
+    "sweep_table",
+]
+
+_WORK: Final = ("flops", "bytes_read", "bytes_written", "params")
+_OF_RUN: Final = {
+    "run": pl.String, "status": pl.Int64, "problem": pl.String, "seconds": pl.Float64, "steps": pl.Int64,
+    "step_ns": pl.Int64, "step_gpu_ns": pl.Int64,
+}  # fmt: skip
+_OF_LAYER: Final = {
+    "layer": pl.String, "module": pl.String, "phase": pl.String, "calls": pl.Int64, "host_ns": pl.Int64,
+    "host_self_ns": pl.Int64, "gpu_ns": pl.Int64, "gpu_self_ns": pl.Int64, "gpu_busy_ns": pl.Int64, "kernels": pl.Int64,
+    **dict.fromkeys(_WORK, pl.Int64),
+}  # fmt: skip
+_DERIVED: Final = (
+    "number", "all", "on_device", "items_per_s", "bytes", "intensity", "flops_per_s", "square", "fixed_ns", "time_ns",
+    "forward_ns", "backward_ns", "ratio", "other_step_ns", "speedup",
+)  # fmt: skip
+RESERVED: Final = frozenset((*_OF_RUN, *_OF_LAYER, *_DERIVED))
+"""The columns of the tables here that are no parameters; no parameter can have such a name."""
+
+
+def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the rows of one run.
+
+    Args:
+        attribution: the profile of the run.
+        work: layer, module, phase, flops, bytes_read, bytes_written, params of its layers; None: not known.
+
+    Returns:
+        A row per layer, module and phase, as `annot.correlate.correlate` documents, with steps (their number), step_ns
+        and step_gpu_ns (the median of their length and of their device time; null if there are none), and flops,
+        bytes_read, bytes_written, params (null where they are not known).
+    """
+    keys = ("layer", "module", "phase")
+    unknown = pl.DataFrame(schema={name: _OF_LAYER[name] for name in (*keys, *_WORK)})
+    known_work = unknown if work is None else work.select(*keys, *_WORK)
+    rows = by_layer(attribution).join(known_work, on=keys, how="left", maintain_order="left")
+    steps = by_step(attribution)
+    lengths = step_statistics(steps) if known(attribution.meta) else None
+    return rows.select(
+        pl.lit(steps.height, pl.Int64).alias("steps"),
+        pl.lit(lengths and lengths["median"], pl.Int64).alias("step_ns"),
+        pl.lit(steps["gpu_ns"].median()).cast(pl.Int64).alias("step_gpu_ns"),
+        *_OF_LAYER,
+    )
+
+
+def sweep_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]]) -> pl.DataFrame:
+    """Return all runs in one table.
+
+    Args:
+        runs: of each its parameters, its facts (run, status, problem, seconds) and its rows; None: it has none.
+
+    Returns:
+        run, status, problem, seconds, then a column for each parameter, steps, step_ns, step_gpu_ns, and the columns
+        of `run_rows`. A run without rows is one row in which those are null; what a run has no parameter for is null.
+    """
+    names = list(dict.fromkeys(name for parameters, _, _ in runs for name in parameters))
+    parts = [_with_facts(facts, number, rows) for number, (_, facts, rows) in enumerate(runs)]
+    schema = {"number": pl.Int64, **_OF_RUN, **_OF_LAYER}
+    table = pl.concat([pl.DataFrame(schema=schema), *parts], how="diagonal")
+    values = [_column(name, [parameters.get(name) for parameters, _, _ in runs]) for name in names]
+    grid = pl.DataFrame([pl.Series("number", range(len(runs)), pl.Int64), *values])
+    facts, measured = [*_OF_RUN][:4], [*_OF_RUN][4:]
+    table = table.join(grid, on="number", how="left", maintain_order="left")
+    return table.select(*facts, *names, *measured, *_OF_LAYER)
+
+
+def _with_facts(facts: Mapping[str, Any], number: int, rows: pl.DataFrame | None) -> pl.DataFrame:
+    given = {name: pl.Series([facts[name]], dtype=_OF_RUN[name]) for name in ("run", "status", "problem", "seconds")}
+    one = pl.DataFrame({"number": pl.Series([number], dtype=pl.Int64), **given})
+    return one if rows is None or rows.is_empty() else one.join(rows, how="cross")
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """Return a parameter; texts and numbers in one column are all texts."""
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) > 1 and not kinds <= {int, float}:
+        values = [None if value is None else str(value) for value in values]
+    return pl.Series(name, values, strict=False) if kinds != {int, float} else pl.Series(name, values, pl.Float64)
+
+
+def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = None) -> pl.DataFrame:
+    """Return a row per run that has steps.
+
+    Args:
+        table: what `sweep_table` returned.
+        parameters: their names.
+        batch: the parameter that says how many samples a step has.
+
+    Returns:
+        run, the parameters, steps, step_ns, step_gpu_ns, on_device (whether it has device time), items_per_s (null
+        without `batch`), and over all layers flops and bytes of a step, and params; null if none is known.
+    """
+    measured = table.filter(pl.col("step_ns").is_not_null())
+    moved = pl.sum_horizontal("bytes_read", "bytes_written", ignore_nulls=False)
+    weights = pl.when(pl.col("phase") == "forward").then("params")
+    sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
+    runs = measured.group_by("run", *parameters, maintain_order=True).agg(
+        pl.col("steps", "step_ns", "step_gpu_ns").first(),
+        (pl.col("gpu_self_ns").sum() > 0).alias("on_device"),
+        *(pl.when(one.is_not_null().any()).then(one.sum()).alias(name) for name, one in sums.items()),
+    )
+    items = pl.col(batch) * 1e9 / pl.col("step_ns") if batch else pl.lit(None, pl.Float64)
+    return runs.with_columns(pl.col("flops", "bytes") / pl.col("steps"), items.alias("items_per_s"))
+
+
+def backward_ratio(table: pl.DataFrame, parameters: Sequence[str], most: int = 40) -> pl.DataFrame:
+    """Return how many times as long as forward each layer's backward takes, in each run.
+
+    Args:
+        table: what `sweep_table` returned.
+        parameters: their names.
+        most: only so many layers, those that take longest over all runs.
+
+    Returns:
+        run, the parameters, layer, forward_ns, backward_ns (of the device where the run has device time, else of the
+        host; a call), ratio; layers that have no others inside, in the order in which they ran.
+    """
+    time = pl.when(pl.col("gpu_self_ns").sum().over("run") > 0).then("gpu_ns").otherwise("host_ns")
+    rows = table.with_columns(time.alias("time_ns")).filter(pl.col("module").fill_null("") != "")
+    rows = rows.filter(pl.col("layer").is_in(_innermost(rows["layer"].unique().to_list())))
+    each = [
+        pl.col("time_ns").filter(pl.col("phase") == phase).sum()
+        / pl.col("calls").filter(pl.col("phase") == phase).sum()
+        for phase in ("forward", "backward")
+    ]
+    pairs = rows.group_by("run", *parameters, "layer", maintain_order=True).agg(
+        each[0].alias("forward_ns"), each[1].alias("backward_ns")
+    )
+    both = pl.col("forward_ns", "backward_ns")  # without calls of a phase: 0 / 0
+    pairs = pairs.filter(pl.all_horizontal(both.is_finite() & (both > 0)))
+    total = pairs.group_by("layer").agg(pl.sum_horizontal("forward_ns", "backward_ns").sum().alias("total"))
+    longest = total.sort("total", "layer", descending=[True, False]).head(most)["layer"].to_list()
+    return pairs.filter(pl.col("layer").is_in(longest)).with_columns(
+        (pl.col("backward_ns") / pl.col("forward_ns")).alias("ratio")
+    )
+
+
+def _innermost(layers: list[str]) -> list[str]:
+    """The layers that have no others inside."""
+    around = {layer[:end] for layer in layers for end, char in enumerate(layer) if char == "."}
+    return [layer for layer in layers if layer and layer not in around]
+
+
+def against_hidden(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> pl.DataFrame:
+    """Return the time of a step against the square of the width, and what is left of it without width.
+
+    Args:
+        runs: what `per_run` returned.
+        hidden: the parameter that is the width.
+        others: the other parameters; runs in which they agree make a line.
+
+    Returns:
+        The runs that have a width, with square (hidden²) and fixed_ns: where the line of least squares through step_ns
+        against square begins; null with fewer than two widths.
+    """
+    square = pl.col(hidden).cast(pl.Float64).pow(2)
+    table = runs.with_columns(square.alias("square"), pl.lit(0).alias("all")).drop_nulls("square")
+    slope = pl.when(pl.col("square").n_unique() > 1).then(pl.cov("square", "step_ns") / pl.col("square").var())
+    fixed = pl.col("step_ns").mean() - slope * pl.col("square").mean()
+    lines = table.group_by("all", *others).agg(fixed.alias("fixed_ns"))
+    return table.join(lines, on=["all", *others], how="left", nulls_equal=True, maintain_order="left").drop("all")
+
+
+def roofline(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return what each run achieved.
+
+    Args:
+        runs: what `per_run` returned.
+
+    Returns:
+        The runs of which work is known, with intensity (FLOP per byte) and flops_per_s (of the device's time where the
+        run has device time, else of the step's).
+    """
+    time = pl.when("on_device").then("step_gpu_ns").otherwise("step_ns")
+    known_work = runs.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (time > 0))
+    return known_work.with_columns(
+        (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") * 1e9 / time).alias("flops_per_s")
+    )
+
+
+def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]) -> pl.DataFrame:
+    """Return how many times as fast as the second sweep the first one is, point by point.
+
+    Two runs belong together if all parameters agree that change within one of the sweeps and that both have.
+
+    Args:
+        first, second: what `per_run` returned for each.
+        parameters: those of both sweeps.
+
+    Returns:
+        The columns of `first`, other_step_ns, and speedup (above 1: the first is faster).
+    """
+    changing = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
+    keys = [pl.col(name).cast(pl.String).alias(f"key {name}") for name in changing] or [pl.lit("").alias("key of all")]
+    other = second.select(*keys, pl.col("step_ns").alias("other_step_ns"))
+    names = other.columns[:-1]
+    both = first.with_columns(keys).join(
+        other.unique(names, keep="first"), on=names, nulls_equal=True, maintain_order="left"
+    )
+    return both.drop(names).with_columns((pl.col("other_step_ns") / pl.col("step_ns")).alias("speedup"))

@@ -1,0 +1,92 @@
+"""Train GoogLeNet on synthetic images, with a range around every layer, batch and epoch.
+
+Run it alone, or profile it:
+
+    annot run -- python samples/googlenet.py
+"""
+
+import torch
+from torch import Tensor, nn
+from training import SyntheticImages, arguments, run
+
+INCEPTIONS = (
+    (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64),
+    (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
+    (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128),
+    (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
+)  # fmt: skip
+"""Channels of each inception: 1×1; 3×3 after a reduction; 5×5 after a reduction; 1×1 after the pool."""
+POOLED_AFTER = (1, 6)
+"""Inceptions that a max pool follows."""
+
+
+class ConvRelu(nn.Sequential):
+    """A convolution that keeps the size, unless it has a stride, and an in-place ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(inplace=True))
+
+
+class Inception(nn.Module):
+    """Convolutions of three sizes and a pool side by side."""
+
+    def __init__(self, inputs: int, one: int, three_in: int, three: int, five_in: int, five: int, pool: int) -> None:
+        super().__init__()
+        self.one = ConvRelu(inputs, one, 1)
+        self.three = nn.Sequential(ConvRelu(inputs, three_in, 1), ConvRelu(three_in, three, 3))
+        self.five = nn.Sequential(ConvRelu(inputs, five_in, 1), ConvRelu(five_in, five, 5))
+        self.pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), ConvRelu(inputs, pool, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the channels of all branches."""
+        return torch.cat([self.one(x), self.three(x), self.five(x), self.pool(x)], dim=1)
+
+
+class GoogLeNet(nn.Module):
+    """The network of the ImageNet challenge of 2014, without the two heads that help it learn.
+
+    Args:
+        width: channels of the first convolution; 64 is the full definition, all others are in proportion.
+        classes: how many outputs.
+    """
+
+    def __init__(self, width: int = 64, classes: int = 1000) -> None:
+        super().__init__()
+
+        def pool() -> nn.Module:
+            return nn.MaxPool2d(3, stride=2, ceil_mode=True)
+
+        self.stem = nn.Sequential(
+            ConvRelu(3, width, 7, stride=2), pool(), nn.LocalResponseNorm(5),
+            ConvRelu(width, width, 1), ConvRelu(width, 3 * width, 3), nn.LocalResponseNorm(5), pool(),
+        )  # fmt: skip
+        blocks: list[nn.Module] = []
+        inputs = 3 * width
+        for number, full in enumerate(INCEPTIONS):
+            channels = [max(1, count * width // 64) for count in full]
+            blocks.append(Inception(inputs, *channels))
+            inputs = channels[0] + channels[2] + channels[4] + channels[5]
+            if number in POOLED_AFTER:
+                blocks.append(pool())
+        self.inceptions = nn.Sequential(*blocks)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(0.4)
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return a score per image and class."""
+        features = self.avgpool(self.inceptions(self.stem(images)))
+        scores: Tensor = self.fc(self.dropout(features.flatten(1)))
+        return scores
+
+
+def main() -> None:
+    """Read the options, then train."""
+    parser = arguments("Train GoogLeNet on synthetic images.", batch=8)
+    parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
+    options = parser.parse_args()
+    run(GoogLeNet, SyntheticImages(options.steps * options.batch, options.image), options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Train the language model of the Penn Treebank benchmark on synthetic text, with a range around every layer.
+
+Run it alone, or profile it:
+
+    annot run -- python samples/ptb_lstm.py --layers 4
+"""
+
+from torch import Tensor, nn
+from training import SyntheticText, arguments, run
+
+
+class PtbLstm(nn.Module):
+    """Embedding, LSTM layers of one size, and a score for every word at every step.
+
+    Args:
+        hidden: size of the embedding and of each cell.
+        layers: how many LSTM layers.
+        vocabulary: how many words.
+    """
+
+    def __init__(self, hidden: int = 1024, layers: int = 2, vocabulary: int = 10_000) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores of shape (batch, length, vocabulary)."""
+        states, _ = self.lstm(self.embedding(tokens))
+        scores: Tensor = self.head(states)
+        return scores
+
+
+def main() -> None:
+    """Read the options, then train."""
+    parser = arguments("Train an LSTM language model on synthetic text.", batch=16)
+    parser.add_argument("--hidden", type=int, default=256, help="default: %(default)s; the benchmark has 1024")
+    parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--length", type=int, default=32, help="words in a sequence (default: %(default)s)")
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="default: %(default)s")
+    options = parser.parse_args()
+    data = SyntheticText(options.steps * options.batch, options.length, options.vocabulary)
+    run(lambda: PtbLstm(options.hidden, options.layers, options.vocabulary), data, options)
+
+
+if __name__ == "__main__":
+    main()

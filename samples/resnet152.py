@@ -1,0 +1,24 @@
+"""Train ResNet-152 on synthetic images, with a range around every layer, batch and epoch.
+
+Run it alone, or profile it:
+
+    annot run -- python samples/resnet152.py
+"""
+
+from resnet50 import ResNet
+from training import SyntheticImages, arguments, run
+
+BLOCKS = (3, 8, 36, 3)
+"""Bottlenecks in each stage."""
+
+
+def main() -> None:
+    """Read the options, then train."""
+    parser = arguments("Train ResNet-152 on synthetic images.", batch=4)
+    parser.add_argument("--image", type=int, default=64, help="side of the images (default: %(default)s)")
+    options = parser.parse_args()
+    run(lambda: ResNet(BLOCKS), SyntheticImages(options.steps * options.batch, options.image), options)
+
+
+if __name__ == "__main__":
+    main()

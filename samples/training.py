@@ -1,0 +1,114 @@
+"""What the samples share: options, synthetic data, and a loop with a range around every layer, batch and epoch.
+
+This is the part that annot is about; `emit_ranges`, `epochs` and `batches` are all that it adds to a script.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from annot import batches, emit_ranges, epochs
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+"""Batches: inputs, and what the model should make of them."""
+
+
+class SyntheticImages(Dataset[tuple[Tensor, int]]):
+    """Noise whose brightness depends on the class, so that there is something to learn.
+
+    Args:
+        count: how many images.
+        image: their side in pixels.
+        classes: how many classes.
+    """
+
+    def __init__(self, count: int, image: int, classes: int = 10) -> None:
+        self.count, self.image, self.classes = count, image, classes
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        label = index % self.classes
+        noise = torch.randn(3, self.image, self.image, generator=torch.Generator().manual_seed(index))
+        return noise + label / self.classes, label
+
+
+class SyntheticText(Dataset[tuple[Tensor, Tensor]]):
+    """Token sequences that count up from a random start, each with the tokens that come next.
+
+    Args:
+        count: how many sequences.
+        length: tokens in each.
+        vocabulary: how many different tokens.
+    """
+
+    def __init__(self, count: int, length: int, vocabulary: int) -> None:
+        self.count, self.length, self.vocabulary = count, length, vocabulary
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        start = torch.randint(self.vocabulary, (1,), generator=torch.Generator().manual_seed(index))
+        tokens = (start + torch.arange(self.length + 1)) % self.vocabulary
+        return tokens[:-1], tokens[1:]
+
+
+def arguments(description: str, *, batch: int, steps: int = 4) -> argparse.ArgumentParser:
+    """Return a parser with the options of every sample; `batch` and `steps` are its defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--batch", type=int, default=batch, help="samples per step (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=steps, help="steps per epoch (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--inference", action="store_true", help="forward alone, without gradients")
+    return parser
+
+
+def run(
+    build: Callable[[], nn.Module], data: Dataset[tuple[Tensor, int | Tensor]], options: argparse.Namespace
+) -> None:
+    """Build the model and train it, or with ``--inference`` use it, on `options.steps` batches of `data`."""
+    torch.manual_seed(0)
+    model = build().to(options.device)
+    loader = DataLoader(data, options.batch, shuffle=True)
+    (infer if options.inference else train)(model, loader, options)
+
+
+def train(model: nn.Module, loader: Pairs, options: argparse.Namespace) -> None:
+    """Train for `options.epochs` epochs and print the loss of every step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss_of = nn.CrossEntropyLoss()
+    with emit_ranges(model):
+        for epoch in epochs(options.epochs):
+            for step, (inputs, labels) in enumerate(batches(loader)):
+                with precision(options):
+                    scores = model(inputs.to(options.device))
+                    loss = loss_of(scores.flatten(0, -2), labels.to(options.device).flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(f"epoch {epoch} step {step}: loss {loss.item():.4f}", flush=True)
+
+
+@torch.inference_mode()
+def infer(model: nn.Module, loader: Pairs, options: argparse.Namespace) -> None:
+    """Run the model forward and print the mean score of every step."""
+    model.eval()
+    with emit_ranges(model):
+        for epoch in epochs(options.epochs):
+            for step, (inputs, _) in enumerate(batches(loader)):
+                with precision(options):
+                    scores = model(inputs.to(options.device))
+                print(f"epoch {epoch} step {step}: mean {scores.float().mean().item():.4f}", flush=True)
+
+
+def precision(options: argparse.Namespace) -> AbstractContextManager[object]:
+    """Return the autocast that was asked for."""
+    return torch.autocast(torch.device(options.device).type, torch.bfloat16, enabled=options.bf16)

@@ -1,0 +1,65 @@
+"""Train VGG-16 or VGG-19 on synthetic images, with a range around every layer, batch and epoch.
+
+Run it alone, or profile it:
+
+    annot run -- python samples/vgg.py --depth 19
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+from training import SyntheticImages, arguments, run
+
+CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+"""How many stand in each of the five stages, by depth."""
+
+
+class Vgg(nn.Module):
+    """VGG with in-place ReLUs.
+
+    Args:
+        depth: 16 or 19 layers with weights.
+        width: channels of the first stage; 64 is the full definition.
+        image: side of the square images in pixels, at least 32.
+        classes: how many outputs.
+    """
+
+    def __init__(self, depth: Literal[16, 19] = 16, width: int = 64, image: int = 224, classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for count, factor in zip(CONVOLUTIONS[depth], (1, 2, 4, 8, 8), strict=True):
+            for _ in range(count):
+                layers += [nn.Conv2d(inputs, factor * width, 3, padding=1), nn.ReLU(inplace=True)]
+                inputs = factor * width
+            layers.append(nn.MaxPool2d(2))
+        hidden = 64 * width
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(8 * width * (image // 32) ** 2, hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return a score per image and class."""
+        scores: Tensor = self.classifier(self.features(images).flatten(1))
+        return scores
+
+
+def main() -> None:
+    """Read the options, then train."""
+    parser = arguments("Train VGG on synthetic images.", batch=4)
+    parser.add_argument("--depth", type=int, choices=CONVOLUTIONS, default=16, help="default: %(default)s")
+    parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
+    options = parser.parse_args()
+    data = SyntheticImages(options.steps * options.batch, options.image)
+    run(lambda: Vgg(options.depth, image=options.image), data, options)
+
+
+if __name__ == "__main__":
+    main()
