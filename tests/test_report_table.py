@@ -336,7 +336,7 @@ def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
 def test_arguments_are_checked(host_only: Path) -> None:
     """A grouping or order that does not exist is a ValueError that lists what does."""
     profile = load(host_only)
-    with pytest.raises(ValueError, match="by must be one of layer, module, phase, op, kernel, step, got 'color'"):
+    with pytest.raises(ValueError, match="by must be one of layer, module, phase, op, kernel, step, work, got 'color'"):
         report_on(profile, by="color")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sort must be one of order, time, got 'name'"):
         report_on(profile, sort="name")  # type: ignore[arg-type]

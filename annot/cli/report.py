@@ -34,6 +34,7 @@ _EXAMPLES = """\
 examples:
   annot report run.sqlite
   annot report run.sqlite --by kernel --steps 3:20
+  annot report run.sqlite --by work
   annot report run.sqlite --format csv -o layers.csv
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot report 'run_rank*.sqlite'
@@ -47,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "op", "kernel", "step"),
-        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; default: layer",
+        "--by", choices=("layer", "module", "phase", "op", "kernel", "step", "work"),
+        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; "
+        "work: a layer with what it has to compute and move; default: layer",
     )  # fmt: skip
     parser.add_argument("--format", choices=get_args(Format), default="table", help="default: table")
     parser.add_argument(

@@ -16,7 +16,7 @@ from annot.errors import AnnotError
 from annot.profile import Source
 from annot.ranks.files import is_url, local
 from annot.read import load, source
-from annot.report import GROUPS, Grouping, Report
+from annot.report import GROUPS, Grouping, Report, rows_of
 
 __all__ = ["Question", "RankTable", "rank_tables", "report_file"]
 
@@ -70,7 +70,7 @@ def report_file(path: str, question: Question) -> Report:
     """
     with _opened(path, question) as profile:
         attribution = _attributed(profile, path, question)
-        return Report(question.by, GROUPS[question.by](attribution), _meta(attribution, path, question))
+        return Report(question.by, rows_of(question.by, attribution, profile), _meta(attribution, path, question))
 
 
 def rank_tables(path: str, question: Question) -> list[RankTable]:

@@ -8,34 +8,36 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.measured import with_measured
+from annot.analyze.work import by_layer_with_work, by_work
 from annot.correlate import (
     Attribution,
     attribute,
     by_kernel,
-    by_layer,
     by_module,
     by_op,
     by_phase,
     by_step,
     summarize,
 )
-from annot.profile import Source
+from annot.profile import Profile, Source
 
-__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "report_on"]
+__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "report_on", "rows_of"]
 
-Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step"]
+Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step", "work"]
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
-    "layer": by_layer,
+    "layer": by_layer_with_work,
     "module": by_module,
     "phase": by_phase,
     "op": by_op,
     "kernel": by_kernel,
     "step": by_step,
+    "work": by_work,
 }
 
 
@@ -45,7 +47,7 @@ class Report:
 
     Args:
         by: what the rows stand for.
-        rows: as the function of that name in `annot.correlate` returns them.
+        rows: as the function of that name in `GROUPS` returns them.
         meta: as `annot.correlate.summarize` returns it.
     """
 
@@ -56,7 +58,7 @@ class Report:
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return f"{self.by}s"
+        return "layers" if self.by == "work" else f"{self.by}s"
 
     @property
     def time(self) -> str:
@@ -103,4 +105,12 @@ def report_on(
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
     attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    return Report(by, GROUPS[by](attribution), summarize(attribution)).sorted(sort)
+    return Report(by, rows_of(by, attribution, profile), summarize(attribution)).sorted(sort)
+
+
+def rows_of(by: Grouping, attribution: Attribution, profile: Source) -> pl.DataFrame:
+    """Return the rows of a report; those of work also say what hardware counters measured, if there are any."""
+    rows = GROUPS[by](attribution)
+    if by == "work" and isinstance(profile, Profile) and profile.metrics.height:
+        return with_measured(rows, attribution, profile)
+    return rows

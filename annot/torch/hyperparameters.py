@@ -139,12 +139,12 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> _Arg
 
 def _known(module: nn.Module | None) -> type[nn.Module] | None:
     """Return the class of PyTorch that computes what `module` does."""
-    for cls in type(module).__mro__:
-        if cls.__module__.startswith("torch.nn.modules."):
-            lazy = getattr(module, "cls_to_become", None)
-            cls = lazy if isinstance(lazy, type) else cls
-            return cls if type(module).forward is cls.forward else None
-    return None
+    own = type(module)
+    cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("torch.nn.modules.")), None)
+    if cls is None or getattr(own, "forward", None) is not cls.forward:
+        return None
+    lazy = getattr(module, "cls_to_become", None)
+    return lazy if isinstance(lazy, type) else cls
 
 
 def _spelt(module: nn.Module, family: Iterable[_Said]) -> Iterator[tuple[str, tag.Value]]:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from annot.tag import Tag, TensorSpec, Value
 
-__all__ = ["Call", "Cost", "Formula", "Uncountable", "Work", "item_size"]
+__all__ = ["Call", "Cost", "Formula", "UncountableError", "Work", "item_size"]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -19,7 +19,7 @@ _SIZES: Final = {
 }  # fmt: skip
 
 
-class Uncountable(Exception):
+class UncountableError(Exception):
     """What is known of a call does not tell its work."""
 
 
@@ -51,8 +51,9 @@ class Cost:
         to_inputs, to_weights: FLOPs of the gradients of the inputs and of the weights.
         needs_inputs: whether the gradient of the inputs depends on them (or on the outputs, of the same size), as
             that of a product with weights does not.
+        differentiable: whether the inputs can have gradients; indices cannot.
         weight_gradients: the gradients of the weights; None: as large as these.
-        gemm: rows, columns and depth of the one matrix product that the forward is; None: it is none, or several.
+        gemms: batch, rows, columns and depth of the matrix products that the forward is.
     """
 
     flops: int
@@ -63,8 +64,9 @@ class Cost:
     to_inputs: int = 0
     to_weights: int = 0
     needs_inputs: bool = False
+    differentiable: bool = True
     weight_gradients: int | None = None
-    gemm: tuple[int, int, int] | None = None
+    gemms: tuple[tuple[int, int, int, int], ...] = ()
 
     def forward(self) -> Work:
         """Return the work of a forward call."""
@@ -76,7 +78,7 @@ class Cost:
         Args:
             grad: ``weight``: the inputs need no gradient; ``input``: the weights need none; else both do.
         """
-        for_inputs, for_weights = grad != "weight", self.params > 0 and grad != "input"
+        for_inputs, for_weights = self.differentiable and grad != "weight", self.params > 0 and grad != "input"
         read = self.outputs + self.weights * for_inputs
         read += self.inputs * (for_weights or (for_inputs and self.needs_inputs))
         gradients = self.weights if self.weight_gradients is None else self.weight_gradients
@@ -112,7 +114,7 @@ class Call:
     def shape(self, place: int = 0) -> Shape:
         """Return the sizes of a tensor."""
         if place >= len(self.tensors) or None in self.tensors[place].shape:
-            raise Uncountable
+            raise UncountableError
         return tuple(size for size in self.tensors[place].shape if size is not None)
 
     def count(self, place: int = 0) -> int:
@@ -139,7 +141,7 @@ class Call:
         """Return an argument that is an integer."""
         value = self.arguments.get(name, default)
         if not isinstance(value, int):
-            raise Uncountable
+            raise UncountableError
         return value
 
     def numbers(self, name: str, count: int, default: int | None = None) -> Shape:
@@ -150,7 +152,7 @@ class Call:
             found *= count
         numbers = tuple(item for item in found if isinstance(item, int))
         if len(found) != count or len(numbers) != count:
-            raise Uncountable
+            raise UncountableError
         return numbers
 
     def flag(self, name: str, *, default: bool = True) -> bool:
@@ -165,7 +167,7 @@ def item_size(dtype: str) -> int:
     """Return the bytes of an element of a dtype, by the short name that `annot.tag.short_dtype` gives.
 
     Raises:
-        Uncountable: it is not known.
+        UncountableError: it is not known.
 
     Example:
         >>> item_size("bf16"), item_size("float8_e4m3fn")
@@ -174,5 +176,5 @@ def item_size(dtype: str) -> int:
     if dtype.startswith("float8_"):
         return 1
     if dtype not in _SIZES:
-        raise Uncountable
+        raise UncountableError
     return _SIZES[dtype]

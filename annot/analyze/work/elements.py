@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, Uncountable
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
 
 __all__ = ["LAYERS", "OPERATIONS"]
 
@@ -76,7 +76,7 @@ def _of_channels(place: int) -> Formula:
     def cost(call: Call) -> Cost:
         shape = call.shape()
         if len(shape) < 2:
-            raise Uncountable
+            raise UncountableError
         channels = shape[1 if call.arguments.get("layout") == "channels_first" else place]
         return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine"))
 
@@ -124,7 +124,7 @@ def _pool(count: int, *, average: bool) -> Formula:
     def cost(call: Call) -> Cost:
         shape, kernel = call.shape(), call.numbers("kernel", count)
         if len(shape) <= count:
-            raise Uncountable
+            raise UncountableError
         sizes = _pooled_sizes(call, shape[-count:], kernel)
         return _pooled(call, math.prod(shape[:-count]) * math.prod(sizes), math.prod(kernel), average=average)
 
@@ -151,7 +151,7 @@ def _adaptive(count: int, *, average: bool) -> Formula:
         shape, out = call.shape(), call.arguments.get("out")
         wanted = out if isinstance(out, tuple) else (out,) * count
         if len(shape) <= count or len(wanted) != count:
-            raise Uncountable
+            raise UncountableError
         sizes = [size if want is None else want for size, want in zip(shape[-count:], wanted, strict=True)]
         places = math.prod(shape[:-count]) * math.prod(call_size for call_size in sizes if isinstance(call_size, int))
         window = max(1, -(-call.count() // max(places, 1)))
@@ -164,7 +164,7 @@ def _keras_pool(count: int, *, average: bool) -> Formula:
     def cost(call: Call) -> Cost:
         shape, kernel = call.shape(), call.numbers("kernel", count, 2)
         if len(shape) != count + 2:
-            raise Uncountable
+            raise UncountableError
         first = call.arguments.get("layout") == "channels_first"
         sizes, others = (shape[2:], shape[:2]) if first else (shape[1:-1], (shape[0], shape[-1]))
         stride, same = call.numbers("stride", count), call.arguments.get("padding") == "same"
@@ -238,7 +238,7 @@ def _upsampled(call: Call) -> Cost:
     mode = call.arguments.get("mode", "nearest")
     neighbours = {"nearest": 0, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}.get(str(mode))
     if len(sizes) != count or neighbours is None:
-        raise Uncountable
+        raise UncountableError
     places = math.prod(shape[:2]) * math.prod(sizes)
     flops = places * max(0, 2 * neighbours - 1)
     return Cost(flops, call.bytes_of(), places * call.item, to_inputs=flops)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from annot.analyze.work import elements, products, sequences
-from annot.analyze.work.call import Call, Cost, Formula, Uncountable, Work
+from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
 from annot.tag import Tag
 
 __all__ = ["LAYERS", "OPERATIONS", "cost", "expected"]
@@ -14,7 +14,7 @@ __all__ = ["LAYERS", "OPERATIONS", "cost", "expected"]
 
 def _encoder_layer(call: Call) -> Cost:
     """Count the activation and two residual sums; if PyTorch's fast path ran none of its layers, these as well."""
-    *places, width = call.shape()
+    width = call.shape()[-1]
     tokens, feed, size = call.count() // max(width, 1), call.number("feed"), call.product_item
     own = tokens * (feed + 2 * width)
     if not call.alone:
@@ -58,7 +58,12 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
         return None
     try:
         return formula(call)
-    except (Uncountable, IndexError, ValueError, ZeroDivisionError):  # sizes and numbers that do not fit each other
+    except (
+        UncountableError,
+        IndexError,
+        ValueError,
+        ZeroDivisionError,
+    ):  # sizes and numbers that do not fit each other
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -11,11 +10,10 @@ import polars as pl
 
 from annot.analyze.work.call import Work
 from annot.analyze.work.formulas import cost, expected
-from annot.correlate import Attribution, by_layer
-from annot.correlate import sweep
+from annot.correlate import Attribution, by_layer, sweep
 from annot.tag import Tag, parse
 
-__all__ = ["WORK_COLUMNS", "layer_work", "not_counted", "with_work"]
+__all__ = ["IS_LAYER", "WORK_COLUMNS", "by_text", "layer_work", "not_counted", "with_work"]
 
 _Key: TypeAlias = tuple[str, str, str]
 _KEY: Final = ("layer", "module", "phase")
@@ -25,6 +23,9 @@ WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "flops": pl.Int64, "bytes_read": pl.Int64, "bytes_written": pl.Int64, "params": pl.Int64,
 }  # fmt: skip
 """What `layer_work` says of a layer."""
+
+IS_LAYER: Final = pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))
+"""Whether a row of `annot.correlate.by_layer` is a layer."""
 
 _MOST: Final = 2**63 - 1
 """The largest number that a column holds; more is only in a damaged profile."""
@@ -75,9 +76,7 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
         flops (2 a multiply-add), bytes_read, bytes_written, params, counted (Boolean; false: the class is not known,
         or the ranges do not say enough, and then the numbers are null).
     """
-    rows = by_layer(attribution)
-    layers = pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))
-    return with_work(rows.filter(layers), attribution).select(*_KEY, *WORK_COLUMNS, "counted")
+    return with_work(by_layer(attribution).filter(IS_LAYER), attribution).select(*_KEY, *WORK_COLUMNS, "counted")
 
 
 def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
@@ -103,6 +102,16 @@ def _above(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition(".")[0]
         yield path
+
+
+def by_text(attribution: Attribution) -> dict[_Key, list[Tag]]:
+    """Return what the distinct texts of the ranges of each layer, module and phase say."""
+    found: dict[_Key, list[Tag]] = {}
+    for text, _ in _texts(attribution):
+        tag = parse(text)
+        if tag is not None and tag.phase in _PHASES:
+            found.setdefault((tag.layer, tag.module, tag.phase), []).append(tag)
+    return found
 
 
 def _sums(attribution: Attribution) -> dict[_Key, _Sum]:

@@ -12,25 +12,25 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, Uncountable
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
 
 __all__ = ["LAYERS", "OPERATIONS", "product"]
 
 
 def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
-            gemm: tuple[int, int, int] | None = None) -> Cost:  # fmt: skip
+            gemms: tuple[tuple[int, int, int, int], ...] = ()) -> Cost:  # fmt: skip
     """Return the cost of a product of inputs and weights.
 
     Args:
         call: tells the size of an element.
         macs: multiply-adds.
         inputs, outputs, weights, bias: numbers of elements.
-        gemm: see `annot.analyze.work.call.Cost`.
+        gemms: see `annot.analyze.work.call.Cost`.
     """
     size, params = call.product_item, weights + bias
     flops = 2 * macs
     return Cost(
-        flops, inputs * size, outputs * size, params * size, params, to_inputs=flops, to_weights=flops, gemm=gemm
+        flops, inputs * size, outputs * size, params * size, params, to_inputs=flops, to_weights=flops, gemms=gemms
     )
 
 
@@ -39,7 +39,7 @@ def _linear(call: Call) -> Cost:
     *rows_, width = call.shape() or (0,)
     rows, out = math.prod(rows_), call.number("out")
     bias = out * call.flag("bias")
-    return product(call, rows * width * out, rows * width, rows * out, width * out, bias, (rows, out, width))
+    return product(call, rows * width * out, rows * width, rows * out, width * out, bias, ((1, rows, out, width),))
 
 
 def _bilinear(call: Call) -> Cost:
@@ -65,7 +65,7 @@ def _convolved(
     weights = out * (channels // groups) * kernel
     return product(
         call, batch * places * weights, batch * channels * inputs, batch * out * places, weights,
-        out * call.flag("bias"), (batch * places, out // groups, channels // groups * kernel),
+        out * call.flag("bias"), ((groups, batch * places, out // groups, channels // groups * kernel),),
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _transposed(call: Call) -> Cost:
     inputs = batch * math.prod(sizes)
     return product(
         call, inputs * weights, inputs * channels, batch * out * places, weights, out * call.flag("bias"),
-        (inputs, out // groups * math.prod(kernel), channels // groups),
+        ((groups, inputs, out // groups * math.prod(kernel), channels // groups),),
     )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _channels_first(call: Call) -> tuple[int, int, Shape]:
     """Batch, channels and sizes of an input; there may be no batch."""
     shape, count = call.shape(), len(_kernel(call))
     if len(shape) not in (count + 1, count + 2):
-        raise Uncountable
+        raise UncountableError
     return (shape[0] if len(shape) == count + 2 else 1), shape[-count - 1], shape[-count:]
 
 
@@ -126,7 +126,7 @@ def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
 def _keras_input(call: Call, count: int) -> tuple[int, int, Shape]:
     shape = call.shape()
     if len(shape) != count + 2:
-        raise Uncountable
+        raise UncountableError
     if call.arguments.get("layout") == "channels_first":
         return shape[0], shape[1], shape[2:]
     return shape[0], shape[-1], shape[1:-1]
@@ -169,9 +169,7 @@ def _keras_transposed(call: Call) -> Cost:
         for size, step, length in zip(sizes, stride, kernel, strict=True)
     )
     weights, inputs = channels * out * math.prod(kernel), batch * math.prod(sizes)
-    return product(
-        call, inputs * weights, inputs * channels, batch * out * places, weights, out * call.flag("bias")
-    )
+    return product(call, inputs * weights, inputs * channels, batch * out * places, weights, out * call.flag("bias"))
 
 
 # ------------------------------------------------------------------ operations
@@ -188,7 +186,7 @@ def _matmul(call: Call) -> Cost:
     """Count a product of two tensors, each a matrix or a batch of them; both may need gradients."""
     first, second = call.shape(0), call.shape(1)
     if not first or not second:
-        raise Uncountable
+        raise UncountableError
     rows, depth = (first[-2] if len(first) > 1 else 1), first[-1]
     columns = second[-1] if len(second) > 1 else 1
     batch = max(math.prod(first[:-2]), math.prod(second[:-2]))
@@ -204,7 +202,8 @@ def _addmm(call: Call) -> Cost:
 def _of_tensors(call: Call, batch: int, rows: int, columns: int, depth: int, inputs: int) -> Cost:
     flops, size = 2 * batch * rows * columns * depth, call.product_item
     outputs = batch * rows * columns * size
-    return Cost(flops, inputs * size, outputs, to_inputs=2 * flops, needs_inputs=True, gemm=(rows, columns, depth))
+    gemms = ((batch, rows, columns, depth),)
+    return Cost(flops, inputs * size, outputs, to_inputs=2 * flops, needs_inputs=True, gemms=gemms)
 
 
 def _convolution_operation(call: Call) -> Cost:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Uncountable, item_size
+from annot.analyze.work.call import Call, Cost, Formula, UncountableError, item_size
 from annot.analyze.work.products import product
 
 __all__ = ["LAYERS", "OPERATIONS"]
@@ -35,10 +35,9 @@ def _bag(call: Call) -> Cost:
 def _looked_up(call: Call, rows: int, added: int = 0) -> Cost:
     dim, size, indices = call.number("dim"), item_size(str(call.arguments.get("dtype", "f32"))), call.count()
     params, touched = call.number("num") * dim, indices * dim
-    # Gradients of the indices there are none.
     return Cost(
         added * dim, call.bytes_of(), rows * dim * size, touched * size, params, to_weights=touched,
-        weight_gradients=params * size,
+        differentiable=False, weight_gradients=params * size,
     )  # fmt: skip
 
 
@@ -70,7 +69,7 @@ def _self_made(call: Call) -> tuple[int, int, int, int, int, int]:
     """Batch, target length, source length, and widths of query, key and value of PyTorch's attention."""
     query, key, value = (call.shape(min(place, len(call.tensors) - 1)) for place in range(3))
     if not 2 <= len(query) == len(key) == len(value) <= 3:
-        raise Uncountable
+        raise UncountableError
     if len(query) == 2:
         return 1, query[0], key[0], query[1], key[1], value[1]
     first = call.flag("batch_first", default=False)
@@ -81,6 +80,7 @@ def _self_made(call: Call) -> tuple[int, int, int, int, int, int]:
 def _attention(call: Call) -> Cost:
     """Count four projections, and for each pair of places the score and the weighted sum: 2 · width multiply-adds."""
     batch, length, source, width, key, value = _self_made(call)
+    heads = call.number("heads", 1) or 1
     pairs = length * (source + call.flag("bias_kv", default=False) + call.flag("zero_attn", default=False))
     weights = width * (2 * width + key + value)
     projected = batch * (2 * length * width * width + source * width * (key + value))
@@ -90,7 +90,10 @@ def _attention(call: Call) -> Cost:
     mixed = 2 * 2 * batch * pairs * width
     return Cost(
         cost.flops + mixed, cost.inputs, cost.outputs, cost.weights, cost.params,
-        to_inputs=cost.flops + mixed, to_weights=cost.flops + mixed,
+        to_inputs=cost.flops + mixed, to_weights=cost.flops + mixed, gemms=(
+            (2, batch * length, width, width), (1, batch * source, width, key), (1, batch * source, width, value),
+            (batch * heads, length, source, width // heads), (batch * heads, length, width // heads, source),
+        ),
     )  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def _keras_attention(call: Call) -> Cost:
     query, value = call.shape(0), call.shape(min(1, len(call.tensors) - 1))
     key = call.shape(2) if len(call.tensors) > 2 else value
     if not len(query) == len(key) == len(value) == 3:
-        raise Uncountable
+        raise UncountableError
     heads, wide = call.number("heads"), call.number("key_dim")
     deep, groups = call.number("value_dim", wide), call.number("kv_heads", heads)
     batch, length, width = query
@@ -126,7 +129,7 @@ def _dot_products(call: Call) -> Cost:
     """
     query, key, value = call.shape(0), call.shape(1), call.shape(2)
     if min(len(query), len(key), len(value)) < 2:
-        raise Uncountable
+        raise UncountableError
     length, source, heads = query[-2], key[-2], math.prod(query[:-2])
     causal = call.flag("is_causal", default=False)
     pairs = sum(min(place + 1, source) for place in range(length)) if causal else length * source
