@@ -58,8 +58,11 @@ def _below(rows: pl.DataFrame) -> list[RenderableType]:
     sums = rows.group_by("phase", maintain_order=True).agg(pl.col("flops", "bytes").sum())
     parts = [f"{amount(flops)}FLOP and {amount(moved)}B {phase}" for phase, flops, moved in sums.iter_rows()]
     lines = [Text(), Text(f"Work: {', '.join(parts)}")]
-    if missing := not_counted(rows):
-        lines.append(Text(f"Not counted: {', '.join(map(printable, missing))}", style="yellow"))
+    unknown, outer = (", ".join(map(printable, classes)) for classes in not_counted(rows))
+    if unknown:
+        lines.append(Text(f"Not counted: {unknown}", style="yellow"))
+    if outer:
+        lines.append(Text(f"Counted by the layers inside alone (ops=True shows what they call): {outer}", style="dim"))
     if "explanation" in rows.columns:
         explained = rows.filter(pl.col("explanation") != "").iter_rows(named=True)
         lines += [Text(printable(f"{row['layer'] or MODEL} {row['phase']}: {row['explanation']}")) for row in explained]

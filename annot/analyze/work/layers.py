@@ -86,16 +86,15 @@ def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     return rows.hstack(pl.DataFrame(found, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
 
 
-def not_counted(work: pl.DataFrame) -> list[str]:
-    """Return the classes of `layer_work` that could not be counted and have no layers inside, in order.
+def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
+    """Return the classes of `layer_work` that could not be counted: those without and those with layers inside.
 
-    One with layers inside may compute something beside them, which nobody sees without operations.
+    One with layers inside may compute nothing beside them; nobody knows without operations.
     """
-    layers = work["layer"].unique().to_list()
-    inside = {path.rpartition(".")[0] for path in layers if path}
-    outer = inside | {path for path in inside for path in _above(path)} | ({""} if any(layers) else set())
-    missing = work.filter(~pl.col("counted") & ~pl.col("layer").is_in(list(outer)))
-    return missing["module"].unique(maintain_order=True).to_list()
+    outer = {above for path in work["layer"].unique() for above in _above(path)}
+    missing = work.filter(~pl.col("counted")).with_columns(outer=pl.col("layer").is_in(list(outer)))
+    classes = missing.select("module", "outer").unique(maintain_order=True)
+    return tuple(classes.filter(outer=wanted)["module"].to_list() for wanted in (False, True))
 
 
 def _above(path: str) -> Iterator[str]:
