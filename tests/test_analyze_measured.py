@@ -23,8 +23,8 @@ SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 
 TABLE = [
     # layer, kernel, measured FLOPs, ratio and what explains it, as `seed-facts.md` has them
-    ("Conv2d [1,3,227,227]f32 out=64 kernel=11,11 stride=4,4", "maxwell_scudnn_128x64_interior_nn", 143_717_440, 1.02251,
-     "tile"),
+    ("Conv2d [1,3,227,227]f32 out=64 kernel=11,11 stride=4,4", "maxwell_scudnn_128x64_interior_nn",
+     143_717_440, 1.02251, "tile"),
     ("Conv2d [1,64,27,27]f32 out=192 kernel=5,5 padding=2,2", "maxwell_scudnn_128x64_stridedB_splitK_small_nn",
      472_294_080, 1.054469, "tile"),
     ("Conv2d [1,192,13,13]f32 out=384 kernel=3,3 padding=1,1", "maxwell_scudnn_winograd_128x128_tile_148n_nt",

@@ -154,6 +154,7 @@ def test_hand_counts(text: str, numbers: tuple[int, int, int, int]) -> None:
         "x BatchNorm2d [3]f32 |fwd",
         "x GlobalAveragePooling2D []f32 |fwd",
         "x Upsample [1,2,4]f32 mode=odd scale=2.0 |fwd",
+        "x Upsample [1,2,4]f32 mode=linear scale=inf |fwd",
         "a B matmul [3]f32 |op",
         "a B frobnicate [3]f32 |op",
     ],
@@ -247,6 +248,10 @@ def test_layer_reports_carry_the_work() -> None:
 
 
 def test_damage_does_not_overflow() -> None:
-    """Sizes that no memory holds are not counted."""
+    """Sizes that no memory holds are not counted, nor does counting take long."""
+    endless = f"x LSTM [2,{10**15},3]f32 hidden=4 layers={10**15} |fwd"
+    assert work(endless).flops > 10**30
+    query = f"[1,{10**15},8]f32"
+    assert work(f"a A scaled_dot_product_attention {query} {query} {query} is_causal=True |op").flops > 10**30
     rows = Rows().range(f"a Linear [{10**12},{10**12}]f32 out=4 |fwd", 0, 100)
     assert row(layer_work(attribute(rows.build())), "a", "forward")["counted"] is False

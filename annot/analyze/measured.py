@@ -68,7 +68,7 @@ def kernel_flops(metrics: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns((pl.col("value") * pl.col("weight")).alias("value"))
     sums = rows.group_by("kernel").agg(
         pl.when((pl.col("column") == name).any())
-        .then(pl.col("value").filter(pl.col("column") == name).sum()).round().cast(pl.Int64).alias(name)
+        .then(pl.col("value").filter(pl.col("column") == name).sum()).round().cast(pl.Int64, strict=False).alias(name)
         for name in _FLOPS
     )  # fmt: skip
     return sums.sort("kernel")

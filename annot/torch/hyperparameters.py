@@ -131,7 +131,8 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> _Arg
     known = _known(module)
     if module is None or known is None or issubclass(known, _WITHOUT_GRADIENT) or not torch.is_grad_enabled():
         return ()
-    weights = [parameter.requires_grad for parameter in module.parameters()]
+    computed = "parametrizations" in module._modules
+    weights = [parameter.requires_grad for parameter in module.parameters(recurse=computed)]
     if not weights or any(weights) is any(tensor.requires_grad for tensor in tensors):
         return ()
     return (("grad", "weight" if any(weights) else "input"),)

@@ -57,7 +57,7 @@ class _Sum:
     def row(self) -> tuple[int | None, int | None, int | None, int | None, bool]:
         """Return the numbers as a row, null if they are void."""
         numbers = self.flops, self.bytes_read, self.bytes_written, self.params
-        if self.void or max(numbers) > _MOST:
+        if self.void or max(numbers) > _MOST or min(numbers) < 0:
             return None, None, None, None, False
         return *numbers, True
 

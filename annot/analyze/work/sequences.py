@@ -49,11 +49,9 @@ def _recurrent(call: Call) -> Cost:
     hidden, proj = call.number("units" if keras else "hidden"), call.number("proj", 0)
     layers, directions = call.number("layers", 1), 1 + call.flag("bidirectional", default=False)
     state = proj or hidden
-    weights, first = 0, 0
-    for layer in range(layers):
-        wide = width if layer == 0 else state * directions
-        weights += directions * (gates * hidden * (wide + state) + proj * hidden)
-        first = first or directions * gates * hidden * wide
+    first = directions * gates * hidden * width
+    others = (layers - 1) * directions * gates * hidden * state * directions
+    weights = first + others + layers * directions * hidden * (gates * state + proj)
     bias = layers * directions * gates * hidden * call.flag("bias") * (1 if keras and gates != 3 else 2)
     outputs = tokens * state * directions
     cost = product(call, tokens * weights, tokens * width, outputs, weights, bias)
@@ -132,7 +130,8 @@ def _dot_products(call: Call) -> Cost:
         raise UncountableError
     length, source, heads = query[-2], key[-2], math.prod(query[:-2])
     causal = call.flag("is_causal", default=False)
-    pairs = sum(min(place + 1, source) for place in range(length)) if causal else length * source
+    corner = min(length, source)
+    pairs = corner * (corner + 1) // 2 + (length - corner) * source if causal else length * source
     flops = 2 * heads * pairs * (query[-1] + value[-1])
     size = call.product_item
     inputs = (call.count(0) + call.count(1) + call.count(2)) * size
