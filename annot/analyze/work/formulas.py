@@ -58,12 +58,7 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
         return None
     try:
         return formula(call)
-    except (
-        UncountableError,
-        IndexError,
-        ValueError,
-        ZeroDivisionError,
-    ):  # sizes and numbers that do not fit each other
+    except (UncountableError, IndexError, ValueError, ArithmeticError):  # sizes and numbers that do not fit
         return None
 
 
