@@ -199,14 +199,15 @@ with torch.profiler.profile() as profile:
     for _ in annot.batches([1]): step()
 step()
 names = [event.name for event in profile.events()]
-for name in ("decorated", "0 Linear [1,2]f32 |fwd", "0 Linear [1,2]f32 |bwd", "Backward |bwd", "Data |data"):
+layer = "0 Linear [1,2]f32 out=2"
+for name in ("decorated", f"{layer} |fwd", f"{layer} grad=weight |bwd", "Backward |bwd", "Data |data"):
     print(names.count(name), name)
 """
     lines = run(code).splitlines()
     assert lines == [
         "1 decorated",
-        "1 0 Linear [1,2]f32 |fwd",
-        "1 0 Linear [1,2]f32 |bwd",
+        "1 0 Linear [1,2]f32 out=2 |fwd",
+        "1 0 Linear [1,2]f32 out=2 grad=weight |bwd",
         "1 Backward |bwd",
         "2 Data |data",
     ]

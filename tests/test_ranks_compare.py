@@ -13,7 +13,8 @@ from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
 
-from annot.correlate import attribute, by_layer
+from annot.analyze.work import by_layer_with_work
+from annot.correlate import attribute
 from annot.correlate.ranks import across_ranks, spread_of
 from annot.errors import AnnotError
 from annot.ranks.executors import Failure, run_each
@@ -216,7 +217,8 @@ def test_collectives_of_layers_lie_in_their_time(paths: list[str]) -> None:
         table = rank_tables(path, Question("phase"))[0]
         assert (table.rows["collective_ns"] <= table.rows["gpu_ns"]).all()
         assert table.rows["collective_ns"].sum() == table.meta["collective_ns"]
-    assert by_layer(attribute(load(paths[0]))).columns == rank_tables(paths[0], Question())[0].rows.columns[:-1]
+    columns = rank_tables(paths[0], Question())[0].rows.columns
+    assert by_layer_with_work(attribute(load(paths[0]))).columns == columns[:-1]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_backward_ranges_carry_the_shapes_of_the_forward(both: Run) -> None:
     """Forward and backward of one call say the same layer, class and shapes, and differ in the phase."""
     model = nn.Sequential(nn.Linear(3, 2))
     texts = both(model, lambda: model(torch.ones(5, 3)).sum().backward()).texts
-    assert "0 Linear [5,3]f32 |fwd" in texts
-    assert "0 Linear [5,3]f32 |bwd" in texts
+    assert "0 Linear [5,3]f32 out=2 |fwd" in texts
+    assert "0 Linear [5,3]f32 out=2 grad=weight |bwd" in texts
 
 
 def owners_by_hooks(model: nn.Module, roots: list[torch.Tensor], notes: list[tuple[int, int, str]]) -> dict[Any, str]:

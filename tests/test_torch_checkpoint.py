@@ -84,7 +84,7 @@ def test_what_runs_again_is_told_apart(recorded: Recorded) -> None:
         ),
     ]
     texts = [one.text for one in captured.ranges if one.name == "1.block.0>>"]
-    assert texts == ["1.block.0 Linear [2,3]f32 |re"]
+    assert texts == ["1.block.0 Linear [2,3]f32 out=3 |re"]
 
 
 def test_backward_of_what_ran_again(recorded: Recorded) -> None:

@@ -60,7 +60,7 @@ def test_ranges_carry_path_class_shape_and_dtype(tmp_path: Path) -> None:
 
     assert capture(tmp_path, body).texts == [
         "Forward Sequential [2,3,8,8]f32 |fwd",
-        "0 Conv2d [2,3,8,8]f32 |fwd",
+        "0 Conv2d [2,3,8,8]f32 out=4 kernel=3,3 |fwd",
         "1 Block2d [2,4,6,6]f32 |fwd",
         "1.norm BatchNorm2d [2,4,6,6]f32 |fwd",
     ]

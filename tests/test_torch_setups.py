@@ -85,16 +85,16 @@ def test_autocast_is_said(same: Same) -> None:
 
     assert same(model, values).texts == [
         "Forward Sequential [2,3]f32 |fwd",
-        "0 Linear [2,3]f32 |fwd",
+        "0 Linear [2,3]f32 out=4 |fwd",
         "1 Tanh [2,4]f32 |fwd",
-        "2 Linear [2,4]f32 |fwd",
+        "2 Linear [2,4]f32 out=2 |fwd",
         "Forward Sequential [2,3]f32 autocast=bf16 |fwd",
-        "0 Linear [2,3]f32 autocast=bf16 |fwd",
+        "0 Linear [2,3]f32 out=4 autocast=bf16 |fwd",
         "1 Tanh [2,4]bf16 autocast=bf16 |fwd",
-        "2 Linear [2,4]bf16 autocast=bf16 |fwd",
-        "0 Linear [2,3]f32 autocast=bf16 |fwd",
-        "0 Linear [2,3]f32 |fwd",
-        "0 Linear [2,3]f32 autocast=f16 |fwd",
+        "2 Linear [2,4]bf16 out=2 autocast=bf16 |fwd",
+        "0 Linear [2,3]f32 out=4 autocast=bf16 |fwd",
+        "0 Linear [2,3]f32 out=4 |fwd",
+        "0 Linear [2,3]f32 out=4 autocast=f16 |fwd",
     ]
 
 
@@ -160,8 +160,8 @@ def test_functorch(same: Same) -> None:
     captured = same(model, values)
     assert [tree for tree in captured.trees if tree == LAYERS]
     assert captured.names.count("0>") == 5
-    assert "0 Linear [2,3]f32 |fwd" in captured.texts
-    assert "0 Linear [3]f32 |fwd" in captured.texts
+    assert "0 Linear [2,3]f32 out=4 |fwd" in captured.texts
+    assert "0 Linear [3]f32 out=4 |fwd" in captured.texts
 
 
 def test_an_ensemble(same: Same) -> None:
@@ -219,8 +219,8 @@ def test_lazy_modules(same: Same) -> None:
 
     model = nn.Sequential(nn.Identity(), nn.Tanh())
     captured = same(model, values)
-    assert captured.texts.count("0 Linear [2,3]f32 |fwd") == 2
-    assert "0 Linear [2,3]f32 |bwd" in captured.texts
+    assert captured.texts.count("0 Linear [2,3]f32 out=4 |fwd") == 2
+    assert "0 Linear [2,3]f32 out=4 grad=weight |bwd" in captured.texts
     assert not any("Lazy" in text for text in captured.texts)
 
 
@@ -308,7 +308,7 @@ def test_meta_tensors(same: Same) -> None:
 
     captured = same(model, values)
     assert captured.trees == [LAYERS, BACKWARD]
-    assert captured.texts[3] == "2 Linear [2,4]f32 |fwd"
+    assert captured.texts[3] == "2 Linear [2,4]f32 out=2 |fwd"
 
 
 def test_fake_tensors(same: Same) -> None:
@@ -325,7 +325,7 @@ def test_fake_tensors(same: Same) -> None:
 
         captured = same(model, values)
     assert captured.trees == [LAYERS, BACKWARD]
-    assert captured.texts[3] == "2 Linear [2,4]f32 |fwd"
+    assert captured.texts[3] == "2 Linear [2,4]f32 out=2 |fwd"
 
 
 @pytest.mark.filterwarnings("ignore")

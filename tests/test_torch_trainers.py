@@ -124,7 +124,7 @@ class TestLightning:
         assert texts(captured, "epoch", "step") == numbered(*wanted)
         steps = within(captured, numbered("Batch 0 |step")[0])
         times = 2 if IS_NATIVE else 4
-        for text in ("body.0 Linear [2,3]f32 |fwd", "body.2 Linear [2,4]f32 |bwd", "Optimizer SGD |opt"):
+        for text in ("body.0 Linear [2,3]f32 out=4 |fwd", "body.2 Linear [2,4]f32 out=1 |bwd", "Optimizer SGD |opt"):
             assert steps[text] == times, text
         assert not [one for one in captured.ranges if one.parent and one.parent.text == "Optimizer SGD |opt"]
         assert texts(captured, "data").count("Data |data") >= 8
@@ -283,9 +283,10 @@ class TestHuggingFace:
         steps = within(captured, numbered("Batch 1 |step")[0])
         times = 1 if IS_NATIVE else 4
         assert steps["Optimizer AdamW |opt"] == times
-        assert steps["body Linear [2,3]f32 |fwd"] == steps["body Linear [2,3]f32 |bwd"] == 2 * times
+        assert steps["body Linear [2,3]f32 out=1 |fwd"] == 2 * times
+        assert steps["body Linear [2,3]f32 out=1 grad=weight |bwd"] == 2 * times
         assert steps["clip_grad_norm_ |opt"] == times
-        assert within(captured, numbered("Epoch evaluate 0 |epoch")[0])["body Linear [4,3]f32 |fwd"] >= 2
+        assert within(captured, numbered("Epoch evaluate 0 |epoch")[0])["body Linear [4,3]f32 out=1 |fwd"] >= 2
         assert texts(captured, "data").count("Data |data") >= 8
 
     def test_evaluating_after_steps_and_stopping_early(self, transformers: Any, tmp_path: Path) -> None:

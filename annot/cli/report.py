@@ -34,6 +34,7 @@ _EXAMPLES = """\
 examples:
   annot report run.sqlite
   annot report run.sqlite --by kernel --steps 3:20
+  annot report run.sqlite --by work
   annot report run.sqlite --format csv -o layers.csv
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot report 'run_rank*.sqlite'
@@ -48,11 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "op", "kernel", "step", *_ANALYSES),
-        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; or, of one "
-        "profile, summary (where the time of the steps went), detail (all that is known of each layer), iteration "
-        "(each kernel as it ran), tensor_core (who uses Tensor Cores, and why not), op_type (classes, forward and "
-        "backward together), group (paths with all below them), class (what kernels do); default: layer",
+        "--by", choices=("layer", "module", "phase", "op", "kernel", "step", "work", *_ANALYSES),
+        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; work: a layer "
+        "with what it has to compute and move; or, of one profile, summary (where the time of the steps went), detail "
+        "(all that is known of each layer), iteration (each kernel as it ran), tensor_core (who uses Tensor Cores, and "
+        "why not), op_type (classes, forward and backward together), group (paths with all below them), class (what "
+        "kernels do); default: layer",
     )  # fmt: skip
     parser.add_argument("--format", choices=get_args(Format), default="table", help="default: table")
     parser.add_argument(

@@ -15,6 +15,7 @@ __all__ = ["KEYS", "across_ranks", "collective_work", "spread_of", "with_collect
 
 KEYS: Final = {
     "layer": ("layer", "module", "phase"),
+    "work": ("layer", "module", "phase"),
     "module": ("module", "phase"),
     "phase": ("phase",),
     "op": ("op", "phase"),

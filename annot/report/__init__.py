@@ -10,26 +10,27 @@ import polars as pl
 
 from annot.analyze.dlprof import by_detail, by_group, by_iteration, by_op_type, by_tensor_core
 from annot.analyze.kernels import by_class, with_classes
+from annot.analyze.measured import with_measured
 from annot.analyze.summary import by_summary
+from annot.analyze.work import by_layer_with_work, by_work
 from annot.correlate import (
     Attribution,
     attribute,
     by_kernel,
-    by_layer,
     by_module,
     by_op,
     by_phase,
     by_step,
     summarize,
 )
-from annot.profile import Source
+from annot.profile import Profile, Source
 
 __all__ = [
     "ANALYSES", "GROUPINGS", "GROUPS", "ORDERS", "TABLES", "Analysis", "Grouping", "Order", "Report", "Table",
     "report_on",
 ]  # fmt: skip
 
-Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step"]
+Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step", "work"]
 """What the rows of a table stand for that the ranks of a run are compared by."""
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 
@@ -47,13 +48,22 @@ def _by_kernel(attribution: Attribution) -> pl.DataFrame:
     return with_classes(by_kernel(attribution))
 
 
+def _by_work(attribution: Attribution) -> pl.DataFrame:
+    """Return what `by_work` does, and what hardware counters measured, if there are any."""
+    rows, profile = by_work(attribution), attribution.source
+    if isinstance(profile, Profile) and profile.metrics.height:
+        return with_measured(rows, attribution, profile)
+    return rows
+
+
 GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
-    "layer": by_layer,
+    "layer": by_layer_with_work,
     "module": by_module,
     "phase": by_phase,
     "op": by_op,
     "kernel": _by_kernel,
     "step": by_step,
+    "work": _by_work,
 }
 
 ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
@@ -88,7 +98,7 @@ class Report:
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return _PLURALS.get(self.by, f"{self.by}s")
+        return "layers" if self.by == "work" else _PLURALS.get(self.by, f"{self.by}s")
 
     @property
     def time(self) -> str:

@@ -46,7 +46,7 @@ class RanksReport:
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return f"{self.by}s"
+        return "layers" if self.by == "work" else f"{self.by}s"
 
     def sorted(self, sort: Order) -> RanksReport:
         """Return the report with the longest first, if `sort` is "time"."""

@@ -36,7 +36,12 @@ def print_table(report: Report, console: Console) -> None:
         report: what to show.
         console: where to; its width decides how many columns there are.
     """
-    tables = _layers(report, console.width) if report.by == "layer" else _flat(report, console.width)
+    if report.by == "work":
+        from annot.report.work import work_tables  # which builds on this module
+
+        tables = work_tables(report, console.width)
+    else:
+        tables = _layers(report, console.width) if report.by == "layer" else _flat(report, console.width)
     console.print(Group(*tables, *_totals(report.meta)))
 
 

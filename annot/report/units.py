@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Unit", "count", "duration", "printable", "share", "unit_for"]
+__all__ = ["Unit", "amount", "count", "duration", "printable", "share", "unit_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,25 @@ def share(part: int | None, whole: int) -> str:
 def count(number: int | None) -> str:
     """Return a number with thousands apart, empty if there is none."""
     return "" if number is None else f"{number:,}"
+
+
+_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def amount(number: float | None) -> str:
+    """Return a number with three digits and the prefix of its thousands, empty if there is none.
+
+    Example:
+        >>> amount(140_553_600), amount(999), amount(None)
+        ('141 M', '999', '')
+    """
+    if number is None:
+        return ""
+    for least, prefix in _PREFIXES:
+        if number >= least * 0.9995:
+            scaled = number / least
+            return f"{scaled:.{max(0, 3 - len(str(round(scaled))))}f} {prefix}"
+    return f"{number:.0f}"
 
 
 def printable(text: str) -> str:
