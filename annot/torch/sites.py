@@ -14,6 +14,7 @@ import torch
 from annot import emit, tag
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.choice import EVERYTHING, Choice
+from annot.torch.hyperparameters import gradients, hyperparameters
 
 __all__ = ["LOSS", "MAX_PATHS", "OPTIMIZED", "Loss", "Site", "Sites"]
 
@@ -65,12 +66,15 @@ class Site:
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the forward and the backward event of a call with these arguments."""
-        shown = self._shown(args, kwargs)
-        return self._event("forward", *shown), self._event("backward", *shown)
+        (specs, omitted, arguments), grad = self._shown(args, kwargs)
+        return (
+            self._event("forward", specs, omitted, arguments),
+            self._event("backward", specs, omitted, arguments + grad),
+        )
 
     def make_recompute_event(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the event of a forward call with these arguments that runs again, for the backward."""
-        return self._event("recompute", *self._shown(args, kwargs))
+        return self._event("recompute", *self._shown(args, kwargs)[0])
 
     def near(self, active: str) -> Site:
         """Return the site of this module that lies in the layer `active`, or else in the nearest layer around it."""
@@ -81,14 +85,29 @@ class Site:
             active = active.rpartition(".")[0]
         return self
 
-    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Shown:
-        """Return what the texts of a call with these arguments show, if there is room for two."""
+    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Shown, _Arguments]:
+        """Return what the texts of a call with these arguments show, if there is room for two.
+
+        The second part is what that of the backward shows besides.
+        """
         if self.shapes and emit.room_for_texts(2):
             with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
-                return shown(tensors_in(args, kwargs, is_tensor))
+                tensors = tensors_in(args, kwargs, is_tensor)
+                return self._with_hyperparameters(shown(tensors)), self._gradients(tensors)
         elif self.shapes:
             emit.warn_once(_TOO_MANY)
-        return (), 0, ()
+        return ((), 0, ()), ()
+
+    def _with_hyperparameters(self, of_tensors: _Shown) -> _Shown:
+        specs, omitted, arguments = of_tensors
+        with contextlib.suppress(Exception):  # a subclass may do without what its class sets
+            arguments = hyperparameters(self.of(), self.module) + arguments
+        return specs, omitted, arguments if specs else ()
+
+    def _gradients(self, tensors: list[Any]) -> _Arguments:
+        with contextlib.suppress(Exception):
+            return gradients(self.of(), tensors) if tensors else ()
+        return ()
 
     def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: _Arguments) -> Any:
         text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))

@@ -1,0 +1,240 @@
+"""Layers that are matrix products: convolutions, linear and bilinear maps.
+
+The bias is left out of FLOPs, as `torch.utils.flop_counter` does: its addition is part of the same instruction.
+Each gradient, that of the inputs and that of the weights, costs what the forward does.
+
+Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/; the counts
+agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``bmm_flop``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from annot.analyze.work.call import Call, Cost, Formula, Shape, Uncountable
+
+__all__ = ["LAYERS", "OPERATIONS", "product"]
+
+
+def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
+            gemm: tuple[int, int, int] | None = None) -> Cost:  # fmt: skip
+    """Return the cost of a product of inputs and weights.
+
+    Args:
+        call: tells the size of an element.
+        macs: multiply-adds.
+        inputs, outputs, weights, bias: numbers of elements.
+        gemm: see `annot.analyze.work.call.Cost`.
+    """
+    size, params = call.product_item, weights + bias
+    flops = 2 * macs
+    return Cost(
+        flops, inputs * size, outputs * size, params * size, params, to_inputs=flops, to_weights=flops, gemm=gemm
+    )
+
+
+def _linear(call: Call) -> Cost:
+    """Count ``y = x Wᵀ + b``: rows · in · out multiply-adds."""
+    *rows_, width = call.shape() or (0,)
+    rows, out = math.prod(rows_), call.number("out")
+    bias = out * call.flag("bias")
+    return product(call, rows * width * out, rows * width, rows * out, width * out, bias, (rows, out, width))
+
+
+def _bilinear(call: Call) -> Cost:
+    """Count ``y_k = x₁ᵀ A_k x₂ + b_k``: A_k x₂ first, then the product with x₁."""
+    *rows_, first = call.shape(0)
+    second, rows, out = call.shape(1)[-1], math.prod(rows_), call.number("out")
+    weights = out * first * second
+    macs = rows * out * first * (second + 1)
+    return product(call, macs, rows * (first + second), rows * out, weights, out * call.flag("bias"))
+
+
+def _convolution(call: Call) -> Cost:
+    """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds; PyTorch's (N, C, …) layout."""
+    batch, channels, sizes = _channels_first(call)
+    out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
+    places = math.prod(_output_sizes(call, sizes, kernel))
+    return _convolved(call, batch, channels, math.prod(sizes), out, places, math.prod(kernel), groups)
+
+
+def _convolved(
+    call: Call, batch: int, channels: int, inputs: int, out: int, places: int, kernel: int, groups: int
+) -> Cost:
+    weights = out * (channels // groups) * kernel
+    return product(
+        call, batch * places * weights, batch * channels * inputs, batch * out * places, weights,
+        out * call.flag("bias"), (batch * places, out // groups, channels // groups * kernel),
+    )  # fmt: skip
+
+
+def _transposed(call: Call) -> Cost:
+    """Count ``N · in · prod(input) · out / groups · prod(kernel)`` multiply-adds: the gradient of a convolution."""
+    batch, channels, sizes = _channels_first(call)
+    out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
+    stride, padding = call.numbers("stride", len(kernel), 1), call.numbers("padding", len(kernel), 0)
+    dilation, more = call.numbers("dilation", len(kernel), 1), call.numbers("output_padding", len(kernel), 0)
+    places = math.prod(
+        (size - 1) * step - 2 * pad + wide * (length - 1) + extra + 1
+        for size, step, pad, wide, length, extra in zip(
+            sizes, stride, padding, dilation, kernel, more, strict=True
+        )
+    )  # fmt: skip
+    weights = channels * (out // groups) * math.prod(kernel)
+    inputs = batch * math.prod(sizes)
+    return product(
+        call, inputs * weights, inputs * channels, batch * out * places, weights, out * call.flag("bias"),
+        (inputs, out // groups * math.prod(kernel), channels // groups),
+    )  # fmt: skip
+
+
+def _kernel(call: Call) -> Shape:
+    """The sizes of the kernel; there are as many as the name of the class says."""
+    value = call.arguments.get("kernel")
+    return call.numbers("kernel", len(value) if isinstance(value, tuple) else _dimensions(call))
+
+
+def _dimensions(call: Call) -> int:
+    return next((int(char) for char in call.name if char in "123"), 0)
+
+
+def _channels_first(call: Call) -> tuple[int, int, Shape]:
+    """Batch, channels and sizes of an input; there may be no batch."""
+    shape, count = call.shape(), len(_kernel(call))
+    if len(shape) not in (count + 1, count + 2):
+        raise Uncountable
+    return (shape[0] if len(shape) == count + 2 else 1), shape[-count - 1], shape[-count:]
+
+
+def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
+    """What a window that moves over an input gives; ``same`` and ``valid`` are what they are in both frameworks."""
+    stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
+    padding = call.arguments.get("padding", 0)
+    if padding in ("same", "causal"):
+        return tuple(-(-size // step) for size, step in zip(sizes, stride, strict=True))
+    pads = (0,) * len(kernel) if padding == "valid" else call.numbers("padding", len(kernel), 0)
+    return tuple(
+        (size + 2 * pad - wide * (length - 1) - 1) // step + 1
+        for size, pad, wide, length, step in zip(sizes, pads, dilation, kernel, stride, strict=True)
+    )
+
+
+# ------------------------------------------------------------------ Keras: channels last, unless layout says otherwise
+
+
+def _keras_input(call: Call, count: int) -> tuple[int, int, Shape]:
+    shape = call.shape()
+    if len(shape) != count + 2:
+        raise Uncountable
+    if call.arguments.get("layout") == "channels_first":
+        return shape[0], shape[1], shape[2:]
+    return shape[0], shape[-1], shape[1:-1]
+
+
+def _keras_convolution(call: Call) -> Cost:
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    places = math.prod(_output_sizes(call, sizes, kernel))
+    out, groups = call.number("out"), call.number("groups", 1)
+    return _convolved(call, batch, channels, math.prod(sizes), out, places, math.prod(kernel), groups)
+
+
+def _depthwise(call: Call) -> Cost:
+    """Count one filter, or `multiplier` of them, for each channel."""
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    places, out = math.prod(_output_sizes(call, sizes, kernel)), channels * call.number("multiplier", 1)
+    return _convolved(call, batch, channels, math.prod(sizes), out, places, math.prod(kernel), channels)
+
+
+def _separable(call: Call) -> Cost:
+    """Count a depthwise convolution without bias, then a pointwise one."""
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    places = batch * math.prod(_output_sizes(call, sizes, kernel))
+    middle, out = channels * call.number("multiplier", 1), call.number("out")
+    depth, point = middle * math.prod(kernel), middle * out
+    inputs = batch * channels * math.prod(sizes)
+    return product(call, places * (depth + point), inputs, places * out, depth + point, out * call.flag("bias"))
+
+
+def _keras_transposed(call: Call) -> Cost:
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    stride, out = call.numbers("stride", len(kernel), 1), call.number("out")
+    same = call.arguments.get("padding") == "same"
+    places = math.prod(
+        size * step + (0 if same else max(length - step, 0))
+        for size, step, length in zip(sizes, stride, kernel, strict=True)
+    )
+    weights, inputs = channels * out * math.prod(kernel), batch * math.prod(sizes)
+    return product(
+        call, inputs * weights, inputs * channels, batch * out * places, weights, out * call.flag("bias")
+    )
+
+
+# ------------------------------------------------------------------ operations
+
+
+def _linear_operation(call: Call) -> Cost:
+    weight = call.shape(1)
+    bias = len(call.tensors) > 2
+    out = weight[0] if len(weight) > 1 else 1
+    return _linear(Call("Linear", call.tensors, {**call.arguments, "out": out, "bias": bias}))
+
+
+def _matmul(call: Call) -> Cost:
+    """Count a product of two tensors, each a matrix or a batch of them; both may need gradients."""
+    first, second = call.shape(0), call.shape(1)
+    if not first or not second:
+        raise Uncountable
+    rows, depth = (first[-2] if len(first) > 1 else 1), first[-1]
+    columns = second[-1] if len(second) > 1 else 1
+    batch = max(math.prod(first[:-2]), math.prod(second[:-2]))
+    return _of_tensors(call, batch, rows, columns, depth, call.count(0) + call.count(1))
+
+
+def _addmm(call: Call) -> Cost:
+    """Count ``b + x y``."""
+    rest = Call(call.name, call.tensors[1:], call.arguments)
+    return _matmul(rest)
+
+
+def _of_tensors(call: Call, batch: int, rows: int, columns: int, depth: int, inputs: int) -> Cost:
+    flops, size = 2 * batch * rows * columns * depth, call.product_item
+    outputs = batch * rows * columns * size
+    return Cost(flops, inputs * size, outputs, to_inputs=2 * flops, needs_inputs=True, gemm=(rows, columns, depth))
+
+
+def _convolution_operation(call: Call) -> Cost:
+    weight = call.shape(1)
+    arguments = {**call.arguments, "kernel": weight[2:], "out": weight[0], "bias": len(call.tensors) > 2}
+    return _convolution(Call(call.name, call.tensors, arguments))
+
+
+def _transposed_operation(call: Call) -> Cost:
+    weight = call.shape(1)
+    out = weight[1] * call.number("groups", 1)
+    arguments = {**call.arguments, "kernel": weight[2:], "out": out, "bias": len(call.tensors) > 2}
+    return _transposed(Call(call.name, call.tensors, arguments))
+
+
+LAYERS: Final[dict[str, Formula]] = {
+    "Linear": _linear,
+    "Dense": _linear,
+    "Bilinear": _bilinear,
+    **{f"Conv{count}d": _convolution for count in (1, 2, 3)},
+    **{f"ConvTranspose{count}d": _transposed for count in (1, 2, 3)},
+    **{f"Conv{count}D": _keras_convolution for count in (1, 2, 3)},
+    **{f"Conv{count}DTranspose": _keras_transposed for count in (1, 2, 3)},
+    **{f"DepthwiseConv{count}D": _depthwise for count in (1, 2)},
+    **{f"SeparableConv{count}D": _separable for count in (1, 2)},
+}
+OPERATIONS: Final[dict[str, Formula]] = {
+    "linear": _linear_operation,
+    **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv", "dot"), _matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
+    **{f"conv{count}d": _convolution_operation for count in (1, 2, 3)},
+    **{f"conv_transpose{count}d": _transposed_operation for count in (1, 2, 3)},
+}

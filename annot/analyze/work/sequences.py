@@ -1,0 +1,147 @@
+"""Layers of sequences: embeddings, recurrent layers and cells, attention.
+
+Of recurrent layers and attention only the matrix products count, as in `torch.utils.flop_counter`; gates and the
+softmax are a few operations per element beside them.
+
+Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/. A step of an
+LSTM cell whose input is as wide as its state costs 16 · hidden² FLOPs a sample: four gates, each with two products of
+hidden² multiply-adds. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from annot.analyze.work.call import Call, Cost, Formula, Uncountable, item_size
+from annot.analyze.work.products import product
+
+__all__ = ["LAYERS", "OPERATIONS"]
+
+_GATES: Final = {"RNN": 1, "SimpleRNN": 1, "LSTM": 4, "GRU": 3}
+
+
+def _embedding(call: Call) -> Cost:
+    """Count rows of a table, copied; the backward adds their gradients to a dense gradient of the table."""
+    return _looked_up(call, call.count())
+
+
+def _bag(call: Call) -> Cost:
+    """Count the same, with rows added up or compared; of a mean of bags of unknown number, the output is one."""
+    bags = call.shape()[0] if len(call.shape()) == 2 else call.count(1) if len(call.tensors) > 1 else 1
+    return _looked_up(call, bags, added=call.count())
+
+
+def _looked_up(call: Call, rows: int, added: int = 0) -> Cost:
+    dim, size, indices = call.number("dim"), item_size(str(call.arguments.get("dtype", "f32"))), call.count()
+    params, touched = call.number("num") * dim, indices * dim
+    # Gradients of the indices there are none.
+    return Cost(
+        added * dim, call.bytes_of(), rows * dim * size, touched * size, params, to_weights=touched,
+        weight_gradients=params * size,
+    )  # fmt: skip
+
+
+def _recurrent(call: Call) -> Cost:
+    """Count tokens · gates · hidden · (input + state) multiply-adds, for each layer and direction."""
+    *places, width = call.shape()
+    tokens, gates = math.prod(places), _GATES[call.name.removesuffix("Cell")]
+    keras = "units" in call.arguments
+    hidden, proj = call.number("units" if keras else "hidden"), call.number("proj", 0)
+    layers, directions = call.number("layers", 1), 1 + call.flag("bidirectional", default=False)
+    state = proj or hidden
+    weights, first = 0, 0
+    for layer in range(layers):
+        wide = width if layer == 0 else state * directions
+        weights += directions * (gates * hidden * (wide + state) + proj * hidden)
+        first = first or directions * gates * hidden * wide
+    bias = layers * directions * gates * hidden * call.flag("bias") * (1 if keras and gates != 3 else 2)
+    outputs = tokens * state * directions
+    cost = product(call, tokens * weights, tokens * width, outputs, weights, bias)
+    # Through time the states need gradients even if the inputs need none.
+    to_inputs = 2 * tokens * first
+    return Cost(
+        cost.flops, cost.inputs, cost.outputs, cost.weights, cost.params, to_inputs=to_inputs,
+        to_weights=2 * cost.flops - to_inputs,
+    )  # fmt: skip
+
+
+def _self_made(call: Call) -> tuple[int, int, int, int, int, int]:
+    """Batch, target length, source length, and widths of query, key and value of PyTorch's attention."""
+    query, key, value = (call.shape(min(place, len(call.tensors) - 1)) for place in range(3))
+    if not 2 <= len(query) == len(key) == len(value) <= 3:
+        raise Uncountable
+    if len(query) == 2:
+        return 1, query[0], key[0], query[1], key[1], value[1]
+    first = call.flag("batch_first", default=False)
+    batch, length, source = (query[0], query[1], key[1]) if first else (query[1], query[0], key[0])
+    return batch, length, source, query[2], key[2], value[2]
+
+
+def _attention(call: Call) -> Cost:
+    """Count four projections, and for each pair of places the score and the weighted sum: 2 · width multiply-adds."""
+    batch, length, source, width, key, value = _self_made(call)
+    pairs = length * (source + call.flag("bias_kv", default=False) + call.flag("zero_attn", default=False))
+    weights = width * (2 * width + key + value)
+    projected = batch * (2 * length * width * width + source * width * (key + value))
+    bias = 4 * width * call.flag("bias") + 2 * width * call.flag("bias_kv", default=False)
+    inputs = batch * (length * width + source * (key + value) * (call.tensors[:1] * 2 != call.tensors[1:3]))
+    cost = product(call, projected, inputs, batch * length * width, weights, bias)
+    mixed = 2 * 2 * batch * pairs * width
+    return Cost(
+        cost.flops + mixed, cost.inputs, cost.outputs, cost.weights, cost.params,
+        to_inputs=cost.flops + mixed, to_weights=cost.flops + mixed,
+    )  # fmt: skip
+
+
+def _keras_attention(call: Call) -> Cost:
+    """Count the same for Keras, where query, value, key come in this order and heads have widths of their own."""
+    query, value = call.shape(0), call.shape(min(1, len(call.tensors) - 1))
+    key = call.shape(2) if len(call.tensors) > 2 else value
+    if not len(query) == len(key) == len(value) == 3:
+        raise Uncountable
+    heads, wide = call.number("heads"), call.number("key_dim")
+    deep, groups = call.number("value_dim", wide), call.number("kv_heads", heads)
+    batch, length, width = query
+    source, out = value[1], call.number("out", width)
+    of_query, of_key, of_value, of_out = (
+        width * heads * wide, key[2] * groups * wide, value[2] * groups * deep, heads * deep * out
+    )  # fmt: skip
+    macs = batch * (length * (of_query + of_out) + source * (of_key + of_value))
+    bias = (heads * wide + groups * (wide + deep) + out) * call.flag("bias")
+    cost = product(
+        call, macs, batch * (length * width + source * value[2]), batch * length * out,
+        of_query + of_key + of_value + of_out, bias,
+    )  # fmt: skip
+    mixed = 2 * batch * length * source * heads * (wide + deep)
+    flops = cost.flops + mixed
+    return Cost(flops, cost.inputs, cost.outputs, cost.weights, cost.params, to_inputs=flops, to_weights=flops)
+
+
+def _dot_products(call: Call) -> Cost:
+    """Count scores and weighted sums of scaled dot-product attention; (…, heads, length, width).
+
+    With grouped heads each query head counts; under a causal mask only the pairs that it leaves. (PyTorch's
+    flop_counter counts all pairs, and in the backward also the scores that a fused kernel computes again.)
+    """
+    query, key, value = call.shape(0), call.shape(1), call.shape(2)
+    if min(len(query), len(key), len(value)) < 2:
+        raise Uncountable
+    length, source, heads = query[-2], key[-2], math.prod(query[:-2])
+    causal = call.flag("is_causal", default=False)
+    pairs = sum(min(place + 1, source) for place in range(length)) if causal else length * source
+    flops = 2 * heads * pairs * (query[-1] + value[-1])
+    size = call.product_item
+    inputs = (call.count(0) + call.count(1) + call.count(2)) * size
+    return Cost(flops, inputs, heads * length * value[-1] * size, to_inputs=2 * flops, needs_inputs=True)
+
+
+LAYERS: Final[dict[str, Formula]] = {
+    "Embedding": _embedding,
+    "EmbeddingBag": _bag,
+    **dict.fromkeys(("RNN", "LSTM", "GRU", "SimpleRNN"), _recurrent),
+    **dict.fromkeys(("RNNCell", "LSTMCell", "GRUCell", "SimpleRNNCell"), _recurrent),
+    "MultiheadAttention": _attention,
+    **dict.fromkeys(("MultiHeadAttention", "GroupedQueryAttention", "GroupQueryAttention"), _keras_attention),
+}
+OPERATIONS: Final[dict[str, Formula]] = {"scaled_dot_product_attention": _dot_products}
