@@ -10,7 +10,7 @@ import polars as pl
 from annot.correlate import Attribution
 from annot.correlate.host_times import known
 
-__all__ = ["KEY", "device_idle", "layers_of_nodes", "pieces", "sums_by_layer"]
+__all__ = ["KEY", "device_idle", "idle_of_nodes", "layers_of_nodes", "pieces", "sums_by_layer"]
 
 KEY: Final = ("layer", "module", "phase")
 """What a row of `annot.correlate.by_layer` is about."""
@@ -67,6 +67,12 @@ def device_idle(attribution: Attribution) -> pl.DataFrame | None:
     Returns:
         layer, module, phase, gpu_idle_ns (with what lies below); None: the profile knows no times on the host.
     """
+    idle = idle_of_nodes(attribution)
+    return None if idle is None else sums_by_layer(attribution, idle)
+
+
+def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
+    """Return node (Int32) and gpu_idle_ns as `device_idle` counts it, a row per piece of work that belongs to a range."""
     if not known(attribution.meta):
         return None
     columns = ("process_code", "device", "start", "end", "range", "node")
@@ -74,7 +80,6 @@ def device_idle(attribution: Attribution) -> pl.DataFrame | None:
     row = pl.when(pl.col("range") >= 0).then("range")
     entered = attribution.forest.tree["start"].gather(work.select(row).to_series())
     done = pl.col("end").cum_max().shift(1).over("process_code", "device")
-    work = work.with_columns(done.alias("done"), entered.alias("entered"))
+    work = work.with_columns(done.alias("done"), entered.alias("entered")).drop_nulls(["done", "entered"])
     waited = pl.col("start") - pl.max_horizontal("done", "entered")
-    idle = pl.when(pl.col("done").is_not_null() & pl.col("entered").is_not_null()).then(waited.clip(0)).otherwise(0)
-    return sums_by_layer(attribution, work.select("node", gpu_idle_ns=idle))
+    return work.select("node", gpu_idle_ns=waited.clip(0))

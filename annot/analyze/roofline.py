@@ -52,9 +52,9 @@ def layer_roofline(
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
     work = layer_work(attribution) if work is None else work
-    counted = work.filter("counted").select(
-        *KEY, "flops", (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes")
-    )
+    # A container computes nothing itself, while its time is that of what it contains.
+    counted = work.filter(pl.col("counted") & (pl.col("flops") + pl.col("bytes_read") + pl.col("bytes_written") > 0))
+    counted = counted.select(*KEY, "flops", (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes"))
     rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
     rows = rows.with_columns(pl.col("gpu_ns" if on_device else "host_ns").alias("time_ns"))
     rows = rows.join(counted, on=list(KEY), how="left", maintain_order="left").join(

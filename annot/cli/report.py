@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "op", "kernel", "step"),
-        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; default: layer",
+        "--by", choices=("layer", "module", "phase", "op", "kernel", "step", "bottleneck", "advice"),
+        help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; bottleneck: "
+        "what holds each layer back; advice: what to try; default: layer",
     )  # fmt: skip
     parser.add_argument("--format", choices=get_args(Format), default="table", help="default: table")
     parser.add_argument(
@@ -193,6 +194,8 @@ def _layers(args: argparse.Namespace) -> Report | RanksReport:
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return report_file(paths[0], question).sorted(args.sort or "order")
+    if question.by in ("bottleneck", "advice"):
+        raise AnnotError(f"--by {question.by} takes one PROFILE, and neither --rank nor --by-process")
     report = _compared(args, paths, question).sorted(args.sort or "order")
     if args.rank is None:
         return report

@@ -48,6 +48,7 @@ class Attribution:
         meta: that of the profile.
         places: tells of further work where it belongs.
         memory: what layers took of it, as `annot.correlate.memory.memory_of` gives it; None: nobody says.
+        source: what was recorded, for analyses that go through the work once more.
     """
 
     whole: Forest
@@ -64,6 +65,7 @@ class Attribution:
     meta: dict[str, Any]
     places: Places
     memory: pl.DataFrame | None = None
+    source: Source | None = None
 
     def ranges(self) -> pl.DataFrame:
         """Return the ranges that nest: a row each, a parent before its children.
@@ -126,7 +128,7 @@ def attribute(
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.loose.gpu_ns(), account.left_out,
-        dict(source.meta), places, memory_of(source, forest),
+        dict(source.meta), places, memory_of(source, forest), source,
     )  # fmt: skip
 
 

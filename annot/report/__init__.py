@@ -8,6 +8,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.advice import advise, by_advice
+from annot.analyze.bottleneck import by_bottleneck
 from annot.correlate import (
     Attribution,
     attribute,
@@ -21,9 +23,9 @@ from annot.correlate import (
 )
 from annot.profile import Source
 
-__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "report_on"]
+__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "advice_count", "report_on"]
 
-Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step"]
+Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step", "bottleneck", "advice"]
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 
 Order: TypeAlias = Literal["order", "time"]
@@ -36,7 +38,12 @@ GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
     "op": by_op,
     "kernel": by_kernel,
     "step": by_step,
+    "bottleneck": by_bottleneck,
+    "advice": by_advice,
 }
+
+_ADVISED: Final = 200_000
+"""Pieces of device work up to which a report of layers looks for advice, which takes a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class Report:
     Args:
         by: what the rows stand for.
         rows: as the function of that name in `annot.correlate` returns them.
-        meta: as `annot.correlate.summarize` returns it.
+        meta: as `annot.correlate.summarize` returns it; and advice: how many pieces there are, if anybody looked.
     """
 
     by: Grouping
@@ -56,7 +63,7 @@ class Report:
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return f"{self.by}s"
+        return self.by if self.by == "advice" else f"{self.by}s"
 
     @property
     def time(self) -> str:
@@ -103,4 +110,10 @@ def report_on(
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
     attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    return Report(by, GROUPS[by](attribution), summarize(attribution)).sorted(sort)
+    return Report(by, GROUPS[by](attribution), summarize(attribution) | advice_count(attribution, by)).sorted(sort)
+
+
+def advice_count(attribution: Attribution, by: Grouping) -> dict[str, int]:
+    """Return how many pieces of advice there are, for the `meta` of a report of layers; empty: nobody looked."""
+    pieces = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
+    return {"advice": len(advise(attribution))} if by == "layer" and pieces <= _ADVISED else {}

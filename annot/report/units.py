@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Unit", "count", "duration", "printable", "share", "unit_for"]
+__all__ = ["Unit", "count", "duration", "printable", "scaled", "share", "unit_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +72,24 @@ def printable(text: str) -> str:
         'a\\x1b[31m'
     """
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def scaled(number: float | None) -> str:
+    """Return a number in three digits with the letter of its thousands, empty if there is none.
+
+    Example:
+        >>> scaled(19.49e12), scaled(140_553_600), scaled(7)
+        ('19.5 T', '141 M', '7')
+    """
+    if number is None:
+        return ""
+    for exponent, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(number) >= 10**exponent:
+            return f"{_digits(number / 10**exponent)} {letter}"
+    return _digits(number)
+
+
+def _digits(number: float) -> str:
+    """Three digits, as far as they are none of a fraction's end."""
+    text = f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else f"{number:.0f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
