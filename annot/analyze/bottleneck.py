@@ -65,7 +65,7 @@ def default_peaks(attribution: Attribution) -> Peaks | None:
 
 
 def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
-    """Return the steps whose batch size is known, and that: what most ranges of the forward pass begin their shapes with.
+    """Return steps and their batch sizes: what most shapes of the forward pass begin with, where any are known.
 
     Example:
         >>> from annot.profile import Profile

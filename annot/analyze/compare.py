@@ -73,13 +73,13 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         raise ValueError(f"profiles without device work cannot be compared by {by}")
     per_step = all(side.steps.table.height for side in (a, b))
     sides = [_Side(side, device, per_step) for side in (a, b)]
-    whole = _judged(_joined(*(side.means(None) for side in sides), ["all"]), 1.0).row(0, named=True)
+    whole = _judged(_joined(sides[0].means(None), sides[1].means(None), ["all"]), 1.0).row(0, named=True)
     longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
     keys = list(_KEYS[by])
-    means = [side.means(by) for side in sides]
+    of_a, of_b = (side.means(by) for side in sides)
     if by == "layer":
-        means = list(_with_new_classes(*means))
-    rows = _judged(_joined(*means, keys), longer).select(*keys, *_NUMBERS)
+        of_a, of_b = _with_new_classes(of_a, of_b)
+    rows = _judged(_joined(of_a, of_b, keys), longer).select(*keys, *_NUMBERS)
     if by == "layer":
         rows = _with_kernels(rows, a, b)
     numbers = {name: whole[name] for name in _NUMBERS}

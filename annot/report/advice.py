@@ -17,10 +17,10 @@ _EMPTY: Final = "nothing to advise: no rule found something to try"
 _NO_LAYERS: Final = "no layers: use emit_ranges(model)"
 
 
-def advice_line(number: int, source: str) -> Text:
+def advice_line(number: int) -> Text:
     """Return the line that says where advice stands."""
     pieces = "1 piece" if number == 1 else f"{number} pieces"
-    return Text(f"{pieces} of advice: annot report {printable(source)} --by advice", style="cyan")
+    return Text(f"{pieces} of advice: annot report … --by advice", style="cyan")
 
 
 def advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:

@@ -269,7 +269,7 @@ def _totals(meta: dict[str, Any]) -> list[RenderableType]:
     if meta.get("advice"):
         from annot.report.advice import advice_line
 
-        lines.append(advice_line(meta["advice"], meta["source"]))
+        lines.append(advice_line(meta["advice"]))
     return [*lines, *notes(meta)]
 
 

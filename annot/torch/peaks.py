@@ -16,7 +16,7 @@ __all__ = ["measure_peaks"]
 _WIDTH: Final = {"cpu": 1024, "cuda": 8192}
 _COPIED: Final = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Bytes of a copy: more than caches hold."""
-_SECONDS: Final = 0.3
+_SECONDS: Final = 0.2
 _LEAST: Final = 3
 _PRECISIONS: Final = (
     ("f64", torch.float64, False),

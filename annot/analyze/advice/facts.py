@@ -76,7 +76,7 @@ class Facts:
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Device work by layer and name: layer, module, phase, name, calls, gpu_ns, kernel, kind, library, matrix, tensor."""
+        """Device work: layer, module, phase, name, calls, gpu_ns, kernel, kind, library, matrix, tensor."""
         names, keys = self.attribution.forest.keys.names, self.attribution.forest.nodes.keys
         of_node = [names[key] for key in keys]
         table = self.attribution.names.with_columns(pl.col("name").cast(pl.String))
@@ -132,7 +132,7 @@ class Facts:
     def mean_kernel_ns(self) -> float:
         """How long a kernel ran, in the mean."""
         kernels = self.work.filter("kernel")
-        return float(kernels["gpu_ns"].sum() / kernels["calls"].sum()) if kernels.height else 0.0
+        return int(kernels["gpu_ns"].sum()) / int(kernels["calls"].sum()) if kernels.height else 0.0
 
     @cached_property
     def peaks(self) -> Peaks | None:

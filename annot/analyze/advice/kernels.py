@@ -55,11 +55,11 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
     if share < 0.05:
         return None
     layers = facts.layers_of(which)
-    sizes = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
+    example = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
     return Advice(
         "multiples_of_eight",
         "Pad channels, features, classes and vocabulary to multiples of 8 (better 64), which Tensor Cores need.",
-        f"{share:.0%} of the device time are products outside Tensor Cores whose sizes no 8 divides, such as {sizes}",
+        f"{share:.0%} of the device time are products outside Tensor Cores whose sizes no 8 divides, such as {example}",
         "features = -(-features // 8) * 8",
         share, layers,
     )  # fmt: skip
@@ -99,8 +99,8 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
     share = facts.share(which)
     convolutions = facts.layers.filter(pl.col("module").str.contains("Conv") & (pl.col("phase") == "forward"))
     constant = convolutions.height > 0 and bool((convolutions["shapes"].list.len() == 1).all())
-    kernels = facts.all_steps["kernels"]
-    tuned = kernels.len() < 2 or kernels[0] > 1.1 * kernels[1:].median()
+    kernels = facts.all_steps["kernels"].to_list()
+    tuned = len(kernels) < 2 or kernels[0] > 1.1 * sorted(kernels[1:])[len(kernels[1:]) // 2]
     if share < 0.2 or not constant or tuned:
         return None
     return Advice(

@@ -33,7 +33,7 @@ RULES: Final[tuple[Rule, ...]] = (
     kernels.optimizer,
 )
 
-COLUMNS: Final = {
+COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "share": pl.Float64,
     "layers": pl.List(pl.String),
 }  # fmt: skip
