@@ -53,9 +53,14 @@ def _profile(*counters: tuple[int, str, float, str], **meta: Any) -> Profile:
     rows.kernel(11, (0, 100), name="one").kernel(12, (100, 400), name="two")
     rows.range("net.1 Linear [2,8]f32 |fwd", 40, 60).kernel(41, (400, 500), name="three")
     built = rows.build(host_times=False, **meta)
-    table = pl.DataFrame(counters, schema=["kernel", "name", "value", "unit"], orient="row").cast({"kernel": pl.Int64})
+    table = pl.DataFrame(counters, schema=["kernel", "name", "value", "unit"], orient="row")
+    table = table.cast({"kernel": pl.Int64})
     return Profile.build(
-        built.meta, ranges=built.ranges, launches=built.launches, kernels=built.kernels, metrics=table.select(list(METRICS))
+        built.meta,
+        ranges=built.ranges,
+        launches=built.launches,
+        kernels=built.kernels,
+        metrics=table.select(list(METRICS)),
     )
 
 

@@ -42,7 +42,7 @@ GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
     "advice": by_advice,
 }
 
-_ADVISED: Final = 200_000
+_ADVISED: Final = 50_000
 """Pieces of device work up to which a report of layers looks for advice, which takes a moment."""
 
 
