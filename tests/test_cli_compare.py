@@ -62,6 +62,19 @@ def test_speed_up_per_step_without_warm_up() -> None:
     assert rows["net.fc/Linear/forward"]["speedup"] == 1.0
 
 
+def test_warm_up_does_not_count() -> None:
+    """A first step that takes much longer is no evidence, for neither side."""
+    profile = _run([900, 100, 100, 100])
+    ends = pl.when((pl.col("text") == "Batch 0 |step")).then(pl.col("start") + 1000).otherwise("end")
+    ranges = profile.ranges.with_columns(ends.alias("end"))
+    others = pl.when(pl.col("text").str.contains("^Batch [123]")).then(pl.col("start") + 600).otherwise("end")
+    ranges = ranges.with_columns(others.alias("end"))
+    warm = Profile.build(profile.meta, ranges=ranges, launches=profile.launches, kernels=profile.kernels)
+    comparison = compare(attribute(warm), attribute(_run([100, 100])))
+    assert comparison.steps == (3, 2)
+    assert comparison.rows.filter(pl.col("layer") == "net.conv")["a_ns"].to_list() == [100.0]
+
+
 def test_uncertainty_is_that_of_the_ratio() -> None:
     """The interval follows from the spread of the steps: Welch's t on the logarithm of the ratio of the means."""
     a, b = [200, 220, 180, 210, 190], [100, 110, 90, 105, 95]
