@@ -47,6 +47,19 @@ def test_stretches_of_one_size_add_up() -> None:
     assert rows.select("layer", "batch", "calls", "time_ns").rows() == [("a", 8, 3, 24), ("a", 4, 2, 8)]
 
 
+def test_domain_and_steps_that_were_asked_for_stay() -> None:
+    """Rows by batch size are of the same ranges and the same steps as the rest of the report."""
+    profile = Rows()
+    for step, size in enumerate((8, 8, 4)):
+        zero = 1000 * step
+        profile.range(f"turn {step}", zero, zero + 500, domain="mine")
+        profile.range(f"a Linear [{size},8]f32 |fwd", zero + 1, zero + 90, domain="mine")
+        profile.range("b Linear [2,8]f32 |fwd", zero + 2, zero + 80, domain="other")
+        profile.kernel(zero + 5, (zero + 10, zero + 20))
+    rows = by_bottleneck(attribute(profile.build(), domain="mine", step_range="turn #", steps=slice(1, 3)))
+    assert rows.select("layer", "batch", "calls", "time_ns").rows() == [("a", 8, 1, 10), ("a", 4, 1, 10)]
+
+
 def _profile(*counters: tuple[int, str, float, str], **meta: Any) -> Profile:
     """Two layers below a container, a kernel of 100 ns and one of 300 ns in the first, one of 100 in the second."""
     rows = Rows().range("net Sequential [2,8]f32 |fwd", 0, 100).range("net.0 Linear [2,8]f32 |fwd", 10, 30)

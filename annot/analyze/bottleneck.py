@@ -16,7 +16,7 @@ from annot.analyze.counters import COUNTERS, device_of_profile, layer_counters
 from annot.analyze.peaks import Peaks, peaks_of
 from annot.analyze.pieces import KEY
 from annot.analyze.roofline import layer_roofline, under_roof
-from annot.correlate import Attribution, attribute, by_layer
+from annot.correlate import Attribution, by_layer
 
 __all__ = ["by_bottleneck", "default_peaks", "step_batches"]
 
@@ -68,6 +68,7 @@ def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
     """Return steps and their batch sizes: what most shapes of the forward pass begin with, where any are known.
 
     Example:
+        >>> from annot.correlate import attribute
         >>> from annot.profile import Profile
         >>> step_batches(attribute(Profile.build({})))
         []
@@ -100,10 +101,10 @@ def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
     found = step_batches(attribution)
     runs = [(size, [step for step, _ in group]) for size, group in groupby(found, key=lambda row: row[1])]
     sizes = {size for size, _ in runs}
-    if len(sizes) < 2 or len(runs) > _MOST_RUNS or attribution.source is None:
+    if len(sizes) < 2 or len(runs) > _MOST_RUNS or attribution.of_steps is None:
         return [(_only_batch(attribution) if len(sizes) < 2 else None, attribution)]
     return [
-        (size, attribute(attribution.source, steps=slice(steps[0], steps[-1] + 1))) for size, steps in runs
+        (size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs
     ]  # fmt: skip
 
 

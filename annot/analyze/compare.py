@@ -42,6 +42,7 @@ class Comparison:
         whole: the same numbers of all that was attributed and not.
         time: "gpu_ns" or "host_ns".
         steps: how many steps of each the means are of; None: of the whole profiles.
+        devices: their names, as far as the profiles tell, else "".
     """
 
     by: Subject
@@ -49,6 +50,7 @@ class Comparison:
     whole: dict[str, Any]
     time: str
     steps: tuple[int, int] | None
+    devices: tuple[str, str] = ("", "")
 
 
 def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Comparison:
@@ -84,7 +86,7 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         rows = _with_kernels(rows, a, b)
     numbers = {name: whole[name] for name in _NUMBERS}
     steps = (sides[0].count, sides[1].count) if per_step else None
-    return Comparison(by, rows, numbers, "gpu_ns" if device else "host_ns", steps)
+    return Comparison(by, rows, numbers, "gpu_ns" if device else "host_ns", steps, (_devices(a), _devices(b)))
 
 
 def regressions(comparison: Comparison, threshold: float, *, least_share: float = 0.01) -> pl.DataFrame:
@@ -154,6 +156,11 @@ class _Side:
             kind = pl.col("name").replace_strict(kinds, default="other", return_dtype=pl.String)
             return self._times.with_columns(kind.alias("class"))
         return self._times.join(_groups(self._attribution, by), on="node")
+
+
+def _devices(attribution: Attribution) -> str:
+    """The names of the devices, each once."""
+    return ", ".join(dict.fromkeys(str(one["name"]) for one in attribution.meta.get("devices", ()) if one.get("name")))
 
 
 def _device_times(attribution: Attribution) -> pl.DataFrame:

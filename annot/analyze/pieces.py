@@ -72,7 +72,7 @@ def device_idle(attribution: Attribution) -> pl.DataFrame | None:
 
 
 def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
-    """Return node (Int32) and gpu_idle_ns as `device_idle` counts it, a row per piece of work that belongs to a range."""
+    """Return node (Int32) and gpu_idle_ns as `device_idle` counts it, a row per piece of work in a range."""
     if not known(attribution.meta):
         return None
     columns = ("process_code", "device", "start", "end", "range", "node")

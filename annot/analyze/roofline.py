@@ -14,7 +14,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.counters import measured_work
-from annot.analyze.kernels import classify
+from annot.analyze.kernels import MATRIX, classify
 from annot.analyze.peaks import Peaks
 from annot.analyze.pieces import KEY, device_idle
 from annot.analyze.work import layer_work
@@ -27,7 +27,6 @@ _IN_NAME: Final = re.compile(
     r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))|(?P<f64>dgemm|f64)"
     r"|(?P<f8>e4m3|e5m2)"
 )
-_MATRIX: Final = ("gemm", "convolution", "attention")
 
 
 def layer_roofline(
@@ -86,13 +85,11 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
         name, calls, then as `layer_roofline`, the longest first; only kernels with counters.
     """
     work = measured_work(attribution)
-    kinds = {name: classify(name) for name in work["name"].unique()}
-    tensor = pl.col("name").replace_strict({name: kind.tensor_cores for name, kind in kinds.items()}, default=False)
-    rows = work.with_columns(
-        pl.when(tensor).then(pl.lit("f16 tensor")).when(pl.col("f64_flops") * 2 > pl.col("flops")).then(pl.lit("f64"))
-        .otherwise(pl.lit("f32")).alias("precision"),
-        gpu_idle_ns=pl.lit(None, pl.Int64),
-    )  # fmt: skip
+    precisions = [
+        _precision(name, "f64" if double * 2 > flops else "f32")
+        for name, flops, double in work.select("name", "flops", "f64_flops").iter_rows()
+    ]
+    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=pl.lit(None, pl.Int64))
     return under_roof(rows, peaks).select("name", "calls", *_COLUMNS).sort("time_ns", "name", descending=[True, False])
 
 
@@ -122,16 +119,22 @@ def _roof(peaks: Peaks | None, precision: str | None) -> float | None:
 
 def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     """The precision in which each layer computes: layer, module, phase, precision."""
-    shapes = {
-        (layer, module): texts for layer, module, texts in rows.select("layer", "module", "shapes").rows() if texts
-    }
+    columns = ("layer", "module", "shapes")
+    shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
     products = _products(attribution)
-    found = []
-    for key in rows.select(KEY).rows():
-        said, tensor_cores = products.get(key, ("", False))
-        dtype = said or _dtype(shapes.get(key[:2], []))
-        found.append((*key, f"{'tf32' if dtype == 'f32' else dtype} tensor" if tensor_cores else dtype))
+    found = [
+        (*key, _precision(products.get(key, ""), _dtype(shapes.get(key[:2], [])))) for key in rows.select(KEY).rows()
+    ]
     return pl.DataFrame(found, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
+
+
+def _precision(kernel: str, dtype: str) -> str:
+    """The precision of a kernel by its name; one that does not say the type computes with what came in."""
+    match = _IN_NAME.search(kernel)
+    said = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
+    if not classify(kernel).tensor_cores:
+        return said
+    return f"{'tf32' if said == 'f32' else said} tensor"
 
 
 def _dtype(shapes: list[str]) -> str:
@@ -139,19 +142,12 @@ def _dtype(shapes: list[str]) -> str:
     return "f32" if match is None else "f8" if match[1].startswith("float8") else match[1]
 
 
-def _products(attribution: Attribution) -> dict[tuple[str, str, str], tuple[str, bool]]:
-    """What the kernel of matrix products that took the longest in each layer itself says: dtype or "", Tensor Cores."""
+def _products(attribution: Attribution) -> dict[tuple[str, str, str], str]:
+    """The kernel of matrix products that took the longest in each layer itself."""
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: dict[tuple[str, str, str], tuple[str, bool]] = {}
+    found: dict[tuple[str, str, str], str] = {}
     longest = attribution.names.filter("kernel").sort("gpu_ns", descending=True).select("node", "name")
     for node, name in longest.iter_rows():
-        kind = classify(name)
-        if kind.kind in _MATRIX and names[keys[node]] not in found:
-            found[names[keys[node]]] = (_dtype_in(name), kind.tensor_cores)
+        if classify(name).kind in MATRIX:
+            found.setdefault(names[keys[node]], name)
     return found
-
-
-def _dtype_in(name: str) -> str:
-    """The type that a kernel's name says it multiplies, as autocast chose it; empty if it does not say."""
-    match = _IN_NAME.search(name)
-    return "" if match is None else next(dtype for dtype, text in match.groupdict().items() if text)

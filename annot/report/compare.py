@@ -46,7 +46,8 @@ class ComparisonReport:
     def meta(self) -> dict[str, Any]:
         """The names of the profiles, the time that is compared, the steps, and the numbers of all of it."""
         one = self.comparison
-        return {"a": self.a, "b": self.b, "time": one.time, "steps": one.steps, "whole": one.whole}
+        names = {"a": self.a, "b": self.b, "devices": one.devices}
+        return names | {"time": one.time, "steps": one.steps, "whole": one.whole}
 
 
 def print_comparison(report: ComparisonReport, console: Console) -> None:
@@ -113,6 +114,10 @@ def _changes(row: dict[str, Any]) -> Text:
     return Text(" ".join(parts), style="dim")
 
 
+def _side(letter: str, path: str, devices: str) -> str:
+    return f"{letter}: {printable(path)}" + (f" ({printable(devices)})" if devices else "")
+
+
 def _totals(report: ComparisonReport) -> list[RenderableType]:
     whole, steps = report.comparison.whole, report.comparison.steps
     a, b = (duration(round(whole[side] or 0)) for side in ("a_ns", "b_ns"))
@@ -125,6 +130,6 @@ def _totals(report: ComparisonReport) -> list[RenderableType]:
     counted = "" if steps is None else f" ({steps[0]:,} and {steps[1]:,} steps)"
     return [
         Text(),
-        Text(f"A: {printable(report.a)}   B: {printable(report.b)}"),
+        *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), report.comparison.devices, strict=True)),
         Text(f"All: {a} → {b}, {said}{counted}"),
     ]
