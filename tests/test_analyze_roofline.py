@@ -35,8 +35,8 @@ A100 = {
         ({"name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0, "numSms": 80}, "f16", True, 125e12),
         ({"name": "Tesla T4", "computeMajor": 7, "computeMinor": 5, "numSms": 40}, "f16", True, 65e12),
         ({"name": "NVIDIA L40S", "computeMajor": 8, "computeMinor": 9, "numSms": 142}, "f16", True, 362e12),
-        ({"name": "NVIDIA GeForce RTX 4090", "computeMajor": 8, "computeMinor": 9, "numSms": 128}, "f16", True, 165.2e12),
-        ({"name": "NVIDIA GeForce RTX 3090", "computeMajor": 8, "computeMinor": 6, "numSms": 82}, "f32", False, 35.6e12),
+        ({"name": "NVIDIA GeForce RTX 4090", "computeMajor": 8, "computeMinor": 9, "numSms": 128}, "f16", True, 165e12),
+        ({"name": "NVIDIA GeForce RTX 3090", "computeMajor": 8, "computeMinor": 6, "numSms": 82}, "f32", False, 36e12),
         ({"name": "AMD Instinct MI300X", "computeMajor": 9, "computeMinor": 4, "numSms": 304}, "bf16", True, 1307e12),
     ],
 )  # fmt: skip
@@ -199,6 +199,16 @@ def test_kernels_by_their_counters() -> None:
     assert measured_work(attribution).height == 1
 
 
+def test_kernels_on_tensor_cores_have_their_roof() -> None:
+    """The name of a kernel says its type and whether it uses Tensor Cores."""
+    counters = [("sm__ops_path_tensor_src_fp16_dst_fp32.sum", 8e6, ""), ("dram__bytes.sum", 50.0, "Kbyte")]
+    gemm = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn"
+    profile = Rows().range("a Linear [8,8]f32 |fwd", 0, 9).kernel(1, (0, 2000), name=gemm).build()
+    row = kernel_roofline(attribute(_counted(profile, counters)), ROOF).row(0, named=True)
+    assert (row["precision"], row["flops"], row["bytes"], row["bound"]) == ("f16 tensor", 8_000_000, 50_000, "compute")
+    assert row["roof_share"] == pytest.approx(4e9 / 8e9)
+
+
 def _counted(profile: Profile, counters: list[tuple[str, float, str]]) -> Profile:
     rows = [{"kernel": 0, "name": name, "value": value, "unit": unit} for name, value, unit in counters]
     tables = {name: getattr(profile, name) for name in ("ranges", "launches", "kernels")}
@@ -206,7 +216,7 @@ def _counted(profile: Profile, counters: list[tuple[str, float, str]]) -> Profil
 
 
 def test_counters_of_a_real_report() -> None:
-    """The matrix products of multi-head attention on [2, 20, 256] have 2·2·20·256·768 FLOPs and more, padded to tiles."""
+    """The products of multi-head attention on [2, 20, 256] have 2·2·20·256·768 FLOPs and more, padded to tiles."""
     rows = kernel_roofline(attribute(load(shared("ncu/leleucas_bert_attention_torch_a100.csv"))), None)
     products = rows.filter(pl.col("name").str.contains("sgemm"))
     assert products["flops"].max() > 2 * 40 * 256 * 768

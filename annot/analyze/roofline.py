@@ -29,9 +29,7 @@ _IN_NAME: Final = re.compile(
 )
 
 
-def layer_roofline(
-    attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None
-) -> pl.DataFrame:  # fmt: skip
+def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return where each layer of a model stands under the roof of its device.
 
     Args:
@@ -40,25 +38,24 @@ def layer_roofline(
         work: what the layers compute; None: what `annot.analyze.work.layer_work` counts.
 
     Returns:
-        layer, module, phase, in the order of `annot.correlate.by_layer`; flops, bytes (Int64, of all calls; null: not
-        counted); intensity (FLOPs per byte); time_ns (of devices with what lies below, of the host if the profile has
-        no device work); gpu_idle_ns (see `annot.analyze.pieces.device_idle`); flops_per_s, bytes_per_s (achieved);
-        precision (as `annot.analyze.peaks.Peaks` names it; what the longest kernel of matrix products says in its name,
-        else of the first floating-point tensor that came in; on Tensor Cores if that kernel uses them); roof_share (achieved over
-        attainable FLOP/s, or bytes/s without FLOPs); bound: compute, memory, launch (the device waited longer than
-        it worked) or null.
+        layer, module, phase: in the order of `annot.correlate.by_layer`.
+        flops, bytes: Int64, of all calls; null: not counted.
+        intensity: FLOPs per byte.
+        time_ns: of devices with what lies below; of the host if the profile has no device work.
+        gpu_idle_ns: see `annot.analyze.pieces.device_idle`.
+        flops_per_s, bytes_per_s: achieved.
+        precision: as `annot.analyze.peaks.Peaks` names it: what the longest kernel of matrix products says in its
+            name, else of the first floating-point tensor that came in; on Tensor Cores if that kernel uses them.
+        roof_share: what was achieved of what the roof allows at this intensity, 0 to 1.
+        bound: compute, memory, launch (the device waited longer than it worked) or null.
     """
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
-    work = layer_work(attribution) if work is None else work
-    # A container computes nothing itself, while its time is that of what it contains.
-    counted = work.filter(pl.col("counted") & (pl.col("flops") + pl.col("bytes_read") + pl.col("bytes_written") > 0))
-    counted = counted.select(*KEY, "flops", (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes"))
     rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
     rows = rows.with_columns(pl.col("gpu_ns" if on_device else "host_ns").alias("time_ns"))
-    rows = rows.join(counted, on=list(KEY), how="left", maintain_order="left").join(
-        _precisions(attribution, rows), on=list(KEY), how="left", maintain_order="left"
-    )
+    counted = _counted(layer_work(attribution) if work is None else work)
+    for part in (counted, _precisions(attribution, rows)):
+        rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
     idle = device_idle(attribution) if on_device else None
     if idle is None:
         rows = rows.with_columns(gpu_idle_ns=pl.lit(None, pl.Int64))
@@ -66,6 +63,12 @@ def layer_roofline(
         rows = rows.join(idle, on=list(KEY), how="left", maintain_order="left")
         rows = rows.with_columns(pl.col("gpu_idle_ns").fill_null(0))
     return under_roof(rows, peaks).select(*KEY, *_COLUMNS)
+
+
+def _counted(work: pl.DataFrame) -> pl.DataFrame:
+    """The layers whose work is known; a container computes nothing itself, while its time is that of its layers."""
+    bytes_ = pl.col("bytes_read") + pl.col("bytes_written")
+    return work.filter(pl.col("counted") & (pl.col("flops") + bytes_ > 0)).select(*KEY, "flops", bytes_.alias("bytes"))
 
 
 _COLUMNS: Final = (
