@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from annot.ranks.task import Question
-    from annot.report import Grouping, Report
+    from annot.report import Report, Table
     from annot.report.nsight import NsightReport
     from annot.report.ranks import RanksReport
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_report(path: Path, *, by: Grouping = "layer", console: Console | None = None) -> None:
+def print_report(path: Path, *, by: Table = "layer", console: Console | None = None) -> None:
     """Print the table of a profile.
 
     Args:
@@ -157,12 +157,13 @@ def _layers(args: argparse.Namespace) -> Report | RanksReport:
     from annot.errors import AnnotError
     from annot.ranks.files import expand
     from annot.ranks.task import Question, report_file
+    from annot.report import ANALYSES
 
     question = Question(args.by or "layer", args.domain, args.steps, args.step_range, args.by_process)
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return report_file(paths[0], question).sorted(args.sort or "order")
-    if question.by in ("bottleneck", "advice"):
+    if question.by in ANALYSES:
         raise AnnotError(f"--by {question.by} takes one PROFILE, and neither --rank nor --by-process")
     report = _compared(args, paths, question).sorted(args.sort or "order")
     if args.rank is None:

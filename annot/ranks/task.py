@@ -16,7 +16,7 @@ from annot.errors import AnnotError
 from annot.profile import Source
 from annot.ranks.files import is_url, local
 from annot.read import load, source
-from annot.report import GROUPS, Grouping, Report, advice_count
+from annot.report import ANALYSES, TABLES, Report, Table, advice_count
 
 __all__ = ["Question", "RankTable", "rank_tables", "report_file"]
 
@@ -34,7 +34,7 @@ class Question:
             with ranges are.
     """
 
-    by: Grouping = "layer"
+    by: Table = "layer"
     domain: str | None = None
     steps: slice | None = None
     step_range: str | None = None
@@ -71,7 +71,7 @@ def report_file(path: str, question: Question) -> Report:
     with _opened(path, question) as profile:
         attribution = _attributed(profile, path, question)
         meta = _meta(attribution, path, question) | advice_count(attribution, question.by)
-        return Report(question.by, GROUPS[question.by](attribution), meta)
+        return Report(question.by, TABLES[question.by](attribution), meta)
 
 
 def rank_tables(path: str, question: Question) -> list[RankTable]:
@@ -94,7 +94,7 @@ def rank_tables(path: str, question: Question) -> list[RankTable]:
 
 def _table(profile: Source, path: str, question: Question, process: int | None) -> RankTable:
     attribution = _attributed(profile, path, question)
-    group = GROUPS[question.by]
+    group = TABLES[question.by]
     rows = with_collectives(group(attribution), attribution, question.by, group)
     collectives = collective_work(attribution).select(pl.col("gpu_ns", "calls").sum()).row(0)
     meta = _meta(attribution, path, question) | dict(zip(("collective_ns", "collectives"), collectives, strict=True))
@@ -128,7 +128,7 @@ def _opened(path: str, question: Question) -> Iterator[Source]:
     """Give the profile; what is wrong with it is said of the name that the user gave."""
     with local(path) as file:
         try:
-            many = question.by_process or question.by in ("advice", "bottleneck")
+            many = question.by_process or question.by in ANALYSES
             yield load(file) if many else source(file)  # in memory if it is gone through many times
         except AnnotError as error:
             raise AnnotError(str(error).replace(str(file), path) if is_url(path) else str(error)) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -23,10 +23,19 @@ from annot.correlate import (
 )
 from annot.profile import Source
 
-__all__ = ["GROUPINGS", "GROUPS", "ORDERS", "Grouping", "Order", "Report", "advice_count", "report_on"]
+__all__ = [
+    "ANALYSES", "GROUPINGS", "GROUPS", "ORDERS", "TABLES", "Analysis", "Grouping", "Order", "Report", "Table",
+    "advice_count", "report_on",
+]  # fmt: skip
 
-Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step", "bottleneck", "advice"]
+Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step"]
+"""What the rows of a table stand for that the ranks of a run are compared by."""
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
+
+Analysis: TypeAlias = Literal["bottleneck", "advice"]
+"""Tables about one profile."""
+
+Table: TypeAlias = Grouping | Analysis
 
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final[tuple[Order, ...]] = get_args(Order)
@@ -38,9 +47,16 @@ GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
     "op": by_op,
     "kernel": by_kernel,
     "step": by_step,
+}
+
+ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
     "bottleneck": by_bottleneck,
     "advice": by_advice,
 }
+
+TABLES: Final[Mapping[Table, Callable[[Attribution], pl.DataFrame]]] = dict([*GROUPS.items(), *ANALYSES.items()])
+
+_PLURALS: Final = {"advice": "advice"}
 
 _ADVISED: Final = 50_000
 """Pieces of device work up to which a report of layers looks for advice, which takes a moment."""
@@ -52,18 +68,18 @@ class Report:
 
     Args:
         by: what the rows stand for.
-        rows: as the function of that name in `annot.correlate` returns them.
+        rows: as the function of that name in `TABLES` returns them.
         meta: as `annot.correlate.summarize` returns it; and advice: how many pieces there are, if anybody looked.
     """
 
-    by: Grouping
+    by: Table
     rows: pl.DataFrame
     meta: dict[str, Any]
 
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return self.by if self.by == "advice" else f"{self.by}s"
+        return _PLURALS.get(self.by, f"{self.by}s")
 
     @property
     def time(self) -> str:
@@ -85,7 +101,7 @@ class Report:
 def report_on(
     profile: Source,
     *,
-    by: Grouping = "layer",
+    by: Table = "layer",
     domain: str | None = None,
     sort: Order = "order",
     steps: slice | None = None,
@@ -105,15 +121,15 @@ def report_on(
     Raises:
         ValueError: `by` or `sort` is not one of the names above, or steps are asked for, and there are none.
     """
-    if by not in GROUPS:
-        raise ValueError(f"by must be one of {', '.join(GROUPINGS)}, got {by!r}")
+    if by not in TABLES:
+        raise ValueError(f"by must be one of {', '.join(TABLES)}, got {by!r}")
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
     attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    return Report(by, GROUPS[by](attribution), summarize(attribution) | advice_count(attribution, by)).sorted(sort)
+    return Report(by, TABLES[by](attribution), summarize(attribution) | advice_count(attribution, by)).sorted(sort)
 
 
-def advice_count(attribution: Attribution, by: Grouping) -> dict[str, int]:
+def advice_count(attribution: Attribution, by: Table) -> dict[str, int]:
     """Return how many pieces of advice there are, for the `meta` of a report of layers; empty: nobody looked."""
     pieces = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
     return {"advice": len(advise(attribution))} if by == "layer" and pieces <= _ADVISED else {}

@@ -10,7 +10,7 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.report import Grouping, Order, Report
+from annot.report import Order, Report, Table
 from annot.report.table import Column, fitted_table, notes
 from annot.report.tree import MODEL, is_layer, title
 from annot.report.units import Unit, count, duration, printable, share, unit_for
@@ -36,7 +36,7 @@ class RanksReport:
             times, collectives; see `annot.ranks.gather`.
     """
 
-    by: Grouping
+    by: Table
     time: str
     rows: pl.DataFrame
     across: pl.DataFrame
@@ -106,7 +106,7 @@ def _rank_columns(report: RanksReport, unit: Unit) -> list[Column]:
     return [Column(f"r{rank}", of(rank), least) for rank in report.ranks]
 
 
-def _label(row: dict[str, Any], by: Grouping) -> Text:
+def _label(row: dict[str, Any], by: Table) -> Text:
     if by != "layer":
         name = {"kernel": "name"}.get(by, by)
         return Text(printable(str(row[name])))
