@@ -287,9 +287,13 @@ def test_many_ranks(tmp_path: Path) -> None:
 
 
 def test_one_of_many_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--rank gives the report that the rank's profile alone gives; a rank that is not there is one sentence."""
+    """--rank gives the report that the rank's profile alone gives; a rank that is not there is one sentence.
+
+    Only advice is looked for in one profile.
+    """
     paths = list(map(str, write_ranks(tmp_path, 3)))
     alone, chosen = _json(capsys, paths[1]), _json(capsys, *paths, "--rank", "1", "--workers", "1")
+    assert alone["meta"].pop("advice") == 1
     assert {key: chosen["meta"][key] for key in alone["meta"]} == alone["meta"]
     assert [row | {"collective_ns": None} for row in alone["layers"]] == [
         row | {"collective_ns": None} for row in chosen["layers"]

@@ -12,7 +12,7 @@ from ranked import ordered_only
 from sqlite_profile import training
 
 from annot.read import load
-from annot.report import GROUPINGS, Grouping, Report, files, report_on
+from annot.report import TABLES, Report, Table, files, report_on
 
 
 @pytest.fixture
@@ -55,19 +55,21 @@ def test_json_is_ascii(tmp_path: Path, source: Path) -> None:
     assert "Größe → ∞" in {row["layer"] for row in json.loads(text)["layers"]}
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
-def test_json_of_every_grouping(tmp_path: Path, by: Grouping) -> None:
+@pytest.mark.parametrize("by", TABLES)
+def test_json_of_every_grouping(tmp_path: Path, by: Table) -> None:
     """The list of rows is named by what the rows are."""
     profile = training(device=True)
     profile.range("aten::relu, seq = 7, op_id = 3", 635_000, 695_000)
-    data = json.loads(files.as_json(report_on(load(profile.write(tmp_path / "x")), by=by)))
-    rows = "layers" if by == "work" else f"{by}s"
-    assert set(data) == {"meta", rows}
-    assert data[rows]
+    report = report_on(load(profile.write(tmp_path / "x")), by=by)
+    data = json.loads(files.as_json(report))
+    plurals = {"advice": "advice", "class": "classes", "summary": "summary", "work": "layers"}
+    assert set(data) == {"meta", report.name}
+    assert report.name == plurals.get(by, f"{by}s")
+    assert data[report.name]
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
-def test_csv_reads_back(source: Path, by: Grouping) -> None:
+@pytest.mark.parametrize("by", TABLES)
+def test_csv_reads_back(source: Path, by: Table) -> None:
     """CSV has a header and the rows; lists become text."""
     report = report_on(load(source), by=by)
     back = pl.read_csv(io.StringIO(files.as_csv(report)), infer_schema_length=None)

@@ -61,6 +61,7 @@ GOLDEN = {
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms
         to 1.970 ms
+        1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
     """,
     "device 80": """\
@@ -83,6 +84,7 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
     """,
     "device 200": """\
@@ -105,6 +107,7 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
     """,  # noqa: E501
     "host 80": """\

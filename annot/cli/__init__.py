@@ -15,6 +15,8 @@ __all__ = ["main"]
 _VERBS: Final = {
     "run": "run a command under a profiler, then print which layer used the time",
     "report": "print which layer used the time in a profile",
+    "compare": "compare two profiles, layer by layer: what became faster, what slower, and how sure that is",
+    "roofline": "print how far layers are from the peaks of their device, or measure the peaks",
     "sweep": "run a command with every combination of some parameters: one table, and its plots",
     "doctor": "show what is installed, what would be recorded, and why ranges would be missing",
 }

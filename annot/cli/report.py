@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "print_report", "run"]
 
-Format: TypeAlias = Literal["table", "csv", "json", "parquet"]
-
 _EXAMPLES = """\
 examples:
   annot report run.sqlite
@@ -39,34 +37,33 @@ examples:
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot report 'run_rank*.sqlite'
 """
-_TEXT_WIDTH = 120
-_ANALYSES = ("summary", "detail", "iteration", "tensor_core", "op_type", "group", "class")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `annot report` accepts."""
+    from annot.cli.output import add_output_arguments, add_step_arguments
+
     # Choices are spelt out, because annot.report brings polars, which --help does not need.
     parser.epilog = _EXAMPLES
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "op", "kernel", "step", "work", *_ANALYSES),
+        "--by",
+        choices=(
+            "layer", "module", "phase", "op", "kernel", "step", "work", "bottleneck", "advice", "summary", "detail",
+            "iteration", "tensor_core", "op_type", "group", "class",
+        ),
         help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; work: a layer "
-        "with what it has to compute and move; or, of one profile, summary (where the time of the steps went), detail "
-        "(all that is known of each layer), iteration (each kernel as it ran), tensor_core (who uses Tensor Cores, and "
-        "why not), op_type (classes, forward and backward together), group (paths with all below them), class (what "
-        "kernels do); default: layer",
+        "with what it has to compute and move; or, of one profile, bottleneck (what holds each layer back), advice "
+        "(what to try), summary (where the time of the steps went), detail (all that is known of each layer), "
+        "iteration (each kernel as it ran), tensor_core (who uses Tensor Cores, and why not), op_type (classes, "
+        "forward and backward together), group (paths with all below them), class (what kernels do); default: layer",
     )  # fmt: skip
-    parser.add_argument("--format", choices=get_args(Format), default="table", help="default: table")
     parser.add_argument(
         "--sort", choices=("order", "time"),
         help="order: as things happened (kernels: by time); time: the longest first; default: order",
     )  # fmt: skip
-    parser.add_argument("--domain", metavar="D", help="only ranges of this NVTX domain; default: all")
-    parser.add_argument("--steps", type=_steps, metavar="3:20", help="only these steps, counted from 0; default: all")
-    parser.add_argument(
-        "--step-range", metavar="TEXT", help="the ranges that are the steps, # for any number; default: they are found"
-    )
-    _add_output_arguments(parser)
+    add_step_arguments(parser)
+    add_output_arguments(parser)
     _add_rank_arguments(parser)
     official = parser.add_argument_group("the numbers of Nsight Systems")
     official.add_argument(
@@ -77,11 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report", choices=("nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"),
         help="which report of nsys stats; default: nvtx_gpu_proj_sum",
     )  # fmt: skip
-
-
-def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
-    parser.add_argument("--force", action="store_true", help="replace an existing OUT")
 
 
 def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,26 +92,16 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report; return the exit status."""
-    from annot.errors import AnnotError
+    from annot.cli.output import check_output, deliver, output_problem
 
     # What polars has freed, it keeps for ten seconds, which is longer than a report takes.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
-    if problem := _usage_problem(args):
+    if problem := output_problem(args) or _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
-    if args.output is not None and args.output.exists() and not args.force:
-        raise AnnotError(f"{args.output} exists; --force replaces it")
+    check_output(args)
     report = _official(args) if args.rule == "nsight" else _layers(args)
-    if args.output is None and args.format == "table":
-        from rich.console import Console as RichConsole
-
-        _print(report, RichConsole())
-        return 0
-    content = _rendered(report, args.format)
-    if args.output is None:
-        sys.stdout.buffer.write(content)  # UTF-8 whatever the locale, for programs
-    else:
-        _write(args.output, content, force=args.force)
+    deliver(report, lambda console: _print(report, console), args)
     return 0
 
 
@@ -141,15 +123,6 @@ def print_report(path: Path, *, by: Table = "layer", console: Console | None = N
     _print(report_file(str(path), Question(by)), console or RichConsole())
 
 
-def _steps(text: str) -> slice:
-    from annot.correlate.steps import step_slice
-
-    try:
-        return step_slice(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _number(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
@@ -167,8 +140,6 @@ _OF_LAYERS = ("by", "sort", "domain", "steps", "step_range", "rank", "by_process
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """What is wrong with a combination of options, in one sentence."""
-    if args.format == "parquet" and args.output is None:
-        return "--format parquet needs -o OUT"
     if args.rule == "nsight":
         extra = [name for name in _OF_LAYERS if getattr(args, name) not in (None, False)]
         if extra:
@@ -194,13 +165,14 @@ def _layers(args: argparse.Namespace) -> Report | RanksReport:
     from annot.errors import AnnotError
     from annot.ranks.files import expand
     from annot.ranks.task import Question, report_file
+    from annot.report import ANALYSES
 
     question = Question(args.by or "layer", args.domain, args.steps, args.step_range, args.by_process)
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return report_file(paths[0], question).sorted(args.sort or "order")
-    if args.by in _ANALYSES:
-        raise AnnotError(f"--by {args.by} is about one profile as a whole, not about ranks")
+    if question.by in ANALYSES:
+        raise AnnotError(f"--by {question.by} takes one PROFILE, and neither --rank nor --by-process")
     report = _compared(args, paths, question).sorted(args.sort or "order")
     if args.rank is None:
         return report
@@ -216,8 +188,7 @@ def _compared(args: argparse.Namespace, paths: list[str], question: Question) ->
 
 
 def _print(report: Report | RanksReport | NsightReport, console: Console) -> None:
-    from annot.report import ANALYSES
-    from annot.report.dlprof import print_analysis
+    from annot.report.dlprof import LOOKS, print_analysis
     from annot.report.nsight import NsightReport, print_nsight
     from annot.report.ranks import RanksReport, print_ranks
     from annot.report.table import print_table
@@ -226,37 +197,7 @@ def _print(report: Report | RanksReport | NsightReport, console: Console) -> Non
         print_nsight(report, console)
     elif isinstance(report, RanksReport):
         print_ranks(report, console)
-    elif report.by in ANALYSES:
+    elif report.by in LOOKS:
         print_analysis(report, console)
     else:
         print_table(report, console)
-
-
-def _rendered(report: Report | RanksReport | NsightReport, form: Format) -> bytes:
-    from annot.report import files
-
-    if form == "parquet":
-        return files.as_parquet(report)
-    if form == "table":
-        return _as_text(report).encode()
-    return (files.as_json(report) if form == "json" else files.as_csv(report)).encode()
-
-
-def _as_text(report: Report | RanksReport | NsightReport) -> str:
-    from io import StringIO
-
-    from rich.console import Console as RichConsole
-
-    text = StringIO()
-    _print(report, RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
-    return text.getvalue()
-
-
-def _write(path: Path, content: bytes, *, force: bool) -> None:
-    from annot.errors import AnnotError
-
-    try:
-        with path.open("wb" if force else "xb") as file:
-            file.write(content)
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None

@@ -29,7 +29,6 @@ as SVG, and in runs/ each run's profile and what it printed.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shlex
 import signal
@@ -162,6 +161,7 @@ def _tabulated(
 
 def _rows(profile: Path, steps: str) -> pl.DataFrame:
     from annot.analyze.sweep import run_rows
+    from annot.analyze.work import layer_work
     from annot.correlate import attribute
     from annot.correlate.steps import step_slice
     from annot.read import source
@@ -171,15 +171,7 @@ def _rows(profile: Path, steps: str) -> pl.DataFrame:
     chosen = step_slice(steps)
     numbers = range(whole.steps.table.height)[chosen]
     measured = attribute(recorded, steps=chosen) if len(numbers) else whole
-    return run_rows(measured, _work(measured))
-
-
-def _work(attribution: Attribution) -> pl.DataFrame | None:
-    """The expected work of the layers; None where nothing tells of it."""
-    if importlib.util.find_spec("annot.analyze.work") is None:
-        return None
-    table: pl.DataFrame = importlib.import_module("annot.analyze.work").layer_work(attribution)
-    return table
+    return run_rows(measured, layer_work(measured))
 
 
 def _per_run(table: pl.DataFrame, sweep: Sweep) -> pl.DataFrame:

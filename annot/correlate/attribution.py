@@ -49,6 +49,7 @@ class Attribution:
         places: tells of further work where it belongs.
         memory: what layers took of it, as `annot.correlate.memory.memory_of` gives it; None: nobody says.
         source: what was attributed, for those who look at single pieces of work; None: a table made by hand.
+        of_steps: attributes the same ranges of some steps only.
     """
 
     whole: Forest
@@ -66,6 +67,7 @@ class Attribution:
     places: Places
     memory: pl.DataFrame | None = None
     source: Source | None = None
+    of_steps: Callable[[slice], Attribution] | None = None
 
     def ranges(self) -> pl.DataFrame:
         """Return the ranges that nest: a row each, a parent before its children.
@@ -125,10 +127,13 @@ def attribute(
     def per_range() -> pl.DataFrame:
         return range_work(source.work_blocks(), places, forest.tree.height)
 
+    def of_steps(chosen: slice) -> Attribution:
+        return attribute(source, domain=domain, steps=chosen, step_range=step_range)
+
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.loose.gpu_ns(), account.left_out,
-        dict(source.meta), places, memory_of(source, forest), source,
+        dict(source.meta), places, memory_of(source, forest), source, of_steps,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from annot.errors import AnnotError
 from annot.profile import Source
 from annot.ranks.files import is_url, local
 from annot.read import load, source
-from annot.report import TABLES, Report, Table
+from annot.report import ANALYSES, TABLES, Report, Table, advice_count
 
 __all__ = ["Question", "RankTable", "rank_tables", "report_file"]
 
@@ -70,7 +70,8 @@ def report_file(path: str, question: Question) -> Report:
     """
     with _opened(path, question) as profile:
         attribution = _attributed(profile, path, question)
-        return Report(question.by, TABLES[question.by](attribution), _meta(attribution, path, question))
+        meta = _meta(attribution, path, question) | advice_count(attribution, question.by)
+        return Report(question.by, TABLES[question.by](attribution), meta)
 
 
 def rank_tables(path: str, question: Question) -> list[RankTable]:
@@ -127,7 +128,8 @@ def _opened(path: str, question: Question) -> Iterator[Source]:
     """Give the profile; what is wrong with it is said of the name that the user gave."""
     with local(path) as file:
         try:
-            yield load(file) if question.by_process else source(file)  # in memory if it is gone through many times
+            many = question.by_process or question.by in ANALYSES
+            yield load(file) if many else source(file)  # in memory if it is gone through many times
         except AnnotError as error:
             raise AnnotError(str(error).replace(str(file), path) if is_url(path) else str(error)) from None
 

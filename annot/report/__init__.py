@@ -8,6 +8,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.advice import advise, by_advice
+from annot.analyze.bottleneck import by_bottleneck
 from annot.analyze.dlprof import by_detail, by_group, by_iteration, by_op_type, by_tensor_core
 from annot.analyze.kernels import by_class, with_classes
 from annot.analyze.measured import with_measured
@@ -27,14 +29,16 @@ from annot.profile import Profile, Source
 
 __all__ = [
     "ANALYSES", "GROUPINGS", "GROUPS", "ORDERS", "TABLES", "Analysis", "Grouping", "Order", "Report", "Table",
-    "report_on",
+    "advice_count", "report_on",
 ]  # fmt: skip
 
 Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step", "work"]
 """What the rows of a table stand for that the ranks of a run are compared by."""
 GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 
-Analysis: TypeAlias = Literal["summary", "detail", "iteration", "tensor_core", "op_type", "group", "class"]
+Analysis: TypeAlias = Literal[
+    "bottleneck", "advice", "summary", "detail", "iteration", "tensor_core", "op_type", "group", "class"
+]
 """Tables about one profile."""
 
 Table: TypeAlias = Grouping | Analysis
@@ -67,6 +71,8 @@ GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
 }
 
 ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
+    "bottleneck": by_bottleneck,
+    "advice": by_advice,
     "summary": by_summary,
     "detail": by_detail,
     "iteration": by_iteration,
@@ -78,7 +84,10 @@ ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
 
 TABLES: Final[Mapping[Table, Callable[[Attribution], pl.DataFrame]]] = dict([*GROUPS.items(), *ANALYSES.items()])
 
-_PLURALS: Final = {"summary": "summary", "class": "classes"}
+_PLURALS: Final = {"advice": "advice", "class": "classes", "summary": "summary", "work": "layers"}
+
+_ADVISED: Final = 50_000
+"""Pieces of device work up to which a report of layers looks for advice, which takes a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class Report:
     Args:
         by: what the rows stand for.
         rows: as the function of that name in `TABLES` returns them.
-        meta: as `annot.correlate.summarize` returns it.
+        meta: as `annot.correlate.summarize` returns it; and advice: how many pieces there are, if anybody looked.
     """
 
     by: Table
@@ -98,7 +107,7 @@ class Report:
     @property
     def name(self) -> str:
         """What the rows are, such as `layers`."""
-        return "layers" if self.by == "work" else _PLURALS.get(self.by, f"{self.by}s")
+        return _PLURALS.get(self.by, f"{self.by}s")
 
     @property
     def time(self) -> str:
@@ -145,4 +154,10 @@ def report_on(
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
     attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    return Report(by, TABLES[by](attribution), summarize(attribution)).sorted(sort)
+    return Report(by, TABLES[by](attribution), summarize(attribution) | advice_count(attribution, by)).sorted(sort)
+
+
+def advice_count(attribution: Attribution, by: Table) -> dict[str, int]:
+    """Return how many pieces of advice there are, for the `meta` of a report of layers; empty: nobody looked."""
+    pieces = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
+    return {"advice": len(advise(attribution))} if by == "layer" and pieces <= _ADVISED else {}

@@ -14,7 +14,7 @@ from annot.report.table import Column, fitted_table, notes
 from annot.report.tree import title
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
-__all__ = ["print_analysis"]
+__all__ = ["LOOKS", "print_analysis"]
 
 _MEDIUM, _WIDE, _FULL = 76, 100, 140
 _SHOWN: Final = 200
@@ -37,7 +37,7 @@ class _Look:
 
 _KERNELS: Final = "the profile has no device work"
 _LAYERS: Final = "no range is a layer: use emit_ranges(model)"
-_LOOKS: Final[dict[Analysis, _Look]] = {
+LOOKS: Final[dict[Analysis, _Look]] = {
     "detail": _Look(
         "All that is known of each layer",
         (
@@ -107,7 +107,7 @@ def print_analysis(report: Report, console: Console) -> None:
 
 
 def _tables(report: Report, width: int) -> list[RenderableType]:
-    look = _LOOKS[report.by]  # type: ignore[index]
+    look = LOOKS[report.by]  # type: ignore[index]
     rows = report.rows.head(_SHOWN if report.by == "iteration" else report.rows.height).to_dicts()
     heading = Text(look.heading, style="bold")
     if not rows:

@@ -36,13 +36,21 @@ def print_table(report: Report, console: Console) -> None:
         report: what to show.
         console: where to; its width decides how many columns there are.
     """
-    if report.by == "work":
-        from annot.report.work import work_tables  # which builds on this module
+    console.print(Group(*_tables(report, console.width), *_totals(report.meta)))
 
-        tables = work_tables(report, console.width)
-    else:
-        tables = _layers(report, console.width) if report.by == "layer" else _flat(report, console.width)
-    console.print(Group(*tables, *_totals(report.meta)))
+
+def _tables(report: Report, width: int) -> list[RenderableType]:
+    # These tables are made of what stands in this module.
+    from annot.report.advice import advice_lines, bottleneck_lines
+    from annot.report.work import work_tables
+
+    if report.by == "work":
+        return work_tables(report, width)
+    if report.by == "advice":
+        return advice_lines(report.rows.to_dicts())
+    if report.by == "bottleneck":
+        return bottleneck_lines(report.rows.to_dicts(), width)
+    return _layers(report, width) if report.by == "layer" else _flat(report, width)
 
 
 def _layers(report: Report, width: int) -> list[RenderableType]:
@@ -267,6 +275,10 @@ def _totals(meta: dict[str, Any]) -> list[RenderableType]:
     lines.append(Text(_host_line(meta)))
     if meta["steps"]:
         lines.append(Text(_step_line(meta)))
+    if meta.get("advice"):
+        from annot.report.advice import advice_line
+
+        lines.append(advice_line(meta["advice"]))
     return [*lines, *notes(meta)]
 
 

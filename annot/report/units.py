@@ -71,8 +71,8 @@ def amount(number: float | None) -> str:
     """Return a number with three digits and the prefix of its thousands, empty if there is none.
 
     Example:
-        >>> amount(140_553_600), amount(999), amount(None)
-        ('141 M', '999', '')
+        >>> amount(140_553_600), amount(999), amount(0.25), amount(None)
+        ('141 M', '999', '0.25', '')
     """
     if number is None:
         return ""
@@ -80,7 +80,7 @@ def amount(number: float | None) -> str:
         if number >= least * 0.9995:
             scaled = number / least
             return f"{scaled:.{max(0, 3 - len(str(round(scaled))))}f} {prefix}"
-    return f"{number:.0f}"
+    return _digits(number)
 
 
 def printable(text: str) -> str:
@@ -91,3 +91,9 @@ def printable(text: str) -> str:
         'a\\x1b[31m'
     """
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _digits(number: float) -> str:
+    """Three digits, as far as they are none of a fraction's end."""
+    text = f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else f"{number:.0f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,59 @@
+"""All rules of advice, and the table of what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import polars as pl
+
+from annot.analyze.advice import kernels, loop
+from annot.analyze.advice.facts import Advice, Facts
+from annot.correlate import Attribution
+
+__all__ = ["COLUMNS", "RULES", "Rule", "advise", "by_advice"]
+
+Rule: TypeAlias = Callable[[Facts], Advice | None]
+
+RULES: Final[tuple[Rule, ...]] = (
+    loop.data_loading,
+    loop.synchronous_copies,
+    loop.pageable_copies,
+    loop.cuda_graphs,
+    loop.batch_size,
+    loop.stragglers,
+    loop.collectives,
+    loop.uneven_steps,
+    loop.coverage,
+    kernels.mixed_precision,
+    kernels.multiples_of_eight,
+    kernels.channels_last,
+    kernels.cudnn_benchmark,
+    kernels.fusion,
+    kernels.optimizer,
+)
+
+COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "share": pl.Float64,
+    "layers": pl.List(pl.String),
+}  # fmt: skip
+
+
+def advise(attribution: Attribution) -> list[Advice]:
+    """Return what to try, what is about the most time first.
+
+    Example:
+        >>> from annot.correlate import attribute
+        >>> from annot.profile import Profile
+        >>> advise(attribute(Profile.build({})))
+        []
+    """
+    facts = Facts(attribution)
+    found = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    return sorted(found, key=lambda advice: -advice.share)
+
+
+def by_advice(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per piece of advice: rule, advice, evidence, code, share (0 to 1), layers; see `Advice`."""
+    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution)]
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")

@@ -1,0 +1,281 @@
+"""Two profiles of the same training, side by side: what became faster, what slower, how sure that is, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import polars as pl
+
+from annot.analyze.kernels import classify
+from annot.analyze.pieces import KEY, layers_of_nodes, pieces
+from annot.correlate import UNATTRIBUTED, Attribution, sweep
+
+__all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "regressions"]
+
+Subject: TypeAlias = Literal["layer", "module", "phase", "class", "kernel"]
+SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
+"""What two profiles can be compared by; class: kinds of kernels."""
+
+_KEYS: Final[dict[Subject, tuple[str, ...]]] = {
+    "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "class": ("class",), "kernel": ("name",),
+}  # fmt: skip
+_QUANTILE: Final = 0.975  # on both sides, 95 of 100
+_FEW: Final = {1: 12.706, 2: 4.303}
+"""Quantiles of the t distribution where the series is far off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the times of two profiles, a and b, differ.
+
+    Args:
+        by: what a row stands for.
+        rows: the columns of the subject (layer, module, phase; class; name); a_ns, b_ns (means, Float64; null: not
+            there); difference_ns (b less a); speedup (a over b; above 1: b is faster); speedup_low, speedup_high
+            (between which it is in 95 of 100 such pairs of runs; null: fewer than two steps on a side); share (of the
+            longer of the two runs, 0 to 1); only_in ("a", "b" or null); kernels_gone, kernels_new (lists: kernels that
+            a layer itself has only in a, only in b). The largest loss comes first.
+        whole: the same numbers of all that was attributed and not.
+        time: "gpu_ns" or "host_ns".
+        steps: how many steps of each the means are of; None: of the whole profiles.
+        devices: their names, as far as the profiles tell, else "".
+    """
+
+    by: Subject
+    rows: pl.DataFrame
+    whole: dict[str, Any]
+    time: str
+    steps: tuple[int, int] | None
+    devices: tuple[str, str] = ("", "")
+
+
+def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Comparison:
+    """Return how the times of two profiles differ, the largest loss first.
+
+    Times are those of devices if both profiles have device work, else of the host: per step if both have steps,
+    without those of the warm-up, else of the whole profile. The ratio of two means is as well known as the steps of
+    each are alike: its interval is that of Welch's t on the logarithm of the ratio (the delta method).
+
+    Args:
+        a: the profile to compare with.
+        b: the one that is compared.
+        by: what a row stands for; times of layers and classes of modules are with what lies below.
+
+    Raises:
+        ValueError: `by` is none of `SUBJECTS`, or about kernels where a profile has none.
+    """
+    if by not in SUBJECTS:
+        raise ValueError(f"by must be one of {', '.join(SUBJECTS)}, got {by!r}")
+    device = all(side.nodes["gpu_self_ns"].sum() > 0 for side in (a, b))
+    if by in ("class", "kernel") and not device:
+        raise ValueError(f"profiles without device work cannot be compared by {by}")
+    per_step = all(side.steps.table.height for side in (a, b))
+    sides = [_Side(side, device, per_step) for side in (a, b)]
+    whole = _judged(_joined(sides[0].means(None), sides[1].means(None), ["all"]), 1.0).row(0, named=True)
+    longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
+    keys = list(_KEYS[by])
+    of_a, of_b = (side.means(by) for side in sides)
+    if by == "layer":
+        of_a, of_b = _with_new_classes(of_a, of_b)
+    rows = _judged(_joined(of_a, of_b, keys), longer).select(*keys, *_NUMBERS)
+    if by == "layer":
+        rows = _with_kernels(rows, a, b)
+    numbers = {name: whole[name] for name in _NUMBERS}
+    steps = (sides[0].count, sides[1].count) if per_step else None
+    return Comparison(by, rows, numbers, "gpu_ns" if device else "host_ns", steps, (_devices(a), _devices(b)))
+
+
+def regressions(comparison: Comparison, threshold: float, *, least_share: float = 0.01) -> pl.DataFrame:
+    """Return the rows that became slower by more than a factor, and surely so.
+
+    A row of fewer than two steps on a side has no uncertainty, and counts by its ratio alone.
+
+    Args:
+        comparison: of two profiles.
+        threshold: how many times as long a row may take in b, such as 1.05.
+        least_share: rows that take less of the longer run (0 to 1) do not count.
+
+    Raises:
+        ValueError: the threshold is not above 0.
+    """
+    if not threshold > 0:
+        raise ValueError(f"the threshold must be above 0, got {threshold:g}")
+    slower = pl.col("speedup") * threshold < 1
+    sure = pl.col("speedup_high").is_null() | (pl.col("speedup_high") < 1)
+    return comparison.rows.filter(slower & (sure | (threshold < 1)) & (pl.col("share") >= least_share))
+
+
+_NUMBERS: Final = (
+    "a_ns", "b_ns", "difference_ns", "speedup", "speedup_low", "speedup_high", "share", "only_in",
+)  # fmt: skip
+
+
+class _Side:
+    """The times of one profile, step by step."""
+
+    def __init__(self, attribution: Attribution, device: bool, per_step: bool) -> None:
+        self._attribution, self._device, self._per_step = attribution, device, per_step
+        self._times = _device_times(attribution) if device else _host_times(attribution)
+        if per_step:
+            steps = self._steps()
+            self._times = self._times.join(steps, on=["process_code", "step"], how="semi")
+            self.count = steps.height
+        else:
+            self._times = self._times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
+            self.count = 1
+
+    def _steps(self) -> pl.DataFrame:
+        """The steps that count: those after the warm-up, unless that is all."""
+        steps = self._attribution.steps
+        table = steps.table.filter(steps.wanted(steps.table["step"]))
+        steady = table.filter(~pl.col("warmup"))
+        return (steady if steady.height else table).select("step", process_code="process")
+
+    def means(self, by: Subject | None) -> pl.DataFrame:
+        """Return the subject's columns, mean_ns and variance (of the mean, over its square; null: one step)."""
+        times, keys = self._keyed(by), list(_KEYS[by]) if by else ["all"]
+        per_step = times.group_by(*keys, "process_code", "step").agg(pl.col("time_ns").sum().cast(pl.Float64))
+        total, squares, count = pl.col("time_ns").sum(), (pl.col("time_ns") ** 2).sum(), self.count
+        mean = total / count
+        spread = ((squares - total**2 / count) / (count - 1)).clip(0) if count > 1 else pl.lit(None, pl.Float64)
+        rows = per_step.group_by(keys).agg(mean.alias("mean_ns"), (spread / count / mean**2).alias("variance"))
+        return rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
+
+    def _keyed(self, by: Subject | None) -> pl.DataFrame:
+        """The times with the columns of a subject."""
+        if by is None:
+            return self._times.with_columns(all=pl.lit("all"))
+        if by == "kernel":
+            return self._times
+        if by == "class":
+            kinds = {name: classify(name).kind for name in self._times["name"].unique()}
+            kind = pl.col("name").replace_strict(kinds, default="other", return_dtype=pl.String)
+            return self._times.with_columns(kind.alias("class"))
+        return self._times.join(_groups(self._attribution, by), on="node")
+
+
+def _devices(attribution: Attribution) -> str:
+    """The names of the devices, each once."""
+    return ", ".join(dict.fromkeys(str(one["name"]) for one in attribution.meta.get("devices", ()) if one.get("name")))
+
+
+def _device_times(attribution: Attribution) -> pl.DataFrame:
+    """Device work: node, process_code, step, name, time_ns."""
+    work = pieces(attribution, ("node", "process_code", "step", "name", "gpu_ns"))
+    return work.with_columns(pl.col("name").cast(pl.String)).rename({"gpu_ns": "time_ns"})
+
+
+def _host_times(attribution: Attribution) -> pl.DataFrame:
+    """Ranges, with what lies in no range inside them: node, process_code, step, time_ns."""
+    forest = attribution.forest
+    tree = forest.tree
+    length = tree["end"] - tree["start"]
+    inside = sweep.Sums(tree.height)
+    inside.add(tree["parent"], length)
+    process = forest.threads.table["process_code"].gather(tree["thread"])
+    step = attribution.steps.at(process, tree["start"]).alias("step")
+    return tree.select(process, step, node="path", time_ns=length - inside.result())
+
+
+def _groups(attribution: Attribution, by: Subject) -> pl.DataFrame:
+    """Which rows of a subject each node counts to: node and the subject's columns."""
+    layers = layers_of_nodes(attribution)
+    if by == "layer":
+        return layers
+    if by == "module":
+        named = layers.filter((pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED))
+        return named.select("node", "module", "phase").unique()
+    # The innermost phase that is one counts.
+    phase = pl.when(pl.col("layer") == UNATTRIBUTED).then("layer").otherwise("phase").alias("phase")
+    phases = layers.with_columns(phase).group_by("node", maintain_order=True)
+    return phases.agg(pl.col("phase").filter(pl.col("phase") != "other").last().fill_null("other"))
+
+
+def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Take a layer whose class was replaced for the same layer: its module is then ``A → B``."""
+    place = ["layer", "phase"]
+    alone = [
+        one.join(other, on=list(KEY), how="anti").filter(pl.len().over(place) == 1).select(KEY)
+        for one, other in ((a, b), (b, a))
+    ]
+    pairs = alone[0].join(alone[1], on=place, suffix="_b")
+    renamed = pl.format("{} → {}", "module", "module_b").alias("renamed")
+    to = pairs.filter(pl.col("layer") != UNATTRIBUTED).with_columns(renamed)
+    sides = []
+    for side, module in ((a, "module"), (b, "module_b")):
+        names = to.select("layer", "phase", "renamed", module=pl.col(module))
+        joined = side.join(names, on=list(KEY), how="left", maintain_order="left")
+        sides.append(joined.with_columns(pl.coalesce("renamed", "module").alias("module")).drop("renamed"))
+    return sides[0], sides[1]
+
+
+def _joined(a: pl.DataFrame, b: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """What both say of each row."""
+    return a.join(b, on=keys, how="full", coalesce=True, suffix="_b")
+
+
+def _judged(rows: pl.DataFrame, longer: float) -> pl.DataFrame:
+    """Say of each row how a and b differ, the largest loss first."""
+    a, b = pl.col("mean_ns"), pl.col("mean_ns_b")
+    rows = rows.with_columns(
+        a.alias("a_ns"), b.alias("b_ns"), (b.fill_null(0) - a.fill_null(0)).alias("difference_ns"),
+        (a / b).alias("speedup"), (pl.max_horizontal(a, b) / (longer or 1)).alias("share"),
+        pl.when(b.is_null()).then(pl.lit("a")).when(a.is_null()).then(pl.lit("b")).alias("only_in"),
+    )  # fmt: skip
+    columns = ("variance", "variance_b", "freedom", "freedom_b")
+    factor = [_factor(*row) for row in rows.select(columns).iter_rows()]
+    rows = rows.with_columns(pl.Series("factor", factor, pl.Float64))
+    rows = rows.with_columns(
+        speedup_low=pl.col("speedup") / pl.col("factor"), speedup_high=pl.col("speedup") * pl.col("factor")
+    )
+    keys = [name for name in ("layer", "module", "phase", "class", "name") if name in rows.columns]
+    losses = [pl.col("difference_ns"), pl.max_horizontal("a_ns", "b_ns")]
+    return rows.sort(*losses, *keys, descending=[True, True, *(False for _ in keys)])
+
+
+def _factor(a: float | None, b: float | None, freedom_a: int | None, freedom_b: int | None) -> float | None:
+    """By how much the ratio of two means can be off, as a factor; see `compare`."""
+    if a is None or b is None or not freedom_a or not freedom_b:
+        return None
+    both = a + b
+    if not both:
+        return 1.0
+    freedom = both**2 / (a**2 / freedom_a + b**2 / freedom_b)  # Welch and Satterthwaite
+    return math.exp(min(_t_quantile(freedom) * math.sqrt(both), 700))
+
+
+def _t_quantile(freedom: float) -> float:
+    """The quantile of the t distribution (Cornish and Fisher; Abramowitz and Stegun 26.7.5)."""
+    if freedom < 3:
+        return _FEW[max(int(freedom), 1)]
+    z = NormalDist().inv_cdf(_QUANTILE)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _with_kernels(rows: pl.DataFrame, a: Attribution, b: Attribution) -> pl.DataFrame:
+    """Say which kernels of a layer itself are gone and new."""
+    of_a, of_b = _kernel_names(a), _kernel_names(b)
+    gone, new = [], []
+    for layer, module, phase in rows.select(KEY).rows():
+        before, _, after = module.partition(" → ")
+        mine = of_a.get((layer, before, phase), frozenset())
+        theirs = of_b.get((layer, after or before, phase), frozenset())
+        gone.append(sorted(mine - theirs))
+        new.append(sorted(theirs - mine))
+    lists = pl.List(pl.String)
+    return rows.with_columns(pl.Series("kernels_gone", gone, lists), pl.Series("kernels_new", new, lists))
+
+
+def _kernel_names(attribution: Attribution) -> dict[tuple[str, str, str], frozenset[str]]:
+    names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
+    found: dict[tuple[str, str, str], set[str]] = {}
+    pairs: Iterable[tuple[int, str]] = attribution.names.filter("kernel").select("node", "name").iter_rows()
+    for node, name in pairs:
+        found.setdefault(names[keys[node]], set()).add(name)
+    return {key: frozenset(names) for key, names in found.items()}

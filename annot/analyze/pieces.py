@@ -1,0 +1,85 @@
+"""Device work piece by piece with the layers it belongs to, for analyses of what sums do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import polars as pl
+
+from annot.correlate import Attribution
+from annot.correlate.host_times import known
+
+__all__ = ["KEY", "device_idle", "idle_of_nodes", "layers_of_nodes", "pieces", "sums_by_layer"]
+
+KEY: Final = ("layer", "module", "phase")
+"""What a row of `annot.correlate.by_layer` is about."""
+
+
+def pieces(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
+    """Return the chosen columns of all work that takes part, in the order of the profile.
+
+    Args:
+        attribution: whose work.
+        columns: of those that `annot.correlate.account.Places.of` returns.
+    """
+    names = list(columns)
+    if attribution.source is None:
+        raise ValueError("the attribution does not know its source, so its work cannot be gone through again")
+    placed = (attribution.places.of(block) for block in attribution.source.work_blocks())
+    kept = [block.filter(~pl.col("left_out")).select(names).with_columns(_plain(block, names)) for block in placed]
+    return pl.concat(kept, how="vertical_relaxed") if kept else pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
+
+
+def _plain(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
+    """Names of work travel as numbers that mean something in their block only."""
+    return [pl.col(name).cast(pl.String) for name in names if block.schema[name] in (pl.Categorical, pl.Enum)]
+
+
+def layers_of_nodes(attribution: Attribution) -> pl.DataFrame:
+    """Return node (Int32), layer, module, phase: a row per node and layer that it lies in, a layer in itself once."""
+    nodes, names = attribution.forest.nodes, attribution.forest.keys.names
+    rows = [(node, *names[key]) for node in range(len(nodes)) for key in dict.fromkeys(nodes.chain(node))]
+    return pl.DataFrame(rows, schema={"node": pl.Int32, **dict.fromkeys(KEY, pl.String)}, orient="row")
+
+
+def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
+    """Return values of nodes added up by layer, module class and phase, with what lies below.
+
+    Args:
+        attribution: whose nodes.
+        values: node (Int32), the columns of `also` and numbers to add up.
+        also: what rows are told apart by besides.
+    """
+    numbers = [name for name in values.columns if name not in ("node", *also)]
+    own = values.group_by("node", *also).agg(pl.col(numbers).sum())
+    rows = own.join(layers_of_nodes(attribution), on="node")
+    return rows.group_by(*KEY, *also).agg(pl.col(numbers).sum())
+
+
+def device_idle(attribution: Attribution) -> pl.DataFrame | None:
+    """Return how long devices had nothing to do until the host had launched the next work of a layer.
+
+    From the moment that a device has done all that it was given, or, if that is later, the host has entered the
+    innermost range around the launch, up to the start of the work. So a gap counts once, to the layer on which the
+    device waited, and what the device waited for before that, as for data, does not count.
+
+    Returns:
+        layer, module, phase, gpu_idle_ns (with what lies below); None: the profile knows no times on the host.
+    """
+    idle = idle_of_nodes(attribution)
+    return None if idle is None else sums_by_layer(attribution, idle)
+
+
+def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
+    """Return node (Int32) and gpu_idle_ns as `device_idle` counts it, a row per piece of work in a range."""
+    if not known(attribution.meta):
+        return None
+    columns = ("process_code", "device", "start", "end", "range", "node")
+    work = pieces(attribution, columns).drop_nulls(["start", "end"]).sort("start", maintain_order=True)
+    row = pl.when(pl.col("range") >= 0).then("range")
+    entered = attribution.forest.tree["start"].gather(work.select(row).to_series())
+    done = pl.col("end").cum_max().shift(1).over("process_code", "device")
+    work = work.with_columns(done.alias("done"), entered.alias("entered")).drop_nulls(["done", "entered"])
+    waited = pl.col("start") - pl.max_horizontal("done", "entered")
+    return work.select("node", gpu_idle_ns=waited.clip(0))

@@ -1,0 +1,121 @@
+"""What one multiprocessor does in a clock cycle, and what data sheets say of devices.
+
+Rates are floating-point operations (two per multiply-add), dense, with sums in 32 bits. Those outside Tensor Cores
+are twice the results per clock cycle of the table "Throughput of Native Arithmetic Instructions" of the CUDA C++
+Programming Guide (12.9); those of Tensor Cores are what NVIDIA's white papers of the architectures give (Volta V1.1,
+Turing, A100 V1.0, GA102 V2, H100 V1.04, Ada V2.1, Blackwell RTX V1.1) per multiprocessor, which is also the peak of
+the data sheets over multiprocessors and boost clock. Those of AMD are of the white paper of CDNA 3 and the data
+sheets of the Instinct accelerators, per compute unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["GEFORCE", "NVIDIA", "Sheet", "sheet_of"]
+
+_PASCAL_100: Final = {"f64": 64, "f32": 128, "f16": 256}
+_VOLTA: Final = {"f64": 64, "f32": 128, "f16": 256, "f16 tensor": 1024}
+_AMPERE_100: Final = {
+    "f64": 64, "f32": 128, "f16": 512, "bf16": 256, "f64 tensor": 128, "tf32 tensor": 1024, "f16 tensor": 2048,
+    "bf16 tensor": 2048,
+}  # fmt: skip
+_AMPERE_102: Final = {
+    "f64": 4, "f32": 256, "f16": 256, "bf16": 256, "tf32 tensor": 512, "f16 tensor": 1024, "bf16 tensor": 1024,
+}  # fmt: skip
+_ADA: Final = {**_AMPERE_102, "f8 tensor": 2048}
+_HOPPER: Final = {
+    "f64": 128, "f32": 256, "f16": 512, "bf16": 512, "f64 tensor": 256, "tf32 tensor": 2048, "f16 tensor": 4096,
+    "bf16 tensor": 4096, "f8 tensor": 8192,
+}  # fmt: skip
+_BLACKWELL_100: Final = {
+    "f64": 128, "f32": 256, "f16": 512, "bf16": 512, "f64 tensor": 128, "tf32 tensor": 4096, "f16 tensor": 8192,
+    "bf16 tensor": 8192, "f8 tensor": 16384,
+}  # fmt: skip
+
+NVIDIA: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
+    (5, 0): {"f64": 8, "f32": 256},
+    (5, 2): {"f64": 8, "f32": 256},
+    (6, 0): _PASCAL_100,
+    (6, 1): {"f64": 8, "f32": 256, "f16": 4},
+    (7, 0): _VOLTA,
+    (7, 5): {"f64": 4, "f32": 128, "f16": 256, "f16 tensor": 1024},
+    (8, 0): _AMPERE_100,
+    (8, 6): _AMPERE_102,
+    (8, 9): _ADA,
+    (9, 0): _HOPPER,
+    (10, 0): _BLACKWELL_100,
+    (12, 0): _ADA,
+}
+"""Operations in a clock cycle of one multiprocessor, by compute capability and precision."""
+
+GEFORCE: Final = 2
+"""A GeForce adds up in 32 bits on Tensor Cores at this part of the rate of a professional card of its chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """What a data sheet says of a device.
+
+    Args:
+        bandwidth: of its memory, bytes/s.
+        clock: boost clock in Hz; None: `flops` says the peaks.
+        flops: peak FLOP/s by precision, where clock and multiprocessors do not give them.
+    """
+
+    bandwidth: float
+    clock: float | None = None
+    flops: Mapping[str, float] | None = None
+
+
+_CDNA3: Final = {
+    "f64": 81.7e12, "f32": 163.4e12, "f64 tensor": 163.4e12, "tf32 tensor": 653.7e12, "f16 tensor": 1307.4e12,
+    "bf16 tensor": 1307.4e12, "f8 tensor": 2614.9e12,
+}  # fmt: skip
+_CDNA2: Final = {
+    "f64": 47.9e12, "f32": 47.9e12, "f64 tensor": 95.7e12, "f32 tensor": 95.7e12, "f16 tensor": 383e12,
+    "bf16 tensor": 383e12,
+}  # fmt: skip
+
+# The first pattern that is found in the name counts.
+_SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
+    (r"Instinct MI325", Sheet(6.0e12, flops=_CDNA3)),
+    (r"Instinct MI300X", Sheet(5.3e12, flops=_CDNA3)),
+    (r"Instinct MI250X", Sheet(3.2768e12, flops=_CDNA2)),
+    (r"\bB200\b", Sheet(8.0e12, 1.85e9)),
+    (r"\bH200\b", Sheet(4.8e12, 1.83e9)),
+    (r"\bH100 PCIe", Sheet(2.039e12, 1.755e9)),
+    (r"\bH100 NVL", Sheet(3.938e12, 1.785e9)),
+    (r"\bH100\b.*HBM3", Sheet(3.352e12, 1.83e9)),
+    (r"\bA100.*80GB PCIe|\bA100 80GB PCIe", Sheet(1.935e12, 1.41e9)),
+    (r"\bA100.*80GB", Sheet(2.039e12, 1.41e9)),
+    (r"\bA100\b", Sheet(1.555e12, 1.41e9)),
+    (r"\bV100S\b", Sheet(1.134e12, 1.597e9)),
+    (r"\bV100\b.*PCIE", Sheet(0.9e12, 1.38e9)),
+    (r"\bV100\b", Sheet(0.9e12, 1.53e9)),
+    (r"\bL40S\b", Sheet(0.864e12, 2.52e9)),
+    (r"\bL4\b", Sheet(0.3e12, 2.04e9)),
+    (r"\bA40\b", Sheet(0.696e12, 1.74e9)),
+    (r"\bA10\b", Sheet(0.6e12, 1.695e9)),
+    (r"\bT4\b", Sheet(0.32e12, 1.59e9)),
+    (r"Tesla P4\b", Sheet(0.192e12, 1.063e9)),
+    (r"\bP100\b.*SXM2|\bP100-SXM2", Sheet(0.732e12, 1.48e9)),
+    (r"RTX 4090\b(?! Laptop| D)", Sheet(1.008e12, 2.52e9)),
+    (r"RTX 3090\b(?! Ti)", Sheet(0.936e12, 1.695e9)),
+)
+
+
+def sheet_of(name: str) -> Sheet | None:
+    """Return what the data sheet of a device says; None: it is not in our table.
+
+    Args:
+        name: as the driver says it, such as ``NVIDIA A100-SXM4-80GB``.
+
+    Example:
+        >>> sheet_of("NVIDIA H100 80GB HBM3").bandwidth / 1e12
+        3.352
+    """
+    return next((sheet for pattern, sheet in _SHEETS if re.search(pattern, name)), None)

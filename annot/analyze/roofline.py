@@ -1,0 +1,156 @@
+"""How far layers and kernels are from what their device can do: the roofline.
+
+Work that does F operations on B bytes has the intensity F/B. A device with P operations and W bytes per second does
+at most min(P, W · F/B) operations per second (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009): work left
+of the ridge P/W is bound by memory, right of it by computing. What takes longer because the device waits for the host
+is bound by neither: it is launch-bound.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.counters import measured_work
+from annot.analyze.kernels import MATRIX, classify
+from annot.analyze.peaks import Peaks
+from annot.analyze.pieces import KEY, device_idle
+from annot.analyze.work import layer_work
+from annot.correlate import Attribution, by_layer
+
+__all__ = ["kernel_roofline", "layer_roofline", "under_roof"]
+
+_DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float8\w*)")
+_IN_NAME: Final = re.compile(
+    r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))|(?P<f64>dgemm|f64)"
+    r"|(?P<f8>e4m3|e5m2)"
+)
+
+
+def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return where each layer of a model stands under the roof of its device.
+
+    Args:
+        attribution: the profile.
+        peaks: of the device; None: not known, then so is `bound`, but for launch-bound layers.
+        work: what the layers compute; None: what `annot.analyze.work.layer_work` counts.
+
+    Returns:
+        layer, module, phase: in the order of `annot.correlate.by_layer`.
+        flops, bytes: Int64, of all calls; null: not counted.
+        intensity: FLOPs per byte.
+        time_ns: of devices with what lies below; of the host if the profile has no device work.
+        gpu_idle_ns: see `annot.analyze.pieces.device_idle`.
+        flops_per_s, bytes_per_s: achieved.
+        precision: as `annot.analyze.peaks.Peaks` names it: what the longest kernel of matrix products says in its
+            name, else of the first floating-point tensor that came in; on Tensor Cores if that kernel uses them.
+        roof_share: what was achieved of what the roof allows at this intensity, 0 to 1.
+        bound: compute, memory, launch (the device waited longer than it worked) or null.
+    """
+    rows = by_layer(attribution)
+    on_device = bool(rows["gpu_self_ns"].sum())
+    rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
+    rows = rows.with_columns(pl.col("gpu_ns" if on_device else "host_ns").alias("time_ns"))
+    counted = _counted(layer_work(attribution) if work is None else work)
+    for part in (counted, _precisions(attribution, rows)):
+        rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
+    idle = device_idle(attribution) if on_device else None
+    if idle is None:
+        rows = rows.with_columns(gpu_idle_ns=pl.lit(None, pl.Int64))
+    else:
+        rows = rows.join(idle, on=list(KEY), how="left", maintain_order="left")
+        rows = rows.with_columns(pl.col("gpu_idle_ns").fill_null(0))
+    return under_roof(rows, peaks).select(*KEY, *_COLUMNS)
+
+
+def _counted(work: pl.DataFrame) -> pl.DataFrame:
+    """The layers whose work is known; a container computes nothing itself, while its time is that of its layers."""
+    bytes_ = pl.col("bytes_read") + pl.col("bytes_written")
+    return work.filter(pl.col("counted") & (pl.col("flops") + bytes_ > 0)).select(*KEY, "flops", bytes_.alias("bytes"))
+
+
+_COLUMNS: Final = (
+    "flops", "bytes", "intensity", "time_ns", "gpu_idle_ns", "flops_per_s", "bytes_per_s", "precision", "roof_share",
+    "bound",
+)  # fmt: skip
+
+
+def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:
+    """Return where each kernel stands under the roof, from the counters of a profile that has them.
+
+    Args:
+        attribution: a profile of Nsight Compute or nvprof with counters of operations and of bytes of the memory.
+        peaks: of the device; None: not known.
+
+    Returns:
+        name, calls, then as `layer_roofline`, the longest first; only kernels with counters.
+    """
+    work = measured_work(attribution)
+    precisions = [
+        _precision(name, "f64" if double * 2 > flops else "f32")
+        for name, flops, double in work.select("name", "flops", "f64_flops").iter_rows()
+    ]
+    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=pl.lit(None, pl.Int64))
+    return under_roof(rows, peaks).select("name", "calls", *_COLUMNS).sort("time_ns", "name", descending=[True, False])
+
+
+def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
+    """Return rows of flops, bytes, time_ns, gpu_idle_ns and precision with what follows from the peaks."""
+    roofs = [_roof(peaks, precision) for precision in rows["precision"]]
+    bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
+    seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
+    intensity = pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes"))
+    rows = rows.with_columns(
+        pl.Series("roof", roofs, pl.Float64), intensity.alias("intensity"),
+        (pl.col("flops") / seconds).alias("flops_per_s"), (pl.col("bytes") / seconds).alias("bytes_per_s"),
+    )  # fmt: skip
+    by_memory = pl.col("intensity") * bandwidth <= pl.col("roof")
+    share = pl.when(by_memory).then(pl.col("bytes_per_s") / bandwidth).otherwise(pl.col("flops_per_s") / pl.col("roof"))
+    waits = (pl.col("gpu_idle_ns") > pl.col("time_ns")).fill_null(False)
+    bound = pl.when(waits).then(pl.lit("launch")).when(by_memory).then(pl.lit("memory")).when(~by_memory)
+    return rows.with_columns(share.alias("roof_share"), bound.then(pl.lit("compute")).alias("bound"))
+
+
+def _roof(peaks: Peaks | None, precision: str | None) -> float | None:
+    if peaks is None:
+        return None
+    name, _, tensor = (precision or "f32").partition(" ")
+    return peaks.of(name, tensor_cores=bool(tensor))
+
+
+def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
+    """The precision in which each layer computes: layer, module, phase, precision."""
+    columns = ("layer", "module", "shapes")
+    shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
+    products = _products(attribution)
+    found = [
+        (*key, _precision(products.get(key, ""), _dtype(shapes.get(key[:2], [])))) for key in rows.select(KEY).rows()
+    ]
+    return pl.DataFrame(found, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
+
+
+def _precision(kernel: str, dtype: str) -> str:
+    """The precision of a kernel by its name; one that does not say the type computes with what came in."""
+    match = _IN_NAME.search(kernel)
+    said = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
+    if not classify(kernel).tensor_cores:
+        return said
+    return f"{'tf32' if said == 'f32' else said} tensor"
+
+
+def _dtype(shapes: list[str]) -> str:
+    match = _DTYPE.search(" ".join(shapes))
+    return "f32" if match is None else "f8" if match[1].startswith("float8") else match[1]
+
+
+def _products(attribution: Attribution) -> dict[tuple[str, str, str], str]:
+    """The kernel of matrix products that took the longest in each layer itself."""
+    names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
+    found: dict[tuple[str, str, str], str] = {}
+    longest = attribution.names.filter("kernel").sort("gpu_ns", descending=True).select("node", "name")
+    for node, name in longest.iter_rows():
+        if classify(name).kind in MATRIX:
+            found.setdefault(names[keys[node]], name)
+    return found

@@ -1,0 +1,132 @@
+"""What verbs with a table share: steps, a file to write, formats."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from annot.correlate import Attribution
+    from annot.report.files import Tabular
+
+__all__ = ["add_output_arguments", "add_step_arguments", "attributed", "check_output", "deliver", "output_problem"]
+
+_FORMATS = ("table", "csv", "json", "parquet")
+_TEXT_WIDTH = 120
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options about what is written where."""
+    parser.add_argument("--format", choices=_FORMATS, default="table", help="default: table")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
+    parser.add_argument("--force", action="store_true", help="replace an existing OUT")
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options about which ranges take part."""
+    parser.add_argument("--domain", metavar="D", help="only ranges of this NVTX domain; default: all")
+    parser.add_argument("--steps", type=_steps, metavar="3:20", help="only these steps, counted from 0; default: all")
+    parser.add_argument(
+        "--step-range", metavar="TEXT", help="the ranges that are the steps, # for any number; default: they are found"
+    )
+
+
+def output_problem(args: argparse.Namespace) -> str | None:
+    """Return what is wrong with a combination of options, in one sentence."""
+    return "--format parquet needs -o OUT" if args.format == "parquet" and args.output is None else None
+
+
+def check_output(args: argparse.Namespace) -> None:
+    """Make sure that OUT may be written.
+
+    Raises:
+        AnnotError: it exists, and there is no --force.
+    """
+    from annot.errors import AnnotError
+
+    if args.output is not None and args.output.exists() and not args.force:
+        raise AnnotError(f"{args.output} exists; --force replaces it")
+
+
+def attributed(path: str, args: argparse.Namespace) -> Attribution:
+    """Return a profile with its work attributed, as the options of `add_step_arguments` say.
+
+    Raises:
+        AnnotError: the file cannot be read, or has no such steps.
+    """
+    from annot.correlate import attribute
+    from annot.errors import AnnotError
+    from annot.read import source
+
+    try:
+        return attribute(source(Path(path)), domain=args.domain, steps=args.steps, step_range=args.step_range)
+    except ValueError as error:
+        raise AnnotError(str(error)) from None
+
+
+def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
+    """Print the report, or write it to OUT, in the format that was asked for.
+
+    Args:
+        report: its rows.
+        show: prints its table.
+        args: of the command line, see `add_output_arguments`.
+
+    Raises:
+        AnnotError: OUT cannot be written.
+    """
+    from rich.console import Console as RichConsole
+
+    if args.output is None and args.format == "table":
+        show(RichConsole())
+        return
+    content = _rendered(report, show, args.format)
+    if args.output is None:
+        sys.stdout.buffer.write(content)  # UTF-8 whatever the locale, for programs
+    else:
+        _write(args.output, content, force=args.force)
+
+
+def _write(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file; one that exists only with `force`.
+
+    Raises:
+        AnnotError: it cannot be written.
+    """
+    from annot.errors import AnnotError
+
+    try:
+        with path.open("wb" if force else "xb") as file:
+            file.write(content)
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> bytes:
+    from io import StringIO
+
+    from rich.console import Console as RichConsole
+
+    from annot.report import files
+
+    if form == "parquet":
+        return files.as_parquet(report)
+    if form != "table":
+        return (files.as_json(report) if form == "json" else files.as_csv(report)).encode()
+    text = StringIO()
+    show(RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
+    return text.getvalue().encode()
+
+
+def _steps(text: str) -> slice:
+    from annot.correlate.steps import step_slice
+
+    try:
+        return step_slice(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

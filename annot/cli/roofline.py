@@ -1,0 +1,139 @@
+"""Print how far layers or kernels are from the peaks of their device.
+
+A layer does F operations on B bytes in some time; a device can do at most P operations and move W bytes per second.
+Left of F/B = P/W a layer is bound by memory, right of it by computing, and launch-bound if the device waited for the
+host longer than it worked. The peaks are those of the device that the profile describes (of Nsight Systems: its
+device table; of torch.profiler: the data sheet), of this machine with --measure, or given by hand. They are printed
+with their source. Kernels need counters, as Nsight Compute reads them. Without PROFILE, only the peaks are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from annot.analyze.peaks import Peaks
+    from annot.correlate import Attribution
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES = """\
+examples:
+  annot roofline run.sqlite
+  annot roofline counters.ncu-rep --by kernel
+  annot roofline run.sqlite --peak-flops 19.5T --peak-bandwidth 1.55T
+  annot roofline cpu.sqlite --measure
+  annot roofline --measure
+"""
+_LETTERS: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `annot roofline` accepts."""
+    from annot.cli.output import add_output_arguments, add_step_arguments
+
+    parser.epilog = _EXAMPLES
+    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="file to read; it is not changed")
+    parser.add_argument("--by", choices=("layer", "kernel"), default="layer", help="default: layer")
+    peaks = parser.add_argument_group("peaks")
+    peaks.add_argument("--measure", action="store_true", help="measure those of this machine, with PyTorch")
+    peaks.add_argument("--peak-flops", type=_amount, metavar="N", help="FLOP/s, such as 19.5T; of all precisions")
+    peaks.add_argument("--peak-bandwidth", type=_amount, metavar="N", help="bytes/s of the memory, such as 2.04T")
+    add_step_arguments(parser)
+    add_output_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write the roofline; return the exit status."""
+    from annot.cli.output import check_output, output_problem
+
+    if problem := _usage_problem(args) or output_problem(args):
+        print(f"annot: error: {problem}", file=sys.stderr)
+        return 2
+    check_output(args)
+    if args.profile is None:
+        _print_peaks(_measured("cuda" if _cuda() else "cpu"))
+    else:
+        _report(args)
+    return 0
+
+
+def _usage_problem(args: argparse.Namespace) -> str | None:
+    if (args.peak_flops is None) != (args.peak_bandwidth is None):
+        return "--peak-flops and --peak-bandwidth belong together"
+    if args.measure and args.peak_flops is not None:
+        return "peaks are either measured or given"
+    if args.profile is None and not args.measure:
+        return "a PROFILE is needed, or --measure"
+    if args.profile is None and (args.output is not None or args.format != "table"):
+        return "peaks alone are only printed"
+    return None
+
+
+def _report(args: argparse.Namespace) -> None:
+    from annot.analyze.roofline import kernel_roofline, layer_roofline
+    from annot.cli.output import attributed, deliver
+    from annot.report.roofline import RooflineReport, print_roofline
+
+    attribution = attributed(args.profile, args)
+    peaks = _peaks(args, attribution)
+    rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
+    report = RooflineReport(args.by, rows, peaks, args.profile)
+    deliver(report, lambda console: print_roofline(report, console), args)
+
+
+def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
+    from annot.analyze.bottleneck import default_peaks
+    from annot.analyze.peaks import given_peaks
+
+    if args.peak_flops is not None:
+        return given_peaks(args.peak_flops, args.peak_bandwidth)
+    if args.measure:
+        return _measured("cuda" if attribution.nodes["gpu_self_ns"].sum() else "cpu")
+    return default_peaks(attribution)
+
+
+def _measured(device: str) -> Peaks:
+    from annot.errors import AnnotError
+
+    try:
+        from annot.torch.peaks import measure_peaks
+    except ImportError:
+        raise AnnotError(
+            "--measure needs PyTorch, which is not installed: give --peak-flops, --peak-bandwidth"
+        ) from None
+    try:
+        return measure_peaks(device)
+    except ValueError as error:
+        raise AnnotError(f"the profile's work was on a GPU, whose peaks cannot be measured here: {error}") from None
+
+
+def _cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
+
+
+def _print_peaks(peaks: Peaks) -> None:
+    from rich.console import Console, Group
+
+    from annot.report.roofline import peak_lines
+
+    Console().print(Group(*peak_lines(peaks)))
+
+
+def _amount(text: str) -> float:
+    """The number that a text such as ``19.5T`` or ``2e12`` stands for."""
+    factor = _LETTERS.get(text[-1:], 1.0)
+    try:
+        number = float(text[:-1] if factor > 1 else text) * factor
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 19.5T, got {text!r}")
+    return number

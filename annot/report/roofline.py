@@ -1,0 +1,100 @@
+"""The roofline of a profile on the terminal and in files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import polars as pl
+from rich.console import Console, Group
+from rich.text import Text
+
+from annot.analyze.peaks import Peaks
+from annot.report.table import Column, fitted_table
+from annot.report.units import amount, printable, unit_for
+
+__all__ = ["RooflineReport", "peak_lines", "print_roofline"]
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineReport:
+    """What a renderer needs.
+
+    Args:
+        by: what a row stands for.
+        rows: as `annot.analyze.roofline.layer_roofline` or `kernel_roofline` returns them.
+        peaks: of the device; None: not known.
+        source: the profile.
+    """
+
+    by: Literal["layer", "kernel"]
+    rows: pl.DataFrame
+    peaks: Peaks | None
+    source: str
+
+    @property
+    def name(self) -> str:
+        """What the rows are, such as `layers`."""
+        return f"{self.by}s"
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The profile, and the peaks with their source."""
+        return {"source": self.source, "peaks": None if self.peaks is None else self.peaks.as_meta()}
+
+
+def print_roofline(report: RooflineReport, console: Console) -> None:
+    """Print a roofline: the layers or kernels whose work is known, or that wait for their launch.
+
+    Args:
+        report: what to show.
+        console: where to; its width decides how many columns there are.
+    """
+    shown = report.rows.filter(pl.col("flops").is_not_null() | pl.col("bound").is_not_null())
+    rows = shown.to_dicts()
+    unit = unit_for(shown["time_ns"])
+    columns = [
+        Column(f"Time {unit.name}", lambda row: unit.show(row["time_ns"])),
+        Column("FLOPs", lambda row: amount(row["flops"]), 76),
+        Column("Bytes", lambda row: amount(row["bytes"]), 90),
+        Column("FLOP/B", lambda row: amount(row["intensity"])),
+        Column("FLOP/s", lambda row: amount(row["flops_per_s"])),
+        Column("B/s", lambda row: amount(row["bytes_per_s"]), 90),
+        Column("Precision", lambda row: row["precision"], 100),
+        Column("Roof", lambda row: "" if row["roof_share"] is None else f"{100 * row['roof_share']:.1f}%"),
+        Column("Bound", lambda row: row["bound"] or ""),
+    ]
+    lines: list[Any] = peak_lines(report.peaks)
+    if rows:
+        lines.append(fitted_table(report.by.capitalize(), [_label(row) for row in rows], columns, rows, console.width))
+    else:
+        lines.append(Text(_EMPTY[report.by], style="dim"))
+    if report.by == "layer" and (missing := report.rows["flops"].null_count()):
+        lines.append(Text(f"Note: the work of {missing:,} of {report.rows.height:,} rows is not counted", "yellow"))
+    console.print(Group(*lines))
+
+
+_EMPTY = {
+    "layer": "no layer whose work is known: use emit_ranges(model), which says shapes",
+    "kernel": "no kernel with counters of operations and of bytes: record with ncu --set full --nvtx",
+}
+
+
+def peak_lines(peaks: Peaks | None) -> list[Text]:
+    """Return the lines that say what the device can do, and who says so."""
+    if peaks is None:
+        return [Text("Peaks: not known; give --measure, or --peak-flops and --peak-bandwidth", style="yellow")]
+    flops = ", ".join(f"{name} {amount(value)}FLOP/s" for name, value in peaks.flops.items())
+    bandwidth = "bandwidth not known" if peaks.bandwidth is None else f"{amount(peaks.bandwidth)}B/s"
+    device = f"{printable(peaks.device)}: " if peaks.device else ""
+    return [
+        Text(f"Peaks of {device}{bandwidth}, {flops}" if device else f"Peaks: {bandwidth}, {flops}", style="bold"),
+        Text(f"from {printable(peaks.source)}", style="dim"),
+    ]
+
+
+def _label(row: dict[str, Any]) -> Text:
+    if "name" in row:
+        return Text(printable(row["name"]))
+    label = Text(printable(row["layer"] or "(model)"))
+    return label.append(f" {printable(row['module'])}", style="cyan").append(f" {row['phase']}", style="dim")

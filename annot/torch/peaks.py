@@ -1,0 +1,100 @@
+"""What this machine's processor or GPU reaches: products of matrices and copies, measured with PyTorch."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from annot.analyze.peaks import Peaks
+
+__all__ = ["measure_peaks"]
+
+_WIDTH: Final = {"cpu": 1024, "cuda": 8192}
+_COPIED: Final = {"cpu": 1 << 27, "cuda": 1 << 30}
+"""Bytes of a copy: more than caches hold."""
+_SECONDS: Final = 0.2
+_LEAST: Final = 3
+_PRECISIONS: Final = (
+    ("f64", torch.float64, False),
+    ("f32", torch.float32, False),
+    ("tf32 tensor", torch.float32, True),
+    ("f16 tensor", torch.float16, True),
+    ("bf16 tensor", torch.bfloat16, True),
+)
+
+
+def measure_peaks(device: str = "cpu") -> Peaks:
+    """Measure the most FLOP/s that products of matrices reach, and bytes/s that a copy does; takes about two seconds.
+
+    A copy of n bytes reads n and writes n. What is measured is below what a data sheet says.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        ValueError: PyTorch has no such device here.
+
+    Example:
+        >>> measure_peaks("cpu").bandwidth > 1e8
+        True
+    """
+    kind = torch.device(device).type
+    if kind not in _WIDTH or (kind == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"PyTorch has no device {device!r} here")
+    wanted = _PRECISIONS if kind == "cuda" else _PRECISIONS[:2]
+    flops = {name: _product(device, kind, dtype, tensor_cores) for name, dtype, tensor_cores in wanted}
+    name = torch.cuda.get_device_name(device) if kind == "cuda" else _processor()
+    threads = "" if kind == "cuda" else f" on {torch.get_num_threads()} threads"
+    source = f"measured on this machine with PyTorch {torch.__version__}{threads}: products of matrices, copies"
+    return Peaks(name, flops, _copy(device, kind), source)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def _product(device: str, kind: str, dtype: torch.dtype, tensor_cores: bool) -> float:
+    width = _WIDTH[kind]
+    one, other = (torch.ones(width, width, dtype=dtype, device=device) for _ in range(2))
+    out = torch.empty_like(one)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tensor_cores
+    try:
+        return 2 * width**3 / _shortest(lambda: torch.mm(one, other, out=out), kind)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _copy(device: str, kind: str) -> float:
+    size = _COPIED[kind]
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _shortest(lambda: target.copy_(source), kind)
+
+
+def _shortest(work: Callable[[], object], kind: str) -> float:
+    """The shortest time (s) of some calls, the first of which does not count."""
+    times: list[float] = []
+    began = time.perf_counter()
+    with torch.no_grad():
+        _timed(work, kind)
+        while len(times) < _LEAST or time.perf_counter() - began < _SECONDS:
+            times.append(_timed(work, kind))
+    return min(times)
+
+
+def _timed(work: Callable[[], object], kind: str) -> float:
+    begin = time.perf_counter()
+    work()
+    if kind == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
