@@ -142,7 +142,8 @@ def _known(module: nn.Module | None) -> type[nn.Module] | None:
     """Return the class of PyTorch that computes what `module` does."""
     own = type(module)
     cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("torch.nn.modules.")), None)
-    if cls is None or getattr(own, "forward", None) is not cls.forward:
+    # What torch.compile wraps around a module has no forward of its own, and so that of all modules.
+    if cls in (None, nn.Module) or getattr(own, "forward", None) is not cls.forward:
         return None
     lazy = getattr(module, "cls_to_become", None)
     return lazy if isinstance(lazy, type) else cls
