@@ -43,7 +43,11 @@ def layers_of(path: Path, model: nn.Module, run: Callable[[], torch.Tensor], *, 
     return layer_work(attribute(load(path)))
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet50", "vgg16", "unet"])
+RECURRENT = ("lstm", "ptb_lstm", "paradnn")
+OTHERS = {*RECURRENT, "gpt", "mobilenetv2", "transformer"}
+
+
+@pytest.mark.parametrize("name", [name for name in nets.MATRIX if name not in OTHERS])
 def test_samples_agree_with_the_counter_of_pytorch(name: str, tmp_path: Path) -> None:
     """FLOPs of forward and backward, the first layer's missing gradient included, and parameters, all exactly."""
     net = nets.MATRIX[name]()
@@ -56,30 +60,48 @@ def test_samples_agree_with_the_counter_of_pytorch(name: str, tmp_path: Path) ->
     assert params == sum(parameter.numel() for parameter in net.model.parameters())
 
 
-def test_the_language_model_agrees_but_for_the_causal_half(tmp_path: Path) -> None:
-    """PyTorch's counter has all pairs of places, annot those that the mask leaves: 136 of 256."""
-    net = nets.MATRIX["gpt"]()
+@pytest.mark.parametrize(
+    ("name", "pairs", "masked"),
+    [
+        ("gpt", 4 * 4 * 4 * 2 * (16 + 16), 256 - 136),  # blocks, batch, heads, both products
+        ("transformer", 2 * 2 * 2 * (32 + 32), 64 - 36),  # decoder layers, batch, both products of all heads
+    ],
+)
+def test_causal_models_agree_but_for_the_mask(name: str, pairs: int, masked: int, tmp_path: Path) -> None:
+    """PyTorch's counter has all pairs of places, annot those that the mask leaves."""
+    net = nets.MATRIX[name]()
     work = layers_of(tmp_path / "r.annot", net.model, net.loss, ops=True)
     forward, backward = counted(net.loss)
     rows = work.filter(pl.col("module").str.contains("Linear|Attention"))
     sums = dict(rows.group_by("phase").agg(pl.col("flops").sum()).iter_rows())
-    pairs = 4 * 4 * 4 * 2 * (16 + 16)  # blocks, batch, heads, both products
-    assert sums["forward"] + (256 - 136) * pairs - forward == 0
-    assert sums["backward"] + 2 * (256 - 136) * pairs - backward == 0
+    assert forward - sums["forward"] == masked * pairs
+    assert backward - sums["backward"] == 2 * masked * pairs
     assert work.filter(pl.col("module") == "Attention")["counted"].all()
 
 
-def test_the_recurrent_model_agrees_but_for_the_first_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_models_agree_but_for_the_first_state(name: str, tmp_path: Path) -> None:
     """In the backward, PyTorch spares the products with the first state, which needs no gradient and is zero."""
-    net = nets.MATRIX["lstm"]()
+    net = nets.MATRIX[name]()
     work = layers_of(tmp_path / "r.annot", net.model, net.loss)
     forward, backward = counted(net.loss)
-    rows = work.filter(pl.col("module").str.contains("Linear|LSTM"))
+    rows = work.filter(pl.col("module").str.contains(PRODUCTS))
     sums = dict(rows.group_by("phase").agg(pl.col("flops").sum()).iter_rows())
     assert sums["forward"] == forward
-    layers, batch, hidden = 2, 4, 32
-    spared = layers * batch * 2 * 4 * hidden * hidden
-    assert sums["backward"] - backward == spared
+    cells = next(module for module in net.model.modules() if isinstance(module, nn.RNNBase))
+    gates, batch = {"LSTM": 4, "GRU": 3}.get(cells.mode, 1), net.make_batch(0)[0].shape[0 if cells.batch_first else 1]
+    assert sums["backward"] - backward == cells.num_layers * batch * 2 * gates * cells.hidden_size**2
+
+
+def test_a_model_of_grouped_convolutions_agrees_in_forward(tmp_path: Path) -> None:
+    """In the backward of a grouped convolution PyTorch's counter takes every channel for every group."""
+    net = nets.MATRIX["mobilenetv2"]()
+    work = layers_of(tmp_path / "r.annot", net.model, net.loss)
+    rows = work.filter(pl.col("module").str.contains(PRODUCTS))
+    sums = dict(rows.group_by("phase").agg(pl.col("flops").sum()).iter_rows())
+    assert sums["forward"] == counted(net.loss)[0]
+    first = rows.filter(layer="features.0.0", phase="forward")["flops"].item()
+    assert sums["backward"] == 2 * sums["forward"] - first  # images need no gradient
 
 
 def _shapes(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from annot.collect.grid import Run, Sweep
     from annot.collect.sweep import Result
-    from annot.correlate import Attribution
     from annot.report.chart import Chart
 
 __all__ = ["add_arguments", "run"]
