@@ -23,7 +23,7 @@ from annot.correlate import Attribution, attribute, by_layer, summarize
 from annot.profile import Profile
 from annot.read import load
 from annot.report import ANALYSES, Analysis, report_on
-from annot.report.dlprof import print_analysis
+from annot.report.dlprof import LOOKS, print_analysis
 from annot.report.table import print_table
 
 SGEMM, TENSOR, RELU = "ampere_sgemm_64x64_nn", "ampere_fp16_s16816gemm_fp16_64x64_nn", "triton_poi_fused_relu_0"
@@ -177,7 +177,7 @@ def test_every_format(by: str, form: str, tmp_path: Path) -> None:
         assert pl.read_parquet(out).equals(report.rows)
 
 
-@pytest.mark.parametrize("by", ANALYSES)
+@pytest.mark.parametrize("by", LOOKS)
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_tables_fit(by: Analysis, width: int) -> None:
     """Whatever the width, lines fit into it and every row has one."""
@@ -206,7 +206,7 @@ def _nothing() -> Attribution:
     return attribute(Profile.build({}))
 
 
-@pytest.mark.parametrize("by", ANALYSES)
+@pytest.mark.parametrize("by", LOOKS)
 def test_profiles_without_anything(by: Analysis) -> None:
     """An empty profile and one without host times have all tables, and no times that nobody knows."""
     empty = ANALYSES[by](_nothing())
@@ -224,7 +224,7 @@ def test_one_profile_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """Analyses are of one profile; for several the command says so in one sentence."""
     paths = [str(path) for path in write_ranks(tmp_path, 2)]
     assert main(["report", *paths, "--by", "summary"]) != 0
-    assert "--by summary is about one profile" in capsys.readouterr().err
+    assert "--by summary takes one PROFILE" in capsys.readouterr().err
 
 
 def test_kernels_have_their_classes() -> None:
