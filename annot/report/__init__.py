@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
-from annot.analyze.advice import advise, by_advice
-from annot.analyze.bottleneck import by_bottleneck
-from annot.analyze.dlprof import by_detail, by_group, by_iteration, by_op_type, by_tensor_core
-from annot.analyze.kernels import by_class, with_classes
-from annot.analyze.measured import with_measured
-from annot.analyze.summary import by_summary
 from annot.analyze.work import by_layer_with_work, by_work
 from annot.correlate import (
     Attribution,
@@ -49,15 +44,29 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 def _by_kernel(attribution: Attribution) -> pl.DataFrame:
     """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores."""
+    from annot.analyze.kernels import with_classes
+
     return with_classes(by_kernel(attribution))
 
 
 def _by_work(attribution: Attribution) -> pl.DataFrame:
     """Return what `by_work` does, and what hardware counters measured, if there are any."""
+    from annot.analyze.measured import with_measured
+
     rows, profile = by_work(attribution), attribution.source
     if isinstance(profile, Profile) and profile.metrics.height:
         return with_measured(rows, attribution, profile)
     return rows
+
+
+def _analysis(module: str, function: str) -> Callable[[Attribution], pl.DataFrame]:
+    """Return what calls a function of `annot.analyze`, and loads it then, for a report needs one of them."""
+
+    def table(attribution: Attribution) -> pl.DataFrame:
+        rows: pl.DataFrame = getattr(import_module(f"annot.analyze.{module}"), function)(attribution)
+        return rows
+
+    return table
 
 
 GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
@@ -71,15 +80,15 @@ GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
 }
 
 ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
-    "bottleneck": by_bottleneck,
-    "advice": by_advice,
-    "summary": by_summary,
-    "detail": by_detail,
-    "iteration": by_iteration,
-    "tensor_core": by_tensor_core,
-    "op_type": by_op_type,
-    "group": by_group,
-    "class": by_class,
+    "bottleneck": _analysis("bottleneck", "by_bottleneck"),
+    "advice": _analysis("advice", "by_advice"),
+    "summary": _analysis("summary", "by_summary"),
+    "detail": _analysis("dlprof", "by_detail"),
+    "iteration": _analysis("dlprof", "by_iteration"),
+    "tensor_core": _analysis("dlprof", "by_tensor_core"),
+    "op_type": _analysis("dlprof", "by_op_type"),
+    "group": _analysis("dlprof", "by_group"),
+    "class": _analysis("kernels", "by_class"),
 }
 
 TABLES: Final[Mapping[Table, Callable[[Attribution], pl.DataFrame]]] = dict([*GROUPS.items(), *ANALYSES.items()])
@@ -160,4 +169,8 @@ def report_on(
 def advice_count(attribution: Attribution, by: Table) -> dict[str, int]:
     """Return how many pieces of advice there are, for the `meta` of a report of layers; empty: nobody looked."""
     pieces = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
-    return {"advice": len(advise(attribution))} if by == "layer" and pieces <= _ADVISED else {}
+    if by != "layer" or pieces > _ADVISED:
+        return {}
+    from annot.analyze.advice import advise
+
+    return {"advice": len(advise(attribution))}
