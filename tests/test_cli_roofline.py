@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from sqlite_profile import SqliteProfile, training
 
+from annot.analyze.peaks import Peaks
 from annot.cli import main
 
 US = 1000
@@ -76,7 +77,7 @@ def test_measured_peaks(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     from annot.torch.peaks import measure_peaks
 
-    peaks = measure_peaks("cpu")
+    peaks = Peaks(*measure_peaks("cpu"))
     assert peaks.flops["f32"] > 1e9
     assert peaks.bandwidth is not None
     assert peaks.bandwidth > 1e8

@@ -131,7 +131,7 @@ def test_a_run_is_known_again_by_what_it_runs(tmp_path: Path) -> None:
         ('[command]\nrun=["go"]\nretries=2\n', "[command] knows no 'retries'"),
         ('[command]\nrun=["go"]\ncollector="perf"\n', "collector must be one of"),
         ('[command]\nrun=["go"]\ntimeout=0\n', "timeout must be"),
-        ('[command]\nrun=["go"]\nsteps="last"\n', "steps must be like"),
+        ('[command]\nrun=["go"]\nsteps=1\n', "steps must be a text"),
         ('[command]\nrun=["go"]\n[plots]\nbatch="n"\n', "batch of [plots] must be a parameter"),
         ('[command]\nrun=["{n}"]\n[grid]\nn=[1,"a"]\n[plots]\nbatch="n"\n', "must have numbers as values"),
         ('[command]\nrun=["go"]\n[plots]\npeak_flops="1T"\n', "peak_flops must be a number above 0"),
@@ -234,6 +234,13 @@ def test_dry_run_only_says_what_would_run(tmp_path: Path) -> None:
     assert done.stdout.decode().splitlines()[0].endswith("script.py 1 slim")
     assert len(done.stdout.splitlines()) == 6
     assert not (tmp_path / "try.sweep").exists()
+    assert not journal(tmp_path)
+
+
+def test_steps_that_cannot_be_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = annot("sweep", write(tmp_path, CONFIG.replace("[command]", '[command]\nsteps = "last"')), cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"try.toml: steps must be like" in done.stderr
     assert not journal(tmp_path)
 
 

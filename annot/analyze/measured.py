@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.kernels import classify
 from annot.analyze.work import Cost, by_text, cost, with_work
 from annot.correlate import Attribution, by_layer
 from annot.profile import Profile, kernels_as_work
@@ -41,7 +42,6 @@ _KEY: Final = ("layer", "module", "phase")
 
 _WINOGRAD: Final = re.compile("winograd", re.IGNORECASE)
 _FFT: Final = re.compile(r"fft\dd|cgemm", re.IGNORECASE)
-_TENSOR_NAMES: Final = re.compile(r"[hi]mma|wgmma|tensorop|tf32|nvjet|xmma|16816|1688|s884|h884", re.IGNORECASE)
 _TILE: Final = re.compile(r"(?<![0-9])([1-9]\d{1,2})x([1-9]\d{1,2})(?![0-9])")
 _NEAR: Final = 0.005
 """By so much a count may differ for the few instructions around a product, which need no reason."""
@@ -165,7 +165,7 @@ def _unseen_products(kernels: pl.DataFrame) -> str:
     counts as 64 operations, 2 for each thread.
     """
     on_them = pl.col("tensor_instructions") * 64 > 2 * pl.col("half_flops").fill_null(0) + 64
-    by_name = pl.Series(map(bool, map(_TENSOR_NAMES.search, kernels["name"].fill_null(""))), dtype=pl.Boolean)
+    by_name = pl.Series([classify(name).tensor_cores for name in kernels["name"].fill_null("")], dtype=pl.Boolean)
     unseen = kernels.select(on_them.fill_null(by_name) & (pl.col("tensor_flops").fill_null(0) == 0)).to_series()
     return "Tensor Cores computed products that these counters do not see" if unseen.any() else ""
 

@@ -38,8 +38,8 @@ class Peaks:
 
     Example:
         >>> roof = Peaks("A100", {"f32": 19.5e12, "f16 tensor": 312e12}, 2.04e12, "its data sheet")
-        >>> roof.of("f16", tensor_cores=True), round(roof.ridge("f32"), 1)
-        (312000000000000.0, 9.6)
+        >>> roof.of("f16", tensor_cores=True), roof.of("f32")
+        (312000000000000.0, 19500000000000.0)
     """
 
     device: str
@@ -60,16 +60,6 @@ class Peaks:
         found = (self.flops[name] for name in _NEAREST.get(key, (key,)) if name in self.flops)
         return next(found, self.flops.get(precision) if tensor_cores else None)
 
-    def ridge(self, precision: str, *, tensor_cores: bool = False) -> float | None:
-        """Return the FLOPs per byte from which on work is bound by computing; None if it is not known."""
-        peak = self.of(precision, tensor_cores=tensor_cores)
-        return peak / self.bandwidth if peak and self.bandwidth else None
-
-    def attainable(self, intensity: float, precision: str, *, tensor_cores: bool = False) -> float | None:
-        """Return the FLOP/s that the roof allows at an intensity (FLOPs per byte); None if it is not known."""
-        peak = self.of(precision, tensor_cores=tensor_cores)
-        return min(peak, intensity * self.bandwidth) if peak and self.bandwidth else None
-
     def as_meta(self) -> dict[str, Any]:
         """Return the peaks for a report: device, source, flops by precision, bandwidth."""
         return {
@@ -84,8 +74,8 @@ def given_peaks(flops: float, bandwidth: float) -> Peaks:
         ValueError: a number is not above 0.
 
     Example:
-        >>> given_peaks(1e12, 1e11).ridge("f32")
-        10.0
+        >>> given_peaks(1e12, 1e11).of("f32")
+        1000000000000.0
     """
     if not (flops > 0 and bandwidth > 0):
         raise ValueError(f"peaks must be above 0, got {flops:g} FLOP/s and {bandwidth:g} bytes/s")

@@ -97,6 +97,7 @@ def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
 
 
 def _measured(device: str) -> Peaks:
+    from annot.analyze.peaks import Peaks
     from annot.errors import AnnotError
 
     try:
@@ -106,7 +107,7 @@ def _measured(device: str) -> Peaks:
             "--measure needs PyTorch, which is not installed: give --peak-flops, --peak-bandwidth"
         ) from None
     try:
-        return measure_peaks(device)
+        return Peaks(*measure_peaks(device))
     except ValueError as error:
         raise AnnotError(f"the profile's work was on a GPU, whose peaks cannot be measured here: {error}") from None
 

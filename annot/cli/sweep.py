@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from annot.collect.sweep import finished, locked
 
     sweep = read_sweep(args.config, args.collector)
-    _check_names(sweep, args.config)
+    _check(sweep, args.config)
     folder = args.output or Path(f"{args.config.stem}.sweep")
     if args.dry_run:
         for one in sweep.runs:
@@ -94,9 +94,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if runs.height else 1
 
 
-def _check_names(sweep: Sweep, config: Path) -> None:
+def _check(sweep: Sweep, config: Path) -> None:
+    """Refuse, before anything runs, what would fail in the end."""
     from annot.analyze.sweep import RESERVED
+    from annot.correlate.steps import step_slice
     from annot.errors import AnnotError
+
+    try:
+        step_slice(sweep.steps)
+    except ValueError as error:
+        raise AnnotError(f"{config}: {error}") from None
 
     if taken := [name for name in sweep.parameters if name in RESERVED]:
         raise AnnotError(f"{config}: a parameter cannot be called {taken[0]!r}: the table has a column of that name")

@@ -29,8 +29,8 @@ class Nest:
     """Ranges in order, with their places in the tree.
 
     Args:
-        tree: the ranges that nest, with `parent` (row in this table, -1 at the top; Int32) and `depth` (0 at
-            the top; Int32); a parent comes before its children.
+        tree: the ranges that nest, with `parent` (row in this table, -1 at the top; Int32); a parent comes before
+            its children.
         loose: the ranges that cross others or end on another thread.
     """
 
@@ -58,8 +58,8 @@ def nest(ranges: pl.DataFrame) -> Nest:
     given_away = [ranges.drop("started", "ours", "foreign")]
     del ranges  # tables of tens of millions of rows; the caller gave it away
     tree = _taken(given_away.pop(), order.filter(~aside) if loose.height else order)
-    parent, depth = sweep.parents(tree["thread"], tree["end"])
-    return Nest(tree.with_columns(parent.alias("parent"), depth.alias("depth")), loose)
+    parent, _ = sweep.parents(tree["thread"], tree["end"])
+    return Nest(tree.with_columns(parent.alias("parent")), loose)
 
 
 def _aside(ranges: pl.DataFrame, order: pl.Series) -> pl.Series:

@@ -22,6 +22,7 @@ import wrapt
 
 from annot import emit, tag
 from annot.torch import compiled_ranges, origins
+from annot.torch.patches import Patches
 
 __all__ = ["Compiled"]
 
@@ -59,7 +60,7 @@ class Compiled:
         self._graphs: dict[int, _Graph] = {}
         self._names: Counter[tuple[str, bool]] = Counter()
         self._traced_in: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
         self._extern: list[Any] = []  # the schedulers that are at a call of a kernel that is not generated
 
     def install(self) -> None:
@@ -75,8 +76,7 @@ class Compiled:
         """Put everything back, in reverse order."""
         global _active
         _active = None
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     def patch(self) -> None:
         """Patch what runs graphs, and what generates code: the latter all or not at all."""
@@ -86,18 +86,8 @@ class Compiled:
                 emit.warn_once(_NOT_HERE.format(torch.__version__))
                 return
             for (cls, name), make in found:
-                self._replace(cls, name, make)
-
-    def _replace(self, cls: Any, name: str, make: Callable[[Compiled, Any], Any]) -> None:
-        original = vars(cls)[name]
-        ours = functools.wraps(original)(make(self, original))
-        setattr(cls, name, ours)
-
-        def undo() -> None:
-            if vars(cls)[name] is ours:
-                setattr(cls, name, original)
-
-        self._undo.append(undo)
+                original = vars(cls)[name]
+                self._patches.replace(cls, name, functools.wraps(original)(make(self, original)))
 
     # ---------------------------------------------------------------- runs
 

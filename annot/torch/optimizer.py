@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import wrapt
@@ -13,22 +13,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from annot import emit, tag
+from annot.torch.patches import Patches
 
 __all__ = ["OptimizerSteps", "subclasses"]
 
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
-
-
-class _Patch(NamedTuple):
-    owner: type
-    name: str
-    ours: Any
-    original: Any
-
-    def undo(self) -> None:
-        """Put the original back, unless somebody else has put something there since."""
-        if vars(self.owner).get(self.name) is self.ours:
-            setattr(self.owner, self.name, self.original)
 
 
 class OptimizerSteps:
@@ -43,7 +32,8 @@ class OptimizerSteps:
     """
 
     def __init__(self) -> None:
-        self._patched: list[_Patch] = []
+        self._patches = Patches()
+        self._stand_ins: list[Any] = []
         self._handles: list[Any] = []
         self._thread = threading.local()
         self._open: dict[int, Any] = {}  # what the hooks opened, by thread
@@ -54,7 +44,8 @@ class OptimizerSteps:
         for cls in subclasses(Optimizer):
             self._patch(cls)
         original = vars(Optimizer)["_patch_step_function"]
-        self._put(Optimizer, "_patch_step_function", wrapt.FunctionWrapper(original, self._on_first_use))
+        first_use = wrapt.FunctionWrapper(original, self._on_first_use)
+        self._patches.replace(Optimizer, "_patch_step_function", first_use)
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -67,17 +58,13 @@ class OptimizerSteps:
             handle.remove()
         while self._open:  # other threads may be amid a step
             emit.end(self._open.popitem()[1])
-        while self._patched:
-            self._patched.pop().undo()
-
-    def _put(self, owner: type, name: str, ours: Any) -> None:
-        self._patched.append(_Patch(owner, name, ours, vars(owner)[name]))
-        setattr(owner, name, ours)
+        self._patches.undo()
 
     def _patch(self, cls: type) -> None:
         step = vars(cls).get("step")
-        if getattr(step, "hooked", False) and all(patch.ours is not step for patch in self._patched):
-            self._put(cls, "step", self._stand_in(step))
+        if getattr(step, "hooked", False) and all(ours is not step for ours in self._stand_ins):
+            self._stand_ins.append(self._stand_in(step))
+            self._patches.replace(cls, "step", self._stand_ins[-1])
 
     def _on_first_use(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)

@@ -9,8 +9,6 @@ from typing import Final
 
 import torch
 
-from annot.analyze.peaks import Peaks
-
 __all__ = ["measure_peaks"]
 
 _WIDTH: Final = {"cpu": 1024, "cuda": 8192}
@@ -27,7 +25,7 @@ _PRECISIONS: Final = (
 )
 
 
-def measure_peaks(device: str = "cpu") -> Peaks:
+def measure_peaks(device: str = "cpu") -> tuple[str, dict[str, float], float, str]:
     """Measure the most FLOP/s that products of matrices reach, and bytes/s that a copy does; takes about two seconds.
 
     A copy of n bytes reads n and writes n. What is measured is below what a data sheet says.
@@ -35,11 +33,15 @@ def measure_peaks(device: str = "cpu") -> Peaks:
     Args:
         device: ``cpu`` or ``cuda``.
 
+    Returns:
+        Name of the device, FLOP/s by precision, bytes/s, and where they come from: what `annot.analyze.peaks.Peaks`
+        is made of.
+
     Raises:
         ValueError: PyTorch has no such device here.
 
     Example:
-        >>> measure_peaks("cpu").bandwidth > 1e8
+        >>> measure_peaks("cpu")[2] > 1e8
         True
     """
     kind = torch.device(device).type
@@ -50,7 +52,7 @@ def measure_peaks(device: str = "cpu") -> Peaks:
     name = torch.cuda.get_device_name(device) if kind == "cuda" else _processor()
     threads = "" if kind == "cuda" else f" on {torch.get_num_threads()} threads"
     source = f"measured on this machine with PyTorch {torch.__version__}{threads}: products of matrices, copies"
-    return Peaks(name, flops, _copy(device, kind), source)
+    return name, flops, _copy(device, kind), source
 
 
 def _processor() -> str:

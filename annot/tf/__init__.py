@@ -1,0 +1,3 @@
+"""Ranges in TensorFlow and Keras; importing this imports TensorFlow."""
+
+from __future__ import annotations
