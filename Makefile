@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile
 SOURCES := pyproject.toml $(wildcard annot/native/*.c annot/native/*.h annot/native/*.py)
 PROFILE := build/alexnet.sqlite
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,8 +29,8 @@ demo: $(VENV)/.installed
 
 # What the C call path does, its Python twin must do too.
 test: lint
-	ANNOT_DISABLE_NATIVE=1 $(BIN)/pytest -q tests/test_emit.py tests/test_trace.py tests/test_loop.py tests/test_torch_*.py
-	$(BIN)/pytest
+	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q tests/test_emit.py tests/test_trace.py tests/test_loop.py tests/test_torch_*.py
+	$(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
