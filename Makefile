@@ -8,7 +8,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
-PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile
+TENSORFLOW := tensorflow-cpu==2.21.0
+TF_VENV := .venv-tf
+PYTEST_OPTIONS := --numprocesses auto --dist loadfile
+PYTEST := $(BIN)/pytest $(PYTEST_OPTIONS)
+TF_PYTEST := $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
 SOURCES := pyproject.toml $(wildcard annot/native/*.c annot/native/*.h annot/native/*.py)
 PROFILE := build/alexnet.sqlite
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,10 +31,13 @@ demo: $(VENV)/.installed
 	@echo "== profiling samples/alexnet.py with the embedded recorder"
 	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python samples/alexnet.py
 
-# What the C call path does, its Python twin must do too.
-test: lint
+# What the C call path does, its Python twin must do too. TensorFlow has an environment of its own, without PyTorch, so
+# that each part of the suite is seen to pass without the other's framework.
+test: lint $(TF_VENV)/.dev
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q tests/test_emit.py tests/test_trace.py tests/test_loop.py tests/test_torch_*.py
 	$(PYTEST)
+	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q tests/test_tf_*.py
+	$(TF_PYTEST) tests/test_tf_*.py tests/test_samples_keras.py tests/test_torch_*.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -61,4 +68,12 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 	@echo "== installing what the tests need"
 	$(BIN)/python -m pip install -q --group dev
+	@touch $@
+
+$(TF_VENV)/.dev: $(SOURCES)
+	@echo "== creating $(TF_VENV) with $(TENSORFLOW)"
+	$(PYTHON) -m venv $(TF_VENV)
+	$(TF_VENV)/bin/python -m pip install -q "pip>=25.1"
+	$(TF_VENV)/bin/python -m pip install --progress-bar on $(TENSORFLOW)
+	PYTHONWARNINGS=ignore $(TF_VENV)/bin/python -m pip install -q --group dev-tf -e .
 	@touch $@
