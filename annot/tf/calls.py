@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.impl import api
 
 from annot import emit
 from annot.tag import Phase, Tag
@@ -200,9 +202,12 @@ def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any
 
 
 def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    autograph = tf.__internal__.autograph
-    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
-    return converted
+    """Return what AutoGraph makes of the user's function, if it is at work."""
+    # Not by tf_convert, which turns exceptions into others on their way out.
+    if ag_ctx.control_status_ctx().status != ag_ctx.Status.ENABLED:
+        return function
+    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    return lambda *args, **kwargs: api.converted_call(function, args, kwargs, options=options)
 
 
 def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
