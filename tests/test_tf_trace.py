@@ -186,6 +186,13 @@ def test_methods_and_layers(tmp_path: Path, wanted: None, graph: bool) -> None:
     ]  # fmt: skip
 
 
+def test_a_traced_function_as_an_argument(tmp_path: Path, wanted: None) -> None:
+    double = trace("double")(lambda x: x * 2.0)
+    run = tf.function(lambda of, x: of(x))
+    captured = unchanged(tmp_path, lambda: tf.constant(6.0), lambda: run(double, tf.constant(3.0)))
+    assert captured.texts == ["double |fwd"]
+
+
 def test_autograph_converts_what_is_traced(tmp_path: Path, wanted: None) -> None:
     @trace("clipped")
     def clipped(x: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -23,7 +25,7 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 _NO_OPERATIONS = "TensorFlow compiles this for XLA, where annot's operations cannot run: no ranges of trace and start"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What the caller of `trace` or `start` chose."""
 
@@ -32,12 +34,12 @@ class Options:
     grad_message: str | None
     grad_domain_name: str | None
 
-    @property
+    @functools.cached_property
     def event(self) -> Any:
         """The range of the forward work."""
         return _event(self.message, self.domain_name, "forward")
 
-    @property
+    @functools.cached_property
     def grad_event(self) -> Any:
         """The range of the backward work."""
         return _event(self.grad_message or self.message, self.grad_domain_name, "backward")
@@ -189,13 +191,23 @@ def _decorate(
 def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        body = function
         if not tf.executing_eagerly():
             body = _converted(function)
-        if not _works_here():
-            return body(*args, **kwargs)
-        return _call(body, options, args, kwargs)
+            return _call(body, options, args, kwargs) if _works_here() else body(*args, **kwargs)
+        if not emit.enabled():
+            return function(*args, **kwargs)
+        if may_be_taped():
+            return _call(function, options, args, kwargs)
+        emit.push(options.event)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            emit.pop()
 
+    # `tf.function` takes what a function that is its argument wraps in that one's place, and the range would be lost.
+    with contextlib.suppress(TypeError, ValueError):
+        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    del call.__wrapped__
     # AutoGraph is to leave this function alone, and convert the user's as if it had been called directly.
     call.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
     return call
@@ -211,10 +223,7 @@ def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = nest.tensors_in((args, kwargs))
-    if tf.executing_eagerly() and not may_be_taped():
-        return _call_plain(body, options.event, args, kwargs)
-    tensors, token = ops.begin(tensors, options.event, options.grad_event)
+    tensors, token = ops.begin(nest.tensors_in((args, kwargs)), options.event, options.grad_event)
     try:
         args, kwargs = nest.replace_tensors((args, kwargs), tensors)
         with reads.gated(token):
@@ -224,14 +233,6 @@ def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
         ops.abandon(token)
         raise
     return nest.replace_tensors(result, ops.finish(outputs, token))
-
-
-def _call_plain(body: Callable[..., Any], event: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    emit.push(event)
-    try:
-        return body(*args, **kwargs)
-    finally:
-        emit.pop()
 
 
 def _works_here() -> bool:
