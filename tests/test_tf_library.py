@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from commands import needs_recorder
+from commands import annot, needs_recorder
 
 from annot import native
 from annot.tf import by_ctypes, library
@@ -96,3 +97,19 @@ def test_both_twins_define_the_same_operations() -> None:
 def test_both_twins_ask_tensorflow_for_the_same_functions() -> None:
     source = (Path(native.__file__).parent / "tf_ops.c").read_text()
     assert set(re.findall(r"X\([\w *]+, (TF_\w+),", source)) == set(by_ctypes.FUNCTIONS)
+
+
+@pytest.mark.parametrize("mode", ["native", "python"])
+def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> None:
+    """And does not import TensorFlow, which would take seconds."""
+    environ = {"ANNOT_DISABLE_NATIVE": "1"} if mode == "python" else {"ANNOT_DISABLE_NATIVE": ""}
+    done = annot("doctor", "--format", "json", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1", **environ)
+    (check,) = [one for one in json.loads(done.stdout) if one["name"] == "TensorFlow ranges"]
+    if mode == "python":
+        assert "registered from Python" in check["text"]
+        assert check["state"] == "note"
+    elif native.tf_library() is not None:
+        assert "prebuilt" in check["text"]
+        assert check["state"] == "ok"
+    assert b"annot.collect.checks" in done.stderr
+    assert not re.search(rb"\| +tensorflow\b", done.stderr)

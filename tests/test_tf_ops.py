@@ -139,9 +139,9 @@ def _before(*operations: Any) -> set[Any]:
 
 def test_tensors_of_every_kind_pass(tmp_path: Path) -> None:
     values = [
-        tf.constant(1.5, tf.float16), tf.constant([2, 3], tf.bfloat16), tf.constant([[4.0]], tf.float64), tf.zeros([0, 3]),
-        tf.constant([1, 2], tf.int32), tf.constant(3, tf.int64), tf.constant([True]), tf.constant(["a", "b"]),
-        tf.constant(1 + 2j, tf.complex64), tf.constant([5], tf.uint8), tf.constant([1, -1], tf.int8),
+        tf.constant(1.5, tf.float16), tf.constant([2, 3], tf.bfloat16), tf.constant([[4.0]], tf.float64),
+        tf.zeros([0, 3]), tf.constant([1, 2], tf.int32), tf.constant(3, tf.int64), tf.constant([True]),
+        tf.constant(["a", "b"]), tf.constant(1 + 2j, tf.complex64), tf.constant([5], tf.uint8), tf.constant([1, -1], tf.int8),
     ]  # fmt: skip
 
     @tf.function

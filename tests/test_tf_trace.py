@@ -76,12 +76,11 @@ def _domains(folder: Path) -> list[tuple[str, str]]:
 
     (path,) = folder.glob("*.sqlite")
     with sqlite3.connect(path) as database:
-        rows = database.execute(
+        return database.execute(
             """select coalesce(e.text, s.value), d.text from NVTX_EVENTS e left join StringIds s on s.id = e.textId
                join NVTX_EVENTS d on d.eventType = 75 and d.domainId = e.domainId
                where e.eventType in (59, 60) order by e.start"""
         ).fetchall()
-    return rows
 
 
 def test_the_gradients_of_the_weights_come_before_the_end_of_the_range(wanted: None) -> None:
