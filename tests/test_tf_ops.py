@@ -252,6 +252,56 @@ def test_a_persistent_tape_has_a_backward_range_for_each_gradient(tmp_path: Path
 
 
 @pytest.mark.parametrize("graph", [True, False])
+def test_gradients_of_one_output_after_the_other(tmp_path: Path, graph: bool) -> None:
+    x = tf.constant([2.0, 3.0])
+
+    def each(put: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            outputs = put("two", [x], lambda x: (x * x, tf.sin(x)))
+        return [tape.gradient(one, x) for one in outputs]
+
+    run = tf.function(each) if graph else each
+    wanted = run(plain)
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert counts(captured) == {"two": 1, "two'": 2}
+
+
+def test_a_gradient_through_another_gradient_of_the_same_work(tmp_path: Path) -> None:
+    """The backward range must not wait for what is computed from its own results."""
+    x, weight = tf.constant([2.0, 3.0]), tf.Variable([5.0, 7.0])
+
+    @tf.function
+    def run(put: Any) -> Any:
+        beside = []
+
+        def work(x: Any, weight: Any) -> Any:
+            beside.append(weight * 3.0)
+            return x * x
+
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = put("work", [x, weight], work)
+            loss = tf.reduce_sum(beside.pop() * inner.gradient(y, x))
+        return outer.gradient(loss, weight)
+
+    wanted = run(plain)
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert counts(captured) == {"work": 1, "work'": 1}
+
+
+def test_work_without_outputs_closes_its_range(tmp_path: Path) -> None:
+    @tf.function
+    def aside(x: Any) -> Any:
+        (x,), token = ops.begin([x], emit.event("aside"))
+        assert ops.finish([], token) == []
+        return x + 1.0
+
+    assert recorded(tmp_path, lambda: aside(tf.constant(1.0))).texts == ["aside"]
+
+
+@pytest.mark.parametrize("graph", [True, False])
 def test_gradients_of_some_weights_close_what_they_open(tmp_path: Path, graph: bool) -> None:
     """As when one of two networks is trained: the other's weights are on the tape, but nobody asks for them."""
     weights, x = variables(3), tf.ones([3, 6])
