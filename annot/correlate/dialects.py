@@ -21,10 +21,13 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["BATCH", "DATA", "Said", "split_suffix", "understand"]
+__all__ = ["BATCH", "DATA", "DOMAINS", "Said", "split_suffix", "understand"]
 
 BATCH: Final = "(batch)"
 DATA: Final = "(data)"
+
+DOMAINS: Final = {"Forward": "forward", "Backward": "backward", "Gradient": "backward"}
+"""NVTX domains that people name after the phase of their ranges, as nvtx-plugins for TensorFlow proposes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot import tag
-from annot.correlate.dialects import BATCH, DATA, Said, operation, understand
+from annot.correlate.dialects import BATCH, DATA, DOMAINS, Said, operation, understand
 
 __all__ = ["BATCH", "DATA", "EPOCH", "spell_out"]
 
@@ -30,8 +30,8 @@ def spell_out(texts: pl.DataFrame) -> pl.DataFrame:
     neither annot nor any tool it knows wrote is a layer by itself.
 
     Args:
-        texts: columns text and role; role is one of `annot.profile.ROLES`, or ``operation`` if only the name
-            tells whether it belongs to the backward pass, or null for any text of NVTX.
+        texts: columns text, role and, if it matters, domain; role is one of `annot.profile.ROLES`, or ``operation``
+            if only the name tells whether it belongs to the backward pass, or null for any text of NVTX.
 
     Returns:
         The columns of `annot.correlate.dialects.Said`.
@@ -41,16 +41,21 @@ def spell_out(texts: pl.DataFrame) -> pl.DataFrame:
         >>> spell_out(texts).row(0)[:4]
         ('fc', 'Linear', 'forward', '[4,8]f32')
     """
-    rows = [_as_row(_said(text or "", role)) for text, role in texts.select("text", "role").iter_rows()]
+    domain = "domain" if "domain" in texts.columns else pl.lit("").alias("domain")
+    known = texts.select("text", "role", domain)
+    rows = [_as_row(_said(text or "", role, domain)) for text, role, domain in known.iter_rows()]
     return pl.DataFrame(rows, schema=_SAYS, orient="row")
 
 
-def _said(text: str, role: str | None) -> Said:
+def _said(text: str, role: str | None, domain: str) -> Said:
     if role == "operation":
         return operation(text)
     if role in ("operator", "backward"):
         return Said(text or NAMELESS, phase="backward" if role == "backward" else "other", role=role)
-    return _tagged(text) or understand(text) or Said(text or NAMELESS, layered=role == "module")
+    said = _tagged(text) or understand(text)
+    if said is None and role is None and domain in DOMAINS:
+        said = Said(text or NAMELESS, phase=DOMAINS[domain], layered=True)
+    return said or Said(text or NAMELESS, layered=role == "module")
 
 
 def _tagged(text: str) -> Said | None:
