@@ -57,6 +57,7 @@ class Places:
         ]
         """The node of each of `REASONS`."""
         self._loops = loops(whole.says)
+        self._guesses = forest.trunk < forest.tree.height
         self._captured: dict[tuple[int, int], int] = {}
 
     def of(self, work: pl.DataFrame) -> pl.DataFrame:
@@ -75,8 +76,10 @@ class Places:
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
         found = pl.col("value") >= 0
         late = (pl.col("value") >= BY_TIME).fill_null(False)
-        guessed = ~late & (pl.col("value") >= GUESSED).fill_null(False)
-        row = pl.col("value") - late * BY_TIME - guessed * GUESSED
+        row, guessed = pl.col("value") - late * BY_TIME, pl.lit(False)
+        if self._guesses:
+            guessed = ~late & (pl.col("value") >= GUESSED).fill_null(False)
+            row -= guessed * GUESSED
         known = (
             value.alias("value"), step.fill_null(sweep.NONE).alias("step"), cell.alias("cell"),
             process.alias("process_code"),

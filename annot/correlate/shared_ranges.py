@@ -20,15 +20,15 @@ from typing import Final
 
 import polars as pl
 
+from annot import layer_path
 from annot.correlate import sweep
 from annot.correlate.around import innermost_around, spans_of
 from annot.correlate.dialects import DOMAINS
 from annot.correlate.threads import Threads
 
-__all__ = ["LAYER_PHASES", "above", "are_shared", "overlap", "placed"]
+__all__ = ["LAYER_PHASES", "are_shared", "overlap", "placed"]
 
 LAYER_PHASES: Final = ("forward", "backward", "recompute", "optimizer", "data")
-_SEPARATORS: Final = "./"
 
 
 def are_shared(ranges: pl.DataFrame, says: pl.DataFrame, threads: Threads) -> pl.Series | None:
@@ -86,21 +86,9 @@ def placed(shared: pl.DataFrame, trunk: pl.DataFrame, says: pl.DataFrame, thread
 
 def _in_order(shared: pl.DataFrame, says: pl.DataFrame) -> pl.DataFrame:
     """The ranges in the order in which a parent comes before its children."""
-    depth = says["layer"].str.count_matches(f"[{_SEPARATORS}]") + (says["layer"] != "").cast(pl.UInt32)
+    depth = pl.Series([len(layer_path.within(layer)) for layer in says["layer"]], dtype=pl.Int64)
     ordered = shared.with_columns(depth.gather(shared["says"]).alias("depth"))
     return ordered.sort("start", "end", "depth", "id", descending=[False, True, False, False]).drop("depth")
-
-
-def above(layer: str) -> list[str]:
-    """Return the layers above one, the whole model first.
-
-    Example:
-        >>> above("net/block.1")
-        ['', 'net', 'net/block']
-        >>> above("")
-        []
-    """
-    return ["", *(layer[:place] for place, char in enumerate(layer) if place and char in _SEPARATORS)] if layer else []
 
 
 class _Said:
@@ -122,7 +110,7 @@ class _Said:
         """Return the keys of those that may be around it."""
         if text not in self._above:
             domain, phase, layer = self._rows[text]
-            self._above[text] = [(domain, phase, higher) for higher in above(layer)]
+            self._above[text] = [(domain, phase, higher) for higher in layer_path.above(layer)]
         return self._above[text]
 
 
