@@ -176,7 +176,7 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
     if any_open:  # it lasts to the last instant that the host is known to have reached
         latest_call = source.last_launch()
         reached += [] if latest_call is None else [latest_call]
-    return grow(intake, max(reached, default=0))
+    return grow(intake, max(reached, default=0), source.meta.get("scopes", ()))
 
 
 def _check_lengths(source: Source, forest: Forest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,14 +57,15 @@ class Forest:
         return sweep.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
 
 
-def grow(intake: Intake, last: int) -> Forest:
+def grow(intake: Intake, last: int, marks: Iterable[str] = ()) -> Forest:
     """Nest ranges, read their texts and lead backward operations to the layers of their forward ones.
 
     Args:
         intake: the ranges; it has none afterwards.
         last: the last instant that the host is known to have reached (ns); open ranges end there.
+        marks: what marks say of name scopes; see `annot.scope_text`.
     """
-    says, keys = _keyed(intake.says())
+    says, keys = _keyed(intake.says(marks))
     threads = intake.threads()
     parts = _told_apart(intake.give(last), says, threads)
     nested = nest(parts.pop())

@@ -9,7 +9,7 @@ as ``TensorFlow Name Scope`` and ``Steps``, say nothing new and are left out.
 
 Host: an event with a correlation id is the launch of device work. The operations of TensorFlow
 (``model/dense/MatMul:MatMul``) and those of XLA become operators; their name scopes become ranges around them that
-bear the scope as the path of a layer, see `annot.read.xplane_scopes` and `annot.read.xplane_ranges`. An event with
+bear the scope as the path of a layer, see `annot.scopes` and `annot.read.xplane_ranges`. An event with
 the number of a step is the batch of that number. Events of the runtime itself become operators too, so that they
 are no layers: those of its own threads, and those whose names only it uses. All others are annotations.
 
@@ -41,7 +41,7 @@ from annot.read.xplane_origins import Origins, launched, place
 from annot.read.xplane_plane import Plane, decode
 from annot.read.xplane_proto import messages
 from annot.read.xplane_ranges import Ranges
-from annot.read.xplane_scopes import Scopes
+from annot.scopes import Scopes
 
 __all__ = ["NAME", "read", "sniff"]
 
