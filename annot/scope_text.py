@@ -13,10 +13,13 @@ from typing import Final
 
 from annot import tag
 
-__all__ = ["START", "format_scope", "parse_scope"]
+__all__ = ["SIDE_FILE", "START", "format_scope", "parse_scope"]
 
 START: Final = "Scope "
 """What such a text begins with."""
+
+SIDE_FILE: Final = "annot_scopes.txt"
+"""File of such texts, a line each, beside profiles in which marks of NVTX cannot stand, or in a folder around them."""
 
 _MARK: Final = re.compile(rf"{START}(\S+) = (.+)", re.DOTALL)
 

@@ -35,7 +35,7 @@ def paths_of(
         The node of each range (Int32), all nodes, and the nodes of backward layers found in this way.
     """
     key = _own_keys(tree, says)
-    if "sequence" not in tree.columns and says["around"].list.len().any():
+    if "sequence" not in tree.columns and (says["around"].list.len() > 0).any():
         return *_with_noted(tree, key, says, keys), frozenset()
     path, parent, node_key = sweep.paths(tree["parent"], key)
     nodes = Nodes.of(parent, node_key)
