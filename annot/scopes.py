@@ -29,7 +29,8 @@ _LONGEST: Final = 4096
 _DEEPEST: Final = 32
 
 _NODE: Final = re.compile(r"[A-Za-z0-9.][\w.\\/>-]*:_?[A-Z]\w*")
-_CALL: Final = re.compile(r"(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?")
+_CALL: Final = re.compile(r"(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?|ConstantFolding")
+_TRANSFER: Final = re.compile(r"_(?:send|recv)_")
 _REPLICA: Final = re.compile(r"replica_\d+")
 _INLINED: Final = re.compile(r"_\d+")  # "cond_17/then/_256/": the function that was put here
 _GRADIENTS: Final = re.compile(r"gradient_tape|gradients(?:_\d+)?")
@@ -102,7 +103,7 @@ def operation(name: str) -> Operation:
 
 
 def _tensorflow(name: str) -> Operation:
-    node, _, kind = name.partition(":")
+    node, _, kind = _TRANSFER.sub("", name, count=1).partition(":")
     parts = [part for part in node.split("/") if part]
     gradients = [place for place, part in enumerate(parts) if _GRADIENTS.fullmatch(part)]
     if gradients:

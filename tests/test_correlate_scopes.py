@@ -33,6 +33,7 @@ NOTED = [
         ("model/dense/MatMul:MatMul", "model/dense", "forward"),
         ("gradient_tape/model/dense/MatMul_1:MatMul", "model/dense", "backward"),
         ("StatefulPartitionedCall/replica_1/model/dense/Relu:Relu", "model/dense", "forward"),
+        ("ConstantFolding/StatefulPartitionedCall/net/fc/Shape:Shape", "net/fc", "forward"),
         ("a:B", "a:B", "other"),
     ],
 )
@@ -49,6 +50,7 @@ def test_scopes_alone(text: str, layer: str, phase: str) -> None:
         ("net_1/fc_3/MatMul:MatMul", "net/fc", "forward"),
         ("StatefulPartitionedCall/gradient_tape/net_1/fc/MatMul/MatMul_1:MatMul", "net/fc", "backward"),
         ("cond/then/_7/cond/net_1/fc/Relu:_FusedMatMul", "net/fc", "forward"),
+        ("_send_StatefulPartitionedCall/gradient_tape/net_1/fc/Shape_0:_Send#from=,to=#", "net/fc", "backward"),
         ("net_1/Mean:Mean", "net", "forward"),
         ("net_1/fc_30/MatMul:MatMul", "net", "forward"),
         ("other/fc/MatMul:MatMul", "other/fc", "forward"),
@@ -59,6 +61,14 @@ def test_longest_noted_scope(name: str, layer: str, phase: str) -> None:
     """The longest scope anywhere in the name decides; parts of names do not match."""
     found = Scopes(NOTED).layers(name)[-1]
     assert (found.layer, found.phase) == (layer, phase)
+
+
+def test_operations_without_a_scope() -> None:
+    """Whatever TensorFlow itself marks is an operation, named by its type; the same text of others is a label."""
+    texts = pl.DataFrame({"text": ["range:Range", "_recv_Rank_0:_Recv#from=,to=#"], "role": [None, None]})
+    said = spell_out(texts.with_columns(domain=pl.lit("TSL")))
+    assert said.select("layer", "role").rows() == [("Range", "operator"), ("_Recv", "operator")]
+    assert spell_out(texts.with_columns(domain=pl.lit("")))["layer"].to_list() == texts["text"].to_list()
 
 
 def test_text_of_marks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
@@ -15,6 +16,10 @@ from annot.scopes import Scopes, is_operation
 __all__ = ["BATCH", "DATA", "EPOCH", "spell_out"]
 
 EPOCH: Final = "(epoch)"
+TENSORFLOW: Final = "TSL"
+"""NVTX domain of TensorFlow's own ranges: operations, ``model/dense/MatMul:MatMul``, and what XLA does."""
+
+_OPERATION: Final = re.compile(r"[^:\s]+:_?[A-Z]\w*")
 NAMELESS: Final = "(no name)"
 
 _LOOPS: Final = {"epoch": EPOCH, "step": BATCH}
@@ -47,7 +52,7 @@ def spell_out(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame:
     """
     domain = "domain" if "domain" in texts.columns else pl.lit("").alias("domain")
     known = texts.select("text", "role", domain)
-    operations = _Operations(marks, known.filter(pl.col("role").is_null())["text"].drop_nulls())
+    operations = _Operations(marks, known.filter(pl.col("role").is_null()).drop_nulls("text"))
     rows = [_as_row(_said(text or "", role, domain, operations)) for text, role, domain in known.iter_rows()]
     return pl.DataFrame(rows, schema=_SAYS, orient="row").with_columns(operations.around(known))
 
@@ -57,20 +62,23 @@ class _Operations:
 
     Args:
         marks: what marks say of name scopes.
-        texts: all texts, most of which are no such names.
+        texts: text and domain of all ranges, most of which are no such names.
     """
 
-    def __init__(self, marks: Iterable[str], texts: Iterable[str]) -> None:
+    def __init__(self, marks: Iterable[str], texts: pl.DataFrame) -> None:
         self._scopes = Scopes(marks)
-        self._names = {text for text in texts if "/" in text and is_operation(text)}
+        rows = texts.select("text", "domain").iter_rows()
+        self._names = {text for text, domain in rows if _is_operation(text, domain)}
         for name in self._names:
             self._scopes.add(name)
 
     def said(self, text: str) -> Said | None:
         """Return what a text says, None if it is of no operation in a scope."""
-        layers = self._scopes.layers(text) if text in self._names else []
-        if not layers:
+        if text not in self._names:
             return None
+        layers = self._scopes.layers(text)
+        if not layers:
+            return Said(self._scopes.add(text).name, role="operator")
         layer = layers[-1]
         return Said(layer.layer, layer.module, layer.phase, _shapes(layer), layered=True)
 
@@ -93,6 +101,13 @@ def _said(text: str, role: str | None, domain: str, operations: _Operations) -> 
     if said is None and role is None and domain in DOMAINS:
         said = Said(text or NAMELESS, phase=DOMAINS[domain], layered=True)
     return said or Said(text or NAMELESS, layered=role == "module")
+
+
+def _is_operation(text: str, domain: str) -> bool:
+    """Whether a range is an operation's: every range of TensorFlow's own is, of others those in a name scope."""
+    if domain == TENSORFLOW:
+        return _OPERATION.fullmatch(text.partition("#")[0]) is not None
+    return "/" in text and is_operation(text)
 
 
 def _tagged(text: str) -> Said | None:

@@ -24,6 +24,7 @@ from annot import layer_path
 from annot.correlate import sweep
 from annot.correlate.around import innermost_around, spans_of
 from annot.correlate.dialects import DOMAINS
+from annot.correlate.keys import TENSORFLOW
 from annot.correlate.threads import Threads
 
 __all__ = ["LAYER_PHASES", "are_shared", "overlap", "placed"]
@@ -152,7 +153,9 @@ def _thread_parents(shared: pl.DataFrame, trunk: pl.DataFrame, says: pl.DataFram
         says: layered, phase, role, domain of each text.
         threads: the process of each thread.
     """
-    plain = (says["phase"] == "other") & ~says["layered"] & (says["role"] == "annotation") & (says["domain"] != "TSL")
+    plain = (
+        (says["phase"] == "other") & ~says["layered"] & (says["role"] == "annotation") & (says["domain"] != TENSORFLOW)
+    )
     rows = (plain | says["loop"]).gather(trunk["says"]).arg_true()
     eligible = trunk.select("thread", "start", "end")[rows]
     parent, _ = sweep.parents(eligible["thread"], eligible["end"])

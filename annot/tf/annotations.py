@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-__all__ = ["annotations", "reason"]
+__all__ = ["operation_ranges", "reason"]
 
 _SYMBOL: Final = "_ZN3tsl8profiler15AnnotationStack6EnableEb"
 
@@ -40,7 +40,7 @@ def reason() -> str | None:
 
 
 @contextmanager
-def annotations() -> Iterator[bool]:
+def operation_ranges() -> Iterator[bool]:
     """Let TensorFlow's operations have NVTX ranges inside the block; blocks may nest and overlap.
 
     Operations in graphs have them, those that run eagerly have none.
@@ -49,7 +49,7 @@ def annotations() -> Iterator[bool]:
         A context manager that gives whether they have; if not, `reason` says why.
 
     Example:
-        >>> with annotations() as on:
+        >>> with operation_ranges() as on:
         ...     on == (reason() is None)
         True
     """
