@@ -97,7 +97,8 @@ def _said(text: str, role: str | None, domain: str, operations: _Operations) -> 
         return operation(text)
     if role in ("operator", "backward"):
         return Said(text or NAMELESS, phase="backward" if role == "backward" else "other", role=role)
-    said = _tagged(text) or understand(text) or (operations.said(text) if role is None else None)
+    of_tensorflow = operations.said(text) if role is None else None
+    said = _tagged(text) or of_tensorflow or understand(text)
     if said is None and role is None and domain in DOMAINS:
         said = Said(text or NAMELESS, phase=DOMAINS[domain], layered=True)
     return said or Said(text or NAMELESS, layered=role == "module")

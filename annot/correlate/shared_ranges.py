@@ -153,9 +153,8 @@ def _thread_parents(shared: pl.DataFrame, trunk: pl.DataFrame, says: pl.DataFram
         says: layered, phase, role, domain of each text.
         threads: the process of each thread.
     """
-    plain = (
-        (says["phase"] == "other") & ~says["layered"] & (says["role"] == "annotation") & (says["domain"] != TENSORFLOW)
-    )
+    plain = (says["phase"] == "other") & ~says["layered"] & (says["role"] == "annotation")
+    plain &= says["domain"] != TENSORFLOW
     rows = (plain | says["loop"]).gather(trunk["says"]).arg_true()
     eligible = trunk.select("thread", "start", "end")[rows]
     parent, _ = sweep.parents(eligible["thread"], eligible["end"])
