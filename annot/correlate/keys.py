@@ -78,7 +78,8 @@ class _Operations:
             return None
         layers = self._scopes.layers(text)
         if not layers:
-            return Said(self._scopes.add(text).name, role="operator")
+            name = self._scopes.add(text).name
+            return Said(DATA, phase="data") if name.startswith("IteratorGetNext") else Said(name, role="operator")
         layer = layers[-1]
         return Said(layer.layer, layer.module, layer.phase, _shapes(layer), layered=True)
 
