@@ -40,10 +40,11 @@ def note(
     Example:
         >>> note("net/fc", "Dense", "net_1/fc", [tag.TensorSpec((None, 8), "f32")])
     """
+    scope = scope.rstrip("/")
     if not scope:
         return
     layer = tag.Tag(layer_path, module, phase="forward", tensors=tuple(tensors), arguments=tuple(arguments))
-    text = format_scope(scope.rstrip("/"), layer)
+    text = format_scope(scope, layer)
     with _lock:
         known = _noted.get(scope) == text
         _noted[scope] = text
