@@ -54,7 +54,7 @@ def spell_out(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame:
     known = texts.select("text", "role", domain)
     operations = _Operations(marks, known.filter(pl.col("role").is_null()).drop_nulls("text"))
     rows = [_as_row(_said(text or "", role, domain, operations)) for text, role, domain in known.iter_rows()]
-    return pl.DataFrame(rows, schema=_SAYS, orient="row").with_columns(operations.around(known))
+    return pl.DataFrame(rows, schema=_SAYS, orient="row").with_columns(operations.around(known["text"]))
 
 
 class _Operations:
@@ -83,14 +83,14 @@ class _Operations:
         layer = layers[-1]
         return Said(layer.layer, layer.module, layer.phase, _shapes(layer), layered=True)
 
-    def around(self, texts: pl.DataFrame) -> pl.Series:
-        """Return the noted layers around the one that each text is about, empty for other texts."""
-        noted = [
-            [[layer.layer, layer.module, layer.phase] for layer in self._scopes.layers(text)[:-1] if layer.module]
-            if role is None and text in self._names else []
-            for text, role in texts.select("text", "role").iter_rows()
-        ]  # fmt: skip
+    def around(self, texts: Iterable[str]) -> pl.Series:
+        """Return the noted layers around the one that each text is about; null for other texts."""
+        noted = [self._around(text) if text in self._names else None for text in texts]
         return pl.Series("around", noted, pl.List(pl.List(pl.String)))
+
+    def _around(self, name: str) -> list[list[str]] | None:
+        layers = self._scopes.layers(name)[:-1]
+        return [[layer.layer, layer.module, layer.phase] for layer in layers if layer.module] or None
 
 
 def _said(text: str, role: str | None, domain: str, operations: _Operations) -> Said:

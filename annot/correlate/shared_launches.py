@@ -188,13 +188,20 @@ class _Moments:
         heappush(self._candidates[_ANY], -row)
 
     def _note(self, count: int, row: int, above: int) -> None:
-        threads = {_ANY, self._thread[row]} | ({self._thread[above]} if above != sweep.NONE else set())
-        for thread in threads:
-            candidates = self._candidates[thread]
-            while candidates and not self._innermost[-candidates[0]]:
-                heappop(candidates)
-            best = -candidates[0] if candidates else sweep.NONE
-            if self._best.get(thread, sweep.NONE) != best:
-                self._best[thread] = best
-                self.changes.append((thread, len(self.counts), best))
+        """Note how many are innermost, and where another one than before is the last begun."""
+        moment = len(self.counts)
         self.counts.append(count)
+        self._change(moment, _ANY)
+        thread = self._thread[row]
+        self._change(moment, thread)
+        if above != sweep.NONE and self._thread[above] != thread:
+            self._change(moment, self._thread[above])
+
+    def _change(self, moment: int, thread: int) -> None:
+        candidates, innermost = self._candidates[thread], self._innermost
+        while candidates and not innermost[-candidates[0]]:
+            heappop(candidates)
+        best = -candidates[0] if candidates else sweep.NONE
+        if self._best.get(thread, sweep.NONE) != best:
+            self._best[thread] = best
+            self.changes.append((thread, moment, best))
