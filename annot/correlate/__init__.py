@@ -56,7 +56,8 @@ def correlate(
         layer, module, phase: text; phase is forward, backward, recompute (a forward that runs again
             for the backward), optimizer, data or other.
         calls: number of ranges.
-        host_ns: host time of the ranges with what lies in them; a layer inside itself counts once.
+        host_ns: host time of the ranges with what lies in them; a layer inside itself counts once. Layers of a graph
+            that run at the same time, as TensorFlow's do, take longer together than what they lie in.
         host_self_ns: host time in them but in no range inside them.
         gpu_ns, gpu_self_ns: time of the kernels, copies and sets launched in the ranges, added up, with what
             lies in them, and in them but in no range inside them.

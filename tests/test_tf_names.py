@@ -1,0 +1,146 @@
+"""The road "names": what is noted while TensorFlow traces leads the operations of a profile to their layers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="needs TensorFlow")
+
+import keras
+import tensorflow as tf
+from captured import capture
+
+from annot.correlate import correlate
+from annot.read import load
+from annot.scope_text import parse_scope
+from annot.tag import TensorSpec
+from annot.tf import names
+from annot.tf.annotations import operation_ranges, reason
+
+
+@contextmanager
+def noting(model: keras.Model) -> Iterator[None]:
+    """Note the layers of a model when they are called, as `emit_ranges` does."""
+
+    def stand_in(layer: keras.Layer, path: str) -> Any:
+        original = layer.call
+
+        def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+            names.note(path, type(layer).__name__, tf.get_current_name_scope(), [TensorSpec(tuple(x.shape), "f32")])
+            return original(x, *args, **kwargs)
+
+        return call
+
+    layers = {layer: f"{model.name}/{layer.name}" for layer in model.layers} | {model: model.name}
+    for layer, path in layers.items():
+        vars(layer)["call"] = stand_in(layer, path)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["call"]
+
+
+@pytest.fixture
+def model() -> keras.Model:
+    """A small net in which one layer is called twice."""
+    keras.utils.set_random_seed(0)
+    shared = keras.layers.Dense(8, activation="relu", name="shared")
+    inputs = keras.Input((8,))
+    outputs = keras.layers.Dense(2, name="head")(shared(shared(inputs)))
+    net = keras.Model(inputs, outputs, name="net")
+    net.compile("sgd", "mse", jit_compile=False)
+    return net
+
+
+def train(model: keras.Model) -> None:
+    x = tf.ones((16, 8))
+    model.fit(x, tf.ones((16, 2)), batch_size=4, epochs=1, verbose=0)
+
+
+def test_marks_are_set_once_and_again_when_asked(model: keras.Model, tmp_path: Path) -> None:
+    """Each scope has one mark however many steps are run, with path, class and shapes; a later tool is told."""
+    with noting(model):
+        first = capture(tmp_path, lambda: train(model))
+        again = capture(tmp_path, lambda: train(model))
+        told = capture(tmp_path, names.tell)
+    said = [found for _, text, _ in first.marks if (found := parse_scope(text))]
+    layers = sorted((layer.layer, layer.module, layer.tensors[0].shape) for _, layer in said)
+    dense = [("net/head", "Dense", (4, 8)), ("net/shared", "Dense", (4, 8)), ("net/shared", "Dense", (4, 8))]
+    assert layers == [("net", "Functional", (4, 8)), *dense], "one scope for each call of the shared layer"
+    assert len({scope for scope, _ in said}) == 4
+    assert again.marks == []
+    assert {text for _, text, _ in first.marks} <= {text for _, text, _ in told.marks}
+
+
+def test_layers_of_an_xplane_file(model: keras.Model, tmp_path: Path) -> None:
+    """A capture of TensorFlow's own profiler shows layers, forward and backward, once the scopes lie beside it."""
+    with noting(model):
+        train(model)  # traced before the capture
+    tf.profiler.experimental.start(str(tmp_path))
+    train(model)
+    tf.profiler.experimental.stop()
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    plain = correlate(load(path))
+    assert "net/shared" not in plain["layer"]
+    names.save(tmp_path)
+    rows = correlate(load(path))
+    for layer in ("net/shared", "net/head"):
+        for phase in ("forward", "backward"):
+            (row,) = rows.filter(layer=layer, phase=phase).rows(named=True)
+            assert row["module"] == "Dense", layer
+            assert row["host_ns"] > 0, (layer, phase)
+    assert rows.filter(layer="net", phase="forward")["module"].to_list() == ["Functional"]
+    assert rows.filter(layer="net/head", phase="forward")["shapes"].to_list() == [["[4,8]f32"]]
+
+
+def test_a_scope_that_says_nothing(tmp_path: Path) -> None:
+    """Outside of graphs there are no scopes, and nothing is noted."""
+    captured = capture(tmp_path, lambda: names.note("fc", "Dense", tf.get_current_name_scope()))
+    assert captured.marks == []
+
+
+def test_operations_have_ranges_or_the_reason_is_said(model: keras.Model, tmp_path: Path) -> None:
+    """A build with CUDA marks its operations inside the block and not after it; another one says that it cannot."""
+
+    def body() -> None:
+        with operation_ranges() as outer, operation_ranges() as inner:
+            assert outer == inner == (reason() is None)
+        train(model)  # the blocks are over
+        assert outer == inner
+
+    assert capture(tmp_path, body).ranges == []
+    if (words := reason()) is not None:
+        assert "TensorFlow" in words
+        assert words.count(".") <= 3, "one sentence, in which a version may stand"
+        return
+
+    def inside() -> None:
+        with operation_ranges():
+            with operation_ranges():
+                pass
+            train(model)
+
+    texts = {one.text for one in capture(tmp_path, inside).ranges}
+    assert any("gradient_tape/net_1/" in text for text in texts)
+
+
+def test_the_switch_is_thrown_at_the_outermost_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that nest or overlap switch on once and off once."""
+    thrown: list[bool] = []
+    switch = ctypes.CFUNCTYPE(None, ctypes.c_bool)(thrown.append)
+    monkeypatch.setattr("annot.tf.annotations._switch", lambda: switch)
+    monkeypatch.setattr("annot.tf.annotations.reason", lambda: None)
+    one, other = operation_ranges(), operation_ranges()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert thrown == [True]
+    other.__exit__(None, None, None)
+    assert thrown == [True, False]
