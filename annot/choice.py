@@ -82,11 +82,11 @@ def choose(
     if depth is not None and depth < 0:
         raise ValueError(f"depth must not be negative, got {depth}")
     expected = f"path patterns and subclasses of {base_name}"
-    selectors = (
-        _selectors(name, selection, base, expected, separator)
-        for name, selection in (("include", include), ("exclude", exclude))
-    )
-    return Choice(*selectors, depth, separator)
+
+    def selectors(name: str, selection: Selection) -> _Selectors | None:
+        return _selectors(name, selection, base, expected, separator)
+
+    return Choice(selectors("include", include), selectors("exclude", exclude), depth, separator)
 
 
 def _selectors(name: str, selection: Selection, base: type[Any], expected: str, separator: str) -> _Selectors | None:
@@ -94,7 +94,7 @@ def _selectors(name: str, selection: Selection, base: type[Any], expected: str, 
         return None
     patterns, classes = [], []
     several = isinstance(selection, Iterable) and not isinstance(selection, (str, type))
-    for one in selection if several else (selection,):  # type: ignore[union-attr]
+    for one in selection if several else (selection,):
         if isinstance(one, str):
             patterns.append(_compiled(one, separator))
         elif isinstance(one, type) and issubclass(one, base):
