@@ -13,11 +13,15 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from tensorflow.python.eager import record
 
 from annot import emit
 from annot.choice import EVERYTHING, Choice
+from annot.tf import ops
+from annot.tf.around import call_in_range, call_through_operations
 from annot.tf.paths import SEPARATOR, children, paths, sublayers
-from annot.tf.sites import Site, tensors_among
+from annot.tf.sites import Site
+from annot.tf.weights import weights_of
 
 __all__ = ["Layers", "Mode", "Options", "suspended"]
 
@@ -33,6 +37,11 @@ class Options:
     shapes: bool = True
     choice: Choice = EVERYTHING
     mode: Mode = "python"
+
+
+_NO_XLA: Final = (
+    "what XLA compiles (jit_compile=True) has no ranges of its layers: compile the model with jit_compile=False to see them"
+)
 
 
 class _Suspended(threading.local):
@@ -155,10 +164,17 @@ class StandIn:
             self.layers.discover(self)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not tf.executing_eagerly() or not self.options.forward:
-            return self._original(*args, **kwargs)
-        emit.push(self.site.forward(tensors_among(args, kwargs)))
-        try:
-            return self._original(*args, **kwargs)
-        finally:
-            emit.pop()
+        options, mode = self.options, self.options.mode
+        taped = record.could_possibly_record()
+        if mode == "ops" and (taped or not tf.executing_eagerly()):
+            if ops.in_xla():
+                emit.warn_once(_NO_XLA)
+                return self._original(*args, **kwargs)
+            weights = weights_of(self.site.layer, self.layers.has) if taped else ()
+            return call_through_operations(
+                self.site, self._original, args, kwargs,
+                weights=weights, forward=options.forward, backward=options.backward,
+            )  # fmt: skip
+        if tf.executing_eagerly() and options.forward:
+            return call_in_range(self.site, self._original, args, kwargs)
+        return self._original(*args, **kwargs)
