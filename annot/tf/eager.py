@@ -28,7 +28,8 @@ class Span:
 
     def __init__(self, event: Any, grad_event: Any | None) -> None:
         _close_own_leftovers()
-        self._started: Any = emit.start(event)
+        self._started: Any = None if event is None else emit.start(event)
+        self._finished = False
         self._grad_event = grad_event
         self._backward: Any = None
         self._gates = 0
@@ -44,10 +45,11 @@ class Span:
 
     def finish(self, tensors: Sequence[Any]) -> list[Any]:
         """Close the range; return the outputs such that their gradients open the backward range."""
-        if self._started is None:
+        if self._finished:
             return list(tensors)
-        emit.end(self._started)
-        self._started = None
+        self._finished = True
+        if self._started is not None:
+            emit.end(self._started)
         if not self._gates:
             return list(tensors)
         return [_identity(tensor, self._open_backward) if is_watched(tensor) else tensor for tensor in tensors]

@@ -73,7 +73,7 @@ def begin(
     Args:
         tensors: any tensors, of any shape and dtype: the inputs of the work, and the weights that it reads. Those
             that can have no gradient and handles of resources come back as they are or behind an identity.
-        event: of `annot.emit.event`.
+        event: of `annot.emit.event`; None for no range.
         grad_event: the range of the backward work; None for none.
         deps: tensors that the range waits for too.
 
@@ -205,6 +205,8 @@ def _first_passed(tensors: Sequence[Any]) -> int | None:
 
 def _key(event: Any) -> str:
     """Return what an operation says of its range, which is how its kernel finds the event."""
+    if event is None:
+        return ""
     text = event.text.replace("\0", " ").encode("utf-8", "replace").decode()
     key = _SEPARATOR.join((text, event.domain, str(event.category), f"{event.color:#010x}"))
     library.know(key, event)

@@ -12,6 +12,7 @@ from annot import emit
 from annot.choice import Selection, choose
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
+from annot.tf import ops, weights
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn
 from annot.tf.paths import SEPARATOR
@@ -48,7 +49,8 @@ def emit_ranges(
         exclude: which have none. What a layer without a range does counts to the range around it.
         depth: how many levels below the model have ranges; 0: the model alone; None: all.
         schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
-        mode: how they are made; None chooses.
+        mode: ``"ops"``: operations of annot's open and close them while TensorFlow runs, in graphs and on eager tapes;
+            ``"python"``: Python does, so that graphs have none, nor has the backward; None: the first, if it can be.
 
     Returns:
         A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
@@ -70,7 +72,14 @@ def emit_ranges(
     if mode not in (None, "names", "ops", "python"):
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
-    return EmitRanges(model, Options(forward, backward, shapes, choice, mode or "python"), schedule)
+    return EmitRanges(model, Options(forward, backward, shapes, choice, mode or _chosen_mode()), schedule)
+
+
+def _chosen_mode() -> Mode:
+    obstacle = ops.available()
+    if obstacle is not None:
+        emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
+    return "ops" if obstacle is None else "python"
 
 
 class EmitRanges(SwitchedBlock):
@@ -110,8 +119,10 @@ class Installed:
     def enter(self, model: keras.Layer, options: Options) -> list[StandIn]:
         """Add a model, and the patches with the first one."""
         with self._lock:
-            block = self._layers.add_model(model, options)
+            if not self._blocks:
+                self._undo.append(weights.install())
             self._blocks += 1
+            block = self._layers.add_model(model, options)
         if not block:
             emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
         return block
