@@ -12,7 +12,7 @@ from annot import emit
 from annot.choice import Selection, choose
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.tf import ops, weights
+from annot.tf import ops, tapes, weights
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn
 from annot.tf.paths import SEPARATOR
@@ -121,6 +121,7 @@ class Installed:
         with self._lock:
             if not self._blocks:
                 self._undo.append(weights.install())
+                self._undo.append(tapes.install(self._layers.backward_event))
             self._blocks += 1
             block = self._layers.add_model(model, options)
         if not block:
