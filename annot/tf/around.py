@@ -64,7 +64,7 @@ def call_through_operations(
         with Gate((one for one, _ in watched), passed[: len(values)]):
             outputs = call(*args, **kwargs)
     except BaseException:
-        ops.finish([], token)
+        ops.abandon(token)
         raise
     results = _watched_first(tree.flatten(outputs))
     return _replaced(outputs, results, ops.finish(results, token))
