@@ -34,7 +34,7 @@ def patches() -> list[Any]:
 
     owners = [
         *((keras.Variable, name) for name in ("value", "handle", "_direct_assign")),
-        (keras.Model, "export"), (tf.GradientTape, "gradient"), (tf.saved_model, "save"), (save, "save"),
+        (keras.Model, "export"), (tf.GradientTape, "gradient"), (save, "save_and_return_nodes"),
     ]  # fmt: skip
     return [vars(owner).get(name) for owner, name in owners]
 
@@ -305,7 +305,7 @@ def test_blocks_nest_and_overlap(tmp_path: Path) -> None:
 
 def test_wrong_arguments() -> None:
     model = nested()
-    with pytest.raises(TypeError, match="a layer or model of Keras 3, got builtins.object"):
+    with pytest.raises(TypeError, match=r"a layer or model of Keras 3, got builtins\.object"):
         annot.emit_ranges(object())
     with pytest.raises(TypeError, match=r"keras\.Layer"):
         annot.tf.emit_ranges(object())  # type: ignore[arg-type]
