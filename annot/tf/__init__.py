@@ -1,3 +1,24 @@
-"""Ranges in TensorFlow and Keras; importing this imports TensorFlow."""
+"""Ranges in TensorFlow and Keras; a name is imported, and TensorFlow with it, when it is first asked for."""
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from annot.tf.callback import AnnotCallback
+    from annot.tf.session import SessionHook
+
+__all__ = ["AnnotCallback", "SessionHook"]
+
+# The callback is for Keras on PyTorch too, where there is no TensorFlow.
+_LAZY = {
+    "AnnotCallback": "annot.tf.callback",
+    "SessionHook": "annot.tf.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'annot.tf' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
