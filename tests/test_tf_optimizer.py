@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from annot.tf.callback import AnnotCallback  # noqa: E402
 from annot.tf.optimizer import OptimizerSteps  # noqa: E402
 
 pytestmark = needs_recorder
+
+UPDATE = "Optimizer LossScaleOptimizer |opt"
 
 
 def fit(model: Any, *callbacks: Any, epochs: int = 2) -> None:
@@ -154,17 +159,27 @@ def test_an_update_in_a_graph_begins_with_its_gradients_and_ends_with_its_assign
     assert all(whole.start < one.start < one.end < whole.end for one in updates)
 
 
-def test_steps_that_fail(tmp_path: Path) -> None:
-    """The exception is the same as without, and the next step has its range."""
-    variable, optimizer = tf.Variable(1.0), keras.optimizers.SGD(0.5)
+@pytest.mark.parametrize("function", [lambda step: step, tf.function], ids=["eager", "graph"])
+def test_an_update_that_fails(tmp_path: Path, function: Callable[[Any], Any]) -> None:
+    """The exception is the same as without, and the next update has its range."""
+
+    class Fails(keras.optimizers.SGD):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            if variable.shape.rank == 1:
+                raise OverflowError("by an optimizer")
+            super().update_step(gradient, variable, learning_rate)
+
+    optimizer, scalar, vector = Fails(0.5), tf.Variable(1.0), tf.Variable([1.0])
+    optimizer.build([scalar, vector])
 
     def body() -> None:
-        with pytest.raises(ValueError, match="when it should have|must|Unknown|apply|not") as caught:
-            optimizer.apply([tf.constant(1.0)])
-        assert "Outermost" not in str(caught.value)
-        optimizer.apply([tf.constant(1.0)], [variable])
+        with pytest.raises(OverflowError, match="by an optimizer"):
+            function(lambda: optimizer.apply([tf.constant([1.0])], [vector]))()
+        function(lambda: optimizer.apply([tf.constant(1.0)], [scalar]))()
 
-    assert ranged(tmp_path, body).texts == ["Optimizer SGD |opt"] * 2
+    failed = [] if function is tf.function else ["Optimizer Fails |opt"]
+    assert ranged(tmp_path, body).texts == [*failed, "Optimizer Fails |opt"]
+    assert (float(scalar), float(vector[0])) == (0.5, 1.0)
 
 
 def test_everything_is_as_before() -> None:
@@ -198,7 +213,13 @@ def test_xla_has_no_ranges_and_no_failure(tmp_path: Path) -> None:
 
 
 def test_replicas_have_a_range_each(tmp_path: Path) -> None:
-    """With a strategy over two devices; the same bits."""
-    devices = tf.config.list_logical_devices("CPU")
-    if len(devices) < 2:
-        pytest.skip("needs two logical CPUs, which have to be set up before TensorFlow starts")
+    """With a strategy over two devices; the weights are the same bits."""
+    program = [sys.executable, str(Path(__file__).with_name("tf_replicas.py")), str(tmp_path)]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    texts, same = json.loads(result.stdout.splitlines()[-1])
+    assert same
+    assert [text for text in texts if not text.startswith("Data")] == [
+        "Epoch 0 |epoch", *(text for number in range(3) for text in (f"Batch {number} |step", *[UPDATE] * 2)),
+    ]  # fmt: skip
+    assert texts.count("Data |data") >= 3

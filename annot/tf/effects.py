@@ -23,26 +23,26 @@ def possible() -> bool:
     return bool(graph.building_function) and not ops.in_xla() and ops.available() is None
 
 
-def enter(event: Any, deps: Sequence[Any] = ()) -> Any:
-    """Open the range of `event`, in a graph, once `deps` are there.
+def enter(event: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ()) -> Any:
+    """Open the range of `event`, in a graph.
 
     Args:
         event: of `annot.emit.event`.
-        deps: tensors. TensorFlow runs whatever works on the same resource in the order in which it was built: with a
-            handle among them, the range opens after all earlier work on that resource.
+        handles: of resources, such as iterators. TensorFlow runs whatever works on a resource in the order in which
+            it was built: the range opens when all earlier work on them is done.
+        after: tensors and operations that the range waits for.
 
     Returns:
         The token for `leave`: what is built under a control dependency on it runs inside the range.
     """
-    return _apply("AnnotEnter", deps=list(deps), event=ops.key(event)).outputs[0]
+    return _apply("AnnotEnter", after, deps=list(handles), event=ops._key(event)).outputs[0]
 
 
-def leave(token: Any, deps: Sequence[Any] = (), *, after: Sequence[Any] = ()) -> None:
-    """Close the range of `token` once `deps`, and the tensors and operations in `after`, are there."""
-    with tf.control_dependencies(list(after)):
-        _apply("AnnotLeave", token=token, deps=list(deps))
+def leave(token: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ()) -> None:
+    """Close the range of `token` once the tensors and operations in `after` are there, and as `enter` says."""
+    _apply("AnnotLeave", after, token=token, deps=list(handles))
 
 
-def _apply(name: str, **arguments: Any) -> Any:
-    with tf.name_scope("annot"):
+def _apply(name: str, after: Sequence[Any], **arguments: Any) -> Any:
+    with tf.name_scope("annot"), tf.control_dependencies(list(after)):
         return op_def_library._apply_op_helper(name, **arguments)[2]

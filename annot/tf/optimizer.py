@@ -39,7 +39,8 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Patch every class of optimizers that has an `apply` of its own."""
-        for cls in dict.fromkeys((*_bases(), *_subclasses(keras.optimizers.Optimizer))):
+        base = keras.optimizers.Optimizer
+        for cls in dict.fromkeys((*base.__mro__, *_subclasses(base))):
             if "apply" in vars(cls):
                 self._patches.replace(cls, "apply", self._stand_in(vars(cls)["apply"]))
 
@@ -91,18 +92,17 @@ def _apply_eagerly(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> 
 def _apply_in_graph(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
     import tensorflow as tf
 
-    from annot.tf import effects, ops
+    from annot.tf import effects
 
     flat = tf.nest.flatten(list(grads), expand_composites=True)
-    places = [i for i, one in enumerate(flat) if tf.is_tensor(one)]
-    tensors, token = ops.begin([flat[i] for i in places], _event(type(optimizer).__name__))
-    for i, tensor in zip(places, tensors, strict=True):
-        flat[i] = tensor
-    gated = tf.nest.pack_sequence_as(list(grads), flat, expand_composites=True)
+    token = effects.enter(_event(type(optimizer).__name__), after=[one for one in flat if one is not None])
+    with tf.control_dependencies([token]):
+        flat = [None if one is None else tf.identity(one) for one in flat]
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
+    gated = tf.nest.pack_sequence_as(list(grads), flat, expand_composites=True)
     result = original(optimizer, gated, *args, **kwargs)
-    effects.leave(token.tensor, after=[one for one in graph.get_operations()[before:] if _assigns(one)])
+    effects.leave(token, after=[one for one in graph.get_operations()[before:] if _assigns(one)])
     return result
 
 
@@ -117,11 +117,8 @@ def _event(name: str) -> Any:
     return emit.event(tag.format(tag.Tag(module=name, phase="optimizer")), category="optimizer", few=True)
 
 
-def _bases() -> list[type]:
-    return [cls for cls in keras.optimizers.Optimizer.__mro__ if cls is not object]
-
-
 def _subclasses(cls: type) -> Iterator[type]:
-    for child in cls.__subclasses__():
+    children: list[type] = cls.__subclasses__()
+    for child in children:
         yield child
         yield from _subclasses(child)
