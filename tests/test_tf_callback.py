@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 from captured import Captured, capture  # noqa: E402
 from commands import needs_recorder  # noqa: E402
 from recorded import rows  # noqa: E402
-from tf_nets import BATCH, network, samples, weights  # noqa: E402
+from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 
 import annot  # noqa: E402
 from annot import loop  # noqa: E402
@@ -35,13 +35,14 @@ def fit(model: Any, *callbacks: Any, batches: int = 3, epochs: int = 2, **option
 
 
 def loops(captured: Captured) -> list[str]:
-    """The epochs and batches, without their codes."""
-    return [text.rsplit(" |", 1)[0] for text in captured.texts if text.endswith(("|epoch", "|step"))]
+    """The epochs and batches."""
+    return [text for text in captured.texts if text.endswith(("|epoch", "|step"))]
 
 
 def epoch(number: int, batches: int, stage: str = "", step: int = 1) -> list[str]:
     words = f"{stage} " if stage else ""
-    return [f"Epoch {words}{number}", *(f"Batch {words}{batch}" for batch in range(0, batches, step))]
+    inside = [f"Batch {words}{batch} |step" for batch in range(0, batches, step)]
+    return [*map(numbered, (f"Epoch {words}{number} |epoch", *inside))]
 
 
 def untouched(model: Any) -> bool:
@@ -60,15 +61,14 @@ def test_fit_with_validation_has_each_epoch_and_batch_once(tmp_path: Path) -> No
     assert loops(captured) == [
         *epoch(0, 3), *epoch(0, 2, "validate"), *epoch(1, 3), *epoch(1, 2, "validate"),
     ]  # fmt: skip
-    epochs = {one.text: one for one in captured.ranges if one.text.endswith("|epoch")}
+    epochs = [one for one in captured.ranges if one.text.endswith("|epoch")]
     around = None
     for one in captured.ranges:
         if one.text.endswith("|epoch"):
             around = one
         assert around is not None
         assert around.start <= one.start <= one.end <= around.end
-    for number in range(2):
-        outer, inner = epochs[f"Epoch {number} |epoch"], epochs[f"Epoch validate {number} |epoch"]
+    for outer, inner in (epochs[:2], epochs[2:]):
         assert outer.start < inner.start < inner.end < outer.end
     assert untouched(model)
 
@@ -77,7 +77,7 @@ def test_batches_do_not_overlap_and_their_payload_is_their_number(tmp_path: Path
     """A batch ends with its step, before the next begins."""
     captured = capture(tmp_path, lambda: fit(network(), AnnotCallback(), batches=5, epochs=1))
     batches = [one for one in captured.ranges if one.text.endswith("|step")]
-    assert [one.tag.step for one in batches if one.tag] == [0, 1, 2, 3, 4]
+    assert [one.text for one in batches] == epoch(0, 5)[1:]
     assert all(one.end < following.start for one, following in itertools.pairwise(batches))
     steps = [row for row in rows(next(tmp_path.glob("*.sqlite")), "start") if str(row.text).endswith("|step")]
     assert [list(row.payload.values()) for row in steps] == [[0], [1], [2], [3], [4]]
@@ -198,8 +198,7 @@ def test_what_an_exception_leaves_open_is_closed(tmp_path: Path, failure: str) -
             callback.close()
 
     captured = capture(tmp_path, body)
-    second = [] if failure in ("callback", "interrupt") else ["Batch 1"]
-    assert loops(captured) == ["Epoch 0", "Batch 0", *second]
+    assert loops(captured) == epoch(0, 1 if failure in ("callback", "interrupt") else 2)
 
 
 def test_a_stale_epoch_ends_with_the_next_use_or_the_callback(tmp_path: Path) -> None:
@@ -302,7 +301,7 @@ def test_a_copy_of_a_callback_has_nothing_open(tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(callback)).close()
         callback.close()
 
-    assert loops(capture(tmp_path, body)) == ["Epoch 0"]
+    assert loops(capture(tmp_path, body)) == epoch(0, 0)
 
 
 def test_fit_loops_need_no_callback(tmp_path: Path) -> None:
@@ -346,6 +345,6 @@ def test_fit_loops_close_what_an_exception_leaves_open(tmp_path: Path) -> None:
         held(*samples(1), verbose=0)
 
     captured = capture(tmp_path, body)
-    assert loops(captured) == ["Epoch 0", "Batch 0"]
+    assert loops(captured) == epoch(0, 1)
     after = next(one for one in captured.ranges if one.text == "after")
     assert all(one.end < after.end for one in captured.ranges if one is not after)

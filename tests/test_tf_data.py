@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 from captured import Captured, capture  # noqa: E402
 from commands import needs_recorder  # noqa: E402
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # noqa: E402
-from tf_nets import BATCH, network, samples, weights  # noqa: E402
+from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 
 import annot  # noqa: E402
 from annot.tf.callback import AnnotCallback  # noqa: E402
@@ -59,7 +59,7 @@ def test_eager_loops_have_a_range_for_each_wait(tmp_path: Path) -> None:
 def test_inside_annots_batches_there_is_one_range_for_a_wait(tmp_path: Path) -> None:
     """Which is that of `annot.batches`, before the batch."""
     captured = ranged(tmp_path, lambda: list(annot.batches(numbers(1))))
-    assert captured.texts == [DATA, "Batch 0 |step", DATA]
+    assert captured.texts == [DATA, numbered("Batch 0 |step"), DATA]
 
 
 def test_the_wait_is_inside_the_range_and_the_rest_is_not(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 import keras  # noqa: E402
 from captured import Captured, capture  # noqa: E402
 from commands import needs_recorder  # noqa: E402
-from tf_nets import BATCH, network, samples, weights  # noqa: E402
+from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 
 import annot  # noqa: E402
 from annot.tf.callback import AnnotCallback  # noqa: E402
@@ -166,14 +166,14 @@ def test_an_update_that_fails(tmp_path: Path, function: Callable[[Any], Any]) ->
     class Fails(keras.optimizers.SGD):  # type: ignore[misc]
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             if variable.shape.rank == 1:
-                raise OverflowError("by an optimizer")
+                raise ValueError("by an optimizer")
             super().update_step(gradient, variable, learning_rate)
 
     optimizer, scalar, vector = Fails(0.5), tf.Variable(1.0), tf.Variable([1.0])
     optimizer.build([scalar, vector])
 
     def body() -> None:
-        with pytest.raises(OverflowError, match="by an optimizer"):
+        with pytest.raises(ValueError, match="by an optimizer"):
             function(lambda: optimizer.apply([tf.constant([1.0])], [vector]))()
         function(lambda: optimizer.apply([tf.constant(1.0)], [scalar]))()
 
@@ -220,6 +220,7 @@ def test_replicas_have_a_range_each(tmp_path: Path) -> None:
     texts, same = json.loads(result.stdout.splitlines()[-1])
     assert same
     assert [text for text in texts if not text.startswith("Data")] == [
-        "Epoch 0 |epoch", *(text for number in range(3) for text in (f"Batch {number} |step", *[UPDATE] * 2)),
-    ]  # fmt: skip
+        numbered("Epoch 0 |epoch"),
+        *(text for number in range(3) for text in (numbered(f"Batch {number} |step"), UPDATE, UPDATE)),
+    ]
     assert texts.count("Data |data") >= 3

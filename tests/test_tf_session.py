@@ -14,12 +14,17 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from captured import capture  # noqa: E402
 from commands import needs_recorder  # noqa: E402
+from tf_nets import numbered  # noqa: E402
 
 import annot  # noqa: E402
 from annot import loop  # noqa: E402
 from annot.tf import SessionHook  # noqa: E402
 
 pytestmark = needs_recorder
+
+
+def batch(number: int, stage: str = "") -> str:
+    return numbered(f"Batch {stage}{number} |step")
 
 
 @contextlib.contextmanager
@@ -49,7 +54,7 @@ def test_each_run_has_one_range(tmp_path: Path) -> None:
 
     captured = capture(tmp_path, lambda: seen.append(train([1, 2, 5], SessionHook(), Looks())))
     assert seen == [train([1, 2, 5])] == [[1, 2, 3]]
-    assert captured.texts == ["Batch 0 |step", "look", "Batch 1 |step", "look", "Batch 2 |step", "look"]
+    assert captured.texts == [text for number in range(3) for text in (batch(number), "look")]
     assert all(a.end < b.start for a, b in itertools.pairwise(captured.ranges))
 
 
@@ -66,7 +71,7 @@ def test_a_failing_run_closes_its_range(tmp_path: Path) -> None:
                 pass
 
     captured = capture(tmp_path, body)
-    assert captured.texts == ["loop", "Batch test 0 |step", "Batch test 1 |step", "after"]
+    assert captured.texts == ["loop", batch(0, "test "), batch(1, "test "), "after"]
     assert captured.ranges[2].end < captured.ranges[3].start
 
 
@@ -81,7 +86,7 @@ def test_a_session_that_starts_anew_goes_on_counting(tmp_path: Path) -> None:
                 raise tf.errors.AbortedError(None, None, "lost")
 
     captured = capture(tmp_path, lambda: train([1, 1, 1], Loses(), hook))
-    assert captured.texts == [f"Batch {number} |step" for number in range(4)]
+    assert captured.texts == [batch(number) for number in range(4)]
     assert "run" not in vars(lost[0])
 
 
@@ -97,7 +102,7 @@ def test_a_session_that_was_made_without_the_hook(tmp_path: Path) -> None:
         hook.before_run(None)
         hook.end(None)
 
-    assert capture(tmp_path, body).texts == [f"Batch {number} |step" for number in range(4)]
+    assert capture(tmp_path, body).texts == [batch(number) for number in range(4)]
 
 
 def test_runs_lead_those_who_follow_batches(tmp_path: Path) -> None:

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from annot.tf.callback import AnnotCallback
+    from annot.tf.calls import end, start, trace
     from annot.tf.session import SessionHook
 
-__all__ = ["AnnotCallback", "SessionHook"]
+__all__ = ["AnnotCallback", "SessionHook", "end", "start", "trace"]
 
 # The callback is for Keras on PyTorch too, where there is no TensorFlow.
 _LAZY = {
     "AnnotCallback": "annot.tf.callback",
     "SessionHook": "annot.tf.session",
+    "end": "annot.tf.calls",
+    "start": "annot.tf.calls",
+    "trace": "annot.tf.calls",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
-from annot.tf import ops
+from annot.tf import operations, ops
 
 __all__ = ["enter", "leave", "possible"]
 
@@ -35,7 +35,7 @@ def enter(event: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ())
     Returns:
         The token for `leave`: what is built under a control dependency on it runs inside the range.
     """
-    return _apply("AnnotEnter", after, deps=list(handles), event=ops._key(event)).outputs[0]
+    return _apply("AnnotEnter", after, deps=list(handles), event=operations.key_of(event)).outputs[0]
 
 
 def leave(token: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ()) -> None:
