@@ -241,15 +241,15 @@ def test_without_a_tool_nothing_is_replaced() -> None:
 
 
 def test_batches_lead_those_who_follow_them(tmp_path: Path) -> None:
-    """A schedule hears of every batch, on the thread of `fit`, with a tool or without."""
-    heard: list[None] = []
-    follow = lambda: heard.append(None)  # noqa: E731
+    """A schedule hears of every batch with a tool or without, and finds the model's own functions, to exchange them."""
+    model, heard = network(), []
+    follow = lambda: heard.append(untouched(model))  # noqa: E731
     loop.followers.of_batches.append(follow)
     try:
-        capture(tmp_path, lambda: fit(network(), AnnotCallback()))
-        assert len(heard) == 6
-        fit(network(), AnnotCallback())
-        assert len(heard) == 12
+        capture(tmp_path, lambda: fit(model, AnnotCallback()))
+        assert heard == [True] * 6
+        fit(model, AnnotCallback())
+        assert heard == [True] * 12
     finally:
         loop.followers.of_batches.remove(follow)
 
@@ -341,6 +341,9 @@ def test_fit_loops_close_what_an_exception_leaves_open(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
             model.fit(wrong=1)
         held = model.fit
+        loops_of.install()
+        loops_of.remove()
+        assert model.fit is held
         loops_of.remove()
         held(*samples(1), verbose=0)
 

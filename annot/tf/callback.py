@@ -48,7 +48,7 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._ranges = OpenRanges()
         self._epoch: int | None = None
         self._next: tuple[int, str] | None = None  # the batch that was announced and whose step did not run yet
-        self._stand_ins: dict[str, Any] = {}
+        self._stand_in: tuple[str, Any] | None = None
 
     def __reduce__(self) -> Any:
         return type(self), ()
@@ -59,11 +59,10 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_model(model)
 
     def close(self) -> None:
-        """End all ranges that are open, and give the model its functions back."""
+        """End all ranges that are open, and give the model its function back."""
         self._ranges.close()
         self._epoch = self._next = None
-        for name in tuple(self._stand_ins):
-            self._restore(name)
+        self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch of training."""
@@ -117,9 +116,9 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end(self, stage: str) -> None:
         self._next = None
+        self._restore()
         self._ranges.end("step", stage)
         self._ranges.end("epoch", stage)
-        self._restore(_FUNCTIONS[stage])
 
     def _announce(self, number: int, stage: str) -> None:
         """Have the batch begin with its step; with a model whose step cannot be found, at once.
@@ -128,17 +127,23 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         batch wait for the device.
         """
         self._ranges.end("step", stage)
+        self._restore()
         if not (emit.enabled() or loop.followers.of_batches):
             return
-        if self._replace(_FUNCTIONS[stage]):
-            self._next = number, stage
-        else:
+        attributes: Any = vars(self.model)
+        function = attributes.get(_FUNCTIONS[stage])
+        if function is None:
             self._ranges.begin("step", number, stage)
+            return
+        # Past Keras' own __setattr__, which would track what is assigned as a part of the model.
+        stand_in = attributes[_FUNCTIONS[stage]] = wrapt.FunctionWrapper(function, self._run_step)
+        self._stand_in, self._next = (_FUNCTIONS[stage], stand_in), (number, stage)
 
     def _run_step(self, function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         if self._next is None:
             return function(*args, **kwargs)
         (number, stage), self._next = self._next, None
+        self._restore()  # before the end of the batch, where a schedule may exchange the functions
         self._ranges.begin("step", number, stage)
         try:
             return function(*args, **kwargs)
@@ -150,21 +155,11 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         finally:
             self._ranges.end("step", stage)
 
-    def _replace(self, name: str) -> bool:
-        """Put a stand-in in the place of a function of the model, unless it is there; return whether it is."""
-        attributes: Any = vars(self.model)
-        here = attributes.get(name)
-        if here is None:
-            return False
-        if here is not self._stand_ins.get(name):
-            # Past Keras' own __setattr__, which would track what is assigned as a part of the model.
-            attributes[name] = self._stand_ins[name] = wrapt.FunctionWrapper(here, self._run_step)
-        return True
-
-    def _restore(self, name: str) -> None:
-        stand_in = self._stand_ins.pop(name, None)
-        if stand_in is None:
+    def _restore(self) -> None:
+        """Give the model its function back, unless it has another one meanwhile."""
+        if self._stand_in is None:
             return
+        (name, stand_in), self._stand_in = self._stand_in, None
         attributes: Any = vars(self.model)
         if attributes.get(name) is stand_in:
             attributes[name] = stand_in.__wrapped__
