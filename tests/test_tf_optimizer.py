@@ -127,36 +127,67 @@ def test_gradients_that_are_missing_stay_missing(tmp_path: Path) -> None:
 
 
 def test_an_update_in_a_graph_begins_with_its_gradients_and_ends_with_its_assignments(tmp_path: Path) -> None:
-    """Seen from ranges around operations that are slow, before and in the update."""
-
-    class Slow(keras.optimizers.SGD):  # type: ignore[misc]
-        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            with tf.control_dependencies([marked("update", gradient)]):
-                super().update_step(gradient, variable, learning_rate)
+    """Seen from ranges that the computation of gradients and of assigned values makes, in no order of their own."""
 
     def marked(text: str, tensor: Any) -> Any:
-        def mark() -> None:
+        def mark(value: Any) -> Any:
             with annot.trace(text):
-                pass
+                return value
 
-        with tf.control_dependencies([tensor]):
-            return tf.py_function(mark, [], [])
+        return tf.numpy_function(mark, [tensor], tf.float32, stateful=False)
 
-    variables, optimizer = [tf.Variable(1.0), tf.Variable(2.0)], Slow(0.5)
+    class Marked(keras.optimizers.SGD):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            variable.assign_sub(tf.ensure_shape(marked("update", gradient), ()))
+
+    variables, optimizer = [tf.Variable(1.0), tf.Variable(4.0)], Marked(0.5)
     optimizer.build(variables)
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> None:
-        gradients = [tf.constant(1.0), tf.sqrt(variables[1])]
-        with tf.control_dependencies([marked("gradient", gradients[1])]):
-            gradients[1] = tf.identity(gradients[1])
-        optimizer.apply(gradients, variables)
+        slow = marked("gradient", marked("gradient", tf.sqrt(variables[1])))
+        optimizer.apply([variables[0] * 2.0, tf.ensure_shape(slow, ())], variables)
 
     captured = ranged(tmp_path, step)
-    assert captured.texts == ["gradient", "Optimizer Slow |opt", "update", "update"]
-    gradient, whole, *updates = captured.ranges
-    assert gradient.end < whole.start
-    assert all(whole.start < one.start < one.end < whole.end for one in updates)
+    assert [float(one) for one in variables] == [-1.0, 2.0]
+    assert captured.texts == ["gradient", "gradient", "Optimizer Marked |opt", "update", "update"]
+    *gradients, whole, first, second = captured.ranges
+    assert all(one.end < whole.start for one in gradients)
+    assert whole.start < first.start
+    assert max(first.end, second.end) < whole.end
+
+
+def earlier(operation: Any) -> set[str]:
+    """The types of all operations that one waits for, however indirectly."""
+    found, left = set(), [operation]
+    while left:
+        inputs = [*(one.op for one in left[-1].inputs), *left.pop().control_inputs]
+        left += [one for one in inputs if one not in found]
+        found |= set(inputs)
+    return {one.type for one in found}
+
+
+def test_the_order_is_one_of_the_graph(tmp_path: Path) -> None:
+    """And not of how an executor happens to go through it: gradients, start, assignments, end."""
+    variables, optimizer = [tf.Variable(1.0), tf.Variable(4.0)], keras.optimizers.Adam(0.5, beta_1=0.0)
+    optimizer.build(variables)
+    found: dict[str, list[Any]] = {}
+
+    def body() -> None:
+        function = tf.function(lambda: optimizer.apply([tf.sqrt(variables[1]), tf.exp(variables[0])], variables))
+        for one in function.get_concrete_function().graph.get_operations():
+            found.setdefault(one.type, []).append(one)
+
+    ranged(tmp_path, body)
+    assert [len(found[name]) for name in ("AnnotEnter", "AnnotLeave")] == [1, 1]
+    assert {"Sqrt", "Exp"} <= earlier(found["AnnotEnter"][0])
+    assert all(
+        "AnnotEnter" in earlier(one) for name in ("AssignSubVariableOp", "AssignAddVariableOp") for one in found[name]
+    )
+    last = found["AnnotLeave"][0]
+    assigned = [one for name, group in found.items() if name.startswith("Assign") for one in group]
+    assert len(assigned) == 7  # two moments and the value of each variable, and the count of steps
+    assert set(assigned) <= set(last.control_inputs)
 
 
 @pytest.mark.parametrize("function", [lambda step: step, tf.function], ids=["eager", "graph"])

@@ -61,13 +61,12 @@ class DataWaits:
 
 
 def _get_in_graph(original: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read between two operations on the same handle, which TensorFlow then keeps in this order."""
+    """Read between two operations on the same handle, which TensorFlow then runs in this order."""
     with tf.compat.v1.colocate_with(handle):
         token = effects.enter(_event(), [handle])
-    with tf.control_dependencies([token]):
-        element = original(*args, **kwargs)
+    element = original(*args, **kwargs)
     with tf.compat.v1.colocate_with(handle):
-        effects.leave(token, [handle], after=tf.nest.flatten(element, expand_composites=True))
+        effects.leave(token, [handle])
     return element
 
 

@@ -29,17 +29,17 @@ def enter(event: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ())
     Args:
         event: of `annot.emit.event`.
         handles: of resources, such as iterators. TensorFlow runs whatever works on a resource in the order in which
-            it was built: the range opens when all earlier work on them is done.
+            it was built: the range opens when all earlier work on them is done, and before later work.
         after: tensors and operations that the range waits for.
 
     Returns:
-        The token for `leave`: what is built under a control dependency on it runs inside the range.
+        The token for `leave`.
     """
     return _apply("AnnotEnter", after, deps=list(handles), event=operations.key_of(event)).outputs[0]
 
 
 def leave(token: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ()) -> None:
-    """Close the range of `token` once the tensors and operations in `after` are there, and as `enter` says."""
+    """Close the range of `token`; the other arguments say when, as for `enter`."""
     _apply("AnnotLeave", after, token=token, deps=list(handles))
 
 
