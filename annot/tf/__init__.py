@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from annot.tf.callback import AnnotCallback
     from annot.tf.calls import end, start, trace
+    from annot.tf.ranges import EmitRanges, emit_ranges
     from annot.tf.session import SessionHook
 
-__all__ = ["AnnotCallback", "SessionHook", "end", "start", "trace"]
+__all__ = ["AnnotCallback", "EmitRanges", "SessionHook", "emit_ranges", "end", "start", "trace"]
 
 # The callback is for Keras on PyTorch too, where there is no TensorFlow.
 _LAZY = {
     "AnnotCallback": "annot.tf.callback",
+    "EmitRanges": "annot.tf.ranges",
     "SessionHook": "annot.tf.session",
+    "emit_ranges": "annot.tf.ranges",
     "end": "annot.tf.calls",
     "start": "annot.tf.calls",
     "trace": "annot.tf.calls",

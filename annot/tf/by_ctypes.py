@@ -15,7 +15,7 @@ from annot import emit
 
 __all__ = ["Operations"]
 
-_INT32, _STRING, _INT64 = 3, 7, 9  # tensorflow/c/tf_datatype.h
+_INT32, _STRING = 3, 7  # tensorflow/c/tf_datatype.h
 
 _P, _S, _I = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
 _Shape: Final = ctypes.CFUNCTYPE(None, _P, _P)
@@ -81,18 +81,18 @@ class Definition:
 _DEFINITIONS: Final = (
     Definition(
         "AnnotStart",
-        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"),
-        ("tensors: N * T", "deps: D"),
-        ("token: int64", "outputs: N * T"),
-        ("token",),
+        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"),
+        ("tensors: N * T", "after: A * int32"),
+        ("token: int32", "outputs: N * T"),
+        ("after", "token"),
         ("tensors", "outputs"),
         1,
     ),
     Definition(
         "AnnotEnd",
         ("grad_event: string = ''", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"),
-        ("tensors: N * T", "token: int64", "deps: D"),
-        ("done: int64", "outputs: N * T"),
+        ("tensors: N * T", "token: int32", "deps: D"),
+        ("done: int32", "outputs: N * T"),
         ("token", "done"),
         ("tensors", "outputs"),
         1,
@@ -100,7 +100,7 @@ _DEFINITIONS: Final = (
     Definition(
         "AnnotGate",
         ("grad_event: string = ''", "group: int = 0", "role: string = ''", "T: type"),
-        ("tensor: T", "token: int64"),
+        ("tensor: T", "token: int32"),
         ("output: T",),
         ("token",),
         ("tensor", "output"),
@@ -229,7 +229,7 @@ class Operations:
         self._pass_through(context, 1, status)
         token = 0
         if kernel and not self._c.TF_GetCode(status):
-            token = next(self._tokens)
+            token = next(self._tokens) & 0x7FFFFFFF
             self._open[token] = emit.start(self._events[kernel])
         self._put_token(context, token, status)
         self._finish(context, status)
@@ -238,7 +238,7 @@ class Operations:
         status, token = self._c.TF_NewStatus(), ctypes.c_void_p()
         self._c.TF_GetInput(context, self._c.TF_NumOutputs(context) - 1, token, status)
         if token:
-            self._close(ctypes.c_int64.from_address(self._c.TF_TensorData(token)).value)
+            self._close(ctypes.c_int32.from_address(self._c.TF_TensorData(token)).value)
             self._c.TF_DeleteTensor(token)
         self._pass_through(context, 1, status)
         self._put_token(context, 0, status)
@@ -267,9 +267,9 @@ class Operations:
     def _put_token(self, context: Any, token: int, status: Any) -> None:
         if self._c.TF_GetCode(status):
             return
-        tensor = self._c.TF_AllocateOutput(context, 0, _INT64, None, 0, 8, status)
+        tensor = self._c.TF_AllocateOutput(context, 0, _INT32, None, 0, 4, status)
         if tensor:
-            ctypes.c_int64.from_address(self._c.TF_TensorData(tensor)).value = token
+            ctypes.c_int32.from_address(self._c.TF_TensorData(tensor)).value = token
             self._c.TF_DeleteTensor(tensor)
 
     def _finish(self, context: Any, status: Any) -> None:

@@ -56,15 +56,19 @@ def _current_pass(group: int, name: str, role: str) -> Pass:
         return current
 
 
-def _open_backward(op: Any, grad: Any) -> Any:
-    """Open the backward range at the first output that a gradient reaches."""
+def _open_backward(op: Any, grad: Any, done: Any) -> Any:
+    """Open the backward range at the first output that a gradient reaches, and once the forward range is closed.
+
+    A gradient that is a constant would be there at once. If nobody needs the outputs, only their gradient, this is
+    what has the end of the forward range run, and computes the outputs that it waits for.
+    """
     key, group = op.get_attr("grad_event").decode(), op.get_attr("group")
     if not key:
         return grad
     current = _current_pass(group, op.outputs[-1].name, OUT)
     if current.token is not None:
         return grad
-    current.token, passed = operations.start([_values(grad)], [], key)
+    current.token, passed = operations.start([_values(grad)], [], key, after=[done])
     return _with_values(grad, passed[0])
 
 
@@ -118,7 +122,7 @@ def _gradient_of_start(op: Any, _token: Any, *grads: Any) -> list[Any]:
 
 
 def _gradient_of_end(op: Any, _done: Any, *grads: Any) -> list[Any]:
-    passed = [_open_backward(op, grad) for grad in grads]
+    passed = [_open_backward(op, grad, op.outputs[0]) for grad in grads]
     return [*passed, *[None] * (len(op.inputs) - len(passed))]
 
 
@@ -127,5 +131,5 @@ def _gradient_of_gate(op: Any, grad: Any) -> list[Any]:
     if role == IN:
         grad = _close_backward(op, grad)
     elif role == OUT:
-        grad = _open_backward(op, grad)
+        grad = _open_backward(op, grad, op.inputs[1])
     return [grad, None]

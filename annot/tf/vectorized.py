@@ -47,5 +47,5 @@ def _convert(pfor_input: Any) -> list[Any]:
 
 def _of_all(wrapped: Any, tensor: Any) -> Any:
     """Return the converted input; of a token that a loop has stacked, the first."""
-    is_token = tensor.dtype == tf.int64 and tensor.shape.rank == 0
+    is_token = tensor.dtype == tf.int32 and tensor.shape.rank == 0
     return wrapped.t[0] if is_token and wrapped.is_stacked else wrapped.t
