@@ -22,7 +22,7 @@ from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 
 import annot  # noqa: E402
 from annot import loop  # noqa: E402
-from annot.tf import AnnotCallback  # noqa: E402
+from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
 from annot.tf.steps import FitLoops  # noqa: E402
 
 pytestmark = needs_recorder
@@ -343,9 +343,9 @@ def test_fit_loops_close_what_an_exception_leaves_open(tmp_path: Path) -> None:
                 pass
         with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
             model.fit(wrong=1)
-        held = model.fit
-        loops_of.install()
-        loops_of.remove()
+        held, inner = model.fit, FitLoops(model)
+        inner.install()
+        inner.remove()
         assert model.fit is held
         loops_of.remove()
         held(*samples(1), verbose=0)
@@ -354,3 +354,30 @@ def test_fit_loops_close_what_an_exception_leaves_open(tmp_path: Path) -> None:
     assert loops(captured) == epoch(0, 1)
     after = next(one for one in captured.ranges if one.text == "after")
     assert all(one.end < after.start for one in captured.ranges if one is not after)
+
+
+def test_emit_ranges_brings_the_loop(tmp_path: Path) -> None:
+    """Epochs, batches, waits, layers and updates of a plain `fit`; the second step alone, if a schedule says so."""
+    model, plain = network(), network()
+
+    def body() -> None:
+        with emit_ranges(model, shapes=False):
+            fit(model, epochs=1, batches=2)
+        with emit_ranges(model, shapes=False, schedule=annot.schedule(wait=1, active=1, repeat=1)):
+            fit(model, epochs=1)
+
+    captured = capture(tmp_path, body)
+    fit(plain, epochs=1, batches=2)
+    fit(plain, epochs=1)
+    assert weights(model) == weights(plain)
+    assert untouched(model)
+    updates, waits = (captured.texts.count(text) for text in ("Optimizer SGD |opt", "Data |data"))
+    assert (updates, waits) == (3, 3)
+    assert loops(captured) == [*epoch(0, 2), *epoch(0, 3)]
+    batches = [one for one in captured.ranges if one.text.endswith("|step")]
+    inside = [
+        {one.tag.phase for one in captured.ranges if one.tag and batch.start < one.start < batch.end}
+        for batch in batches
+    ]
+    full = {"data", "forward", "backward", "optimizer"}
+    assert inside == [full, full, set(), full, set()]

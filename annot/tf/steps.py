@@ -16,7 +16,7 @@ _METHODS: Final = ("fit", "evaluate", "predict")
 
 
 class FitLoops:
-    """Stand-ins for `fit`, `evaluate` and `predict` of one model, from the first `install` to the last `remove`.
+    """Stand-ins for `fit`, `evaluate` and `predict` of one model, from `install` to `remove`.
 
     Each adds an `AnnotCallback`, unless there is one, and closes its ranges however the call ends.
 
@@ -27,11 +27,11 @@ class FitLoops:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._stand_ins: dict[str, Any] = {}
-        self._installs = 0
+        self._live = False
 
     def install(self) -> None:
         """Put the stand-ins in their places; what is there in the model itself and not in its class is left alone."""
-        self._installs += 1
+        self._live = True
         for name in _METHODS:
             original = getattr(self._model, name, None)
             if callable(original) and name not in vars(self._model):
@@ -40,9 +40,7 @@ class FitLoops:
 
     def remove(self) -> None:
         """Take the stand-ins away; one that somebody else has wrapped meanwhile is transparent from now on."""
-        self._installs -= 1
-        if self._installs:
-            return
+        self._live = False
         while self._stand_ins:
             name, stand_in = self._stand_ins.popitem()
             if vars(self._model).get(name) is stand_in:
@@ -51,7 +49,7 @@ class FitLoops:
     def _stand_in(self, original: Any) -> Any:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            arguments = _bound(original, args, kwargs) if self._installs else None
+            arguments = _bound(original, args, kwargs) if self._live else None
             if arguments is None:
                 return original(*args, **kwargs)
             callback = _add_callback(arguments)
