@@ -37,6 +37,8 @@ class Options:
     shapes: bool = True
     choice: Choice = EVERYTHING
     mode: Mode = "python"
+    optimizer: bool = True
+    data: bool = True
 
 
 _NO_XLA: Final = "what XLA compiles (jit_compile=True) has no ranges of its layers: they need jit_compile=False"
