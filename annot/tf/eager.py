@@ -22,13 +22,13 @@ class Span:
     persistent tape is kept, it closes when the next range begins on this thread.
 
     Args:
-        event: of `annot.emit.event`.
+        event: of `annot.emit.event`; None for no range.
         grad_event: the range of the backward work; None for none.
     """
 
     def __init__(self, event: Any, grad_event: Any | None) -> None:
         _close_own_leftovers()
-        self._started: Any = emit.start(event)
+        self._started: Any = None if event is None else emit.start(event)
         self._grad_event = grad_event
         self._backward: Any = None
         self._gates = 0
@@ -46,10 +46,10 @@ class Span:
 
     def finish(self, tensors: Sequence[Any]) -> list[Any]:
         """Close the range; return the outputs such that their gradients open the backward range."""
-        if self._started is None:
+        if self._tape_end is None:
             return list(tensors)
-        emit.end(self._started)
-        self._started = self._tape_end = None
+        self.abandon()
+        self._tape_end = None
         if not self._gates:
             return list(tensors)
         return [_identity(tensor, self._open_backward) if is_watched(tensor) else tensor for tensor in tensors]

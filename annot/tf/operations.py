@@ -93,7 +93,9 @@ def is_passed(tensor: Any) -> bool:
 
 
 def key_of(event: Any) -> str:
-    """Return what an operation says of its range, which is how its kernel finds the event."""
+    """Return what an operation says of its range, which is how its kernel finds the event; None: nothing."""
+    if event is None:
+        return ""
     text = event.text.replace("\0", " ").encode("utf-8", "replace").decode()
     key = _SEPARATOR.join((text, event.domain, str(event.category), f"{event.color:#010x}"))
     library.know(key, event)

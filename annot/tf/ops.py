@@ -67,7 +67,7 @@ def begin(
     Args:
         tensors: any tensors or variables, of any shape and dtype: the inputs of the work, and the weights that it
             reads. Handles of resources and variants come back as they are; the work may start early on them.
-        event: of `annot.emit.event`.
+        event: of `annot.emit.event`; None for no range.
         grad_event: the range of the backward work; None for none.
         deps: tensors that the range waits for too.
 

@@ -1,0 +1,211 @@
+"""`emit_ranges` for Keras on TensorFlow: installs the stand-ins on entry and takes them away on exit."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+import keras
+import tensorflow as tf
+
+from annot import emit
+from annot.choice import Selection, choose
+from annot.schedule import Schedule
+from annot.switched import SwitchedBlock
+from annot.tf import exports, names, ops, tapes, weights
+from annot.tf.annotations import operation_ranges, reason
+from annot.tf.data import DataWaits
+from annot.tf.functions import StepFunctions
+from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
+from annot.tf.optimizer import OptimizerSteps
+from annot.tf.paths import SEPARATOR
+from annot.tf.steps import FitLoops
+
+__all__ = ["EmitRanges", "emit_ranges"]
+
+
+def emit_ranges(
+    model: keras.Layer,
+    *,
+    forward: bool = True,
+    backward: bool = True,
+    optimizer: bool = True,
+    data: bool = True,
+    shapes: bool = True,
+    include: Selection = None,
+    exclude: Selection = None,
+    depth: int | None = None,
+    schedule: Schedule | None = None,
+    mode: Mode | None = None,
+) -> EmitRanges:
+    """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
+
+    `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as `annot.tf.AnnotCallback` makes them.
+    A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
+    tensors. Outputs, gradients and weights are the same bits with and without. If `annot.enabled` is false on entry,
+    nothing is installed.
+
+    Args:
+        model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
+            block, are found too.
+        forward: ranges around forward calls.
+        backward: ranges around the backward of each layer.
+        optimizer: ranges around the updates of weights by optimizers of Keras; see `annot.tf.optimizer`.
+        data: ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.data`.
+        shapes: say shapes and dtypes in the texts.
+        include: which layers have ranges: patterns on the path below the model such as ``"block_1/**"``, layer
+            classes, or several of either, as `annot.choice.choose` explains; None: all.
+        exclude: which have none. What a layer without a range does counts to the range around it.
+        depth: how many levels below the model have ranges; 0: the model alone; None: all.
+        schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
+        mode: ``"ops"``: operations of annot's open and close them while TensorFlow runs, in graphs and on eager tapes;
+            ``"names"``: nothing is added to graphs; TensorFlow's own ranges of its operations are switched on, and the
+            report finds the layers by their name scopes; ``"python"``: Python does, in eager mode only. None: names if
+            there is a GPU and TensorFlow has such ranges, else ops if it can have them, else python. What XLA compiles
+            has names in each.
+
+    Returns:
+        A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
+
+    Raises:
+        TypeError: `model` is not a `keras.Layer`, or an option is of the wrong type.
+        ValueError: `depth` is negative, `mode` is not known, or a pattern cannot be read.
+
+    Example:
+        >>> import keras, numpy
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+        >>> with emit_ranges(model):
+        ...     outputs = model(numpy.ones((2, 3)))
+    """
+    if not isinstance(model, keras.Layer):
+        raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
+    if mode not in (None, "names", "ops", "python"):
+        raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
+    choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
+    return EmitRanges(
+        model, Options(forward, backward, shapes, choice, mode or _chosen_mode(), optimizer, data), schedule
+    )
+
+
+def _chosen_mode() -> Mode:
+    """Where operations of annot's would cost fusions on a GPU, TensorFlow's own ranges are better, if it has them."""
+    if tf.config.list_physical_devices("GPU") and reason() is None:
+        return "names"
+    obstacle = ops.available()
+    if obstacle is not None:
+        emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
+    return "ops" if obstacle is None else "python"
+
+
+class EmitRanges(SwitchedBlock):
+    """The block that `emit_ranges` returns; `pause`, `resume` and `step` may come in the middle of a `fit`.
+
+    A step that Keras traces is traced once with ranges and once without, however often the block is switched. A
+    `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
+    """
+
+    __slots__ = ("_functions", "_loops", "_model", "_options")
+
+    def __init__(self, model: keras.Layer, options: Options, schedule: Schedule | None = None) -> None:
+        super().__init__(schedule)
+        self._model = model
+        self._options = options
+        self._functions = StepFunctions(model)
+        self._loops: list[FitLoops] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        loops = FitLoops(self._model)
+        self._loops.append(loops)
+        if emit.enabled():  # also while the block is paused, since a schedule counts the batches
+            loops.install()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._loops.pop().remove()
+        super().__exit__(*exception)
+
+    def _install(self) -> list[StandIn]:
+        block = _INSTALLED.enter(self._model, self._options)
+        self._functions.exchange()
+        return block
+
+    def _remove(self, installed: list[StandIn]) -> None:
+        self._functions.exchange()
+        _INSTALLED.leave(installed)
+
+
+class Installed:
+    """What is installed in this process, there while at least one block is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._layers = Layers()
+        self._blocks = 0
+        self._undo: list[Callable[[], Any]] = []
+
+    def enter(self, model: keras.Layer, options: Options) -> list[StandIn]:
+        """Add a model, and the patches with the first one."""
+        with self._lock:
+            try:
+                if not self._blocks:
+                    self._install(options)
+                block = self._layers.add_model(model, options)
+            except BaseException:
+                if not self._blocks:
+                    self._take_away()
+                raise
+            self._blocks += 1
+        if not block:
+            emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
+        return block
+
+    def _install(self, options: Options) -> None:
+        for install in (
+            lambda: ops.close_open_ranges,
+            weights.install,
+            lambda: tapes.install(self._layers.backward_event),
+            lambda: exports.install(suspended),
+        ):
+            self._undo.append(install())
+        self._install_around(options)
+        if options.mode == "names":
+            self._name_operations()
+
+    def _take_away(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _install_around(self, options: Options) -> None:
+        """What is not a call of the model."""
+        graphs = options.mode == "ops"
+        for part, wanted in (
+            (OptimizerSteps(graphs=graphs), options.optimizer),
+            (DataWaits(graphs=graphs), options.data),
+        ):
+            if wanted:
+                part.install()
+                self._undo.append(part.remove)
+
+    def _name_operations(self) -> None:
+        """Switch TensorFlow's own ranges on, and say again which layers were traced before."""
+        switched = contextlib.ExitStack()
+        if not switched.enter_context(operation_ranges()):
+            emit.warn_once(f"{reason()}; layers in graphs are found in what tf.profiler writes only")
+        self._undo.append(switched.close)
+        names.tell()
+
+    def leave(self, block: list[StandIn]) -> None:
+        """Take a model out again, and with the last one the patches, in reverse order."""
+        with self._lock:
+            self._layers.remove(block)
+            self._blocks -= 1
+            if not self._blocks:
+                self._take_away()
+
+
+_INSTALLED = Installed()
