@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from commands import needs_recorder  # noqa: E402
-from tf_recorded import counts, only, recorded, same  # noqa: E402
+from tf_recorded import counts, recorded, same  # noqa: E402
 
 from annot import emit  # noqa: E402
-from annot.tf import ops  # noqa: E402
+from annot.tf import operations, ops  # noqa: E402
 
 pytestmark = needs_recorder
 
@@ -65,11 +64,11 @@ def test_each_range_comes_once_a_step_in_a_graph(tmp_path: Path) -> None:
     train = tf.function(step)
 
     def body() -> None:
-        for _ in range(20):
+        for _ in range(500):
             assert same(train(x, weights, ranged), wanted)
 
     seen = counts(recorded(tmp_path, body))
-    assert seen == {f"layer{i}{sign}": 20 for i in range(5) for sign in ("", "'")}
+    assert seen == {f"layer{i}{sign}": 500 for i in range(5) for sign in ("", "'")}
 
 
 def test_ranges_of_a_chain_follow_each_other(tmp_path: Path) -> None:
@@ -140,9 +139,10 @@ def _before(*operations: Any) -> set[Any]:
 
 def test_tensors_of_every_kind_pass(tmp_path: Path) -> None:
     values = [
-        tf.constant(1.5, tf.float16), tf.constant([2, 3], tf.bfloat16), tf.constant([[4.0]], tf.float64), tf.zeros([0, 3]),
-        tf.constant([1, 2], tf.int32), tf.constant(3, tf.int64), tf.constant([True]), tf.constant(["a", "b"]),
-        tf.constant(1 + 2j, tf.complex64), tf.constant([5], tf.uint8), tf.constant([1, -1], tf.int8),
+        tf.constant(1.5, tf.float16), tf.constant([2, 3], tf.bfloat16), tf.constant([[4.0]], tf.float64),
+        tf.zeros([0, 3]), tf.constant([1, 2], tf.int32), tf.constant(3, tf.int64), tf.constant([True]),
+        tf.constant(["a", "b"]), tf.constant(1 + 2j, tf.complex64), tf.constant([5], tf.uint8),
+        tf.constant([1, -1], tf.int8),
     ]  # fmt: skip
 
     @tf.function
@@ -381,6 +381,50 @@ def test_two_threads_run_the_same_graph(tmp_path: Path) -> None:
     assert counts(captured) == {f"layer{i}{sign}": 101 for i in range(2) for sign in ("", "'")}
 
 
+def test_a_text_that_this_process_does_not_know_opens_nothing(tmp_path: Path) -> None:
+    """As in a graph that another process has made."""
+
+    @tf.function
+    def foreign(x: Any) -> Any:
+        token, (x,) = operations.start([x], [], "text\x1fdomain\x1f1\x1f0x00000000")
+        return operations.end([x + 1.0], token, [])[1][0]
+
+    captured = recorded(tmp_path, lambda: same(foreign(tf.constant(2.0)), tf.constant(3.0)) or pytest.fail("changed"))
+    assert captured.texts == []
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_forward_mode_derivatives(tmp_path: Path, graph: bool) -> None:
+    weights, x = variables(2), tf.ones([3, 6])
+
+    def derivative(put: Any) -> Any:
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x) * 2.0) as accumulator:
+            y = chain(x, weights, put)
+        return y, accumulator.jvp(y)
+
+    run = tf.function(derivative) if graph else derivative
+    wanted = run(plain)
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert counts(captured) == {"layer0": 1, "layer1": 1}
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_work_that_is_computed_again_for_its_gradient(tmp_path: Path, graph: bool) -> None:
+    weights, x = variables(2), tf.ones([3, 6])
+
+    def gradients(put: Any) -> Any:
+        again = tf.recompute_grad(lambda x: put("layer", [x, weights[0]], dense))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(again(x) @ weights[1])
+        return loss, tape.gradient(loss, [x, *weights])
+
+    run = tf.function(gradients) if graph else gradients
+    wanted = run(plain)
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert counts(captured) == {"layer": 2, "layer'": 1}
+
+
 def test_a_graph_and_session_of_version_1(tmp_path: Path) -> None:
     def run(put: Any) -> Any:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -403,18 +447,18 @@ def test_no_operation_under_xla(tmp_path: Path) -> None:
 
 
 def test_fused_operations_stay_fused_within_a_range() -> None:
-    def conv(put: Any) -> Any:
+    def conv(x: Any, put: Any) -> Any:
         kernel, bias = tf.ones([3, 3, 2, 4]), tf.ones([4])
-        x = tf.compat.v1.placeholder_with_default(tf.ones([1, 8, 8, 2]), [1, 8, 8, 2])
         return put("conv", [x], lambda x: tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias)))
 
-    assert _optimized(conv, ranged)["_FusedConv2D"] == _optimized(conv, plain)["_FusedConv2D"] == 1
+    assert _fused(conv, ranged) == _fused(conv, plain) == 1
 
 
-def _optimized(work: Any, put: Any) -> Counter[str]:
-    """The operations that run, as TensorFlow's optimizer left them."""
+def _fused(work: Any, put: Any) -> int:
+    """How many fused convolutions run, as TensorFlow's optimizer left them."""
     metadata = tf.compat.v1.RunMetadata()
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        session.run(work(put), options=options, run_metadata=metadata)
-    return Counter(node.op for graph in metadata.partition_graphs for node in graph.node)
+        x = tf.compat.v1.placeholder(tf.float32, [1, 8, 8, 2])
+        session.run(work(x, put), {x: [[[[1.0] * 2] * 8] * 8]}, options=options, run_metadata=metadata)
+    return sum("FusedConv2D" in node.op for graph in metadata.partition_graphs for node in graph.node)

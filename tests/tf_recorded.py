@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,12 @@ import tensorflow as tf
 from captured import Captured, Range, capture
 
 from annot.tf import ops
+
+# Two processors for strategies with replicas; possible only before TensorFlow has run anything.
+with contextlib.suppress(RuntimeError):
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    )
 
 
 def recorded(folder: Path, body: Callable[[], object]) -> Captured:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from annot import native
 from annot.collect import choose, collect
+from annot.collect.tensorflow_roads import names_road, operations_road
 from annot.collect.tools import Nsys, find_nsys, has_gpu_driver, loses_nvtx_package
 from annot.errors import AnnotError
 
@@ -57,6 +58,7 @@ def examine(collector: str = "auto") -> list[Check]:
         *_import_of(nsys),
         _nvtx_package(nsys),
         *map(_framework, _FRAMEWORKS),
+        *_tensorflow_roads(),
         _driver(),
         _self_test(collector),
     ]
@@ -138,12 +140,20 @@ def _nvtx_package(nsys: Nsys | None) -> Check:
 
 
 def _framework(name: str) -> Check:
-    version = _version(name)
+    version = _version(name) or _version(f"{name}-cpu")
     if version is None:
         return Check(name, "ok", "not installed")
     if name == "torch" and "+cpu" in version and has_gpu_driver():
         return Check(name, "note", f"{version} cannot use the GPU", "pip install torch  # a CUDA build")
     return Check(name, "ok", version)
+
+
+def _tensorflow_roads() -> list[Check]:
+    if importlib.util.find_spec("tensorflow") is None:
+        return []
+    operations, fast = operations_road()
+    text = f"graphs: {operations}; under XLA: {names_road()}; eager mode: from Python"
+    return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else _BUILD_AGAIN)]
 
 
 def _driver() -> Check:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from annot import emit
 
-__all__ = ["Operations"]
+__all__ = ["DEFINITIONS", "FUNCTIONS", "Definition", "Operations"]
 
 _INT32, _STRING = 3, 7  # tensorflow/c/tf_datatype.h
 
@@ -24,7 +24,7 @@ _Compute: Final = ctypes.CFUNCTYPE(None, _P, _P)
 _Delete: Final = ctypes.CFUNCTYPE(None, _P)
 
 # From tensorflow/c/kernels.h, ops.h, tf_status.h and tf_tensor.h, with every handle as void *.
-_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
+FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "TF_NewStatus": (_P,),
     "TF_DeleteStatus": (None, _P),
     "TF_GetCode": (_I, _P),
@@ -58,6 +58,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "TF_DeleteTensor": (None, _P),
     "TF_OpKernelContext_Failure": (None, _P, _P),
 }  # fmt: skip
+"""The functions of TensorFlow's C API that are called: what each returns, and takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Definition:
     """Runs though nothing needs its outputs, in the order of what works on the same resource."""
 
 
-_DEFINITIONS: Final = (
+DEFINITIONS: Final = (
     Definition(
         "AnnotStart",
         ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"),
@@ -151,7 +152,7 @@ class Operations:
         """
         starts, ends = ("AnnotStart", "AnnotEnter"), ("AnnotEnd", "AnnotLeave")
         computes = {**dict.fromkeys(starts, self._start), **dict.fromkeys(ends, self._end), "AnnotGate": self._gate}
-        for definition in _DEFINITIONS:
+        for definition in DEFINITIONS:
             status = self._c.TF_NewStatus()
             self._define(definition, status)
             create = self._keep(_Create(self._find_event)) if definition.name in starts else None
@@ -280,7 +281,7 @@ class Operations:
 
 def _functions_of(library: ctypes.CDLL) -> Any:
     functions = SimpleNamespace()
-    for name, (result, *arguments) in _FUNCTIONS.items():
+    for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
         setattr(functions, name, function)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx, converter
+from tensorflow.python.autograph.impl import api
 
 from annot import emit
 from annot.tag import Phase, Tag
@@ -21,7 +25,7 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 _NO_OPERATIONS = "TensorFlow compiles this for XLA, where annot's operations cannot run: no ranges of trace and start"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What the caller of `trace` or `start` chose."""
 
@@ -30,12 +34,12 @@ class Options:
     grad_message: str | None
     grad_domain_name: str | None
 
-    @property
+    @functools.cached_property
     def event(self) -> Any:
         """The range of the forward work."""
         return _event(self.message, self.domain_name, "forward")
 
-    @property
+    @functools.cached_property
     def grad_event(self) -> Any:
         """The range of the backward work."""
         return _event(self.grad_message or self.message, self.grad_domain_name, "backward")
@@ -187,29 +191,39 @@ def _decorate(
 def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        body = function
         if not tf.executing_eagerly():
             body = _converted(function)
-        if not _works_here():
-            return body(*args, **kwargs)
-        return _call(body, options, args, kwargs)
+            return _call(body, options, args, kwargs) if _works_here() else body(*args, **kwargs)
+        if not emit.enabled():
+            return function(*args, **kwargs)
+        if may_be_taped():
+            return _call(function, options, args, kwargs)
+        emit.push(options.event)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            emit.pop()
 
+    # `tf.function` takes what a function that is its argument wraps in that one's place, and the range would be lost.
+    with contextlib.suppress(TypeError, ValueError):
+        call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    del call.__wrapped__
     # AutoGraph is to leave this function alone, and convert the user's as if it had been called directly.
     call.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
     return call
 
 
 def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    autograph = tf.__internal__.autograph
-    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
-    return converted
+    """Return what AutoGraph makes of the user's function, if it is at work."""
+    # Not by tf_convert, which turns exceptions into others on their way out.
+    if ag_ctx.control_status_ctx().status != ag_ctx.Status.ENABLED:
+        return function
+    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    return lambda *args, **kwargs: api.converted_call(function, args, kwargs, options=options)
 
 
 def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors = nest.tensors_in((args, kwargs))
-    if tf.executing_eagerly() and not may_be_taped():
-        return _call_plain(body, options.event, args, kwargs)
-    tensors, token = ops.begin(tensors, options.event, options.grad_event)
+    tensors, token = ops.begin(nest.tensors_in((args, kwargs)), options.event, options.grad_event)
     try:
         args, kwargs = nest.replace_tensors((args, kwargs), tensors)
         with reads.gated(token):
@@ -219,14 +233,6 @@ def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwa
         ops.abandon(token)
         raise
     return nest.replace_tensors(result, ops.finish(outputs, token))
-
-
-def _call_plain(body: Callable[..., Any], event: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    emit.push(event)
-    try:
-        return body(*args, **kwargs)
-    finally:
-        emit.pop()
 
 
 def _works_here() -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "child_environment",
     "mode",
     "null_tool_pushes",
+    "null_tool_starts",
     "report",
     "run_in_modes",
     "time_variants",
@@ -116,6 +117,15 @@ def null_tool_pushes() -> int:
     if tool.null_tool_depth() != 0:
         raise SystemExit(f"{tool.null_tool_depth()} ranges are still open")
     return int(tool.null_tool_pushes())
+
+
+def null_tool_starts() -> int:
+    """Return how many start/end ranges any thread has opened in the null tool; all of them must be closed."""
+    tool = ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"])
+    tool.null_tool_starts.restype = tool.null_tool_started.restype = ctypes.c_long
+    if tool.null_tool_started() != 0:
+        raise SystemExit(f"{tool.null_tool_started()} ranges are still open")
+    return int(tool.null_tool_starts())
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -1,0 +1,352 @@
+"""`annot.tf.trace`, `start` and `end`: the ranges that they give, where and when, and that nothing else changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from captured import Captured  # noqa: E402
+from commands import needs_recorder  # noqa: E402
+from tf_recorded import counts, recorded, same  # noqa: E402
+
+import annot  # noqa: E402
+from annot import emit  # noqa: E402
+from annot.tf import end, start, trace  # noqa: E402
+
+pytestmark = needs_recorder
+both = pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+
+
+@pytest.fixture
+def wanted():
+    """Decorators come before the recorder in these tests."""
+    annot.enable()
+    yield
+    annot.enable(False)
+
+
+def variables(count: int, size: int = 4) -> list[Any]:
+    return [tf.Variable(tf.random.stateless_normal([size, size], [7, i])) for i in range(count)]
+
+
+def unchanged(folder: Path, plain: Callable[[], Any], ranged: Callable[[], Any]) -> Captured:
+    """Record `ranged`, whose results are those of `plain`."""
+    expected, found = plain(), []
+    captured = recorded(folder, lambda: found.append(ranged()))
+    assert same(found[0], expected)
+    return captured
+
+
+def block(net: Any, weights: Any) -> Any:
+    for weight in weights:
+        net = tf.tanh(net @ weight)
+    return net
+
+
+def train(put: Callable[..., Any], weights: Any, graph: bool) -> Callable[[], Any]:
+    """A step whose input needs no gradient."""
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(put(tf.ones([3, 4]), weights))
+        return loss, tape.gradient(loss, weights)
+
+    return tf.function(step) if graph else step
+
+
+@both
+def test_trace_gives_a_range_to_the_block_and_to_its_gradient(tmp_path: Path, wanted: None, graph: bool) -> None:
+    weights = variables(3)
+    traced = trace(message="Dense Block", domain_name="Forward", grad_domain_name="Gradient")(block)
+    captured = unchanged(tmp_path, train(block, weights, graph), train(traced, weights, graph))
+    forward, gradient = captured.ranges
+    assert (forward.text, gradient.text) == ("Dense Block", "Dense Block")
+    assert forward.end <= gradient.start
+    assert _domains(tmp_path) == [("Dense Block", "Forward"), ("Dense Block", "Gradient")]
+
+
+def _domains(folder: Path) -> list[tuple[str, str]]:
+    import sqlite3
+
+    (path,) = folder.glob("*.sqlite")
+    with sqlite3.connect(path) as database:
+        return database.execute(
+            """select coalesce(e.text, s.value), d.text from NVTX_EVENTS e left join StringIds s on s.id = e.textId
+               join NVTX_EVENTS d on d.eventType = 75 and d.domainId = e.domainId
+               where e.eventType in (59, 60) order by e.start"""
+        ).fetchall()
+
+
+def test_the_gradients_of_the_weights_come_before_the_end_of_the_range(wanted: None) -> None:
+    """Each weight that the block reads, though no input needs a gradient."""
+    weights = variables(3)
+    step = train(trace("block")(block), weights, graph=True)
+    graph = step.get_concrete_function().graph
+    (closing,) = [op for op in graph.get_operations() if op.type == "AnnotEnd" and "gradient_tape" in op.name]
+    before, pending = {closing}, [closing]
+    while pending:
+        one = pending.pop()
+        new = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - before
+        before |= new
+        pending += new
+    products = [op for op in graph.get_operations() if op.type == "MatMul" and op.get_attr("grad_b")]
+    assert len(products) == 3
+    assert before.issuperset(products)
+
+
+@both
+def test_start_and_end_need_no_function(tmp_path: Path, wanted: None, graph: bool) -> None:
+    def plain(x: Any) -> Any:
+        return tf.nn.softmax(x * 2.0)
+
+    def ranged(x: Any) -> Any:
+        x, context = start(x, message="logits-softmax", grad_message="softmax's gradient")
+        return end(plain(x), context)
+
+    def gradient(of: Callable[[Any], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with tf.GradientTape() as tape:
+                x = tf.constant([1.0, 2.0])
+                tape.watch(x)
+                y = of(x)
+            return y, tape.gradient(y, x)
+
+        return tf.function(run) if graph else run
+
+    captured = unchanged(tmp_path, gradient(plain), gradient(ranged))
+    assert captured.texts == ["logits-softmax |fwd", '"softmax\'s gradient" |bwd']
+
+
+@both
+def test_any_nest_of_tensors(tmp_path: Path, wanted: None, graph: bool) -> None:
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    sparse = tf.sparse.from_dense([[0.0, 4.0]])
+    passed = {"b": (tf.constant(1.0), [tf.constant([2, 3])]), "a": ragged, "c": sparse, "text": tf.constant("x")}
+
+    def plain(nest: Any, factor: float, *, name: str, nothing: None = None) -> Any:
+        assert (name, nothing) == ("kept", None)
+        return {**nest, "a": nest["a"] * factor}, [nest["b"][0] + factor]
+
+    def call(of: Callable[..., Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            result, (scalar,) = of(passed, 2.0, name="kept")
+            return result["a"].to_list() if not graph else result["a"].values, result["c"].values, result["b"], scalar
+
+        return tf.function(run) if graph else run
+
+    captured = unchanged(tmp_path, call(plain), call(trace("nest")(plain)))
+    assert captured.texts == ["nest |fwd"]
+
+
+@both
+def test_methods_and_layers(tmp_path: Path, wanted: None, graph: bool) -> None:
+    class Scaled(tf.keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+        @trace("scaled")
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x * self.scale * (2.0 if training else 1.0)
+
+    class Static:
+        @trace
+        @staticmethod
+        def double(x: Any) -> Any:
+            return x * 2.0
+
+        @trace
+        @classmethod
+        def triple(cls, x: Any) -> Any:
+            assert cls is Static
+            return x * 3.0
+
+    layer = Scaled()
+    layer(tf.ones([2, 3]))
+    assert "training" in inspect.signature(layer.call).parameters
+
+    def run() -> Any:
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(Static.triple(Static.double(layer(tf.ones([2, 3]), training=True))))
+        return y, tape.gradient(y, layer.trainable_variables)
+
+    captured = unchanged(
+        tmp_path, lambda: (tf.constant(72.0), [tf.fill([3], 24.0)]), tf.function(run) if graph else run
+    )
+    prefix = "test_methods_and_layers.<locals>.Static"
+    assert captured.texts == [
+        "scaled |fwd", f"{prefix}.double |fwd", f"{prefix}.triple |fwd", f"{prefix}.triple |bwd",
+        f"{prefix}.double |bwd", "scaled |bwd",
+    ]  # fmt: skip
+
+
+def test_a_traced_function_as_an_argument(tmp_path: Path, wanted: None) -> None:
+    double = trace("double")(lambda x: x * 2.0)
+    run = tf.function(lambda of, x: of(x))
+    captured = unchanged(tmp_path, lambda: tf.constant(6.0), lambda: run(double, tf.constant(3.0)))
+    assert captured.texts == ["double |fwd"]
+
+
+def test_autograph_converts_what_is_traced(tmp_path: Path, wanted: None) -> None:
+    @trace("clipped")
+    def clipped(x: Any) -> Any:
+        if tf.reduce_sum(x) > 1.0:
+            x = x / 2.0
+        while tf.reduce_sum(x) > 1.0:
+            x = x - 1.0
+        return x
+
+    run = tf.function(lambda x: clipped(x))
+    captured = unchanged(tmp_path, lambda: tf.constant([1.0]), lambda: run(tf.constant([8.0])))
+    assert captured.texts == ["clipped |fwd"]
+
+
+@both
+def test_traced_functions_nest(tmp_path: Path, wanted: None, graph: bool) -> None:
+    weights = variables(2)
+    inner = trace("inner")(lambda x, w: tf.tanh(x @ w))
+
+    def outer(x: Any, weights: Any) -> Any:
+        return inner(inner(x, weights[0]), weights[1])
+
+    captured = unchanged(tmp_path, train(block, weights, graph), train(trace("outer")(outer), weights, graph))
+    assert counts(captured) == {"outer |fwd": 1, "inner |fwd": 2, "inner |bwd": 2, "outer |bwd": 1}
+    for phase in ("fwd", "bwd"):
+        (around,) = [one for one in captured.ranges if one.text == f"outer |{phase}"]
+        inside = [one for one in captured.ranges if one.text == f"inner |{phase}"]
+        assert all(around.start <= one.start and one.end <= around.end for one in inside)
+
+
+@both
+def test_an_exception_is_the_users_and_closes_the_range(tmp_path: Path, wanted: None, graph: bool) -> None:
+    @trace("fails")
+    def fails(x: Any) -> Any:
+        raise KeyError("theirs")
+
+    run = tf.function(fails) if graph else fails
+
+    def body() -> None:
+        with tf.GradientTape(), pytest.raises(KeyError, match="theirs"):
+            run(tf.ones([1]))
+        with pytest.raises(KeyError, match="theirs"):
+            run(tf.ones([1]))
+
+    assert counts(recorded(tmp_path, body)) == ({} if graph else {"fails |fwd": 2})
+
+
+def test_reading_variables_is_as_before_afterwards(wanted: None) -> None:
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    before = dict(vars(BaseResourceVariable))
+    weights = variables(1)
+    train(trace("block")(block), weights, graph=True)()
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        trace("fails")(block)(tf.ones([2, 9]), weights)
+    assert dict(vars(BaseResourceVariable)) == before
+
+
+def test_without_a_tool_there_is_nothing(tmp_path: Path) -> None:
+    if annot.enabled():
+        pytest.skip("a tool is attached to this process")
+    x = tf.ones([2])
+    assert trace(message="off")(block) is block
+    passed, context = start(x, message="off")
+    assert passed is x
+    assert end(x, context) is x
+
+
+def test_switched_off_there_is_nothing(tmp_path: Path, wanted: None) -> None:
+    def body() -> None:
+        x = tf.ones([2])
+        assert trace(message="off", enabled=False)(block) is block
+        passed, context = start(x, message="off", enabled=False)
+        assert passed is x
+        assert end(x, context) is x
+
+    assert recorded(tmp_path, body).texts == []
+
+
+def test_under_xla_a_warning_and_no_range(tmp_path: Path, wanted: None) -> None:
+    weights = variables(1)
+    emit.warn_once.cache_clear()
+    traced = trace("block")(block)
+    plain, ranged = (tf.function(one, jit_compile=True) for one in (block, traced))
+    x = tf.ones([2, 4])
+    with pytest.warns(RuntimeWarning, match="XLA"):
+        captured = unchanged(tmp_path, lambda: plain(x, weights), lambda: ranged(x, weights))
+    assert captured.texts == []
+
+
+def test_two_replicas(tmp_path: Path, wanted: None) -> None:
+    devices = tf.config.list_logical_devices("CPU")
+    if len(devices) < 2:
+        pytest.skip("two logical CPUs must be made before TensorFlow starts")
+    traced = trace("block")(block)
+
+    def results(put: Callable[..., Any]) -> Any:
+        strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:2]])
+        with strategy.scope():
+            weights = variables(2)
+
+        @tf.function
+        def run() -> Any:
+            def step() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(put(tf.ones([3, 4]), weights))
+                return tape.gradient(loss, weights)
+
+            gradients = strategy.run(step)
+            return [strategy.reduce("SUM", one, axis=None) for one in gradients]
+
+        return run()
+
+    captured = unchanged(tmp_path, lambda: results(block), lambda: results(traced))
+    assert counts(captured) == {"block |fwd": 2, "block |bwd": 2}
+
+
+def test_the_form_of_the_founding_documents(tmp_path: Path, wanted: None) -> None:
+    """A graph of version 1, trained in a session."""
+
+    def build(ranged: bool) -> Any:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            weights = [
+                tf.compat.v1.get_variable(
+                    f"w{i}", initializer=tf.random.stateless_normal([4, 4], [7, i]), use_resource=True
+                )
+                for i in range(3)
+            ]
+            x = tf.compat.v1.placeholder(tf.float32, [None, 4])
+            put = (
+                trace(message="Dense Block", domain_name="Forward", grad_domain_name="Gradient")
+                if ranged
+                else lambda f: f
+            )
+            net = put(block)(x, weights[:2])
+            context = None
+            if ranged:
+                net, context = start(net, message="logits-softmax")
+            net = tf.nn.softmax(net @ weights[2])
+            if ranged:
+                net = end(net, context)
+            loss = tf.reduce_sum(net**2)
+            step = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            session.run(tf.compat.v1.global_variables_initializer())
+            losses = [session.run([loss, step], {x: [[1.0, 2.0, 3.0, 4.0]]})[0] for _ in range(4)]
+            return losses, session.run(weights)
+
+    captured = unchanged(tmp_path, lambda: build(False), lambda: build(True))
+    assert counts(captured) == {"Dense Block": 8, "logits-softmax |fwd": 4, "logits-softmax |bwd": 4}
+
+
+def test_wrong_use_is_said() -> None:
+    with pytest.raises(TypeError, match="function or a message"):
+        trace(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="message must be a string"):
+        start(tf.ones([1]), message=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="context that start returned"):
+        end(tf.ones([1]), None)  # type: ignore[arg-type]
