@@ -139,7 +139,7 @@ def test_what_is_exported_holds_no_operation_of_annot(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         captured = ranged(tmp_path, model, body)
-    assert len(captured.ranges) == 6
+    assert sum(text.endswith("|fwd") for text in captured.texts) == 6
     for file in ("exported/saved_model.pb", "saved/saved_model.pb", "lite"):
         assert b"Annot" not in (tmp_path / file).read_bytes(), file
     loaded = tf.saved_model.load(tmp_path / "exported")
@@ -276,7 +276,8 @@ def test_pause_resume_and_schedule_in_the_middle_of_a_fit(tmp_path: Path) -> Non
             model.fit(some(8, 5), some(8, 3), batch_size=1, verbose=0, callbacks=[Step()])
 
     captured = recorded(tmp_path, body)
-    assert Counter(names(captured)) == {f"{p}{s}": 4 for p in ["m", *(f"m/d{i}" for i in range(5))] for s in "<>"}
+    layers = Counter(name for name in names(captured) if name.endswith(("<", ">")))
+    assert layers == {f"{p}{s}": 4 for p in ["m", *(f"m/d{i}" for i in range(5))] for s in "<>"}
 
 
 def test_python_road_has_forwards_of_eager_mode(tmp_path: Path) -> None:
