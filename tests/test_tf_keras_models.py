@@ -12,7 +12,7 @@ from commands import needs_recorder
 tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
-from captured import Captured  # noqa: E402
+from captured import Captured, Range  # noqa: E402
 from keras_models import MODELS, VECTORS, compiled, fit, operations, same, some, stack, stand_ins  # noqa: E402
 from tf_recorded import recorded  # noqa: E402
 
@@ -24,7 +24,12 @@ layers = keras.layers
 
 def calls(captured: Captured) -> Counter[str]:
     """How many ranges each layer and phase has."""
-    return Counter(one.name for one in captured.ranges)
+    return Counter(one.name for one in layers_of(captured))
+
+
+def layers_of(captured: Captured) -> list[Range]:
+    """The ranges of layers, not those of epochs, batches and the optimizer."""
+    return [one for one in captured.ranges if one.name[-1] in "<>"]
 
 
 def trained(folder: Path, model: keras.Model, kind: str, **options: Any) -> tuple[Captured, list[Any]]:
@@ -103,12 +108,12 @@ def test_five_dense_layers_for_500_steps(eager: bool, tmp_path: Path) -> None:
 def test_order_in_a_graph(tmp_path: Path) -> None:
     """Each backward after its forward and the other way round, inside that of the model, which ends last."""
     captured, _ = trained(tmp_path, compiled("dense"), "dense")
-    names = [one.name for one in captured.ranges]
+    names = [one.name for one in layers_of(captured)]
     step = [f"{path}>" for path in FORWARD["dense"].split()]
     back = ["m<", "m/d4<", "m/d3<", "m/d2<", "m/d1<", "m/d0<"]
     assert names == [*step, *back] * 2 + step
-    for one in captured.ranges:
-        around = [whole for whole in captured.ranges if whole.name == f"m{one.name[-1]}"]
+    for one in layers_of(captured):
+        around = [whole for whole in layers_of(captured) if whole.name == f"m{one.name[-1]}"]
         assert any(whole.start <= one.start and one.end <= whole.end for whole in around), one
 
 
@@ -120,7 +125,7 @@ def test_texts_say_shapes_and_hyperparameters(tmp_path: Path) -> None:
         "m/conv Conv2D [2,8,8,3]f32 out=4 kernel=3,3 stride=2,2 padding=same grad=weight |bwd",
         "m/depth DepthwiseConv2D [2,4,4,4]f32 kernel=3,3 |bwd",
     } <= set(captured.texts)
-    assert not any(one.nested for one in captured.ranges)
+    assert not any(one.nested for one in layers_of(captured))
 
 
 def test_frozen_and_first_layers_compute_no_more(tmp_path: Path) -> None:
@@ -184,7 +189,7 @@ def test_two_replicas(tmp_path: Path) -> None:
     plain = fit(build(), "dense")
     captured, results = trained(tmp_path, build(), "dense")
     assert same(plain, results)
-    training = Counter(one.name for one in captured.ranges if one.tag and one.tag.tensors[0].shape[0] == 1)
+    training = Counter(one.name for one in layers_of(captured) if one.tag and one.tag.tensors[0].shape[0] == 1)
     assert training == {f"{path}{sign}": 4 for path in ("m", "m/d0", "m/norm", "m/d1") for sign in "<>"}
 
 
@@ -201,7 +206,7 @@ def test_resnet50_keeps_its_fused_operations(tmp_path: Path) -> None:
 
     captured = recorded(tmp_path, body)
     assert sum(plain[name] for name in fused) == sum(inside[name] for name in fused) == 53
-    assert inside["AnnotStart"] == inside["AnnotEnd"] == len(captured.ranges) == 177
+    assert inside["AnnotStart"] == inside["AnnotEnd"] == len(layers_of(captured)) == 177
 
 
 def test_mobilenet_v2_has_a_row_for_each_layer(tmp_path: Path) -> None:

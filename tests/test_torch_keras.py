@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,21 @@ def test_epochs_batches_and_updates(tmp_path: Path) -> None:
     if not IS_NATIVE:  # the nvtx package gets no texts with numbers
         expected = ["".join(part for part in line if not part.isdigit()).replace("  ", " ") for line in expected]
     assert texts == expected
+
+
+def test_layers(tmp_path: Path) -> None:
+    """The layers of Keras have ranges like modules of PyTorch: forward, backward and update, once a step."""
+    program = [sys.executable, str(Path(__file__).with_name("keras_on_torch.py")), str(tmp_path)]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    texts, same, loaded = json.loads(result.stdout.splitlines()[-1])
+    assert (same, loaded) == (True, False)
+    counts = Counter(texts)
+    expected = {
+        "stem Dense [2,8]f32 out=8": 2, "inner Sequential [2,8]f32": 2, "inner.fc Dense [2,8]f32 out=4": 2,
+        "inner.relu ReLU [2,4]f32": 2, "head Dense [2,4]f32 out=2": 2,
+    }  # fmt: skip
+    # Keras calls the model once more, on the device "meta", to learn its shapes.
+    assert {text: counts[f"{text} |fwd"] - 1 for text in expected} == expected
+    assert {text: counts[f"{text} |bwd"] for text in expected} == expected
+    assert counts["Optimizer SGD |opt"] == 2

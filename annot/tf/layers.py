@@ -17,10 +17,10 @@ from tensorflow.python.eager import record
 
 from annot import emit
 from annot.choice import EVERYTHING, Choice
-from annot.tf import ops
+from annot.tf import names, ops
 from annot.tf.around import call_in_range, call_through_operations
 from annot.tf.paths import SEPARATOR, children, paths, sublayers
-from annot.tf.sites import Site
+from annot.tf.sites import Site, tensors_among
 from annot.tf.weights import weights_of
 
 __all__ = ["Layers", "Mode", "Options", "suspended"]
@@ -41,7 +41,9 @@ class Options:
     data: bool = True
 
 
-_NO_XLA: Final = "what XLA compiles (jit_compile=True) has no ranges of its layers: they need jit_compile=False"
+_NO_XLA: Final = (
+    "what XLA compiles (jit_compile=True) has no ranges of its layers, only their names: those need jit_compile=False"
+)
 
 
 class _Suspended(threading.local):
@@ -183,19 +185,28 @@ class StandIn:
             self.layers.discover(self)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        options, mode = self.options, self.options.mode
+        options, eager = self.options, tf.executing_eagerly()
         taped = record.could_possibly_record()
-        if mode == "ops" and (taped or not tf.executing_eagerly()):
-            if ops.in_xla():
-                emit.warn_once(_NO_XLA)
+        if eager and not (taped and options.mode == "ops"):
+            if not options.forward:
                 return self._original(*args, **kwargs)
-            return call_through_operations(
-                self.site, self._original, args, kwargs,
-                weights=self._weights if taped else _none, forward=options.forward, backward=options.backward,
-            )  # fmt: skip
-        if tf.executing_eagerly() and options.forward:
             return call_in_range(self.site, self._original, args, kwargs)
-        return self._original(*args, **kwargs)
+        if not eager and (options.mode == "names" or ops.in_xla()):
+            self._note(args, kwargs)
+            return self._original(*args, **kwargs)
+        if options.mode != "ops":
+            return self._original(*args, **kwargs)
+        return call_through_operations(
+            self.site, self._original, args, kwargs,
+            weights=self._weights if taped else _none, forward=options.forward, backward=options.backward,
+        )  # fmt: skip
+
+    def _note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Say which layer the operations belong to that are being traced, for where they have no ranges of annot's."""
+        if self.options.mode != "names":
+            emit.warn_once(_NO_XLA)
+        specs, _, arguments = self.site.shown(tensors_among(args, kwargs))
+        names.note(self.site.path, self.site.module, tf.get_current_name_scope(), specs, arguments)
 
     def _weights(self, *, needs_inputs: bool) -> list[Any]:
         """Return the weights whose gradients this layer's backward range waits for.

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import keras
 
-__all__ = ["SEPARATOR", "children", "paths", "runs_alone", "sublayers"]
+__all__ = ["SEPARATOR", "children", "named_sublayers", "paths", "runs_alone", "sublayers"]
 
 SEPARATOR: Final = "/"
 """What stands between the names of a path; Keras allows it in no name of a layer."""
@@ -45,8 +45,13 @@ def paths(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
 
 def children(path: str, layer: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
     """Yield the layers right below the one at `path`, with their paths."""
-    if runs_alone(layer):
-        return
+    if not runs_alone(layer):
+        for name, child in named_sublayers(layer):
+            yield f"{path}{SEPARATOR}{name}", child
+
+
+def named_sublayers(layer: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
+    """Yield the layers right below a layer, each with a name that none of the others has."""
     taken: dict[str, keras.Layer] = {}
     for child in sublayers(layer):
         if isinstance(child, keras.layers.InputLayer):
@@ -55,7 +60,7 @@ def children(path: str, layer: keras.Layer) -> Iterator[tuple[str, keras.Layer]]
         while taken.setdefault(name, child) is not child:
             number += 1
             name = f"{child.name}_{number}"
-        yield f"{path}{SEPARATOR}{name}", child
+        yield name, child
 
 
 def sublayers(layer: Any) -> list[keras.Layer]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, Self
 
 import keras
+import tensorflow as tf
 
 from annot import emit
 from annot.choice import Selection, choose
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.tf import exports, ops, tapes, weights
+from annot.tf import exports, names, ops, tapes, weights
+from annot.tf.annotations import operation_ranges, reason
 from annot.tf.data import DataWaits
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
@@ -58,7 +61,10 @@ def emit_ranges(
         depth: how many levels below the model have ranges; 0: the model alone; None: all.
         schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
         mode: ``"ops"``: operations of annot's open and close them while TensorFlow runs, in graphs and on eager tapes;
-            ``"python"``: Python does, so that graphs have none, nor has the backward; None: the first, if it can be.
+            ``"names"``: nothing is added to graphs; TensorFlow's own ranges of its operations are switched on, and the
+            report finds the layers by their name scopes; ``"python"``: Python does, in eager mode only. None: names if
+            there is a GPU and TensorFlow has such ranges, else ops if it can have them, else python. What XLA compiles
+            has names in each.
 
     Returns:
         A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
@@ -86,6 +92,9 @@ def emit_ranges(
 
 
 def _chosen_mode() -> Mode:
+    """Where operations of annot's would cost fusions on a GPU, TensorFlow's own ranges are better, if it has them."""
+    if tf.config.list_physical_devices("GPU") and reason() is None:
+        return "names"
     obstacle = ops.available()
     if obstacle is not None:
         emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
@@ -142,17 +151,34 @@ class Installed:
     def enter(self, model: keras.Layer, options: Options) -> list[StandIn]:
         """Add a model, and the patches with the first one."""
         with self._lock:
-            if not self._blocks:
-                self._undo += [
-                    ops.close_open_ranges, weights.install(), tapes.install(self._layers.backward_event),
-                    exports.install(suspended),
-                ]  # fmt: skip
-                self._install_around(options)
+            try:
+                if not self._blocks:
+                    self._install(options)
+                block = self._layers.add_model(model, options)
+            except BaseException:
+                if not self._blocks:
+                    self._take_away()
+                raise
             self._blocks += 1
-            block = self._layers.add_model(model, options)
         if not block:
             emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
         return block
+
+    def _install(self, options: Options) -> None:
+        for install in (
+            lambda: ops.close_open_ranges,
+            weights.install,
+            lambda: tapes.install(self._layers.backward_event),
+            lambda: exports.install(suspended),
+        ):
+            self._undo.append(install())
+        self._install_around(options)
+        if options.mode == "names":
+            self._name_operations()
+
+    def _take_away(self) -> None:
+        while self._undo:
+            self._undo.pop()()
 
     def _install_around(self, options: Options) -> None:
         """What is not a call of the model."""
@@ -165,13 +191,21 @@ class Installed:
                 part.install()
                 self._undo.append(part.remove)
 
+    def _name_operations(self) -> None:
+        """Switch TensorFlow's own ranges on, and say again which layers were traced before."""
+        switched = contextlib.ExitStack()
+        if not switched.enter_context(operation_ranges()):
+            emit.warn_once(f"{reason()}; layers in graphs are found in what tf.profiler writes only")
+        self._undo.append(switched.close)
+        names.tell()
+
     def leave(self, block: list[StandIn]) -> None:
         """Take a model out again, and with the last one the patches, in reverse order."""
         with self._lock:
             self._layers.remove(block)
             self._blocks -= 1
-            while self._undo and not self._blocks:
-                self._undo.pop()()
+            if not self._blocks:
+                self._take_away()
 
 
 _INSTALLED = Installed()

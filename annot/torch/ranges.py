@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.autograd import Variable
@@ -126,13 +127,29 @@ class EmitRanges(SwitchedBlock):
     and runs while it is off has no ranges.
     """
 
-    __slots__ = ("_collector", "_model", "_options")
+    __slots__ = ("_collector", "_loops", "_model", "_options")
 
     def __init__(self, model: torch.nn.Module, options: Options, schedule: Schedule | None = None) -> None:
         super().__init__(schedule)
         self._model = model
         self._options = options
         self._collector = Capture()
+        self._loops: list[Any] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if hasattr(self._model, "fit") and hasattr(self._model, "_flatten_layers"):  # a model of Keras
+            from annot.tf.steps import FitLoops
+
+            self._loops.append(FitLoops(self._model))
+            if emit.enabled():  # also while the block is paused, since a schedule counts the batches
+                self._loops[-1].install()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._loops:
+            self._loops.pop().remove()
+        super().__exit__(*exception)
 
     def _install(self) -> list[int]:
         return _INSTALLED.enter(self._model, self._options)
@@ -210,6 +227,7 @@ class Installed:
         """What is not a call of the model or a step of the optimizer."""
         if options.optimizer:
             phases.install(patches)
+            self._install_keras()
         if options.forward or options.backward:
             replicas.install(patches, self._sites)
         if options.data:
@@ -217,6 +235,16 @@ class Installed:
         if options.collectives:
             collectives.install(patches)
         collectives.say_rank()
+
+    def _install_keras(self) -> None:
+        """The optimizers of Keras, which are none of PyTorch's, if Keras runs on PyTorch."""
+        keras: Any = sys.modules.get("keras")
+        if keras is not None and hasattr(keras, "config") and keras.config.backend() == "torch":
+            from annot.tf.optimizer import OptimizerSteps as KerasOptimizerSteps
+
+            steps = KerasOptimizerSteps(graphs=False)
+            self._undo.append(steps.remove)
+            steps.install()
 
 
 _INSTALLED = Installed()

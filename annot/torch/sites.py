@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -29,6 +29,9 @@ OPTIMIZED: Final = "OptimizedModule"
 
 MAX_PATHS: Final = 64
 """How many paths of one module that stands in many places are told apart."""
+
+_KERAS: Final = "_flatten_layers"
+"""An attribute by which layers of Keras can be told from other modules."""
 
 _Arguments: TypeAlias = tuple[tuple[str, tag.Value], ...]
 _Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, _Arguments]
@@ -101,7 +104,7 @@ class Site:
     def _with_hyperparameters(self, of_tensors: _Shown) -> _Shown:
         specs, omitted, arguments = of_tensors
         with contextlib.suppress(Exception):  # a subclass may do without what its class sets
-            arguments = hyperparameters(self.of(), self.module) + arguments
+            arguments = _hyperparameters(self.of(), self.module) + arguments
         return specs, omitted, arguments if specs else ()
 
     def _gradients(self, tensors: list[Any]) -> _Arguments:
@@ -253,6 +256,14 @@ class Sites:
         self._left_out.pop(ident, None)
 
 
+def _hyperparameters(module: Any, shown_as: str) -> _Arguments:
+    if not hasattr(module, _KERAS):
+        return hyperparameters(module, shown_as)
+    from annot.tf.hyperparameters import hyperparameters as of_keras  # which needs no TensorFlow
+
+    return of_keras(module, shown_as)
+
+
 def _class_name(module: torch.nn.Module) -> str:
     """Return the name of the class that the user wrote: not that of a lazy, scripted or compiled stand-in."""
     module = _inner(module)
@@ -299,10 +310,19 @@ def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         yield path, module
         children = [
             (f"{path}.{name}" if path else name, child, above)
-            for name, child in module._modules.items()
+            for name, child in _children(module)
             if child is not None and id(child) not in above
         ]
         pending.extend(reversed(children))
+
+
+def _children(module: Any) -> Iterable[tuple[str, Any]]:
+    """Return the modules right below one, by name; Keras on PyTorch keeps its layers elsewhere than PyTorch does."""
+    if not hasattr(module, _KERAS):
+        return module._modules.items()  # type: ignore[no-any-return]
+    from annot.tf.paths import named_sublayers
+
+    return named_sublayers(module)
 
 
 def _path_below(parent: torch.nn.Module, module: torch.nn.Module) -> str | None:
@@ -312,9 +332,9 @@ def _path_below(parent: torch.nn.Module, module: torch.nn.Module) -> str | None:
     while pending:
         path, here = pending.pop()
         seen.add(id(here))
-        for name, child in here._modules.items():
+        for name, child in _children(here):
             if child is module:
                 return f"{path}{name}"
-            if child is not None and child._modules and id(child) not in seen:
+            if child is not None and (child._modules or hasattr(child, _KERAS)) and id(child) not in seen:
                 pending.append((f"{path}{name}.", child))
     return None
