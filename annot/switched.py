@@ -85,10 +85,11 @@ class SwitchedBlock:
     def step(self) -> None:
         """Say that a step of the schedule is over.
 
-        Without this call the batches of `annot.batches` and `annot.batch` are the steps, if they run on the thread
-        that entered the block.
+        Without this call the batches of `annot.batches`, `annot.batch` and Keras' `fit` are the steps, if they run on
+        the thread that entered the block.
         """
-        self._by_hand = True
+        if not self._by_hand:
+            self._by_hand, self._step = True, 0  # what batches have counted so far counts no more
         self._next_step()
 
     def _after_batch(self) -> None:

@@ -257,14 +257,18 @@ def test_forward_backward_and_shapes(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_pause_resume_and_schedule_in_the_middle_of_a_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_pause_resume_and_schedule_in_the_middle_of_a_fit(tmp_path: Path, by_hand: bool) -> None:
     """Of each three batches the last two have ranges; each set of functions is traced once."""
     model = compiled("dense")
     steps = annot.schedule(wait=1, active=2, repeat=2)
 
+    block = annot.emit_ranges(model, schedule=steps)
+    step = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: batch and block.step())
+
     def body() -> None:
-        with annot.emit_ranges(model, schedule=steps):
-            model.fit(some(8, 5), some(8, 3), batch_size=1, verbose=0)
+        with block:
+            model.fit(some(8, 5), some(8, 3), batch_size=1, verbose=0, callbacks=[step] if by_hand else [])
 
     captured = recorded(tmp_path, body)
     found = Counter(name for name in names(captured) if name[-1] in "<>")

@@ -6,7 +6,8 @@
  *
  * AnnotStart and AnnotEnd pass up to one tensor through, AnnotGate always one: every tensor that is on its way to a
  * gradient has an operation of its own, because TensorFlow makes up zeros for the missing gradients of an operation
- * with several outputs. The operations are pure on purpose: a stateful one would keep alive what nobody asks for. */
+ * with several outputs. These are pure on purpose: a stateful one would keep alive what nobody asks for. AnnotEnter and
+ * AnnotLeave are stateful on purpose: they stand beside reads of data sets and assignments, which run anyway. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -232,7 +233,7 @@ static void *event_of(const char *key) {
 
 /* ---------------------------------------------------------------- kernels */
 
-/* The kernel of AnnotStart is its event, or NULL where another process made the graph: then it opens nothing. */
+/* The kernel of AnnotStart and AnnotEnter is its event, or NULL where another process made the graph: then it opens nothing. */
 static void *create_start(void *construction) {
     void *status = TF_NewStatus();
     int32_t items = 0, size = 0;
@@ -368,14 +369,14 @@ static const Operation operations[] = {
     {"AnnotEnter",
      {"event: string", "D: list(type) >= 0"},
      {"deps: D"},
-     {"token: int64"},
+     {"token: int32"},
      {"token"},
      {NULL},
      shapes_after_token, create_start, compute_start, 1},
     {"AnnotLeave",
      {"D: list(type) >= 0"},
-     {"token: int64", "deps: D"},
-     {"done: int64"},
+     {"token: int32", "deps: D"},
+     {"done: int32"},
      {"token", "done"},
      {NULL},
      shapes_after_token, NULL, compute_end, 1},

@@ -108,10 +108,10 @@ DEFINITIONS: Final = (
         0,
     ),
     Definition(
-        "AnnotEnter", ("event: string", "D: list(type) >= 0"), ("deps: D",), ("token: int64",), ("token",), (), 1, True
+        "AnnotEnter", ("event: string", "D: list(type) >= 0"), ("deps: D",), ("token: int32",), ("token",), (), 1, True
     ),
     Definition(
-        "AnnotLeave", ("D: list(type) >= 0",), ("token: int64", "deps: D"), ("done: int64",), ("token", "done"), (), 1,
+        "AnnotLeave", ("D: list(type) >= 0",), ("token: int32", "deps: D"), ("done: int32",), ("token", "done"), (), 1,
         True,
     ),
 )  # fmt: skip

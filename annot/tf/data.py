@@ -61,12 +61,10 @@ class DataWaits:
 
 
 def _get_in_graph(original: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read between two operations on the same handle, which TensorFlow then runs in this order."""
-    with tf.compat.v1.colocate_with(handle):
-        token = effects.enter(_event(), [handle])
+    """Read between two operations on the same handle, which TensorFlow then runs in this order, where that is."""
+    token = effects.enter(_event(), [handle])
     element = original(*args, **kwargs)
-    with tf.compat.v1.colocate_with(handle):
-        effects.leave(token, [handle])
+    effects.leave(token, [handle])
     return element
 
 
