@@ -175,15 +175,19 @@ def test_layers_add_their_calls_up() -> None:
     for start, text in enumerate(("a Linear [2,3]f32 out=4", "a Linear [2,3]f32 out=4", "a Linear [5,3]f32 out=4")):
         rows.range(f"{text} |fwd", 10 + 10 * start, 15 + 10 * start)
     rows.range("b Odd [2,3]f32 |fwd", 50, 60).range("Backward |bwd", 110, 200)
-    rows.range("a Linear [2,3]f32 out=4 grad=weight |bwd", 120, 130).range("Optimizer SGD |opt", 210, 220)
+    rows.range("a Linear [2,3]f32 out=4 grad=weight |bwd", 120, 130)
+    rows.range("Optimizer SGD params=16 momentum=True |opt", 210, 220).range("Optimizer LBFGS params=16 |opt", 230, 240)
+    rows.range("zero_grad SGD |opt", 250, 260)
     table = layer_work(attribute(rows.build()))
     assert table.select("layer", "phase", "flops", "params", "counted").rows() == [
         ("", "forward", None, None, False),
         ("a", "forward", 2 * 48 + 120, 16, True),
         ("b", "forward", None, None, False),
         ("a", "backward", 48, 16, True),
+        ("", "optimizer", 4 * 16, 16, True),
+        ("", "optimizer", None, None, False),
     ]
-    assert not_counted(table) == (["Odd"], ["Net"])
+    assert not_counted(table) == (["Odd", "LBFGS"], ["Net"])
 
 
 def test_one_call_that_says_nothing_voids_the_sum() -> None:
