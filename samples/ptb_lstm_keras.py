@@ -20,9 +20,7 @@ class PtbLstm(keras.Sequential):
         length: words in a sequence; None: any number.
     """
 
-    def __init__(
-        self, hidden: int = 1024, depth: int = 2, vocabulary: int = 10_000, length: int | None = None
-    ) -> None:
+    def __init__(self, hidden: int = 1024, depth: int = 2, vocabulary: int = 10_000, length: int | None = None) -> None:
         cells = [layers.LSTM(hidden, return_sequences=True, name=f"lstm{number}") for number in range(depth)]
         embedding = layers.Embedding(vocabulary, hidden, name="embedding")
         head = layers.Dense(vocabulary, name="head")
