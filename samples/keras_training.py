@@ -7,9 +7,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+import command_line
 import keras
 import numpy as np
-import options
 
 from annot import emit_ranges
 
@@ -63,7 +63,7 @@ class SyntheticText(keras.utils.PyDataset):
 
 def arguments(description: str, *, batch: int, steps: int = 4) -> argparse.ArgumentParser:
     """Return a parser with the options of every Keras sample; `batch` and `steps` are its defaults."""
-    return _with_keras_options(options.arguments(description, batch=batch, steps=steps))
+    return _with_keras_options(command_line.arguments(description, batch=batch, steps=steps))
 
 
 def image_arguments(description: str, *, batch: int, steps: int = 4, image: int = 224) -> argparse.ArgumentParser:
@@ -75,7 +75,9 @@ def image_arguments(description: str, *, batch: int, steps: int = 4, image: int 
 
 def text_arguments(description: str, *, batch: int, length: int, vocabulary: int) -> argparse.ArgumentParser:
     """Return the same for models of text."""
-    return _with_keras_options(options.text_arguments(description, batch=batch, length=length, vocabulary=vocabulary))
+    return _with_keras_options(
+        command_line.text_arguments(description, batch=batch, length=length, vocabulary=vocabulary)
+    )
 
 
 def _with_keras_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
