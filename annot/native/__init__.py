@@ -1,7 +1,8 @@
-"""The C parts: the recorder, an NVTX tool of our own; the fast call path; the fast reading and sweeping of tables.
+"""The C parts: the recorder, an NVTX tool of our own; the fast call path; the fast reading and sweeping of tables;
+the operations for TensorFlow.
 
-Each is optional. ``ANNOT_DISABLE_NATIVE=1`` switches the last two off: ranges then go through the `nvtx` package,
-and profiles through Python and SQLite.
+Each is optional. ``ANNOT_DISABLE_NATIVE=1`` switches all but the recorder off: ranges then go through the `nvtx`
+package, profiles through Python and SQLite, and TensorFlow's operations call Python.
 """
 
 from __future__ import annotations
@@ -11,12 +12,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fast", "recorder_library", "tables"]
+__all__ = ["fast", "recorder_library", "tables", "tf_library"]
 
 
 def recorder_library() -> Path | None:
     """Return the path of the recorder's shared library, or None if it was not built."""
     return next(iter(sorted(Path(__file__).parent.glob("_recorder*.so"))), None)
+
+
+def tf_library() -> Path | None:
+    """Return the path of the library with TensorFlow's operations, or None if it was not built."""
+    return next(iter(sorted(Path(__file__).parent.glob("_tf_ops*.so"))), None)
 
 
 def fast() -> Any:

@@ -1,7 +1,8 @@
 /* annot.native._fast: annot's own NVTX client, for ranges that cost next to nothing.
  *
  * Built against the limited API, so that one binary serves every CPython from 3.11 on. annot/emit.py holds the
- * Python twin of everything in this file. All functions run with the GIL held. */
+ * Python twin of everything in this file. All functions run with the GIL held,
+ * but for start_range and end_range. */
 #include "_fast.h"
 
 #include <nvtx3/nvToolsExt.h>
@@ -66,13 +67,20 @@ static nvtxDomainHandle_t domain_handle(Domain *domain) {
     return domain->handle;
 }
 
+/* TensorFlow's threads prepare events without the GIL. */
+static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static void prepare(Event *event) {
-    nvtxDomainHandle_t domain = domain_handle(event->domain);
-    if (event->registered) {
-        event->attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
-        event->attributes.message.registered = nvtxDomainRegisterStringA(domain, event->utf8);
+    pthread_mutex_lock(&prepare_lock);
+    if (event->generation != generation) {
+        nvtxDomainHandle_t domain = domain_handle(event->domain);
+        if (event->registered) {
+            event->attributes.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
+            event->attributes.message.registered = nvtxDomainRegisterStringA(domain, event->utf8);
+        }
+        __atomic_store_n(&event->generation, generation, __ATOMIC_RELEASE);
     }
-    event->generation = generation;
+    pthread_mutex_unlock(&prepare_lock);
 }
 
 /* ---------------------------------------------------------------- torch.profiler */
@@ -229,6 +237,27 @@ static PyObject *end(PyObject *module, PyObject *arg) {
     Py_RETURN_NONE;
 }
 
+/* The same for threads without the GIL; 0 if no tool saw the range. */
+static uint32_t start_range(Event *event, uint64_t *id) {
+    uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+    if (!now)
+        return 0;
+    if (__atomic_load_n(&event->generation, __ATOMIC_ACQUIRE) != now)
+        prepare(event);
+    *id = nvtxDomainRangeStartEx(event->domain->handle, &event->attributes);
+    return now;
+}
+
+static void end_range(Event *event, uint32_t started, uint64_t id) {
+    if (started == __atomic_load_n(&generation, __ATOMIC_ACQUIRE))
+        nvtxDomainRangeEnd(event->domain->handle, id);
+}
+
+static PyObject *range_functions(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return Py_BuildValue("KK", (unsigned long long)(uintptr_t)start_range, (unsigned long long)(uintptr_t)end_range);
+}
+
 static PyObject *mark(PyObject *module, PyObject *arg) {
     (void)module;
     if (Py_TYPE(arg) != annot_event_type)
@@ -307,8 +336,26 @@ static PyObject *event_text(PyObject *self, void *closure) {
     return Py_NewRef(((Event *)self)->text);
 }
 
+static PyObject *event_domain(PyObject *self, void *closure) {
+    (void)closure;
+    return PyUnicode_FromString(((Event *)self)->domain->name);
+}
+
+static PyObject *event_category(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLong(((Event *)self)->attributes.category);
+}
+
+static PyObject *event_color(PyObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLong(((Event *)self)->attributes.color);
+}
+
 static PyGetSetDef event_getset[] = {
     {"text", event_text, NULL, "The text of the range.", NULL},
+    {"domain", event_domain, NULL, "The name of the domain; empty for the default one.", NULL},
+    {"category", event_category, NULL, "The number of the category in the domain.", NULL},
+    {"color", event_color, NULL, "0xAARRGGBB.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -348,10 +395,11 @@ static PyObject *wrapper(PyObject *module, PyObject *event) {
 
 static PyObject *attach(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    __atomic_store_n(&generation, 0, __ATOMIC_SEQ_CST); /* threads without the GIL make no calls meanwhile */
     GLOBALS = pristine; /* look again, even if an earlier call found no tool */
     nvtxInitialize(NULL);
     int found = GLOBALS.nvtxDomainRangePushEx_impl_fnptr != NULL;
-    generation = found ? ++last_generation : 0;
+    __atomic_store_n(&generation, found ? ++last_generation : 0, __ATOMIC_RELEASE);
     return PyBool_FromLong(found);
 }
 
@@ -370,8 +418,11 @@ static PyObject *name_category(PyObject *module, PyObject *args) {
     Domain *domain = find_domain(domain_name);
     if (!domain)
         return NULL;
-    if (generation)
+    if (generation) {
+        pthread_mutex_lock(&prepare_lock);
         nvtxDomainNameCategoryA(domain_handle(domain), id, name);
+        pthread_mutex_unlock(&prepare_lock);
+    }
     Py_RETURN_NONE;
 }
 
@@ -401,6 +452,9 @@ static PyMethodDef functions[] = {
     {"pop_to", pop_to, METH_O, "Close ranges of this thread until so many are open."},
     {"start", start, METH_O, "Open a range that need not nest; returns what `end` takes."},
     {"end", end, METH_O, "Close a range that `start` opened."},
+    {"range_functions", range_functions, METH_NOARGS,
+     "The addresses of functions that open and close the range of an event and need no GIL: "
+     "uint32_t start(Event *, uint64_t *id) and void end(Event *, uint32_t started, uint64_t id)."},
     {"mark", mark, METH_O, "Set a mark."},
     {"wrapper", wrapper, METH_O, "A wrapt wrapper that calls inside the range of an event."},
     {NULL, NULL, 0, NULL},

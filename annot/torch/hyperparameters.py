@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,16 +14,9 @@ from torch.nn.modules.loss import _Loss
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _LPPoolNd, _MaxPoolNd
 
 from annot import tag
+from annot.hyperparameters import ALWAYS, Arguments, Said, spelt
 
 __all__ = ["gradients", "hyperparameters"]
-
-_Arguments: TypeAlias = tuple[tuple[str, tag.Value], ...]
-
-_ALWAYS: Final = object()
-_SCALARS: Final = (bool, int, float, str, type(None))
-
-# name in the text, attribute (or what gives it), and the default that is left out
-_Said: TypeAlias = tuple[str, "str | Callable[[Any], object]", object]
 
 
 def _has(name: str) -> Callable[[Any], bool]:
@@ -42,46 +35,46 @@ def _dtype(module: Any) -> str:
     return tag.short_dtype(str(torch.get_default_dtype() if weight is None else weight.dtype))
 
 
-_BIAS: Final[_Said] = ("bias", _has("bias"), True)
-_WINDOW: Final[tuple[_Said, ...]] = (
-    ("kernel", "kernel_size", _ALWAYS), ("stride", "stride", 1), ("padding", "padding", 0), ("dilation", "dilation", 1),
+_BIAS: Final[Said] = ("bias", _has("bias"), True)
+_WINDOW: Final[tuple[Said, ...]] = (
+    ("kernel", "kernel_size", ALWAYS), ("stride", "stride", 1), ("padding", "padding", 0), ("dilation", "dilation", 1),
     ("ceil", "ceil_mode", False),
 )  # fmt: skip
-_RECURRENT: Final[tuple[_Said, ...]] = (
-    ("hidden", "hidden_size", _ALWAYS), ("layers", "num_layers", 1), ("bidirectional", "bidirectional", False),
+_RECURRENT: Final[tuple[Said, ...]] = (
+    ("hidden", "hidden_size", ALWAYS), ("layers", "num_layers", 1), ("bidirectional", "bidirectional", False),
     ("proj", "proj_size", 0), ("batch_first", "batch_first", False), ("bias", "bias", True),
 )  # fmt: skip
-_TABLE: Final[tuple[_Said, ...]] = (("num", "num_embeddings", _ALWAYS), ("dim", "embedding_dim", _ALWAYS))
-_AFFINE: Final[_Said] = ("affine", _has("weight"), True)
-_ADAPTIVE: Final[tuple[_Said, ...]] = (("out", "output_size", _ALWAYS),)
+_TABLE: Final[tuple[Said, ...]] = (("num", "num_embeddings", ALWAYS), ("dim", "embedding_dim", ALWAYS))
+_AFFINE: Final[Said] = ("affine", _has("weight"), True)
+_ADAPTIVE: Final[tuple[Said, ...]] = (("out", "output_size", ALWAYS),)
 
-_FAMILIES: Final[dict[type[nn.Module], tuple[_Said, ...]]] = {
+_FAMILIES: Final[dict[type[nn.Module], tuple[Said, ...]]] = {
     _ConvNd: (
-        ("out", "out_channels", _ALWAYS), ("kernel", "kernel_size", _ALWAYS), ("stride", "stride", 1),
+        ("out", "out_channels", ALWAYS), ("kernel", "kernel_size", ALWAYS), ("stride", "stride", 1),
         ("padding", "padding", 0), ("output_padding", "output_padding", 0), ("dilation", "dilation", 1),
         ("groups", "groups", 1), _BIAS,
     ),
-    nn.Linear: (("out", "out_features", _ALWAYS), _BIAS),
-    nn.Bilinear: (("out", "out_features", _ALWAYS), _BIAS),
+    nn.Linear: (("out", "out_features", ALWAYS), _BIAS),
+    nn.Bilinear: (("out", "out_features", ALWAYS), _BIAS),
     nn.Embedding: (*_TABLE, ("dtype", _dtype, "f32")),
     nn.EmbeddingBag: (*_TABLE, ("mode", "mode", "mean"), ("dtype", _dtype, "f32")),
     nn.RNNBase: _RECURRENT,
-    nn.RNNCellBase: (("hidden", "hidden_size", _ALWAYS), ("bias", "bias", True)),
+    nn.RNNCellBase: (("hidden", "hidden_size", ALWAYS), ("bias", "bias", True)),
     nn.MultiheadAttention: (
-        ("heads", "num_heads", _ALWAYS), ("batch_first", "batch_first", False),
+        ("heads", "num_heads", ALWAYS), ("batch_first", "batch_first", False),
         ("bias", lambda module: module.in_proj_bias is not None, True),
         ("bias_kv", lambda module: module.bias_k is not None, False), ("zero_attn", "add_zero_attn", False),
     ),
     nn.TransformerEncoderLayer: (
-        ("heads", "self_attn.num_heads", _ALWAYS), ("feed", "linear1.out_features", _ALWAYS),
+        ("heads", "self_attn.num_heads", ALWAYS), ("feed", "linear1.out_features", ALWAYS),
         ("batch_first", "self_attn.batch_first", False),
     ),
     _BatchNorm: (_AFFINE,),
     _InstanceNorm: (("affine", _has("weight"), False),),
-    nn.LayerNorm: (("over", "normalized_shape", _ALWAYS), _AFFINE, _BIAS),
-    nn.RMSNorm: (("over", "normalized_shape", _ALWAYS), _AFFINE),
-    nn.GroupNorm: (("groups", "num_groups", _ALWAYS), _AFFINE),
-    nn.LocalResponseNorm: (("size", "size", _ALWAYS),),
+    nn.LayerNorm: (("over", "normalized_shape", ALWAYS), _AFFINE, _BIAS),
+    nn.RMSNorm: (("over", "normalized_shape", ALWAYS), _AFFINE),
+    nn.GroupNorm: (("groups", "num_groups", ALWAYS), _AFFINE),
+    nn.LocalResponseNorm: (("size", "size", ALWAYS),),
     _MaxPoolNd: _WINDOW,
     _AvgPoolNd: _WINDOW,
     _LPPoolNd: _WINDOW,
@@ -96,7 +89,7 @@ _FAMILIES: Final[dict[type[nn.Module], tuple[_Said, ...]]] = {
 _WITHOUT_GRADIENT: Final = (nn.Embedding, nn.EmbeddingBag)
 
 
-def hyperparameters(module: nn.Module | None, shown_as: str) -> _Arguments:
+def hyperparameters(module: nn.Module | None, shown_as: str) -> Arguments:
     """Return what the ranges of a module say beside shapes; nothing of a class whose work is not known.
 
     A class of somebody's own that computes as one of PyTorch's says which one: ``base=Conv2d``. One with a
@@ -115,10 +108,10 @@ def hyperparameters(module: nn.Module | None, shown_as: str) -> _Arguments:
         return ()
     family = next((said for cls, said in _FAMILIES.items() if issubclass(known, cls)), ())
     based = (("base", known.__name__),) if known.__name__ != shown_as else ()
-    return (*based, *_spelt(module, family))
+    return (*based, *spelt(module, family))
 
 
-def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> _Arguments:
+def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Arguments:
     """Return what the backward range of a module says if it has not both gradients to compute.
 
     ``grad=weight``: the tensors that came in need none, as those of the first layer; ``grad=input``: its weights
@@ -147,37 +140,3 @@ def _known(module: nn.Module | None) -> type[nn.Module] | None:
         return None
     lazy = getattr(module, "cls_to_become", None)
     return lazy if isinstance(lazy, type) else cls
-
-
-def _spelt(module: nn.Module, family: Iterable[_Said]) -> Iterator[tuple[str, tag.Value]]:
-    for name, source, default in family:
-        value = source(module) if callable(source) else _attribute(module, source)
-        if not _is_default(value, default):
-            yield name, _value(value)
-
-
-def _attribute(module: Any, path: str) -> object:
-    """Return an attribute, for example ``linear1.out_features``; None where a class of the family has none."""
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
-
-
-def _is_default(value: object, default: object) -> bool:
-    if default is _ALWAYS:
-        return False
-    if value is None or isinstance(value, (tuple, list)):
-        return value is None or all(item == default for item in value)
-    return value == default
-
-
-def _value(value: object) -> tag.Value:
-    """Return a value as a tag has it.
-
-    Raises:
-        TypeError: a tag cannot have it, for example a size that is a symbol.
-    """
-    items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if any(type(item) not in _SCALARS for item in items):
-        raise TypeError(f"an argument of a range must be numbers or texts, got {value!r}")
-    return items if isinstance(value, (tuple, list)) else items[0]

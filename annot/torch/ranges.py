@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import Variable
 
-from annot import emit, loop, native
+from annot import emit, native
 from annot.schedule import Schedule
+from annot.switched import SwitchedBlock
 from annot.torch import collectives, data, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.capture import Capture
@@ -26,7 +27,6 @@ from annot.torch.sites import Sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 __all__ = ["EmitRanges", "emit_ranges"]
 
@@ -119,97 +119,29 @@ def emit_ranges(
     return EmitRanges(model, options, schedule)
 
 
-class EmitRanges:
+class EmitRanges(SwitchedBlock):
     """The block that `emit_ranges` returns.
 
-    `pause` takes everything away that the block has installed, so that nothing is left to cost anything, and `resume`
-    puts it back: any number of times, on any thread, also between a forward and its backward. A graph that was built
-    while the block was on and runs while it is off has no ranges.
+    `pause` and `resume` may come between a forward and its backward. A graph that was built while the block was on
+    and runs while it is off has no ranges.
     """
 
-    __slots__ = ("_added", "_by_hand", "_capture", "_entered", "_lock", "_model", "_options", "_paused", "_schedule",
-                 "_step")  # fmt: skip
+    __slots__ = ("_collector", "_model", "_options")
 
     def __init__(self, model: torch.nn.Module, options: Options, schedule: Schedule | None = None) -> None:
+        super().__init__(schedule)
         self._model = model
         self._options = options
-        self._schedule = schedule
-        self._capture = Capture()
-        self._lock = threading.Lock()
-        self._entered = 0
-        self._paused = False
-        self._step = 0
-        self._by_hand = False
-        self._added: list[int] | None = None
+        self._collector = Capture()
 
-    def __enter__(self) -> EmitRanges:
-        with self._lock:
-            self._entered += 1
-            try:
-                self._update()
-            except BaseException:
-                self._entered -= 1
-                raise
-        if self._schedule is not None:
-            loop.followers.of_batches.append(self._after_batch)
-        return self
+    def _install(self) -> list[int]:
+        return _INSTALLED.enter(self._model, self._options)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._after_batch in loop.followers.of_batches:
-            loop.followers.of_batches.remove(self._after_batch)
-        with self._lock:
-            self._entered -= 1
-            self._update()
-            if not self._entered:
-                self._step, self._by_hand = 0, False
+    def _remove(self, installed: list[int]) -> None:
+        _INSTALLED.leave(installed)
 
-    def pause(self) -> None:
-        """Take the ranges away, until `resume`; a block may be paused before it is entered."""
-        with self._lock:
-            self._paused = True
-            self._update()
-
-    def resume(self) -> None:
-        """Put the ranges back, if `annot.enabled` is true: for a tool that has come since, too."""
-        with self._lock:
-            self._paused = False
-            self._update()
-
-    def step(self) -> None:
-        """Say that a step of the schedule is over.
-
-        Without this call the batches of `annot.batches` and `annot.batch` are the steps, if they run on the thread
-        that entered the block.
-        """
-        self._by_hand = True
-        self._next_step()
-
-    def _after_batch(self) -> None:
-        if not self._by_hand:
-            self._next_step()
-
-    def _next_step(self) -> None:
-        with self._lock:
-            self._step += self._entered > 0
-            self._update()
-
-    def _update(self) -> None:
-        """Install what this step is to have, or take it away."""
-        phase = "active" if self._schedule is None else self._schedule.phase(self._step)
-        captures = self._schedule is not None and self._schedule.capture
-        running = self._entered > 0 and not self._paused and emit.enabled()
-        if captures and not (running and phase == "active"):
-            self._capture.set(False)
-        if running and (phase == "active" or (phase == "warmup" and captures)):
-            if self._added is None:
-                self._added = _INSTALLED.enter(self._model, self._options)
-        elif self._added is not None:
-            added, self._added = self._added, None
-            _INSTALLED.leave(added)
-        if captures and running and phase == "active":
-            self._capture.set(True)
+    def _capture(self, on: bool) -> None:
+        self._collector.set(on)
 
 
 class Installed:

@@ -1,0 +1,418 @@
+/* TensorFlow operations that open and close NVTX ranges, against TensorFlow's C kernel API.
+ *
+ * A plain shared library: it needs neither TensorFlow nor Python nor NVTX to be built. Python hands over where
+ * TensorFlow's functions are to be found and which functions open and close a range (annot/tf/library.py), so one
+ * binary serves TensorFlow 2.12 to 2.21. annot/tf/by_ctypes.py is the Python twin.
+ *
+ * AnnotStart and AnnotEnd pass up to one tensor through, AnnotGate always one: every tensor that is on its way to a
+ * gradient has an operation of its own, because TensorFlow makes up zeros for the missing gradients of an operation
+ * with several outputs. The operations are pure on purpose: a stateful one would keep alive what nobody asks for. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { TF_INT32 = 3, TF_STRING = 7, TF_INT64 = 9 }; /* tensorflow/c/tf_datatype.h */
+
+typedef void (*Shape)(void *context, void *status);
+typedef void *(*Create)(void *construction);
+typedef void (*Compute)(void *kernel, void *context);
+typedef void (*Delete)(void *kernel);
+
+/* ---------------------------------------------------------------- what TensorFlow offers, found at run time */
+
+/* From tensorflow/c/kernels.h, ops.h, tf_status.h and tf_tensor.h, with every handle as void *. */
+#define FUNCTIONS(X)                                                                                        \
+    X(void *, TF_NewStatus, (void))                                                                         \
+    X(void, TF_DeleteStatus, (void *))                                                                      \
+    X(int, TF_GetCode, (const void *))                                                                      \
+    X(void *, TF_NewOpDefinitionBuilder, (const char *))                                                    \
+    X(void, TF_OpDefinitionBuilderAddAttr, (void *, const char *))                                          \
+    X(void, TF_OpDefinitionBuilderAddInput, (void *, const char *))                                         \
+    X(void, TF_OpDefinitionBuilderAddOutput, (void *, const char *))                                        \
+    X(void, TF_OpDefinitionBuilderSetShapeInferenceFunction, (void *, Shape))                               \
+    X(void, TF_RegisterOpDefinition, (void *, void *))                                                      \
+    X(int64_t, TF_ShapeInferenceContextNumInputs, (void *))                                                 \
+    X(void *, TF_NewShapeHandle, (void))                                                                    \
+    X(void, TF_DeleteShapeHandle, (void *))                                                                 \
+    X(void *, TF_ShapeInferenceContextScalar, (void *))                                                     \
+    X(void, TF_ShapeInferenceContextGetInput, (void *, int, void *, void *))                                \
+    X(void, TF_ShapeInferenceContextSetOutput, (void *, int, void *, void *))                               \
+    X(void *, TF_NewKernelBuilder, (const char *, const char *, Create, Compute, Delete))                   \
+    X(void, TF_KernelBuilder_TypeConstraint, (void *, const char *, int, void *))                           \
+    X(void, TF_KernelBuilder_HostMemory, (void *, const char *))                                            \
+    X(void, TF_KernelBuilder_Priority, (void *, int32_t))                                                   \
+    X(void, TF_RegisterKernelBuilder, (const char *, void *, void *))                                       \
+    X(void, TF_OpKernelConstruction_GetAttrSize, (void *, const char *, int32_t *, int32_t *, void *))      \
+    X(void, TF_OpKernelConstruction_GetAttrString, (void *, const char *, char *, size_t, void *))          \
+    X(int, TF_NumOutputs, (void *))                                                                         \
+    X(void, TF_GetInput, (void *, int, void **, void *))                                                    \
+    X(void, TF_SetOutput, (void *, int, const void *, void *))                                              \
+    X(void *, TF_AllocateOutput, (void *, int, int, const int64_t *, int, size_t, void *))                  \
+    X(void *, TF_TensorData, (const void *))                                                                \
+    X(void, TF_DeleteTensor, (void *))                                                                      \
+    X(void, TF_OpKernelContext_Failure, (void *, void *))
+
+#define DECLARE(result, name, arguments) static result(*name) arguments;
+FUNCTIONS(DECLARE)
+
+/* Returns the name of a function that is missing, or NULL. */
+static const char *find_functions(void *library) {
+#define FIND(result, name, arguments)                      \
+    *(void **)&name = dlsym(library, #name);               \
+    if (!name)                                             \
+        return #name;
+    FUNCTIONS(FIND)
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- open ranges */
+
+/* Opens the range of an event; returns the generation of the tool that saw it (0: none did), and what the tool calls
+ * the range in `id`. Both functions are called from TensorFlow's threads. */
+typedef uint32_t (*StartRange)(void *event, uint64_t *id);
+typedef void (*EndRange)(void *event, uint32_t generation, uint64_t id);
+
+static StartRange start_range;
+static EndRange end_range;
+
+/* What a token names: its upper half is the serial number of the slot's range, its lower half the slot plus one. */
+typedef struct {
+    void *event; /* NULL: the slot is free */
+    uint64_t id;
+    uint32_t generation;
+    uint32_t serial;
+    uint32_t next_free; /* a slot plus one */
+} Slot;
+
+static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
+static Slot *slots = NULL;
+static uint32_t slot_count = 0, slot_capacity = 0, first_free = 0;
+
+static Slot *new_slot(void) {
+    if (first_free) {
+        Slot *slot = &slots[first_free - 1];
+        first_free = slot->next_free;
+        return slot;
+    }
+    if (slot_count == slot_capacity) {
+        uint32_t capacity = slot_capacity ? 2 * slot_capacity : 256;
+        Slot *grown = realloc(slots, capacity * sizeof *grown);
+        if (!grown)
+            return NULL;
+        slots = grown;
+        slot_capacity = capacity;
+    }
+    memset(&slots[slot_count], 0, sizeof *slots);
+    return &slots[slot_count++];
+}
+
+static int64_t open_range(void *event) {
+    uint64_t id = 0;
+    uint32_t generation = event ? start_range(event, &id) : 0;
+    if (!generation)
+        return 0;
+    int64_t token = 0;
+    pthread_mutex_lock(&slots_lock);
+    Slot *slot = new_slot();
+    if (slot) {
+        slot->event = event, slot->id = id, slot->generation = generation;
+        slot->serial = (slot->serial + 1) & 0x7FFFFFFF;
+        token = (int64_t)((uint64_t)slot->serial << 32 | (uint64_t)(slot - slots + 1));
+    }
+    pthread_mutex_unlock(&slots_lock);
+    if (!slot)
+        end_range(event, generation, id);
+    return token;
+}
+
+/* Takes the range out of its slot; its event is NULL if the token names none that is open. */
+static Slot take(uint32_t number, uint32_t serial) {
+    Slot taken = {0};
+    pthread_mutex_lock(&slots_lock);
+    if (number && number <= slot_count && slots[number - 1].event && slots[number - 1].serial == serial) {
+        Slot *slot = &slots[number - 1];
+        taken = *slot;
+        slot->event = NULL;
+        slot->next_free = first_free;
+        first_free = number;
+    }
+    pthread_mutex_unlock(&slots_lock);
+    return taken;
+}
+
+static void close_range(int64_t token) {
+    Slot slot = take((uint32_t)token, (uint32_t)((uint64_t)token >> 32));
+    if (slot.event)
+        end_range(slot.event, slot.generation, slot.id);
+}
+
+EXPORT int annot_tf_close_all(void) {
+    int closed = 0;
+    for (uint32_t number = 1;; number++) {
+        pthread_mutex_lock(&slots_lock);
+        int there = number <= slot_count;
+        uint32_t serial = there ? slots[number - 1].serial : 0;
+        pthread_mutex_unlock(&slots_lock);
+        if (!there)
+            return closed;
+        Slot slot = take(number, serial);
+        if (slot.event) {
+            end_range(slot.event, slot.generation, slot.id);
+            closed++;
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- the texts that this process knows */
+
+typedef struct {
+    char *key;
+    void *event;
+} Known;
+
+static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
+static Known *known = NULL; /* open addressing */
+static size_t known_count = 0, known_capacity = 0;
+
+static Known *find_known(Known *table, size_t capacity, const char *key) {
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (const char *at = key; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    size_t place = hash & (capacity - 1);
+    while (table[place].key && strcmp(table[place].key, key) != 0)
+        place = (place + 1) & (capacity - 1);
+    return &table[place];
+}
+
+static int grow_known(void) {
+    size_t capacity = known_capacity ? 2 * known_capacity : 1024;
+    Known *grown = calloc(capacity, sizeof *grown);
+    if (!grown)
+        return 0;
+    for (size_t i = 0; i < known_capacity; i++)
+        if (known[i].key)
+            *find_known(grown, capacity, known[i].key) = known[i];
+    free(known);
+    known = grown;
+    known_capacity = capacity;
+    return 1;
+}
+
+/* Tells which event the attribute `event` of an operation stands for; the event must stay alive. */
+EXPORT int annot_tf_know(const char *key, void *event) {
+    int done = 0;
+    pthread_mutex_lock(&known_lock);
+    if (2 * known_count < known_capacity || grow_known()) {
+        Known *place = find_known(known, known_capacity, key);
+        if (!place->key && (place->key = strdup(key)))
+            known_count++;
+        if (place->key)
+            place->event = event, done = 1;
+    }
+    pthread_mutex_unlock(&known_lock);
+    return done;
+}
+
+static void *event_of(const char *key) {
+    pthread_mutex_lock(&known_lock);
+    void *event = known_capacity ? find_known(known, known_capacity, key)->event : NULL;
+    pthread_mutex_unlock(&known_lock);
+    return event;
+}
+
+/* ---------------------------------------------------------------- kernels */
+
+/* The kernel of AnnotStart is its event, or NULL where another process made the graph: then it opens nothing. */
+static void *create_start(void *construction) {
+    void *status = TF_NewStatus();
+    int32_t items = 0, size = 0;
+    void *event = NULL;
+    TF_OpKernelConstruction_GetAttrSize(construction, "event", &items, &size, status);
+    char *key = TF_GetCode(status) == 0 && size >= 0 ? calloc((size_t)size + 1, 1) : NULL;
+    if (key) {
+        TF_OpKernelConstruction_GetAttrString(construction, "event", key, (size_t)size, status);
+        if (TF_GetCode(status) == 0)
+            event = event_of(key);
+        free(key);
+    }
+    TF_DeleteStatus(status);
+    return event;
+}
+
+static void *create_nothing(void *construction) {
+    (void)construction;
+    return NULL;
+}
+
+static void delete_nothing(void *kernel) { (void)kernel; }
+
+static void pass_through(void *context, int input, int output, void *status) {
+    void *tensor = NULL;
+    TF_GetInput(context, input, &tensor, status);
+    if (TF_GetCode(status) == 0)
+        TF_SetOutput(context, output, tensor, status);
+    if (tensor)
+        TF_DeleteTensor(tensor);
+}
+
+static void put_token(void *context, int64_t token, void *status) {
+    void *tensor = TF_AllocateOutput(context, 0, TF_INT64, NULL, 0, sizeof token, status);
+    if (TF_GetCode(status) == 0)
+        memcpy(TF_TensorData(tensor), &token, sizeof token);
+    if (tensor)
+        TF_DeleteTensor(tensor);
+}
+
+static void fail_or_free(void *context, void *status) {
+    if (TF_GetCode(status) != 0)
+        TF_OpKernelContext_Failure(context, status);
+    TF_DeleteStatus(status);
+}
+
+static void compute_start(void *kernel, void *context) {
+    void *status = TF_NewStatus();
+    int tensors = TF_NumOutputs(context) - 1;
+    for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
+        pass_through(context, i, i + 1, status);
+    if (TF_GetCode(status) == 0)
+        put_token(context, open_range(kernel), status);
+    fail_or_free(context, status);
+}
+
+static void compute_end(void *kernel, void *context) {
+    (void)kernel;
+    void *status = TF_NewStatus(), *token = NULL;
+    int tensors = TF_NumOutputs(context) - 1;
+    TF_GetInput(context, tensors, &token, status);
+    if (token) {
+        int64_t number;
+        memcpy(&number, TF_TensorData(token), sizeof number);
+        close_range(number);
+        TF_DeleteTensor(token);
+    }
+    for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
+        pass_through(context, i, i + 1, status);
+    if (TF_GetCode(status) == 0)
+        put_token(context, 0, status);
+    fail_or_free(context, status);
+}
+
+static void compute_gate(void *kernel, void *context) {
+    (void)kernel;
+    void *status = TF_NewStatus();
+    pass_through(context, 0, 0, status);
+    fail_or_free(context, status);
+}
+
+/* ---------------------------------------------------------------- registration */
+
+/* Output `first + i` has the shape of input i. How many tensors pass through cannot be asked here, so trailing inputs
+ * end the loop: there is no output for them. */
+static void follow_inputs(void *context, int first, void *status) {
+    void *shape = TF_NewShapeHandle(), *beyond = TF_NewStatus();
+    int64_t inputs = TF_ShapeInferenceContextNumInputs(context);
+    for (int i = 0; i < inputs && TF_GetCode(status) == 0 && TF_GetCode(beyond) == 0; i++) {
+        TF_ShapeInferenceContextGetInput(context, i, shape, status);
+        if (TF_GetCode(status) == 0)
+            TF_ShapeInferenceContextSetOutput(context, first + i, shape, beyond);
+    }
+    TF_DeleteStatus(beyond);
+    TF_DeleteShapeHandle(shape);
+}
+
+static void shapes_after_token(void *context, void *status) {
+    void *scalar = TF_ShapeInferenceContextScalar(context);
+    TF_ShapeInferenceContextSetOutput(context, 0, scalar, status);
+    TF_DeleteShapeHandle(scalar);
+    follow_inputs(context, 1, status);
+}
+
+static void shapes_of_gate(void *context, void *status) { follow_inputs(context, 0, status); }
+
+typedef struct {
+    const char *name;
+    const char *attributes[6], *inputs[4], *outputs[3];
+    const char *host[3];     /* arguments in host memory */
+    const char *follow[3];   /* arguments of type T */
+    Shape shapes;
+    Create create;
+    Compute compute;
+} Operation;
+
+static const Operation operations[] = {
+    {"AnnotStart",
+     {"event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"},
+     {"tensors: N * T", "deps: D"},
+     {"token: int64", "outputs: N * T"},
+     {"token"},
+     {"tensors", "outputs"},
+     shapes_after_token, create_start, compute_start},
+    {"AnnotEnd",
+     {"grad_event: string = ''", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"},
+     {"tensors: N * T", "token: int64", "deps: D"},
+     {"done: int64", "outputs: N * T"},
+     {"token", "done"},
+     {"tensors", "outputs"},
+     shapes_after_token, create_nothing, compute_end},
+    {"AnnotGate",
+     {"grad_event: string = ''", "group: int = 0", "role: string = ''", "T: type"},
+     {"tensor: T", "token: int64"},
+     {"output: T"},
+     {"token"},
+     {"tensor", "output"},
+     shapes_of_gate, create_nothing, compute_gate},
+};
+
+static int define(const Operation *operation, void *status) {
+    void *builder = TF_NewOpDefinitionBuilder(operation->name);
+    for (const char *const *spec = operation->attributes; *spec; spec++)
+        TF_OpDefinitionBuilderAddAttr(builder, *spec);
+    for (const char *const *spec = operation->inputs; *spec; spec++)
+        TF_OpDefinitionBuilderAddInput(builder, *spec);
+    for (const char *const *spec = operation->outputs; *spec; spec++)
+        TF_OpDefinitionBuilderAddOutput(builder, *spec);
+    /* TF_OpDefinitionBuilderSetIsStateful is not called: it sets the flag whatever it is given. */
+    TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, operation->shapes);
+    TF_RegisterOpDefinition(builder, status);
+    return TF_GetCode(status) == 0;
+}
+
+/* `host_type`: 0, or the type of tensors that live in host memory on every device. */
+static int add_kernel(const Operation *operation, const char *device, int host_type, void *status) {
+    void *builder =
+        TF_NewKernelBuilder(operation->name, device, operation->create, operation->compute, delete_nothing);
+    for (const char *const *name = operation->host; *name; name++)
+        TF_KernelBuilder_HostMemory(builder, *name);
+    if (host_type) {
+        TF_KernelBuilder_TypeConstraint(builder, "T", host_type, status);
+        TF_KernelBuilder_Priority(builder, 1);
+        for (const char *const *name = operation->follow; *name; name++)
+            TF_KernelBuilder_HostMemory(builder, *name);
+    }
+    TF_RegisterKernelBuilder(operation->name, builder, status);
+    return TF_GetCode(status) == 0;
+}
+
+/* Registers the operations with the TensorFlow whose C API `library` (a handle of dlopen) holds.
+ * Returns NULL, or what is missing there. */
+EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange end) {
+    const char *missing = find_functions(library);
+    if (missing)
+        return missing;
+    start_range = start;
+    end_range = end;
+    void *status = TF_NewStatus();
+    const char *refused = NULL;
+    for (size_t i = 0; i < sizeof operations / sizeof *operations && !refused; i++) {
+        const Operation *one = &operations[i];
+        if (!define(one, status) || !add_kernel(one, "CPU", 0, status) || !add_kernel(one, "GPU", 0, status) ||
+            !add_kernel(one, "GPU", TF_INT32, status) || !add_kernel(one, "GPU", TF_STRING, status))
+            refused = one->name;
+    }
+    TF_DeleteStatus(status);
+    return refused;
+}

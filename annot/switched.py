@@ -1,0 +1,117 @@
+"""A block that can be paused, resumed, and follow a schedule: what `emit_ranges` of every framework returns."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from annot import emit, loop
+from annot.schedule import Schedule
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["SwitchedBlock"]
+
+
+class SwitchedBlock:
+    """A context manager that installs something on entry, and takes it away on exit and while it is paused.
+
+    `pause` takes everything away that the block has installed, so that nothing is left to cost anything, and `resume`
+    puts it back: any number of times, on any thread. A subclass says what is installed.
+
+    Args:
+        schedule: which steps have ranges; None: all.
+    """
+
+    __slots__ = ("_by_hand", "_entered", "_installed", "_lock", "_paused", "_schedule", "_step")
+
+    def __init__(self, schedule: Schedule | None = None) -> None:
+        self._schedule = schedule
+        self._lock = threading.Lock()
+        self._entered = 0
+        self._paused = False
+        self._step = 0
+        self._by_hand = False
+        self._installed: Any = None
+
+    def _install(self) -> Any:
+        """Install what makes the ranges; return what `_remove` needs, which is not None."""
+        raise NotImplementedError
+
+    def _remove(self, installed: Any) -> None:
+        """Take away what `_install` has returned."""
+        raise NotImplementedError
+
+    def _capture(self, on: bool) -> None:
+        """Tell a collector that the steps that are to be collected begin or end."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._entered += 1
+            try:
+                self._update()
+            except BaseException:
+                self._entered -= 1
+                raise
+        if self._schedule is not None:
+            loop.followers.of_batches.append(self._after_batch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._after_batch in loop.followers.of_batches:
+            loop.followers.of_batches.remove(self._after_batch)
+        with self._lock:
+            self._entered -= 1
+            self._update()
+            if not self._entered:
+                self._step, self._by_hand = 0, False
+
+    def pause(self) -> None:
+        """Take the ranges away, until `resume`; a block may be paused before it is entered."""
+        with self._lock:
+            self._paused = True
+            self._update()
+
+    def resume(self) -> None:
+        """Put the ranges back, if `annot.enabled` is true: for a tool that has come since, too."""
+        with self._lock:
+            self._paused = False
+            self._update()
+
+    def step(self) -> None:
+        """Say that a step of the schedule is over.
+
+        Without this call the batches of `annot.batches` and `annot.batch` are the steps, if they run on the thread
+        that entered the block.
+        """
+        self._by_hand = True
+        self._next_step()
+
+    def _after_batch(self) -> None:
+        if not self._by_hand:
+            self._next_step()
+
+    def _next_step(self) -> None:
+        with self._lock:
+            self._step += self._entered > 0
+            self._update()
+
+    def _update(self) -> None:
+        """Install what this step is to have, or take it away."""
+        phase = "active" if self._schedule is None else self._schedule.phase(self._step)
+        captures = self._schedule is not None and self._schedule.capture
+        running = self._entered > 0 and not self._paused and emit.enabled()
+        if captures and not (running and phase == "active"):
+            self._capture(False)
+        if running and (phase == "active" or (phase == "warmup" and captures)):
+            if self._installed is None:
+                self._installed = self._install()
+        elif self._installed is not None:
+            installed, self._installed = self._installed, None
+            self._remove(installed)
+        if captures and running and phase == "active":
+            self._capture(True)

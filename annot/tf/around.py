@@ -1,0 +1,91 @@
+"""The range of one call of a layer: pushed and popped by Python, or opened and closed by operations around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from keras import tree
+from tensorflow.python.eager import record
+
+from annot import emit
+from annot.tf import ops
+from annot.tf.sites import Site, tensors_among
+from annot.tf.weights import Gate, read
+
+__all__ = ["call_in_range", "call_through_operations"]
+
+
+def call_in_range(site: Site, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call a layer inside a range that this thread opens and closes."""
+    emit.push(site.forward(tensors_among(args, kwargs)))
+    try:
+        return call(*args, **kwargs)
+    finally:
+        emit.pop()
+
+
+def call_through_operations(
+    site: Site,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    weights: Sequence[Any],
+    forward: bool,
+    backward: bool,
+) -> Any:
+    """Call a layer whose inputs and weights come through operations that open its range.
+
+    Its outputs go through those that close it. The range of the backward opens where the first gradient of an output
+    is there, and closes where those of the inputs and weights are.
+
+    Args:
+        site: where the layer stands.
+        call: what it does.
+        args, kwargs: what it is called with.
+        weights: its variables that may need gradients.
+        forward: whether its forward has a range.
+        backward: whether its backward has one.
+    """
+    tensors = tensors_among(args, kwargs)
+    inputs = _distinct(tensors)
+    watched = [(one, value) for one, value in zip(weights, read(weights), strict=True) if _is_watched(value)]
+    values = [value for _, value in watched]
+    needs_inputs = any(map(_is_watched, inputs))
+    grad_event = None
+    if backward and (values or needs_inputs):
+        grad_event = site.backward(tensors, weights=bool(values), inputs=needs_inputs)
+    passed, token = ops.begin([*inputs, *values], site.forward(tensors) if forward else None, grad_event)
+    args, kwargs = _replaced((args, dict(kwargs)), inputs, passed)
+    try:
+        with Gate((one for one, _ in watched), passed[len(inputs) :]):
+            outputs = call(*args, **kwargs)
+    except BaseException:
+        ops.finish([], token)
+        raise
+    results = _distinct(tree.flatten(outputs))
+    return _replaced(outputs, results, ops.finish(results, token))
+
+
+def _is_watched(tensor: Any) -> bool:
+    """Return whether a tape asks for the gradient of a tensor."""
+    return bool(record.should_record_backprop([tensor]))
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    """Return the dense tensors, each once; ragged and sparse ones stay as they are."""
+    return list({id(value): value for value in values if isinstance(value, tf.Tensor)}.values())
+
+
+def _replaced(nest: Any, tensors: Sequence[Any], by: Sequence[Any]) -> Any:
+    """Return the nest with other tensors in the places of these, which have their Keras masks."""
+    others = {id(tensor): other for tensor, other in zip(tensors, by, strict=False) if tensor is not other}
+    if not others:
+        return nest
+    for tensor in tensors:
+        mask = getattr(tensor, "_keras_mask", None)
+        if mask is not None and id(tensor) in others:
+            others[id(tensor)]._keras_mask = mask
+    return tree.map_structure(lambda value: others.get(id(value), value), nest)

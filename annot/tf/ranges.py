@@ -1,0 +1,139 @@
+"""`emit_ranges` for Keras on TensorFlow: installs the stand-ins on entry and takes them away on exit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from annot import emit
+from annot.choice import Selection, choose
+from annot.schedule import Schedule
+from annot.switched import SwitchedBlock
+from annot.tf import ops, weights
+from annot.tf.functions import StepFunctions
+from annot.tf.layers import Layers, Mode, Options, StandIn
+from annot.tf.paths import SEPARATOR
+
+__all__ = ["EmitRanges", "emit_ranges"]
+
+
+def emit_ranges(
+    model: keras.Layer,
+    *,
+    forward: bool = True,
+    backward: bool = True,
+    shapes: bool = True,
+    include: Selection = None,
+    exclude: Selection = None,
+    depth: int | None = None,
+    schedule: Schedule | None = None,
+    mode: Mode | None = None,
+) -> EmitRanges:
+    """Put a range around every forward and backward of `model`, layer by layer.
+
+    A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
+    tensors. Outputs, gradients and weights are the same bits with and without. If `annot.enabled` is false on entry,
+    nothing is installed.
+
+    Args:
+        model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
+            block, are found too.
+        forward: ranges around forward calls.
+        backward: ranges around the backward of each layer.
+        shapes: say shapes and dtypes in the texts.
+        include: which layers have ranges: patterns on the path below the model such as ``"block_1/**"``, layer
+            classes, or several of either, as `annot.choice.choose` explains; None: all.
+        exclude: which have none. What a layer without a range does counts to the range around it.
+        depth: how many levels below the model have ranges; 0: the model alone; None: all.
+        schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
+        mode: ``"ops"``: operations of annot's open and close them while TensorFlow runs, in graphs and on eager tapes;
+            ``"python"``: Python does, so that graphs have none, nor has the backward; None: the first, if it can be.
+
+    Returns:
+        A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
+
+    Raises:
+        TypeError: `model` is not a `keras.Layer`, or an option is of the wrong type.
+        ValueError: `depth` is negative, `mode` is not known, or a pattern cannot be read.
+
+    Example:
+        >>> import keras, numpy
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+        >>> with emit_ranges(model):
+        ...     outputs = model(numpy.ones((2, 3)))
+    """
+    if not isinstance(model, keras.Layer):
+        raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
+    if mode not in (None, "names", "ops", "python"):
+        raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
+    choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
+    return EmitRanges(model, Options(forward, backward, shapes, choice, mode or _chosen_mode()), schedule)
+
+
+def _chosen_mode() -> Mode:
+    obstacle = ops.available()
+    if obstacle is not None:
+        emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
+    return "ops" if obstacle is None else "python"
+
+
+class EmitRanges(SwitchedBlock):
+    """The block that `emit_ranges` returns; `pause`, `resume` and `step` may come in the middle of a `fit`.
+
+    A step that Keras traces is traced once with ranges and once without, however often the block is switched. A
+    `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
+    """
+
+    __slots__ = ("_functions", "_model", "_options")
+
+    def __init__(self, model: keras.Layer, options: Options, schedule: Schedule | None = None) -> None:
+        super().__init__(schedule)
+        self._model = model
+        self._options = options
+        self._functions = StepFunctions(model)
+
+    def _install(self) -> list[StandIn]:
+        block = _INSTALLED.enter(self._model, self._options)
+        self._functions.exchange()
+        return block
+
+    def _remove(self, installed: list[StandIn]) -> None:
+        self._functions.exchange()
+        _INSTALLED.leave(installed)
+
+
+class Installed:
+    """What is installed in this process, there while at least one block is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._layers = Layers()
+        self._blocks = 0
+        self._undo: list[Callable[[], Any]] = []
+
+    def enter(self, model: keras.Layer, options: Options) -> list[StandIn]:
+        """Add a model, and the patches with the first one."""
+        with self._lock:
+            if not self._blocks:
+                self._undo.append(weights.install())
+            self._blocks += 1
+            block = self._layers.add_model(model, options)
+        if not block:
+            emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
+        return block
+
+    def leave(self, block: list[StandIn]) -> None:
+        """Take a model out again, and with the last one the patches, in reverse order."""
+        with self._lock:
+            self._layers.remove(block)
+            self._blocks -= 1
+            while self._undo and not self._blocks:
+                self._undo.pop()()
+
+
+_INSTALLED = Installed()
