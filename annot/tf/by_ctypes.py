@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from annot import emit
+
 __all__ = ["Operations"]
 
 _INT32, _STRING, _INT64 = 3, 7, 9  # tensorflow/c/tf_datatype.h

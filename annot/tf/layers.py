@@ -39,7 +39,9 @@ class Options:
     mode: Mode = "python"
 
 
-_NO_XLA: Final = "what XLA compiles (jit_compile=True) has no ranges of its layers: compile the model with jit_compile=False to see them"
+_NO_XLA: Final = (
+    "what XLA compiles (jit_compile=True) has no ranges of its layers: compile the model with jit_compile=False to see them"
+)
 
 
 class _Suspended(threading.local):

@@ -186,11 +186,7 @@ def _apply(name: str, **arguments: Any) -> Any:
 
 
 def _attributes(operation: Any) -> tuple[Any, ...]:
-    names = {
-        "AnnotGate": ("group", "role", "grad_event"),
-        "AnnotEnd": ("group", "grad_event"),
-        "AnnotStart": ("group",),
-    }
+    names = {"AnnotGate": ("group", "role", "grad_event"), "AnnotEnd": ("group", "grad_event"), "AnnotStart": ("group",)}
     return tuple(itertools.chain.from_iterable((name, operation.get_attr(name)) for name in names[operation.type]))
 
 
