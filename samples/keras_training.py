@@ -100,7 +100,7 @@ def train(model: keras.Model, data: keras.utils.PyDataset, options: argparse.Nam
     """Train for `options.epochs` epochs; Keras prints the loss of each."""
     _compile(model, options)
     with emit_ranges(model):
-        model.fit(data, epochs=options.epochs, verbose=2)
+        model.fit(of_one_size(data), epochs=options.epochs, verbose=2)
 
 
 def infer(model: keras.Model, data: keras.utils.PyDataset, options: argparse.Namespace) -> None:
@@ -108,7 +108,21 @@ def infer(model: keras.Model, data: keras.utils.PyDataset, options: argparse.Nam
     _compile(model, options)
     with emit_ranges(model):
         for epoch in range(options.epochs):
-            print(f"epoch {epoch}: mean {model.predict(data, verbose=0).mean():.4f}", flush=True)
+            print(f"epoch {epoch}: mean {model.predict(of_one_size(data), verbose=0).mean():.4f}", flush=True)
+
+
+def of_one_size(data: keras.utils.PyDataset) -> Any:
+    """Return the same batches, all of the size of the first, so that a graph of TensorFlow knows each shape.
+
+    Keras itself leaves the number of samples open; then annot cannot tell the work of the layers in a graph.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return data
+    import tensorflow as tf
+
+    specs = tuple(tf.TensorSpec(array.shape, array.dtype) for array in data[0])
+    batches = tf.data.Dataset.from_generator(lambda: map(data.__getitem__, range(len(data))), output_signature=specs)
+    return batches.apply(tf.data.experimental.assert_cardinality(len(data)))
 
 
 def _compile(model: keras.Model, options: argparse.Namespace) -> None:

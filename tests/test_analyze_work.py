@@ -123,7 +123,8 @@ HAND = {
     "MyConv [1,4,9]f32 base=Conv1d out=6 kernel=3, |fwd": (2 * 6 * 7 * 4 * 3, 4 * (36 + 78), 4 * 42, 78),
     "DepthwiseConv2D [1,8,8,4]f32 kernel=3,3 padding=same |fwd": (2 * 64 * 4 * 9, 4 * (256 + 40), 1024, 40),
     "SeparableConv2D [1,8,8,4]f32 out=6 kernel=3,3 |fwd": (2 * 36 * (36 + 24), 4 * (256 + 66), 4 * 216, 66),
-    "LSTM [2,5,3]f32 units=4 |fwd": (2 * 10 * 4 * 4 * 7, 4 * (30 + 128), 160, 4 * 4 * 7 + 16),
+    "LSTM [2,5,3]f32 units=4 |fwd": (2 * 10 * 4 * 4 * 7, 4 * (30 + 128), 32, 4 * 4 * 7 + 16),
+    "LSTM [2,5,3]f32 units=4 sequences=True |fwd": (2 * 10 * 4 * 4 * 7, 4 * (30 + 128), 160, 4 * 4 * 7 + 16),
     "BatchNormalization [2,4,4,3]f32 |fwd": (7 * 96, 4 * (96 + 6), 384, 6),
     "MaxPooling2D [1,5,5,3]f32 kernel=2,2 stride=2,2 |fwd": (12 * 3, 300, 48, 0),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from annot.analyze.work import elements, products, sequences
+from annot.analyze.work import elements, keras_layers, products, sequences
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
 from annot.analyze.work.updates import UPDATES
 from annot.tag import Tag
@@ -33,6 +33,7 @@ LAYERS: Final[Mapping[str, Formula]] = {
     **products.LAYERS,
     **sequences.LAYERS,
     **elements.LAYERS,
+    **keras_layers.LAYERS,
     "TransformerEncoderLayer": _encoder_layer,
 }
 """Formulas of layers, by class."""

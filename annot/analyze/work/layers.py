@@ -102,7 +102,7 @@ def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
 
 def _above(path: str) -> Iterator[str]:
     while path:
-        path = path.rpartition(".")[0]
+        path = path.rpartition("/" if "/" in path else ".")[0]
         yield path
 
 
