@@ -243,13 +243,6 @@ static void *create_start(void *construction) {
     return event;
 }
 
-static void *create_nothing(void *construction) {
-    (void)construction;
-    return NULL;
-}
-
-static void delete_nothing(void *kernel) { (void)kernel; }
-
 static void pass_through(void *context, int input, int output, void *status) {
     void *tensor = NULL;
     TF_GetInput(context, input, &tensor, status);
@@ -357,14 +350,14 @@ static const Operation operations[] = {
      {"done: int64", "outputs: N * T"},
      {"token", "done"},
      {"tensors", "outputs"},
-     shapes_after_token, create_nothing, compute_end},
+     shapes_after_token, NULL, compute_end},
     {"AnnotGate",
      {"grad_event: string = ''", "group: int = 0", "role: string = ''", "T: type"},
      {"tensor: T", "token: int64"},
      {"output: T"},
      {"token"},
      {"tensor", "output"},
-     shapes_of_gate, create_nothing, compute_gate},
+     shapes_of_gate, NULL, compute_gate},
 };
 
 static int define(const Operation *operation, void *status) {
@@ -383,8 +376,7 @@ static int define(const Operation *operation, void *status) {
 
 /* `host_type`: 0, or the type of tensors that live in host memory on every device. */
 static int add_kernel(const Operation *operation, const char *device, int host_type, void *status) {
-    void *builder =
-        TF_NewKernelBuilder(operation->name, device, operation->create, operation->compute, delete_nothing);
+    void *builder = TF_NewKernelBuilder(operation->name, device, operation->create, operation->compute, NULL);
     for (const char *const *name = operation->host; *name; name++)
         TF_KernelBuilder_HostMemory(builder, *name);
     if (host_type) {

@@ -32,7 +32,7 @@ def call_through_operations(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    weights: Sequence[Any],
+    weights: Callable[..., Sequence[Any]],
     forward: bool,
     backward: bool,
 ) -> Any:
@@ -45,27 +45,28 @@ def call_through_operations(
         site: where the layer stands.
         call: what it does.
         args, kwargs: what it is called with.
-        weights: its variables that may need gradients.
+        weights: returns the variables whose gradients the backward range waits for, by whether the inputs need one.
         forward: whether its forward has a range.
         backward: whether its backward has one.
     """
     tensors = tensors_among(args, kwargs)
-    inputs = _distinct(tensors)
-    watched = [(one, value) for one, value in zip(weights, read(weights), strict=True) if _is_watched(value)]
+    inputs = _watched_first(tensors)
+    needs_inputs = bool(inputs) and _is_watched(inputs[0])
+    variables = weights(needs_inputs=needs_inputs)
+    watched = [(one, value) for one, value in zip(variables, read(variables), strict=True) if _is_watched(value)]
     values = [value for _, value in watched]
-    needs_inputs = any(map(_is_watched, inputs))
     grad_event = None
     if backward and (values or needs_inputs):
         grad_event = site.backward(tensors, weights=bool(values), inputs=needs_inputs)
-    passed, token = ops.begin([*inputs, *values], site.forward(tensors) if forward else None, grad_event)
-    args, kwargs = _replaced((args, dict(kwargs)), inputs, passed)
+    passed, token = ops.begin([*values, *inputs], site.forward(tensors) if forward else None, grad_event)
+    args, kwargs = _replaced((args, dict(kwargs)), inputs, passed[len(values) :])
     try:
-        with Gate((one for one, _ in watched), passed[len(inputs) :]):
+        with Gate((one for one, _ in watched), passed[: len(values)]):
             outputs = call(*args, **kwargs)
     except BaseException:
-        ops.finish([], token)
+        ops.abandon(token)
         raise
-    results = _distinct(tree.flatten(outputs))
+    results = _watched_first(tree.flatten(outputs))
     return _replaced(outputs, results, ops.finish(results, token))
 
 
@@ -74,9 +75,13 @@ def _is_watched(tensor: Any) -> bool:
     return bool(record.should_record_backprop([tensor]))
 
 
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    """Return the dense tensors, each once; ragged and sparse ones stay as they are."""
-    return list({id(value): value for value in values if isinstance(value, tf.Tensor)}.values())
+def _watched_first(values: Sequence[Any]) -> list[Any]:
+    """Return the dense tensors, each once; ragged and sparse ones stay as they are.
+
+    What comes out of the first operation counts as watched if anything that goes in is, so the first one should be.
+    """
+    dense = {id(value): value for value in values if isinstance(value, tf.Tensor)}
+    return sorted(dense.values(), key=lambda tensor: not _is_watched(tensor))
 
 
 def _replaced(nest: Any, tensors: Sequence[Any], by: Sequence[Any]) -> Any:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 from annot import emit
 
 __all__ = ["Operations"]
 
-_INT32, _STRING, _INT64 = 3, 7, 9  # tensorflow/c/tf_datatype.h
+_INT32, _STRING = 3, 7  # tensorflow/c/tf_datatype.h
 
 _P, _S, _I = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
 _Shape: Final = ctypes.CFUNCTYPE(None, _P, _P)
@@ -78,18 +78,18 @@ class Definition:
 _DEFINITIONS: Final = (
     Definition(
         "AnnotStart",
-        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"),
-        ("tensors: N * T", "deps: D"),
-        ("token: int64", "outputs: N * T"),
-        ("token",),
+        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"),
+        ("tensors: N * T", "after: A * int32"),
+        ("token: int32", "outputs: N * T"),
+        ("after", "token"),
         ("tensors", "outputs"),
         1,
     ),
     Definition(
         "AnnotEnd",
         ("grad_event: string = ''", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"),
-        ("tensors: N * T", "token: int64", "deps: D"),
-        ("done: int64", "outputs: N * T"),
+        ("tensors: N * T", "token: int32", "deps: D"),
+        ("done: int32", "outputs: N * T"),
         ("token", "done"),
         ("tensors", "outputs"),
         1,
@@ -97,7 +97,7 @@ _DEFINITIONS: Final = (
     Definition(
         "AnnotGate",
         ("grad_event: string = ''", "group: int = 0", "role: string = ''", "T: type"),
-        ("tensor: T", "token: int64"),
+        ("tensor: T", "token: int32"),
         ("output: T",),
         ("token",),
         ("tensor", "output"),
@@ -117,27 +117,21 @@ class Operations:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._events: dict[bytes, int] = {}
-        self._by_number: list[Any] = [None]
+        self._c = _functions_of(library)
+        self._numbers_of_keys: dict[bytes, int] = {}
+        self._events: list[Any] = [None]
         self._open: dict[int, Any] = {}
-        self._numbers = itertools.count(1)
+        self._tokens = itertools.count(1)
         self._kept: list[Any] = []  # what TensorFlow calls must outlive every graph
-        for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
 
     def know(self, key: str, event: Any) -> None:
         """Have operations whose attribute is `key` open the range of `event`."""
-        self._by_number.append(event)
-        self._events[key.encode("utf-8", "replace")] = len(self._by_number) - 1
+        self._events.append(event)
+        self._numbers_of_keys[key.encode("utf-8", "replace")] = len(self._events) - 1
 
     def close_all(self) -> int:
         """Close all ranges that are open; return how many."""
-        closed = 0
-        for number in tuple(self._open):
-            closed += self._close(number)
-        return closed
+        return sum(map(self._close, tuple(self._open)))
 
     def register(self) -> None:
         """Register the operations.
@@ -147,38 +141,133 @@ class Operations:
         """
         computes = {"AnnotStart": self._start, "AnnotEnd": self._end, "AnnotGate": self._gate}
         for definition in _DEFINITIONS:
-            with self._status(f"it refused {definition.name}") as status:
-                self._define(definition, status)
-                create = self._find_event if definition.name == "AnnotStart" else _no_kernel
-                self._add_kernels(definition, self._keep(_Create(create)), computes[definition.name], status)
+            status = self._c.TF_NewStatus()
+            self._define(definition, status)
+            create = self._keep(_Create(self._find_event)) if definition.name == "AnnotStart" else None
+            self._add_kernels(definition, create, self._keep(_Compute(computes[definition.name])), status)
+            refused = self._c.TF_GetCode(status)
+            self._c.TF_DeleteStatus(status)
+            if refused:
+                raise RuntimeError(f"it refused {definition.name}")
 
     # ---------------------------------------------------------------- registration
 
     def _define(self, definition: Definition, status: Any) -> None:
-        builder = self.TF_NewOpDefinitionBuilder(definition.name.encode())
+        builder = self._c.TF_NewOpDefinitionBuilder(definition.name.encode())
         for add, specs in (
-            (self.TF_OpDefinitionBuilderAddAttr, definition.attributes),
-            (self.TF_OpDefinitionBuilderAddInput, definition.inputs),
-            (self.TF_OpDefinitionBuilderAddOutput, definition.outputs),
+            (self._c.TF_OpDefinitionBuilderAddAttr, definition.attributes),
+            (self._c.TF_OpDefinitionBuilderAddInput, definition.inputs),
+            (self._c.TF_OpDefinitionBuilderAddOutput, definition.outputs),
         ):
             for spec in specs:
                 add(builder, spec.encode())
-        shapes = self._keep(_Shape(lambda context, result: self._shapes(definition.first, context, result)))
-        self.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes)
-        self.TF_RegisterOpDefinition(builder, status)
+        shapes = self._keep(_Shape(lambda context, result: self._follow_inputs(definition.first, context, result)))
+        self._c.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes)
+        self._c.TF_RegisterOpDefinition(builder, status)
 
-    def _add_kernels(self, definition: Definition, create: Any, compute: Callable[..., None], status: Any) -> None:
-        run, free = self._keep(_Compute(compute)), self._keep(_Delete(_forget))
-        # On a GPU these two types live in the host's memory.
+    def _add_kernels(self, definition: Definition, create: Any, compute: Any, status: Any) -> None:
+        # On a GPU the last two types live in the host's memory.
         for device, host_type in ((b"CPU", 0), (b"GPU", 0), (b"GPU", _INT32), (b"GPU", _STRING)):
-            builder = self.TF_NewKernelBuilder(definition.name.encode(), device, create, run, free)
+            # Nothing is called when a kernel goes, which may be after the interpreter.
+            builder = self._c.TF_NewKernelBuilder(
+                definition.name.encode(), device, create or _Create(), compute, _Delete()
+            )
             if host_type:
-                self.TF_KernelBuilder_TypeConstraint(builder, b"T", host_type, status)
-                self.TF_KernelBuilder_Priority(builder, 1)
+                self._c.TF_KernelBuilder_TypeConstraint(builder, b"T", host_type, status)
+                self._c.TF_KernelBuilder_Priority(builder, 1)
             for name in (*definition.host, *(definition.follow if host_type else ())):
-                self.TF_KernelBuilder_HostMemory(builder, name.encode())
-            self.TF_RegisterKernelBuilder(definition.name.encode(), builder, status)
+                self._c.TF_KernelBuilder_HostMemory(builder, name.encode())
+            self._c.TF_RegisterKernelBuilder(definition.name.encode(), builder, status)
 
     def _keep(self, callback: Any) -> Any:
         self._kept.append(callback)
         return callback
+
+    # ---------------------------------------------------------------- what TensorFlow calls
+
+    def _follow_inputs(self, first: int, context: Any, status: Any) -> None:
+        c = self._c
+        if first:
+            scalar = c.TF_ShapeInferenceContextScalar(context)
+            c.TF_ShapeInferenceContextSetOutput(context, 0, scalar, status)
+            c.TF_DeleteShapeHandle(scalar)
+        shape, beyond = c.TF_NewShapeHandle(), c.TF_NewStatus()
+        for i in range(c.TF_ShapeInferenceContextNumInputs(context)):
+            c.TF_ShapeInferenceContextGetInput(context, i, shape, status)
+            if c.TF_GetCode(status) == 0:
+                c.TF_ShapeInferenceContextSetOutput(context, first + i, shape, beyond)
+        c.TF_DeleteStatus(beyond)
+        c.TF_DeleteShapeHandle(shape)
+
+    def _find_event(self, construction: Any) -> int | None:
+        """Return the number of the event, or None where another process made the graph."""
+        c, status = self._c, self._c.TF_NewStatus()
+        items, size = ctypes.c_int32(), ctypes.c_int32()
+        c.TF_OpKernelConstruction_GetAttrSize(construction, b"event", items, size, status)
+        key = ctypes.create_string_buffer(max(size.value, 0) + 1)
+        c.TF_OpKernelConstruction_GetAttrString(construction, b"event", key, max(size.value, 0), status)
+        failed = c.TF_GetCode(status)
+        c.TF_DeleteStatus(status)
+        return None if failed else self._numbers_of_keys.get(key.value)
+
+    def _start(self, kernel: int | None, context: Any) -> None:
+        status = self._c.TF_NewStatus()
+        self._pass_through(context, 1, status)
+        token = 0
+        if kernel and not self._c.TF_GetCode(status):
+            token = next(self._tokens) & 0x7FFFFFFF
+            self._open[token] = emit.start(self._events[kernel])
+        self._put_token(context, token, status)
+        self._finish(context, status)
+
+    def _end(self, _kernel: int | None, context: Any) -> None:
+        status, token = self._c.TF_NewStatus(), ctypes.c_void_p()
+        self._c.TF_GetInput(context, self._c.TF_NumOutputs(context) - 1, token, status)
+        if token:
+            self._close(ctypes.c_int32.from_address(self._c.TF_TensorData(token)).value)
+            self._c.TF_DeleteTensor(token)
+        self._pass_through(context, 1, status)
+        self._put_token(context, 0, status)
+        self._finish(context, status)
+
+    def _gate(self, _kernel: int | None, context: Any) -> None:
+        status = self._c.TF_NewStatus()
+        self._pass_through(context, 0, status)
+        self._finish(context, status)
+
+    def _close(self, token: int) -> bool:
+        started = self._open.pop(token, None)
+        if started is not None:
+            emit.end(started)
+        return started is not None
+
+    def _pass_through(self, context: Any, first: int, status: Any) -> None:
+        c = self._c
+        for i in range(c.TF_NumOutputs(context) - first):
+            tensor = ctypes.c_void_p()
+            c.TF_GetInput(context, i, tensor, status)
+            if tensor:
+                c.TF_SetOutput(context, first + i, tensor, status)
+                c.TF_DeleteTensor(tensor)
+
+    def _put_token(self, context: Any, token: int, status: Any) -> None:
+        if self._c.TF_GetCode(status):
+            return
+        tensor = self._c.TF_AllocateOutput(context, 0, _INT32, None, 0, 4, status)
+        if tensor:
+            ctypes.c_int32.from_address(self._c.TF_TensorData(tensor)).value = token
+            self._c.TF_DeleteTensor(tensor)
+
+    def _finish(self, context: Any, status: Any) -> None:
+        if self._c.TF_GetCode(status):
+            self._c.TF_OpKernelContext_Failure(context, status)
+        self._c.TF_DeleteStatus(status)
+
+
+def _functions_of(library: ctypes.CDLL) -> Any:
+    functions = SimpleNamespace()
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+        setattr(functions, name, function)
+    return functions

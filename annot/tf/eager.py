@@ -11,7 +11,7 @@ from tensorflow.python.eager import record
 
 from annot import emit
 
-__all__ = ["Span", "close_leftovers", "is_watched"]
+__all__ = ["Span", "close_leftovers", "is_watched", "may_be_taped"]
 
 
 class Span:
@@ -22,7 +22,7 @@ class Span:
     until the next range begins on this thread.
 
     Args:
-        event: of `annot.emit.event`.
+        event: of `annot.emit.event`; None for no range.
         grad_event: the range of the backward work; None for none.
     """
 
@@ -48,14 +48,19 @@ class Span:
         if self._finished:
             return list(tensors)
         self._finished = True
-        if self._started is not None:
-            emit.end(self._started)
+        self.abandon()
         if not self._gates:
             return list(tensors)
         return [_identity(tensor, self._open_backward) if is_watched(tensor) else tensor for tensor in tensors]
 
-    def abandon(self) -> bool:
-        """Close what is open; return whether there was something."""
+    def abandon(self) -> None:
+        """Close the range, for the work has failed."""
+        if self._started is not None:
+            emit.end(self._started)
+            self._started = None
+
+    def abandon_backward(self) -> bool:
+        """Close the backward range if it is open; return whether it was."""
         backward, self._backward = self._backward, None
         if backward is not None:
             emit.end(backward)
@@ -71,7 +76,7 @@ class Span:
     def _close_backward(self, number: int) -> None:
         self._missing.discard(number)
         if not self._missing:
-            self.abandon()
+            self.abandon_backward()
 
 
 def is_watched(tensor: Any) -> bool:
@@ -79,9 +84,14 @@ def is_watched(tensor: Any) -> bool:
     return bool(record.should_record_backprop([tensor]))
 
 
+def may_be_taped() -> bool:
+    """Return whether a tape is there that might record what comes next."""
+    return bool(record.could_possibly_record())
+
+
 def close_leftovers() -> int:
     """Close the backward ranges that are open on any thread; return how many."""
-    return sum(span.abandon() for spans in tuple(_all_leftovers) for span in tuple(spans))
+    return sum(span.abandon_backward() for spans in tuple(_all_leftovers) for span in tuple(spans))
 
 
 def _identity(tensor: Any, when_gradient_comes: Callable[[], None]) -> Any:
@@ -115,4 +125,4 @@ def _leftovers() -> set[Span]:
 
 def _close_own_leftovers() -> None:
     for span in tuple(_leftovers()):
-        span.abandon()
+        span.abandon_backward()

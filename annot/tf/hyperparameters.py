@@ -13,6 +13,7 @@ from keras import layers
 
 from annot import tag
 from annot.hyperparameters import ALWAYS, Arguments, Said, spelt
+from annot.tf.paths import runs_alone, sublayers
 
 __all__ = ["gradients", "hyperparameters"]
 
@@ -192,6 +193,8 @@ def gradients(layer: keras.Layer, *, weights: bool, inputs: bool) -> Arguments:
     """
     known = _known(layer)
     if known is None or issubclass(known, layers.Embedding) or not layer.variables or weights is inputs:
+        return ()
+    if sublayers(layer) and not runs_alone(layer):  # those say it themselves
         return ()
     return (("grad", "weight" if weights else "input"),)
 

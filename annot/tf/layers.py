@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -39,9 +39,7 @@ class Options:
     mode: Mode = "python"
 
 
-_NO_XLA: Final = (
-    "what XLA compiles (jit_compile=True) has no ranges of its layers: compile the model with jit_compile=False to see them"
-)
+_NO_XLA: Final = "what XLA compiles (jit_compile=True) has no ranges of its layers: they need jit_compile=False"
 
 
 class _Suspended(threading.local):
@@ -64,6 +62,7 @@ class Layers:
 
     def __init__(self) -> None:
         self._stand_ins: dict[int, StandIn] = {}
+        self._models: dict[int, StandIn] = {}
         self._holders: Counter[int] = Counter()
 
     def add_model(self, model: keras.Layer, options: Options) -> list[StandIn]:
@@ -82,11 +81,20 @@ class Layers:
             self._holders[ident] -= 1
             if not self._holders[ident]:
                 del self._holders[ident], self._stand_ins[ident]
+                self._models.pop(ident, None)
                 stand_in.remove()
 
     def has(self, layer: keras.Layer) -> bool:
         """Return whether a layer has ranges."""
         return id(layer) in self._stand_ins
+
+    def backward_event(self, sources: Iterable[Any]) -> Any:
+        """Return the event of the whole backward of the model that these variables belong to; None if there is none."""
+        wanted = {id(source) for source in sources}
+        for stand_in in self._models.values():
+            if stand_in.options.backward and wanted & stand_in.variables():
+                return stand_in.site.whole_backward()
+        return None
 
     def discover(self, stand_in: StandIn) -> None:
         """Look for layers that came after their model, as those that a subclass makes when it is built."""
@@ -107,6 +115,8 @@ class Layers:
             site = Site(path, type(layer).__name__, layer, options.shapes, is_model)
             stand_in = self._stand_ins[id(layer)] = StandIn(site, options, self, block)
             stand_in.install()
+            if is_model:
+                self._models[id(layer)] = stand_in
         self._holders[id(layer)] += 1
         block.append(stand_in)
 
@@ -157,6 +167,11 @@ class StandIn:
         else:
             own["call"] = self._own
 
+    def variables(self) -> set[int]:
+        """Return the identities of the layer's trainable variables, as Keras and as TensorFlow know them."""
+        variables = self.site.layer.trainable_variables
+        return {id(one) for variable in variables for one in (variable, variable._value)}
+
     def _look_for_layers(self) -> None:
         count = len(sublayers(self.site.layer))
         if count != self._known:
@@ -170,11 +185,23 @@ class StandIn:
             if ops.in_xla():
                 emit.warn_once(_NO_XLA)
                 return self._original(*args, **kwargs)
-            weights = weights_of(self.site.layer, self.layers.has) if taped else ()
             return call_through_operations(
                 self.site, self._original, args, kwargs,
-                weights=weights, forward=options.forward, backward=options.backward,
+                weights=self._weights if taped else _none, forward=options.forward, backward=options.backward,
             )  # fmt: skip
         if tf.executing_eagerly() and options.forward:
             return call_in_range(self.site, self._original, args, kwargs)
         return self._original(*args, **kwargs)
+
+    def _weights(self, *, needs_inputs: bool) -> list[Any]:
+        """Return the weights whose gradients this layer's backward range waits for.
+
+        Where the inputs need a gradient, it comes after those of all layers inside; else these have to be waited for.
+        The backward of a whole model has a range of its own in eager mode, see `annot.tf.tapes`.
+        """
+        layer, own = self.site.layer, needs_inputs or (self.site.is_model and tf.executing_eagerly())
+        return weights_of(layer, self.layers.has if own else lambda _: False)
+
+
+def _none(*, needs_inputs: bool) -> list[Any]:
+    return []

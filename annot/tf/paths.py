@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import keras
 
-__all__ = ["SEPARATOR", "children", "paths", "runs_alone"]
+__all__ = ["SEPARATOR", "children", "paths", "runs_alone", "sublayers"]
 
 SEPARATOR: Final = "/"
 """What stands between the names of a path; Keras allows it in no name of a layer."""

@@ -12,9 +12,9 @@ from annot import emit
 from annot.choice import Selection, choose
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.tf import ops, weights
+from annot.tf import exports, ops, tapes, weights
 from annot.tf.functions import StepFunctions
-from annot.tf.layers import Layers, Mode, Options, StandIn
+from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
 from annot.tf.paths import SEPARATOR
 
 __all__ = ["EmitRanges", "emit_ranges"]
@@ -120,7 +120,10 @@ class Installed:
         """Add a model, and the patches with the first one."""
         with self._lock:
             if not self._blocks:
-                self._undo.append(weights.install())
+                self._undo += [
+                    ops.close_open_ranges, weights.install(), tapes.install(self._layers.backward_event),
+                    exports.install(suspended),
+                ]  # fmt: skip
             self._blocks += 1
             block = self._layers.add_model(model, options)
         if not block:

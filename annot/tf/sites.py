@@ -69,6 +69,13 @@ class Site:
             event = self.events[key] = self._make("backward", (specs, omitted, arguments))
         return event
 
+    def whole_backward(self) -> Any:
+        """Return the event of the whole backward, which is not that of one call."""
+        event = self.events.get("backward")
+        if event is None:
+            event = self.events["backward"] = self._make("backward", ((), 0, ()))
+        return event
+
     def shown(self, tensors: Sequence[Any]) -> _Specs:
         """Return what the text of a call with these tensors shows of them, and of the layer."""
         if not self.shapes:

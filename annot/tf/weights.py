@@ -55,16 +55,12 @@ class Gate:
 
 
 def weights_of(layer: keras.Layer, has_ranges: Callable[[keras.Layer], bool]) -> list[keras.Variable]:
-    """Return the trainable variables of a layer and of those inside it that have no ranges of their own.
-
-    Without those of `Embedding`: its gradient is sparse, and only the rows that were looked up are read.
-    """
+    """Return the trainable variables of a layer and of those inside it that have no ranges of their own."""
     found: dict[int, keras.Variable] = {}
     pending = [layer]
     while pending:
         here = pending.pop()
-        if not isinstance(here, keras.layers.Embedding):
-            found.update((id(variable), variable) for variable in here._trainable_variables if variable.trainable)
+        found.update((id(variable), variable) for variable in here._trainable_variables if variable.trainable)
         pending.extend(child for child in sublayers(here) if not has_ranges(child))
     return list(found.values())
 

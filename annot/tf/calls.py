@@ -1,0 +1,250 @@
+"""The call forms for a piece of a TensorFlow program: `trace` around a function, `start` and `end` around the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import tensorflow as tf
+
+from annot import emit
+from annot.tag import Phase, Tag
+from annot.tf import nest, ops, reads
+from annot.tf.eager import may_be_taped
+
+__all__ = ["Context", "end", "start", "trace"]
+
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
+
+_NO_OPERATIONS = "TensorFlow compiles this for XLA, where annot's operations cannot run: no ranges of trace and start"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller of `trace` or `start` chose."""
+
+    message: str
+    domain_name: str | None
+    grad_message: str | None
+    grad_domain_name: str | None
+
+    @property
+    def event(self) -> Any:
+        """The range of the forward work."""
+        return _event(self.message, self.domain_name, "forward")
+
+    @property
+    def grad_event(self) -> Any:
+        """The range of the backward work."""
+        return _event(self.grad_message or self.message, self.grad_domain_name, "backward")
+
+
+class Context:
+    """What `start` opened, for `end`."""
+
+    __slots__ = ("token",)
+
+    def __init__(self, token: ops.Token | None) -> None:
+        self.token = token
+
+
+@overload
+def trace(message: F, /) -> F: ...
+
+
+@overload
+def trace(
+    message: str | None = None,
+    domain_name: str | None = None,
+    grad_domain_name: str | None = None,
+    grad_message: str | None = None,
+    enabled: bool = True,
+) -> Callable[[F], F]: ...
+
+
+def trace(
+    message: Any = None,
+    domain_name: str | None = None,
+    grad_domain_name: str | None = None,
+    grad_message: str | None = None,
+    enabled: bool = True,
+) -> Any:
+    """Put a range around what a function of tensors computes, and one around the work for its gradients.
+
+    Works on functions and methods (the `call` of a layer too), in eager mode, in `tf.function` and in graphs of
+    `tf.compat.v1`. The ranges of a graph open and close while the graph runs. The gradient's range begins with the
+    gradient of the first output and ends when the gradients of all inputs and of all trainable variables that were
+    read inside are there, also where no input needs a gradient. Variables that are read inside a `tf.while_loop` or
+    `tf.cond`, or only looked up as an embedding is, are not waited for. Under XLA there are no ranges, and a warning
+    says so. If `annot.enabled` is false when the function is decorated, the very function comes back.
+
+    Args:
+        message: text of the range; by default the qualified name of the function.
+        domain_name: NVTX domain, in which the message stands as it is; by default annot's own, where the text is
+            one that reports read as the forward work of a layer of that name.
+        grad_domain_name: the same of the range of the gradient.
+        grad_message: text of the range of the gradient; by default `message`.
+        enabled: False gives the very function back.
+
+    Raises:
+        TypeError: what is decorated is no function, or `message` is no text.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> @trace(message="Dense Block", domain_name="Forward", grad_domain_name="Gradient")
+        ... def dense_block(net):
+        ...     return tf.nn.relu(net + 1.0)
+        >>> dense_block(tf.constant([-3.0, 2.0])).numpy().tolist()
+        [0.0, 3.0]
+    """
+    if message is None or isinstance(message, str):
+        return lambda target: _decorate(target, message, domain_name, grad_domain_name, grad_message, enabled)
+    return _decorate(message, None, domain_name, grad_domain_name, grad_message, enabled)
+
+
+def start(
+    inputs: Any,
+    message: str,
+    domain_name: str | None = None,
+    grad_domain_name: str | None = None,
+    grad_message: str | None = None,
+    enabled: bool = True,
+) -> tuple[Any, Context]:
+    """Open a range around what is computed from `inputs`, up to `end`.
+
+    The range of the gradient ends when the gradients of `inputs` are there; the gradients of variables that are read
+    in between may come later. Where no input needs a gradient there is no such range: `trace` has one there too.
+
+    Args:
+        inputs: a tensor, or any nest of tensors.
+        message: text of the range.
+        domain_name: as for `trace`, like the rest.
+        grad_domain_name: NVTX domain of the range of the gradient.
+        grad_message: text of the range of the gradient.
+        enabled: False opens nothing and gives the very inputs back.
+
+    Returns:
+        The inputs to go on with, and what `end` needs.
+
+    Raises:
+        TypeError: `message` is no text.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> x, ctx = start(tf.constant([1.0, 1.0]), message="logits-softmax")
+        >>> end(tf.nn.softmax(x), ctx).numpy().tolist()
+        [0.5, 0.5]
+    """
+    if not isinstance(message, str):
+        raise TypeError(f"message must be a string, got {message!r}")
+    if not enabled or not _works_here():
+        return inputs, Context(None)
+    options = Options(message, domain_name, grad_message, grad_domain_name)
+    tensors, token = ops.begin(nest.tensors_in(inputs), options.event, options.grad_event)
+    return nest.replace_tensors(inputs, tensors), Context(token)
+
+
+def end(outputs: Any, context: Context) -> Any:
+    """Close the range that `start` opened, once the outputs are there.
+
+    Args:
+        outputs: what was computed: a tensor, or any nest of tensors.
+        context: of `start`; of several `end` with the same one, the first closes the range.
+
+    Returns:
+        The outputs to go on with.
+
+    Raises:
+        TypeError: `context` is not one of `start`.
+    """
+    if not isinstance(context, Context):
+        raise TypeError(f"end expects the context that start returned, got {context!r}")
+    if context.token is None:
+        return outputs
+    return nest.replace_tensors(outputs, ops.finish(nest.tensors_in(outputs), context.token))
+
+
+def _decorate(
+    target: Any,
+    message: str | None,
+    domain_name: str | None,
+    grad_domain_name: str | None,
+    grad_message: str | None,
+    enabled: bool,
+) -> Any:
+    function = target.__func__ if isinstance(target, (staticmethod, classmethod)) else target
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"trace expects a function or a message, got {target!r}")
+    if not enabled or not emit.enabled():
+        return target
+    name = message if message is not None else getattr(function, "__qualname__", type(function).__name__)
+    call = _traced(function, Options(name, domain_name, grad_message, grad_domain_name))
+    return type(target)(call) if function is not target else call
+
+
+def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        body = function
+        if not tf.executing_eagerly():
+            body = _converted(function)
+        if not _works_here():
+            return body(*args, **kwargs)
+        return _call(body, options, args, kwargs)
+
+    # AutoGraph is to leave this function alone, and convert the user's as if it had been called directly.
+    call.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
+    return call
+
+
+def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    autograph = tf.__internal__.autograph
+    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
+    return converted
+
+
+def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = nest.tensors_in((args, kwargs))
+    if tf.executing_eagerly() and not may_be_taped():
+        return _call_plain(body, options.event, args, kwargs)
+    tensors, token = ops.begin(tensors, options.event, options.grad_event)
+    try:
+        args, kwargs = nest.replace_tensors((args, kwargs), tensors)
+        with reads.gated(token):
+            result = body(*args, **kwargs)
+        outputs = nest.tensors_in(result)
+    except BaseException:
+        ops.abandon(token)
+        raise
+    return nest.replace_tensors(result, ops.finish(outputs, token))
+
+
+def _call_plain(body: Callable[..., Any], event: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    emit.push(event)
+    try:
+        return body(*args, **kwargs)
+    finally:
+        emit.pop()
+
+
+def _works_here() -> bool:
+    """Whether a range can be opened here; says so where the user would expect one."""
+    if not emit.enabled():
+        return False
+    if tf.executing_eagerly():
+        return True
+    if ops.in_xla():
+        emit.warn_once(_NO_OPERATIONS)
+        return False
+    obstacle = ops.available()
+    if obstacle:
+        emit.warn_once(obstacle)
+    return obstacle is None
+
+
+def _event(text: str, domain: str | None, phase: Phase) -> Any:
+    if domain is None:
+        return emit.event(str(Tag(text, phase=phase)), category=phase)
+    return emit.event(text, domain=domain, category=phase)

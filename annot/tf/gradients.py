@@ -1,0 +1,135 @@
+"""The gradients of the operations: the backward range opens and closes in what is built here."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import tensorflow as tf
+
+from annot.tf import operations
+from annot.tf.operations import IN, OUT
+
+__all__ = ["register"]
+
+_PASSES: Final = "_annot_passes"
+
+
+def register() -> None:
+    """Tell TensorFlow of the gradients, once."""
+    tf.RegisterGradient("AnnotStart")(_gradient_of_start)
+    tf.RegisterGradient("AnnotEnd")(_gradient_of_end)
+    tf.RegisterGradient("AnnotGate")(_gradient_of_gate)
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One computation of gradients through one piece of a graph, as far as it has been built."""
+
+    token: Any = None
+    closing: Any = None
+    """The operation AnnotEnd that the backward range ends with."""
+    done: Any = None
+    seen: set[str] = field(default_factory=set)
+    """The names of the operations whose gradients were asked for."""
+
+
+_passes_lock = threading.Lock()
+
+
+def _current_pass(group: int, name: str, role: str) -> Pass:
+    """Return the pass that the gradient of operation `name` belongs to.
+
+    A pass begins at an output, and asks for no gradient twice.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with _passes_lock:
+        passes: dict[int, Pass] | None = getattr(graph, _PASSES, None)
+        if passes is None:
+            passes = {}
+            setattr(graph, _PASSES, passes)
+        current = passes.get(group)
+        if current is None or name in current.seen or (role == OUT and current.closing is not None):
+            current = passes[group] = Pass()
+        current.seen.add(name)
+        return current
+
+
+def _open_backward(op: Any, grad: Any, done: Any) -> Any:
+    """Open the backward range at the first output that a gradient reaches, and once the forward range is closed.
+
+    A gradient that is a constant would be there at once. If nobody needs the outputs, only their gradient, this is
+    what has the end of the forward range run, and computes the outputs that it waits for.
+    """
+    key, group = op.get_attr("grad_event").decode(), op.get_attr("group")
+    if not key:
+        return grad
+    current = _current_pass(group, op.outputs[-1].name, OUT)
+    if current.token is not None:
+        return grad
+    current.token, passed = operations.start([_values(grad)], [], key, after=[done])
+    return _with_values(grad, passed[0])
+
+
+def _close_backward(op: Any, grad: Any) -> Any:
+    """Have the end of the backward range wait for this gradient, and what needs the gradient wait for that end."""
+    group = op.get_attr("group")
+    current = _current_pass(group, op.outputs[-1].name, IN) if group else None
+    if current is None or current.token is None:  # no gradient came by the outputs
+        return grad
+    values = _values(grad)
+    if current.closing is None:
+        current.done, passed = operations.end([values], current.token, [])
+        current.closing = current.done.op
+        return _with_values(grad, passed[0])
+    if _depends_on(values.op, current.closing):  # a pass through the gradients of this one
+        return grad
+    current.closing._add_control_input(values.op)
+    return _with_values(grad, operations.gate(values, current.done))
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _with_values(grad: Any, values: Any) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return values
+
+
+def _depends_on(later: Any, earlier: Any) -> bool:
+    """Whether `later` is computed from what `earlier` gives; operations are numbered as they are made."""
+    pending, seen = [later], {later}
+    while pending:
+        for source in _sources(pending.pop()):
+            if source is earlier:
+                return True
+            if source._id > earlier._id and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return later is earlier
+
+
+def _sources(operation: Any) -> list[Any]:
+    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+
+
+def _gradient_of_start(op: Any, _token: Any, *grads: Any) -> list[Any]:
+    passed = [_close_backward(op, grad) for grad in grads]
+    return [*passed, *[None] * (len(op.inputs) - len(passed))]
+
+
+def _gradient_of_end(op: Any, _done: Any, *grads: Any) -> list[Any]:
+    passed = [_open_backward(op, grad, op.outputs[0]) for grad in grads]
+    return [*passed, *[None] * (len(op.inputs) - len(passed))]
+
+
+def _gradient_of_gate(op: Any, grad: Any) -> list[Any]:
+    role = op.get_attr("role").decode()
+    if role == IN:
+        grad = _close_backward(op, grad)
+    elif role == OUT:
+        grad = _open_backward(op, grad, op.inputs[1])
+    return [grad, None]
