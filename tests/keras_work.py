@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import keras
+import pytest
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2_as_graph
 
@@ -14,7 +15,7 @@ from annot.analyze.work import Work, expected
 from annot.tag import Tag, TensorSpec
 from annot.tf.hyperparameters import hyperparameters
 
-__all__ = ["PRODUCTS", "parameters", "profiled", "symbolic", "work_of", "work_of_layers"]
+__all__ = ["PRODUCTS", "parameters", "profiled", "symbolic", "work_of"]
 
 PRODUCTS: Final = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2", "BatchMatMul")
 """Operations of TensorFlow that are matrix products."""
@@ -31,24 +32,30 @@ def work_of(layer: Any, *specs: TensorSpec) -> Work | None:
     return expected(Tag("x", name, "forward", specs, arguments=hyperparameters(layer, name)))
 
 
-def symbolic(build: Callable[[], Any], *inputs: Any) -> Any:
-    """Return a model whose weights take no memory; one that is not built is called with `inputs`."""
-    with keras.StatelessScope(initialize_variables=False):
+def symbolic(build: Callable[[], Any]) -> tuple[Any, list[tuple[Any, Work | None]]]:
+    """Return a model whose weights take no memory, and the work of its layers.
+
+    Args:
+        build: makes a model that calls its layers with symbolic tensors.
+
+    Returns:
+        The model, and each layer of one without layers inside with its work for one sample.
+    """
+    shapes: dict[int, tuple[Any, tuple[int, ...]]] = {}
+    original = keras.Layer.__call__
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args and hasattr(args[0], "shape") else None
+        if first is not None:
+            shapes[id(layer)] = layer, (1, *first.shape[1:])
+        return original(layer, *args, **kwargs)
+
+    with keras.StatelessScope(initialize_variables=False), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.Layer, "__call__", call)
         model = build()
-        if inputs:
-            model(*inputs)
-        return model
-
-
-def work_of_layers(model: Any) -> dict[str, Work | None]:
-    """Return the work of each layer that was called with symbolic tensors, for one sample, in order of their calls."""
-    found = []
-    for layer in model._flatten_layers(include_self=False, recursive=True):
-        if layer._inbound_nodes and not list(layer._flatten_layers(include_self=False)):
-            node = layer._inbound_nodes[-1]
-            specs = (TensorSpec((1, *tensor.shape[1:]), "f32") for tensor in node.input_tensors)
-            found.append((layer.path, work_of(layer, *specs)))
-    return dict(found)
+    leaves = [layer for layer in model._flatten_layers() if not list(layer._flatten_layers(include_self=False))]
+    called = [shapes[id(layer)] for layer in leaves if id(layer) in shapes]
+    return model, [(layer, work_of(layer, TensorSpec(shape, "f32"))) for layer, shape in called]
 
 
 def profiled(run: Callable[..., Any], *inputs: Any) -> int:
