@@ -15,7 +15,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { TF_INT32 = 3, TF_STRING = 7, TF_INT64 = 9 }; /* tensorflow/c/tf_datatype.h */
+enum { TF_INT32 = 3, TF_STRING = 7 }; /* tensorflow/c/tf_datatype.h */
 
 typedef void (*Shape)(void *context, void *status);
 typedef void *(*Create)(void *construction);
@@ -79,7 +79,10 @@ typedef void (*EndRange)(void *event, uint32_t generation, uint64_t id);
 static StartRange start_range;
 static EndRange end_range;
 
-/* What a token names: its upper half is the serial number of the slot's range, its lower half the slot plus one. */
+/* What a token names: above SLOT_BITS the serial number of the slot's range, below them the slot plus one. Tokens are
+ * of type int32, because those stay in the host's memory also where they leave a function that runs on a GPU. */
+enum { SLOT_BITS = 20, MAX_SLOTS = (1 << SLOT_BITS) - 1, MAX_SERIAL = (1 << (31 - SLOT_BITS)) - 1 };
+
 typedef struct {
     void *event; /* NULL: the slot is free */
     uint64_t id;
@@ -98,6 +101,8 @@ static Slot *new_slot(void) {
         first_free = slot->next_free;
         return slot;
     }
+    if (slot_count == MAX_SLOTS)
+        return NULL;
     if (slot_count == slot_capacity) {
         uint32_t capacity = slot_capacity ? 2 * slot_capacity : 256;
         Slot *grown = realloc(slots, capacity * sizeof *grown);
@@ -110,18 +115,18 @@ static Slot *new_slot(void) {
     return &slots[slot_count++];
 }
 
-static int64_t open_range(void *event) {
+static int32_t open_range(void *event) {
     uint64_t id = 0;
     uint32_t generation = event ? start_range(event, &id) : 0;
     if (!generation)
         return 0;
-    int64_t token = 0;
+    int32_t token = 0;
     pthread_mutex_lock(&slots_lock);
     Slot *slot = new_slot();
     if (slot) {
         slot->event = event, slot->id = id, slot->generation = generation;
-        slot->serial = (slot->serial + 1) & 0x7FFFFFFF;
-        token = (int64_t)((uint64_t)slot->serial << 32 | (uint64_t)(slot - slots + 1));
+        slot->serial = (slot->serial + 1) & MAX_SERIAL;
+        token = (int32_t)(slot->serial << SLOT_BITS) | (int32_t)(slot - slots + 1);
     }
     pthread_mutex_unlock(&slots_lock);
     if (!slot)
@@ -144,8 +149,8 @@ static Slot take(uint32_t number, uint32_t serial) {
     return taken;
 }
 
-static void close_range(int64_t token) {
-    Slot slot = take((uint32_t)token, (uint32_t)((uint64_t)token >> 32));
+static void close_range(int32_t token) {
+    Slot slot = take((uint32_t)token & MAX_SLOTS, (uint32_t)token >> SLOT_BITS);
     if (slot.event)
         end_range(slot.event, slot.generation, slot.id);
 }
@@ -252,8 +257,8 @@ static void pass_through(void *context, int input, int output, void *status) {
         TF_DeleteTensor(tensor);
 }
 
-static void put_token(void *context, int64_t token, void *status) {
-    void *tensor = TF_AllocateOutput(context, 0, TF_INT64, NULL, 0, sizeof token, status);
+static void put_token(void *context, int32_t token, void *status) {
+    void *tensor = TF_AllocateOutput(context, 0, TF_INT32, NULL, 0, sizeof token, status);
     if (TF_GetCode(status) == 0)
         memcpy(TF_TensorData(tensor), &token, sizeof token);
     if (tensor)
@@ -282,7 +287,7 @@ static void compute_end(void *kernel, void *context) {
     int tensors = TF_NumOutputs(context) - 1;
     TF_GetInput(context, tensors, &token, status);
     if (token) {
-        int64_t number;
+        int32_t number;
         memcpy(&number, TF_TensorData(token), sizeof number);
         close_range(number);
         TF_DeleteTensor(token);
@@ -328,7 +333,7 @@ static void shapes_of_gate(void *context, void *status) { follow_inputs(context,
 
 typedef struct {
     const char *name;
-    const char *attributes[6], *inputs[4], *outputs[3];
+    const char *attributes[7], *inputs[4], *outputs[3];
     const char *host[3];     /* arguments in host memory */
     const char *follow[3];   /* arguments of type T */
     Shape shapes;
@@ -338,22 +343,22 @@ typedef struct {
 
 static const Operation operations[] = {
     {"AnnotStart",
-     {"event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"},
-     {"tensors: N * T", "deps: D"},
-     {"token: int64", "outputs: N * T"},
-     {"token"},
+     {"event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"},
+     {"tensors: N * T", "after: A * int32"},
+     {"token: int32", "outputs: N * T"},
+     {"after", "token"},
      {"tensors", "outputs"},
      shapes_after_token, create_start, compute_start},
     {"AnnotEnd",
      {"grad_event: string = ''", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"},
-     {"tensors: N * T", "token: int64", "deps: D"},
-     {"done: int64", "outputs: N * T"},
+     {"tensors: N * T", "token: int32", "deps: D"},
+     {"done: int32", "outputs: N * T"},
      {"token", "done"},
      {"tensors", "outputs"},
      shapes_after_token, NULL, compute_end},
     {"AnnotGate",
      {"grad_event: string = ''", "group: int = 0", "role: string = ''", "T: type"},
-     {"tensor: T", "token: int64"},
+     {"tensor: T", "token: int32"},
      {"output: T"},
      {"token"},
      {"tensor", "output"},

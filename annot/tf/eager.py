@@ -18,8 +18,8 @@ class Span:
     """One range of eager mode, and the backward ranges that belong to it.
 
     The backward range opens when the tape brings the first gradient of an output, and closes when it has brought
-    those of all gated inputs. A gradient that never comes, of a weight that the work did not use, leaves it open
-    until the next range begins on this thread.
+    those of all gated inputs, or is gone: the gradient of a weight that the work did not use never comes. While a
+    persistent tape is kept, it closes when the next range begins on this thread.
 
     Args:
         event: of `annot.emit.event`; None for no range.
@@ -29,10 +29,10 @@ class Span:
     def __init__(self, event: Any, grad_event: Any | None) -> None:
         _close_own_leftovers()
         self._started: Any = None if event is None else emit.start(event)
-        self._finished = False
         self._grad_event = grad_event
         self._backward: Any = None
         self._gates = 0
+        self._tape_end: _TapeEnd | None = _TapeEnd(self.abandon_backward)
         self._missing: set[int] = set()
 
     def gate_input(self, tensor: Any) -> Any:
@@ -41,14 +41,15 @@ class Span:
             return tensor
         number = self._gates
         self._gates += 1
-        return _identity(tensor, lambda: self._close_backward(number))
+        tape_end = self._tape_end
+        return _identity(tensor, lambda: self._close_backward(number, tape_end))
 
     def finish(self, tensors: Sequence[Any]) -> list[Any]:
         """Close the range; return the outputs such that their gradients open the backward range."""
-        if self._finished:
+        if self._tape_end is None:
             return list(tensors)
-        self._finished = True
         self.abandon()
+        self._tape_end = None
         if not self._gates:
             return list(tensors)
         return [_identity(tensor, self._open_backward) if is_watched(tensor) else tensor for tensor in tensors]
@@ -73,10 +74,20 @@ class Span:
             self._backward = emit.start(self._grad_event)
             _leftovers().add(self)
 
-    def _close_backward(self, number: int) -> None:
+    def _close_backward(self, number: int, _tape_end: object) -> None:
         self._missing.discard(number)
         if not self._missing:
             self.abandon_backward()
+
+
+class _TapeEnd:
+    """Only what a tape keeps for the gradients of one span's inputs refers to it, so it goes with that."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
+
+    def __del__(self) -> None:
+        self._then()
 
 
 def is_watched(tensor: Any) -> bool:

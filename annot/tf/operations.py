@@ -28,7 +28,9 @@ _ATTRIBUTES: Final = {
 """What the gradients ask of an operation."""
 
 
-def start(tensors: list[Any], waited: Sequence[Any], key: str, group: int = 0) -> tuple[Any, list[Any]]:
+def start(
+    tensors: list[Any], waited: Sequence[Any], key: str, group: int = 0, after: Sequence[Any] = ()
+) -> tuple[Any, list[Any]]:
     """Open a range.
 
     Args:
@@ -36,13 +38,14 @@ def start(tensors: list[Any], waited: Sequence[Any], key: str, group: int = 0) -
         waited: what else is to be there first.
         key: of `key_of`.
         group: which piece of the graph this is, for the gradients; 0 for none.
+        after: what `end` returned first for the ranges that are to be closed before.
 
     Returns:
-        The token, a scalar of type int64, and the tensors.
+        The token, a scalar of type int32, and the tensors.
     """
-    with tf.control_dependencies([tensor for tensor in waited if not is_passed(tensor)]):
-        deps = [tensor for tensor in waited if is_passed(tensor)]
-        token, *passed = _apply("AnnotStart", tensors=tensors, deps=deps, event=key, group=group)
+    # By control edges: as inputs they would lead a gradient to tensors that need none.
+    with tf.control_dependencies(list(waited)):
+        token, *passed = _apply("AnnotStart", tensors=tensors, event=key, group=group, after=list(after))
     return token, passed
 
 
@@ -50,6 +53,7 @@ def end(
     tensors: list[Any], token: Any, waited: Sequence[Any], group: int = 0, grad_key: str = ""
 ) -> tuple[Any, list[Any]]:
     """Close the range of `token`; as for `start`. The first result is there once the range is closed."""
+    # As inputs, for an operation with a control edge to somewhere is not fused with the one before it.
     with tf.control_dependencies([tensor for tensor in waited if not is_passed(tensor)]):
         deps = [tensor for tensor in waited if is_passed(tensor)]
         done, *passed = _apply("AnnotEnd", tensors=tensors, token=token, deps=deps, group=group, grad_event=grad_key)
@@ -68,7 +72,8 @@ def _apply(name: str, **arguments: Any) -> list[Any]:
     with tf.name_scope("annot"):
         _, _, operation, _ = op_def_library._apply_op_helper(name, **arguments)
     results = list(operation.outputs)
-    execute.record_gradient(name, tuple(operation.inputs), _attributes(operation), results)
+    passed = arguments.get("tensors", operation.inputs)  # what else comes in has no gradient
+    execute.record_gradient(name, tuple(passed), _attributes(operation), results)
     return results
 
 

@@ -40,7 +40,7 @@ class Token:
     graph: Any = None
     """The graph that `begin` worked in; None in eager mode, and where there is no range."""
     tensor: Any = None
-    """The scalar of type int64 that stands for the range while the graph runs."""
+    """The scalar of type int32 that stands for the range while the graph runs."""
     group: int = 0
     grad_key: str = ""
     eager: eager.Span | None = None
@@ -65,8 +65,8 @@ def begin(
     """Open the range of `event` around what is computed from the tensors that come back.
 
     Args:
-        tensors: any tensors, of any shape and dtype: the inputs of the work, and the weights that it reads. Those
-            that can have no gradient and handles of resources come back as they are or behind an identity.
+        tensors: any tensors or variables, of any shape and dtype: the inputs of the work, and the weights that it
+            reads. Handles of resources and variants come back as they are; the work may start early on them.
         event: of `annot.emit.event`; None for no range.
         grad_event: the range of the backward work; None for none.
         deps: tensors that the range waits for too.
@@ -75,6 +75,7 @@ def begin(
         The tensors to work with, and what `finish` needs. Under XLA, and where `available` is not None, they are the
         very tensors that came in, and there is no range.
     """
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]  # variables are read
     if tf.executing_eagerly():
         span = eager.Span(event, grad_event)
         return [span.gate_input(tensor) for tensor in tensors], Token(eager=span)
