@@ -13,7 +13,9 @@ As a script it trains one, or with --inference uses one:
     annot run -- python samples/paradnn_keras.py lstm --layers 2 --embedding 200 --batch 1 --inference
 """
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -52,9 +54,14 @@ def generate(config: Config) -> Workload:
 
 def count_parameters(config: Config) -> int:
     """Return how many weights the model has that learn, without making them."""
-    with keras.StatelessScope(initialize_variables=False):
-        variables = generate(config).model.trainable_variables
-        return sum(int(np.prod(variable.shape)) for variable in variables)
+
+    def count() -> int:
+        with keras.StatelessScope(initialize_variables=False):
+            variables = generate(config).model.trainable_variables
+            return sum(math.prod(variable.shape) for variable in variables)
+
+    with ThreadPoolExecutor(1) as thread:  # Keras would make them later, when this thread builds another model
+        return thread.submit(count).result()
 
 
 class Batches(keras.utils.PyDataset):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
 
 import keras
 import pytest
@@ -15,7 +16,9 @@ from annot.analyze.work import Work, expected
 from annot.tag import Tag, TensorSpec
 from annot.tf.hyperparameters import hyperparameters
 
-__all__ = ["PRODUCTS", "parameters", "profiled", "symbolic", "work_of"]
+__all__ = ["PRODUCTS", "parameters", "profiled", "symbolic", "without_weights", "work_of"]
+
+_Built = TypeVar("_Built")
 
 PRODUCTS: Final = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMulV2", "BatchMatMul")
 """Operations of TensorFlow that are matrix products."""
@@ -30,6 +33,17 @@ def work_of(layer: Any, *specs: TensorSpec) -> Work | None:
     """Return the work of a forward call."""
     name = type(layer).__name__
     return expected(Tag("x", name, "forward", specs, arguments=hyperparameters(layer, name)))
+
+
+def without_weights(build: Callable[[], _Built]) -> _Built:
+    """Return what `build` does, in a thread of its own: Keras makes weights that a thread left out as soon as it can."""
+
+    def run() -> _Built:
+        with keras.StatelessScope(initialize_variables=False):
+            return build()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
 
 
 def symbolic(build: Callable[[], Any]) -> tuple[Any, list[tuple[Any, Work | None]]]:
@@ -50,9 +64,9 @@ def symbolic(build: Callable[[], Any]) -> tuple[Any, list[tuple[Any, Work | None
             shapes[id(layer)] = layer, (1, *first.shape[1:])
         return original(layer, *args, **kwargs)
 
-    with keras.StatelessScope(initialize_variables=False), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.Layer, "__call__", call)
-        model = build()
+        model = without_weights(build)
     leaves = [layer for layer in model._flatten_layers() if not list(layer._flatten_layers(include_self=False))]
     called = [shapes[id(layer)] for layer in leaves if id(layer) in shapes]
     return model, [(layer, work_of(layer, TensorSpec(shape, "f32"))) for layer, shape in called]
