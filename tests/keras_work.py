@@ -36,7 +36,7 @@ def work_of(layer: Any, *specs: TensorSpec) -> Work | None:
 
 
 def without_weights(build: Callable[[], _Built]) -> _Built:
-    """Return what `build` does, in a thread of its own: Keras makes weights that a thread left out as soon as it can."""
+    """Return what `build` does, in a thread of its own: one that goes on, Keras lets make the weights later."""
 
     def run() -> _Built:
         with keras.StatelessScope(initialize_variables=False):

@@ -172,11 +172,10 @@ def test_alexnet_has_the_published_work_per_image(image: int, convnet: bool) -> 
 def test_each_layer_does_what_its_twin_in_pytorch_does(name: str) -> None:
     """The operations of each convolution and linear layer."""
     pytest.importorskip("torch")
+    import paradnn
     import torch
     from test_samples import NETWORKS as TWINS
     from test_samples import work_of_layers as work_of_twin
-
-    import paradnn
 
     with torch.device("meta"):
         config = KINDS.get(name)

@@ -125,7 +125,9 @@ _FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
     (layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D): (
         _FILTERS, *_WINDOW, ("sequences", "return_sequences", False), _LAYOUT, _BIAS,
     ),
-    (layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D): (("more", _more("padding", 1), ALWAYS), _LAYOUT),
+    (layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D): (
+        ("more", _more("padding", 1), ALWAYS), _LAYOUT,
+    ),
     (layers.Cropping1D, layers.Cropping2D, layers.Cropping3D): (("more", _more("cropping", -1), ALWAYS), _LAYOUT),
     **({_ADAPTIVE: (("out", "output_size", ALWAYS), _LAYOUT)} if _ADAPTIVE else {}),
     (layers.Dot,): (("axes", "axes", ALWAYS),),
