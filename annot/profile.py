@@ -17,6 +17,7 @@ and, where it differs from the default,
                           order (0, 1, 2, ...), from which nothing but "lies in" and "comes before" follows
     devices       list[dict]  a GPU each, with the file's own names and units
     processes     list[dict]  process, pid and name of those in the profile; rank and world_size of those that say them
+    scopes        list[str]   what annot's marks say of the name scopes of layers; see `annot.scope_text`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     rank        int       number of the process among those that train together, if the profile is of one only
     world_size  int       how many train together

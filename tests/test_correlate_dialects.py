@@ -28,8 +28,6 @@ from annot.correlate.dialects import understand
         ),
         ("Thunk:#name=fusion.3,hlo_op=fusion.3#", "Thunk fusion.3", "other"),
         ("XlaModule:#hlo_module=jit_f,program_id=3#", "XlaModule jit_f", "other"),
-        ("model/dense/MatMul:MatMul", "model/dense", "forward"),
-        ("gradient_tape/model/dense/MatMul_1:MatMul", "model/dense", "backward"),
     ],
 )
 def test_dialects(text: str, layer: str, phase: str) -> None:

@@ -74,7 +74,7 @@ def build(ranges: list[dict[str, Any]], work: list[dict[str, Any]]) -> Profile:
         {
             "id": number, "process": row["thread"] // 100, "thread": row["thread"], "domain": row["domain"],
             "end_thread": 999 if row["foreign"] and row["kind"] == "start" else None,
-            "text": row["text"], "kind": row["kind"], "start": row["start"],
+            "text": _text(row), "kind": row["kind"], "start": row["start"],
             "end": None if row["length"] is None else row["start"] + row["length"],
         }
         for number, row in enumerate(ranges)
@@ -96,6 +96,12 @@ def build(ranges: list[dict[str, Any]], work: list[dict[str, Any]]) -> Profile:
         kernels=pl.DataFrame(kernels).with_columns(**named) if kernels else None,
         copies=pl.DataFrame(copies).with_columns(kind=pl.lit("HtoD")) if copies else None,
     )
+
+
+def _text(row: dict[str, Any]) -> str:
+    """Of annot's started ranges only the loop's: those of layers may belong to a process, see test_correlate_shared."""
+    loop = row["kind"] != "start" or row["domain"] != "annot" or row["text"] in NAMES[3:]
+    return str(row["text"]) if loop else NAMES[3]
 
 
 def closed(profile: Profile) -> list[Range]:

@@ -12,7 +12,8 @@ import polars as pl
 
 from annot.analyze.kernels import classify
 from annot.analyze.pieces import KEY, layers_of_nodes, pieces
-from annot.correlate import UNATTRIBUTED, Attribution, sweep
+from annot.correlate import UNATTRIBUTED, Attribution
+from annot.correlate.attribution import self_times
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "regressions"]
 
@@ -173,12 +174,9 @@ def _host_times(attribution: Attribution) -> pl.DataFrame:
     """Ranges, with what lies in no range inside them: node, process_code, step, time_ns."""
     forest = attribution.forest
     tree = forest.tree
-    length = tree["end"] - tree["start"]
-    inside = sweep.Sums(tree.height)
-    inside.add(tree["parent"], length)
     process = forest.threads.table["process_code"].gather(tree["thread"])
     step = attribution.steps.at(process, tree["start"]).alias("step")
-    return tree.select(process, step, node="path", time_ns=length - inside.result())
+    return tree.select(process, step, node="path", time_ns=self_times(forest))
 
 
 def _groups(attribution: Attribution, by: Subject) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot import layer_path
 from annot.analyze.kernels import layer_kernels, with_classes
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.correlate import UNATTRIBUTED, by_layer, sweep
@@ -255,20 +256,11 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
 
 def _groups_of(layer: str) -> Iterator[str]:
     """The paths in which a layer lies, itself included; a fused kernel lies in what its layers share."""
-    parts = layer.split(".") if layer else []
-    if FUSED in layer:
-        columns = zip(*(one.split(".") for one in layer.split(FUSED)), strict=False)
-        parts = []
-        for names in columns:
-            if len(set(names)) > 1:
-                break
-            parts.append(names[0])
-    for length in range(1, len(parts) + 1):
-        yield ".".join(parts[:length])
+    yield from layer_path.within(layer_path.common(layer.split(FUSED)))
 
 
 def _added_up(layers: pl.DataFrame, group: str) -> pl.DataFrame:
-    depth: Any = 0 if group == MODEL else group.count(".")
+    depth: Any = 0 if group == MODEL else len(layer_path.within(group)) - 1
     return layers.select(
         pl.lit(group).alias("group"), pl.lit(depth, pl.Int64).alias("depth"), pl.len().cast(pl.Int64).alias("layers"),
         *_counts(), pl.col(_SUMMED).sum(),

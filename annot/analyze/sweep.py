@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot import layer_path
 from annot.correlate import Attribution, by_layer, by_step
 from annot.correlate.host_times import known
 from annot.correlate.step_rows import step_statistics
@@ -160,7 +161,7 @@ def backward_ratio(table: pl.DataFrame, parameters: Sequence[str], most: int = 4
 
 def _innermost(layers: list[str]) -> list[str]:
     """The layers that have no others inside."""
-    around = {layer[:end] for layer in layers for end, char in enumerate(layer) if char == "."}
+    around = {above for layer in layers for above in layer_path.above(layer)}
     return [layer for layer in layers if layer and layer not in around]
 
 

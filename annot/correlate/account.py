@@ -12,6 +12,7 @@ from annot.correlate import sweep
 from annot.correlate.forest import Forest
 from annot.correlate.launches import BY_TIME, LEFT_OUT, Launches
 from annot.correlate.sequence import loops
+from annot.correlate.shared_launches import GUESSED
 
 __all__ = ["FARTHEST", "REASONS", "UNATTRIBUTED", "Account", "Places"]
 
@@ -56,6 +57,7 @@ class Places:
         ]
         """The node of each of `REASONS`."""
         self._loops = loops(whole.says)
+        self._guesses = forest.trunk < forest.tree.height
         self._captured: dict[tuple[int, int], int] = {}
 
     def of(self, work: pl.DataFrame) -> pl.DataFrame:
@@ -63,7 +65,8 @@ class Places:
 
         Returns:
             The rows with process_code, range (row in the tree, -1: none), node, by_time (the range is another
-            thread's), step (-1: none) and left_out (belongs to a step that was not asked for).
+            thread's), guessed (the range is one of several that were open in the process), step (-1: none) and
+            left_out (belongs to a step that was not asked for).
         """
         process = self._launches.process_codes(work["process"])
         value, step, cell = self._launches.get(process, work["correlation"])
@@ -73,6 +76,10 @@ class Places:
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
         found = pl.col("value") >= 0
         late = (pl.col("value") >= BY_TIME).fill_null(False)
+        row, guessed = pl.col("value") - late * BY_TIME, pl.lit(False)
+        if self._guesses:
+            guessed = ~late & (pl.col("value") >= GUESSED).fill_null(False)
+            row -= guessed * GUESSED
         known = (
             value.alias("value"), step.fill_null(sweep.NONE).alias("step"), cell.alias("cell"),
             process.alias("process_code"),
@@ -80,7 +87,8 @@ class Places:
         placed = work.with_columns(known).with_columns(
             length.alias("gpu_ns"),
             late.alias("by_time"),
-            pl.when(found).then(pl.col("value") - late * BY_TIME).otherwise(sweep.NONE).cast(pl.Int32).alias("range"),
+            guessed.alias("guessed"),
+            pl.when(found).then(row).otherwise(sweep.NONE).cast(pl.Int32).alias("range"),
             self._left_out(value, step),
         )
         placed = placed.with_columns(self._nodes(placed)).drop("value")
@@ -138,8 +146,7 @@ class Places:
     def _origins(self) -> sweep.Tree:
         if self._whole is self._forest:
             return self._launches.tree
-        tree = self._whole.tree
-        return sweep.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
+        return self._whole.of_threads()
 
     @cached_property
     def _among_chosen(self) -> pl.Series:
@@ -186,6 +193,8 @@ class Account:
         """Whether the sums hold: the work came in order, and its chains of layers were known before."""
         self.gpu_ns = 0.0
         """Time of all work, about; past `FARTHEST` the account is void."""
+        self.guessed_ns = 0
+        """Time of the work that was launched while several ranges of its process were open, none in another."""
         self.left_out = 0
         """Pieces of work that belong to no step that was asked for."""
 
@@ -201,6 +210,7 @@ class Account:
             "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
         )
         self._add_late(kept)
+        self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
         self._parts["names"].append(_by_name(kept))
         self._parts["steps"].append(_by_step(kept, counted))
         self.settled &= self._known == len(self._forest.nodes)

@@ -15,12 +15,13 @@ from annot.correlate.intake import Intake
 from annot.correlate.launches import Launches, read_launches
 from annot.correlate.memory import memory_of
 from annot.correlate.range_work import range_work
+from annot.correlate.shared_ranges import overlap
 from annot.correlate.steps import Steps, find_steps
 from annot.correlate.threads import Threads
 from annot.errors import AnnotError
 from annot.profile import Source
 
-__all__ = ["Attribution", "attribute"]
+__all__ = ["Attribution", "attribute", "self_times"]
 
 _SLICE: Final = 1 << 20
 """Ranges that are looked at in one go: a column of all of them would weigh on what else is in memory."""
@@ -35,8 +36,10 @@ class Attribution:
         forest: those that take part.
         steps: the steps of the run.
         nodes: a row per node of `forest.nodes`: parent, key, calls, start (of its first range; null: none),
-            host_self_ns, gpu_self_ns, kernels, copies, gpu_by_time_ns, gpu_by_sequence_ns; what belongs to the
-            node and to none below it. Those of `annot.correlate.account.REASONS` hold what belongs to no range.
+            host_self_ns, host_overlap_ns, gpu_self_ns, kernels, copies, gpu_by_time_ns, gpu_by_sequence_ns; what
+            belongs to the node and to none below it. What lies below takes longer than the node's own calls by
+            host_overlap_ns, since it ran at the same time. Those of `annot.correlate.account.REASONS` hold what belongs
+            to no range.
         names: node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of work.
         busy: key, process, device, busy_ns, first_ns, last_ns: a row per layer and device, with what lies below.
         device_busy: process, device, busy_ns, first_ns, last_ns: a row per device.
@@ -44,6 +47,7 @@ class Attribution:
         range_work: reads the work once more, and gives of each range of the tree gpu_self_ns, gpu_by_time_ns,
             kernels, copies.
         loose_gpu_ns: device time launched inside each range outside the tree.
+        guessed_ns: device time launched while several ranges of its process were open, none in another.
         left_out: pieces of work that belong to no step that was asked for.
         meta: that of the profile.
         places: tells of further work where it belongs.
@@ -62,6 +66,7 @@ class Attribution:
     step_work: pl.DataFrame
     range_work: Callable[[], pl.DataFrame]
     loose_gpu_ns: pl.Series
+    guessed_ns: int
     left_out: int
     meta: dict[str, Any]
     places: Places
@@ -76,16 +81,15 @@ class Attribution:
             id, process, thread, start, end, parent (row in this table, null at the top), depth, domain, text,
             layer, module, phase, shapes, number, host_ns, host_self_ns, gpu_ns (with what lies inside),
             gpu_self_ns, kernels, copies (innermost only), gpu_by_time_ns (the part of gpu_self_ns that was
-            launched on other threads).
+            launched on other threads). The ranges of threads come first, then those of processes.
         """
         tree = self.forest.tree
         length = (tree["end"] - tree["start"]).alias("host_ns")
         own = self.range_work()
         parent = pl.when(pl.col("parent") != sweep.NONE).then("parent").cast(pl.Int64)
-        _, depth = sweep.parents(tree["thread"], tree["end"])
         inclusive = sweep.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
-        times = (length, _self_times(tree), inclusive, *own.get_columns())
-        return self._spoken(tree).with_columns(parent.alias("parent"), depth.alias("depth"), *times)
+        times = (length, self_times(self.forest), inclusive, *own.get_columns())
+        return self._spoken(tree).with_columns(parent.alias("parent"), _depths(self.forest), *times)
 
     def loose_ranges(self) -> pl.DataFrame:
         """Return the ranges outside the tree: as `ranges`, without places in it and without times of their own."""
@@ -105,7 +109,9 @@ def attribute(
     """Nest the ranges and give each piece of device work to the innermost range around its launch.
 
     Launches of other threads that lie in no range there belong to the layer that a sequence number leads to,
-    else to the range of another thread of the process that was innermost at the time.
+    else to the range of another thread of the process that was innermost at the time. Where layers have ranges of
+    the process, as in a TensorFlow graph, a launch that lies in no layer of its own thread belongs to the innermost
+    one that is open: see `annot.correlate.shared_ranges` and `annot.correlate.shared_launches`.
 
     Args:
         source: what was recorded.
@@ -119,7 +125,7 @@ def attribute(
     """
     whole, forest, found = _grown(source, domain, steps, step_range)
     _check_lengths(source, forest)
-    host = _host_times(forest.tree)
+    host = _host_times(forest)
     launches = _launches(source, forest, found)
     places = Places(forest, launches, whole)
     account = _account(source, forest, launches, places)
@@ -132,8 +138,8 @@ def attribute(
 
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
-        account.device_busy(), account.of_steps(), per_range, launches.loose.gpu_ns(), account.left_out,
-        dict(source.meta), places, memory_of(source, forest), source, of_steps,
+        account.device_busy(), account.of_steps(), per_range, launches.loose.gpu_ns(), account.guessed_ns,
+        account.left_out, dict(source.meta), places, memory_of(source, forest), source, of_steps,
     )  # fmt: skip
 
 
@@ -170,7 +176,7 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
     if any_open:  # it lasts to the last instant that the host is known to have reached
         latest_call = source.last_launch()
         reached += [] if latest_call is None else [latest_call]
-    return grow(intake, max(reached, default=0))
+    return grow(intake, max(reached, default=0), source.meta.get("scopes", ()))
 
 
 def _check_lengths(source: Source, forest: Forest) -> None:
@@ -212,22 +218,44 @@ def _in_order(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     yield pl.concat(list(blocks), how="diagonal").sort("start", maintain_order=True)
 
 
-def _self_times(tree: pl.DataFrame) -> pl.Series:
-    """The host time of each range that lies in no range inside it."""
+def self_times(forest: Forest) -> pl.Series:
+    """Return the host time of each range of the tree that lies in no range inside it (Int64)."""
+    tree = forest.tree
     length = tree["end"] - tree["start"]
     inside = sweep.Sums(tree.height)
     inside.add(tree["parent"], length)
-    return (length - inside.result()).alias("host_self_ns")
+    again = _overlaps(forest)
+    outside = length - inside.result()
+    return outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"]).alias("host_self_ns")
 
 
-_HOST_TIMES: Final = {"node": pl.Int32, "start": pl.Int64, "calls": pl.Int64, "host_self_ns": pl.Int64}
+def _overlaps(forest: Forest) -> pl.DataFrame:
+    if forest.trunk == forest.tree.height:  # what nests never overlaps
+        return pl.DataFrame(schema={"row": pl.Int32, "overlap_ns": pl.Int64})
+    return overlap(forest.tree, forest.trunk)
 
 
-def _host_times(tree: pl.DataFrame) -> pl.DataFrame:
-    """Return of each node with ranges: node, start (of the first), calls and host_self_ns.
+def _depths(forest: Forest) -> pl.Series:
+    """How many ranges lie around each."""
+    trunk = forest.tree.head(forest.trunk)
+    _, depth = sweep.parents(trunk["thread"], trunk["end"])
+    depths = depth.to_list() if forest.trunk < forest.tree.height else []
+    for parent in forest.tree["parent"].slice(forest.trunk):
+        depths.append(0 if parent == sweep.NONE else depths[parent] + 1)
+    return pl.Series("depth", depths, pl.Int32) if depths else depth.alias("depth")
+
+
+_HOST_TIMES: Final = {
+    "node": pl.Int32, "start": pl.Int64, "calls": pl.Int64, "host_self_ns": pl.Int64, "host_overlap_ns": pl.Int64,
+}  # fmt: skip
+
+
+def _host_times(forest: Forest) -> pl.DataFrame:
+    """Return of each node with ranges: node, start (of the first), calls, host_self_ns and host_overlap_ns.
 
     A range that adds nothing to the chain of the one around it, as an operation does, is part of that one's call.
     """
+    tree = forest.tree
     parts = [pl.DataFrame(schema=_HOST_TIMES)]
     for piece in tree.iter_slices(_SLICE):
         around = tree["path"].gather(
@@ -238,8 +266,11 @@ def _host_times(tree: pl.DataFrame) -> pl.DataFrame:
         parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
         inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
         parts.append(inside)
+    again = _overlaps(forest)
+    ns = again["overlap_ns"]
+    parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
     added = pl.concat(parts, how="diagonal").group_by("node")
-    return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns").sum())
+    return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns", "host_overlap_ns").sum())
 
 
 def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:

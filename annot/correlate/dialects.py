@@ -1,4 +1,5 @@
-"""What texts of ranges say that are not annot's own: those of PyTorch, PyProf, vLLM, XLA and TensorFlow.
+"""What texts of ranges say that are not annot's own: those of PyTorch, PyProf, vLLM and XLA. Names of
+TensorFlow's operations are read by `annot.scopes`.
 
 Every function takes the text of a range and returns what it says, or None if it is of another dialect. The
 forms are those that the tools write today:
@@ -9,7 +10,6 @@ forms are those that the tools write today:
     PyProf               ``{'mod': 'torch', 'op': 'conv2d', 'args': […]}``, ``{'traceMarker': […]}``, ``layer:NAME``
     vLLM and SGLang      ``{'Module': 'model.layers.0', 'Inputs': [[2, 8]], …}``
     XLA                  ``Thunk:#name=fusion.3,hlo_op=fusion.3#`` (a name, then what TraceMe encodes in ``#``)
-    TensorFlow           ``model/dense/MatMul:MatMul`` (name scopes, operation, and its type)
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["BATCH", "DATA", "Said", "split_suffix", "understand"]
+__all__ = ["BATCH", "DATA", "DOMAINS", "Said", "split_suffix", "understand"]
 
 BATCH: Final = "(batch)"
 DATA: Final = "(data)"
+
+DOMAINS: Final = {"Forward": "forward", "Backward": "backward", "Gradient": "backward"}
+"""NVTX domains that people name after the phase of their ranges, as nvtx-plugins for TensorFlow proposes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +154,8 @@ def _trace_me(text: str) -> Said | None:
     return Said(f"{label} {name[1]}" if name else label)
 
 
-_SCOPED = re.compile(r"([\w.>\\-][\w./>\\-]*/)[\w.>\\-]+:[A-Z]\w*")
-_GRADIENT = re.compile(r"(?:gradient_tape|gradients)/")
-
-
-def _tensorflow(text: str) -> Said | None:
-    match = _SCOPED.fullmatch(text)
-    if match is None:
-        return None
-    scope = match[1].rstrip("/")
-    forward = _GRADIENT.sub("", scope, count=1)
-    return Said(forward, phase="forward" if forward == scope else "backward", layered=True)
-
-
 _DIALECTS: Final[tuple[Callable[[str], Said | None], ...]] = (
-    _torch_profiler, _pyprof, _layerwise, _trace_me, _tensorflow,
+    _torch_profiler, _pyprof, _layerwise, _trace_me,
 )  # fmt: skip
 
 
@@ -173,8 +163,8 @@ def understand(text: str) -> Said | None:
     """Return what a text says in the dialect of some other tool, None if it is in none of them.
 
     Example:
-        >>> understand("model/dense/MatMul:MatMul").layer, understand("ProfilerStep#12").number
-        ('model/dense', 12)
+        >>> understand("ProfilerStep#12").number
+        12
         >>> understand("attention.linear_qkv") is None
         True
     """

@@ -5,7 +5,7 @@ Texts repeat a thousandfold, so everything goes by numbers: a string is looked a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import polars as pl
@@ -67,10 +67,10 @@ class Intake:
         schema = {"thread": pl.Int64, "process": pl.Int64}
         return self._known_threads or Threads.of(pl.DataFrame([*self._threads.items()], schema=schema, orient="row"))
 
-    def says(self) -> pl.DataFrame:
-        """Return domain, text (without the suffix of emit_nvtx) and the columns of `annot.correlate.dialects.Said`."""
+    def says(self, marks: Iterable[str] = ()) -> pl.DataFrame:
+        """Return domain, text (without the suffix of emit_nvtx) and the columns of `annot.correlate.keys.spell_out`."""
         spoken = pl.DataFrame([*self._texts], schema=dict.fromkeys((*_SPOKEN, "sizes"), pl.String), orient="row")
-        says = spoken.select("domain", "text").hstack(spell_out(spoken))
+        says = spoken.select("domain", "text").hstack(spell_out(spoken, marks))
         return says.with_columns(pl.coalesce("shapes", spoken["sizes"]).alias("shapes"))
 
     def give(self, last: int) -> pl.DataFrame:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
 
 import polars as pl
 
 from annot.correlate import sweep
+from annot.correlate.around import innermost_around, spans_of
 from annot.correlate.forest import Forest
 from annot.correlate.loose import LooseRanges
 from annot.correlate.numbers import Numbers
+from annot.correlate.shared_launches import SharedOwners
 from annot.correlate.steps import Steps
 
 __all__ = ["BY_TIME", "LEFT_OUT", "Launches", "read_launches"]
@@ -36,8 +38,8 @@ class Launches:
 
     def __init__(self, forest: Forest, steps: Steps) -> None:
         self._forest, self.steps = forest, steps
-        tree = forest.tree
-        self.tree = sweep.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
+        self.tree = forest.of_threads()
+        self._shared = SharedOwners(forest) if forest.trunk < forest.tree.height else None
         self._table = sweep.LaunchTable()
         self._processes = Numbers()
         self._processes.of(forest.threads.table.sort("process_code")["process"])
@@ -59,6 +61,8 @@ class Launches:
         thread = self._forest.threads.codes(calls["thread"])
         start, end = calls["start"], calls.select(pl.max_horizontal("start", "end")).to_series()
         value = self.tree.owners(thread, start, end)
+        if self._shared is not None:
+            value = self._shared.owners(value, process, thread, start)
         value = self._by_time(value, process, thread, start, end)
         step = self.steps.at(process, start)
         if self.steps.choice is not None:
@@ -73,8 +77,9 @@ class Launches:
         """Return of each id (code of the process, Int32, and correlation id) where its launch was.
 
         Returns:
-            Row of the range (Int32; -1: none, null: no such call; see `BY_TIME` and `LEFT_OUT`), step (-1: in none)
-            and cell of `loose` (Int32, null: no such call).
+            Row of the range (Int32; -1: none, null: no such call; see `BY_TIME`, `LEFT_OUT` and
+            `annot.correlate.shared_launches.GUESSED`), step (-1: in none) and cell of `loose` (Int32, null: no such
+            call).
         """
         value, moment = self._table.get(process, correlation)
         cell = (self._moments.known + 1) % _FIRST - 1
@@ -94,40 +99,15 @@ class Launches:
         calls = calls.with_columns(start.gather(lost).alias("start"), end.gather(lost).alias("end"))
         for (code,), part in calls.partition_by("process", as_dict=True).items():
             threads = [thread for thread in self._forest.threads.of_process(code) if thread in self._spans]
-            found = self._around(part, threads)
+            found = innermost_around(part, self.tree, self._forest.tree, self._spans, threads)
             hit = found != sweep.NONE
             value = value.scatter(part["row"].filter(hit), (found + BY_TIME).filter(hit))
         return value
 
-    def _around(self, calls: pl.DataFrame, threads: Iterable[int]) -> pl.Series:
-        """Of the ranges of all threads around each call, the one that is innermost: began last, ends first.
-
-        Args:
-            calls: start, end; in order of start.
-            threads: codes of the threads.
-        """
-        tree = self._forest.tree
-        starts, ends = tree["start"], tree["end"]
-        best = pl.Series("range", [sweep.NONE], pl.Int32).new_from_index(0, calls.height)
-        for thread in threads:
-            first, last = self._spans[thread]
-            begin = int(calls["start"].search_sorted(first, "left"))
-            part = calls[begin : int(calls["start"].search_sorted(last, "right"))]
-            there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, part.height)
-            found = self.tree.owners(there, part["start"], part["end"])
-            hit = (found != sweep.NONE).arg_true()
-            new, old = found.gather(hit), best.gather(hit + begin)
-            known = pl.select(pl.when(old != sweep.NONE).then(old)).to_series()
-            later, same = starts.gather(new) > starts.gather(known), starts.gather(new) == starts.gather(known)
-            takes = (later | (same & (ends.gather(new) < ends.gather(known)))).fill_null(True)
-            best = best.scatter((hit + begin).filter(takes), new.filter(takes))
-        return best
-
     @cached_property
     def _spans(self) -> dict[int, tuple[int, int]]:
         """From when to when each thread has ranges in the tree."""
-        spans = self._forest.tree.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
-        return {thread: (start, end) for thread, start, end in spans.iter_rows()}
+        return spans_of(self._forest.tree.head(self._forest.trunk))
 
 
 def read_launches(blocks: Iterator[pl.DataFrame], forest: Forest, steps: Steps) -> Launches:

@@ -54,10 +54,8 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
 
 def _keys(forest: Forest, marks: pl.DataFrame) -> pl.Series:
     """The key of the layer whose range is innermost around each mark, null where there is none."""
-    tree = forest.tree
-    ranges = sweep.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
-    row = ranges.owners(forest.threads.codes(marks["thread"]), marks["start"], marks["start"])
+    row = forest.of_threads().owners(forest.threads.codes(marks["thread"]), marks["start"], marks["start"])
     row = pl.select(pl.when(row != sweep.NONE).then(row)).to_series()
-    says = tree["says"].gather(row)
+    says = forest.tree["says"].gather(row)
     layered = forest.says["phase"].is_in(_PHASES).gather(says)
     return pl.select(pl.when(layered).then(forest.says["key"].gather(says)).cast(pl.Int64).alias("key")).to_series()

@@ -46,7 +46,7 @@ def repetition(forest: Forest) -> pl.DataFrame:
     them and its like, and so on. A pattern must come three times and cover half of the time. A step lasts until
     the next one begins in the same range.
     """
-    top = _rows(forest, (forest.tree["parent"] == sweep.NONE).arg_true())
+    top = _rows(forest, (forest.tree["parent"].head(forest.trunk) == sweep.NONE).arg_true())
     found = [_in_process(forest, part) for part in top.partition_by("process", maintain_order=True)]
     nothing = top.clear().select("thread", "start", "end", number=pl.lit(None, pl.Int64))
     return pl.concat([nothing, *found])
@@ -126,7 +126,7 @@ def _inside_longest(forest: Forest, level: pl.DataFrame) -> pl.DataFrame:
         return level
     longest = level.sort(pl.col("end") - pl.col("start"), descending=True, maintain_order=True)["code"][0]
     alike = level.filter(pl.col("code") == longest)["row"].cast(pl.Int32)
-    return _rows(forest, forest.tree["parent"].is_in(alike.implode()).arg_true())
+    return _rows(forest, forest.tree["parent"].head(forest.trunk).is_in(alike.implode()).arg_true())
 
 
 def _covers_half(level: pl.DataFrame, found: Repetition) -> bool:

@@ -141,7 +141,7 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series
         pl.Series("group", of_node, pl.Int64),
         pl.Series("outermost", attribution.forest.nodes.outermost(of_node), pl.Boolean),
         *(sweep.fold(nodes["parent"], nodes[own]).alias(name) for name, own in _INCLUSIVE.items()),
-    )
+    ).with_columns(pl.col("host_ns") - sweep.fold(nodes["parent"], nodes["host_overlap_ns"]))
     sums = table.filter(pl.col("group") != sweep.NONE).group_by("group").agg(
         pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min()
     )  # fmt: skip

@@ -35,6 +35,8 @@ def paths_of(
         The node of each range (Int32), all nodes, and the nodes of backward layers found in this way.
     """
     key = _own_keys(tree, says)
+    if "sequence" not in tree.columns and (says["around"].list.len() > 0).any():
+        return *_with_noted(tree, key, says, keys), frozenset()
     path, parent, node_key = sweep.paths(tree["parent"], key)
     nodes = Nodes.of(parent, node_key)
     if "sequence" not in tree.columns:
@@ -44,6 +46,19 @@ def paths_of(
         return path, nodes, frozenset()
     rows = pl.DataFrame({"row": list(pairs), "forward": path.gather(list(pairs.values()))})
     return _led_back(tree, key, rows.with_columns(tree["says"].gather(rows["row"])), nodes, says, keys)
+
+
+def _with_noted(tree: pl.DataFrame, key: pl.Series, says: pl.DataFrame, keys: Keys) -> tuple[pl.Series, Nodes]:
+    """Put the layers around the one of an operation, as marks name them, between it and the range around it."""
+    chains = [
+        (*(keys.number((layer, module, phase)) for layer, module, phase in around), own)
+        for around, own in says.select("around", "key").iter_rows()
+    ]
+    rows = (says["around"].list.len() > 0).gather(tree["says"]).arg_true()
+    key = key.scatter(rows, (tree["says"].gather(rows) + _STAND_INS).cast(pl.Int32))
+    path, parent, node_key = sweep.paths(tree["parent"], key)
+    nodes, final, _ = _expanded(parent, node_key, chains)
+    return pl.Series("path", final, pl.Int32).gather(path), nodes
 
 
 def backward_keys(chain: Iterable[int], keys: Keys, no_layers: Collection[int]) -> list[int]:

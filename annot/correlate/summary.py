@@ -23,6 +23,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         gpu_by_sequence_ns, gpu_by_time_ns   the parts of attributed_gpu_ns that a sequence number, or the time
                                    alone, led from another thread to its layer
         host_ns                    host time covered by ranges, added over threads; null if the file knows none
+        gpu_guessed_ns             the part of attributed_gpu_ns that was launched while several ranges of its process
+                                   were open, none in another, and went to the one that began last
         ranges, kernels, copies, threads   how many there are
         devices                    process, device, busy_ns (union over streams) and span_ns of each device
         steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their lengths, or null
@@ -41,6 +43,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "unattributed_gpu_ns": outside,
         "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
+        "gpu_guessed_ns": attribution.guessed_ns,
         "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
         "ranges": forest.tree.height + forest.loose.height,
         "kernels": int(nodes["kernels"].sum()),
@@ -82,6 +85,11 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
         counted.append(
             f"{late:,} ns of device time were launched in no range of their own thread and follow the one of "
             "another thread at that time (column gpu_by_time_ns)"
+        )
+    if attribution.guessed_ns:
+        counted.append(
+            f"{attribution.guessed_ns:,} ns of device time were launched while several layers ran at the same time and "
+            "follow the one that began last: a guess"
         )
     return [*attribution.meta.get("notes", ()), *counted]
 

@@ -33,6 +33,7 @@ typedef void (*Delete)(void *kernel);
     X(void, TF_OpDefinitionBuilderAddAttr, (void *, const char *))                                          \
     X(void, TF_OpDefinitionBuilderAddInput, (void *, const char *))                                         \
     X(void, TF_OpDefinitionBuilderAddOutput, (void *, const char *))                                        \
+    X(void, TF_OpDefinitionBuilderSetIsStateful, (void *, _Bool))                                           \
     X(void, TF_OpDefinitionBuilderSetShapeInferenceFunction, (void *, Shape))                               \
     X(void, TF_RegisterOpDefinition, (void *, void *))                                                      \
     X(int64_t, TF_ShapeInferenceContextNumInputs, (void *))                                                 \
@@ -339,6 +340,7 @@ typedef struct {
     Shape shapes;
     Create create;
     Compute compute;
+    int stateful; /* runs though nothing needs its outputs, in the order of what works on the same resource */
 } Operation;
 
 static const Operation operations[] = {
@@ -363,6 +365,20 @@ static const Operation operations[] = {
      {"token"},
      {"tensor", "output"},
      shapes_of_gate, NULL, compute_gate},
+    {"AnnotEnter",
+     {"event: string", "D: list(type) >= 0"},
+     {"deps: D"},
+     {"token: int64"},
+     {"token"},
+     {NULL},
+     shapes_after_token, create_start, compute_start, 1},
+    {"AnnotLeave",
+     {"D: list(type) >= 0"},
+     {"token: int64", "deps: D"},
+     {"done: int64"},
+     {"token", "done"},
+     {NULL},
+     shapes_after_token, NULL, compute_end, 1},
 };
 
 static int define(const Operation *operation, void *status) {
@@ -373,7 +389,8 @@ static int define(const Operation *operation, void *status) {
         TF_OpDefinitionBuilderAddInput(builder, *spec);
     for (const char *const *spec = operation->outputs; *spec; spec++)
         TF_OpDefinitionBuilderAddOutput(builder, *spec);
-    /* TF_OpDefinitionBuilderSetIsStateful is not called: it sets the flag whatever it is given. */
+    if (operation->stateful)
+        TF_OpDefinitionBuilderSetIsStateful(builder, 1); /* which sets the flag whatever it is given */
     TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, operation->shapes);
     TF_RegisterOpDefinition(builder, status);
     return TF_GetCode(status) == 0;
@@ -407,7 +424,7 @@ EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange e
     for (size_t i = 0; i < sizeof operations / sizeof *operations && !refused; i++) {
         const Operation *one = &operations[i];
         if (!define(one, status) || !add_kernel(one, "CPU", 0, status) || !add_kernel(one, "GPU", 0, status) ||
-            !add_kernel(one, "GPU", TF_INT32, status) || !add_kernel(one, "GPU", TF_STRING, status))
+            (*one->follow && (!add_kernel(one, "GPU", TF_INT32, status) || !add_kernel(one, "GPU", TF_STRING, status))))
             refused = one->name;
     }
     TF_DeleteStatus(status);

@@ -21,8 +21,8 @@ from annot.report.ranks import RanksReport
 __all__ = ["compare_ranks"]
 
 _SUMS: Final = (
-    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "ranges", "kernels",
-    "copies", "threads",
+    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
+    "ranges", "kernels", "copies", "threads",
 )  # fmt: skip
 _OF_RANK: Final = (
     "source", "process", "gpu_ns", "host_ns", "steps", "step_ns", "kernels", "copies", "collective_ns", "collectives",

@@ -152,6 +152,7 @@ class Export:
         notes = [*self._facts, *self._said.notes, *self._notes.get("none", ()), *noted]
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
+        meta |= {"scopes": self._said.scopes} if self._said.scopes else {}
         return with_ranks(meta | ({"processes": known} if known else {}), self._said.ranks) | {"notes": notes}
 
     def last_launch(self) -> int | None:

@@ -9,7 +9,7 @@ as ``TensorFlow Name Scope`` and ``Steps``, say nothing new and are left out.
 
 Host: an event with a correlation id is the launch of device work. The operations of TensorFlow
 (``model/dense/MatMul:MatMul``) and those of XLA become operators; their name scopes become ranges around them that
-bear the scope as the path of a layer, see `annot.read.xplane_scopes` and `annot.read.xplane_ranges`. An event with
+bear the scope as the path of a layer, see `annot.scopes` and `annot.read.xplane_ranges`. An event with
 the number of a step is the batch of that number. Events of the runtime itself become operators too, so that they
 are no layers: those of its own threads, and those whose names only it uses. All others are annotations.
 
@@ -41,7 +41,8 @@ from annot.read.xplane_origins import Origins, launched, place
 from annot.read.xplane_plane import Plane, decode
 from annot.read.xplane_proto import messages
 from annot.read.xplane_ranges import Ranges
-from annot.read.xplane_scopes import Scopes
+from annot.scope_text import SIDE_FILE
+from annot.scopes import Scopes
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -112,7 +113,7 @@ def _parsed(path: Path) -> Any:
 def _profile(path: Path, space: Any) -> Profile:
     planes = [Plane(message) for message in space.planes]
     devices = [plane for plane in planes if plane.name.startswith(_DEVICES)]
-    scopes, work = Scopes(), Work()
+    scopes, work = Scopes(_noted(path)), Work()
     instructions = Instructions(plane for plane in planes if plane.name == _METADATA)
     for plane in devices:
         read_device(plane, work, instructions, scopes)
@@ -155,6 +156,18 @@ def _table(work: Work, origins: Origins) -> pl.DataFrame:
 
 def _columns(schema: Schema, names: Iterable[str]) -> Schema:
     return {name: schema[name] for name in names}
+
+
+def _noted(path: Path) -> list[str]:
+    """What annot noted of the scopes of layers; TensorFlow puts the profile three folders below its log directory."""
+    for folder in [*path.absolute().parents][:4]:
+        beside = folder / SIDE_FILE
+        if beside.is_file():
+            try:
+                return beside.read_text("utf-8", errors="replace").splitlines()
+            except OSError as error:
+                raise AnnotError(f"{beside} cannot be read: {error.strerror}") from None
+    return []
 
 
 def _meta(path: Path, planes: Sequence[Plane], devices: Sequence[Plane]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from annot.read.xplane_hlo import Instructions
 from annot.read.xplane_plane import LIMIT, Plane, decode, whole
-from annot.read.xplane_scopes import Scopes
+from annot.scopes import Scopes
 
 __all__ = ["What", "Work", "read_device"]
 

@@ -10,7 +10,7 @@ from annot import tag
 from annot.read.xplane_hlo import Instructions
 from annot.read.xplane_plane import LIMIT, Plane, decode, whole
 from annot.read.xplane_ranges import Event, Kind
-from annot.read.xplane_scopes import Scopes, is_operation
+from annot.scopes import Scopes, is_operation
 
 __all__ = ["Host"]
 

@@ -9,7 +9,7 @@ from annot import tag
 from annot.read.xplane_device import What, Work
 from annot.read.xplane_host import Host
 from annot.read.xplane_ranges import Kind, Ranges
-from annot.read.xplane_scopes import Scopes
+from annot.scopes import Scopes
 
 __all__ = ["Origins", "launched", "place"]
 

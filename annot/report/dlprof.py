@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot import layer_path
 from annot.report import Analysis, Report
 from annot.report.table import Column, fitted_table, notes
 from annot.report.tree import title
@@ -169,7 +170,7 @@ def _first(report: Report) -> str:
 def _label(report: Report, row: dict[str, Any]) -> Text:
     """What the row stands for."""
     if report.by == "group":
-        return Text("  " * row["depth"] + printable(row["group"].rpartition(".")[2]))
+        return Text("  " * row["depth"] + printable(layer_path.last(row["group"])))
     if report.by == "summary":
         return Text(f"{row['section']}: ", style="dim").append(row["item"].replace("_", " "))
     name = {"op_type": "module", "class": "kind"}.get(report.by)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import polars as pl
 
+from annot import layer_path
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.keys import BATCH, DATA, EPOCH
 from annot.tag import COMPILED, FUSED
@@ -111,12 +111,10 @@ def _is_graph(key: _Key) -> bool:
 def _prefixes(path: str) -> Iterator[str]:
     """Shorter paths, the longest first, down to the model itself; of a fused kernel those that its layers share."""
     if FUSED in path:
-        parts = zip(*(layer.split(".") for layer in path.split(FUSED)), strict=False)
-        shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
-        path = ".".join([*(names[0] for names in shared), ""]) or "."
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
+        shared = layer_path.common(path.split(FUSED))
+        yield shared
+        path = shared
+    yield from layer_path.above(path)
 
 
 def _walk(

@@ -1,8 +1,31 @@
-"""Ranges in TensorFlow and Keras; importing this imports TensorFlow."""
+"""Ranges in TensorFlow and Keras; a name is imported, and TensorFlow with it, when it is first asked for."""
 
 from __future__ import annotations
 
-from annot.tf.calls import end, start, trace
-from annot.tf.ranges import EmitRanges, emit_ranges
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["EmitRanges", "emit_ranges", "end", "start", "trace"]
+if TYPE_CHECKING:
+    from annot.tf.callback import AnnotCallback
+    from annot.tf.calls import end, start, trace
+    from annot.tf.ranges import EmitRanges, emit_ranges
+    from annot.tf.session import SessionHook
+
+__all__ = ["AnnotCallback", "EmitRanges", "SessionHook", "emit_ranges", "end", "start", "trace"]
+
+# The callback is for Keras on PyTorch too, where there is no TensorFlow.
+_LAZY = {
+    "AnnotCallback": "annot.tf.callback",
+    "EmitRanges": "annot.tf.ranges",
+    "SessionHook": "annot.tf.session",
+    "emit_ranges": "annot.tf.ranges",
+    "end": "annot.tf.calls",
+    "start": "annot.tf.calls",
+    "trace": "annot.tf.calls",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'annot.tf' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -32,6 +32,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "TF_OpDefinitionBuilderAddAttr": (None, _P, _S),
     "TF_OpDefinitionBuilderAddInput": (None, _P, _S),
     "TF_OpDefinitionBuilderAddOutput": (None, _P, _S),
+    "TF_OpDefinitionBuilderSetIsStateful": (None, _P, ctypes.c_bool),
     "TF_OpDefinitionBuilderSetShapeInferenceFunction": (None, _P, _Shape),
     "TF_RegisterOpDefinition": (None, _P, _P),
     "TF_ShapeInferenceContextNumInputs": (ctypes.c_int64, _P),
@@ -73,6 +74,8 @@ class Definition:
     """Arguments of type T."""
     first: int
     """The output that has the shape of the first input; a scalar stands before it."""
+    stateful: bool = False
+    """Runs though nothing needs its outputs, in the order of what works on the same resource."""
 
 
 _DEFINITIONS: Final = (
@@ -103,7 +106,14 @@ _DEFINITIONS: Final = (
         ("tensor", "output"),
         0,
     ),
-)
+    Definition(
+        "AnnotEnter", ("event: string", "D: list(type) >= 0"), ("deps: D",), ("token: int64",), ("token",), (), 1, True
+    ),
+    Definition(
+        "AnnotLeave", ("D: list(type) >= 0",), ("token: int64", "deps: D"), ("done: int64",), ("token", "done"), (), 1,
+        True,
+    ),
+)  # fmt: skip
 
 
 class Operations:
@@ -139,11 +149,12 @@ class Operations:
         Raises:
             RuntimeError: TensorFlow refuses one.
         """
-        computes = {"AnnotStart": self._start, "AnnotEnd": self._end, "AnnotGate": self._gate}
+        starts, ends = ("AnnotStart", "AnnotEnter"), ("AnnotEnd", "AnnotLeave")
+        computes = {**dict.fromkeys(starts, self._start), **dict.fromkeys(ends, self._end), "AnnotGate": self._gate}
         for definition in _DEFINITIONS:
             status = self._c.TF_NewStatus()
             self._define(definition, status)
-            create = self._keep(_Create(self._find_event)) if definition.name == "AnnotStart" else None
+            create = self._keep(_Create(self._find_event)) if definition.name in starts else None
             self._add_kernels(definition, create, self._keep(_Compute(computes[definition.name])), status)
             refused = self._c.TF_GetCode(status)
             self._c.TF_DeleteStatus(status)
@@ -161,13 +172,16 @@ class Operations:
         ):
             for spec in specs:
                 add(builder, spec.encode())
+        if definition.stateful:
+            self._c.TF_OpDefinitionBuilderSetIsStateful(builder, True)  # which sets the flag whatever it is given
         shapes = self._keep(_Shape(lambda context, result: self._follow_inputs(definition.first, context, result)))
         self._c.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes)
         self._c.TF_RegisterOpDefinition(builder, status)
 
     def _add_kernels(self, definition: Definition, create: Any, compute: Any, status: Any) -> None:
         # On a GPU the last two types live in the host's memory.
-        for device, host_type in ((b"CPU", 0), (b"GPU", 0), (b"GPU", _INT32), (b"GPU", _STRING)):
+        devices = ((b"CPU", 0), (b"GPU", 0), (b"GPU", _INT32), (b"GPU", _STRING))
+        for device, host_type in devices if definition.follow else devices[:2]:
             # Nothing is called when a kernel goes, which may be after the interpreter.
             builder = self._c.TF_NewKernelBuilder(
                 definition.name.encode(), device, create or _Create(), compute, _Delete()

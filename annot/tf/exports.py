@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
-import tensorflow as tf
+from tensorflow.python.saved_model import save
 
 __all__ = ["install"]
 
@@ -31,12 +31,13 @@ def install(suspended: AbstractContextManager[Any]) -> Callable[[], None]:
 
 
 def _entries() -> Iterator[tuple[Any, str]]:
-    """Yield what traces a model to export it; a conversion to TFLite saves the model first, by TensorFlow's module."""
-    from tensorflow.python.saved_model import save
+    """Yield what traces a model to export it; a conversion to TFLite saves the model first.
 
+    Not `tf.saved_model.save` itself, which other modules of TensorFlow bind when they are imported later.
+    """
     yield keras.Model, "export"
-    yield tf.saved_model, "save"
-    yield save, "save"
+    if hasattr(save, "save_and_return_nodes"):
+        yield save, "save_and_return_nodes"
     archive = getattr(getattr(keras, "export", None), "ExportArchive", None)
     if archive is not None:
         for name in ("add_endpoint", "write_out"):

@@ -37,6 +37,8 @@ class Options:
     shapes: bool = True
     choice: Choice = EVERYTHING
     mode: Mode = "python"
+    optimizer: bool = True
+    data: bool = True
 
 
 _NO_XLA: Final = "what XLA compiles (jit_compile=True) has no ranges of its layers: they need jit_compile=False"
@@ -89,10 +91,12 @@ class Layers:
         return id(layer) in self._stand_ins
 
     def backward_event(self, sources: Iterable[Any]) -> Any:
-        """Return the event of the whole backward of the model that these variables belong to; None if there is none."""
+        """Return the event of the whole backward of the model that has all these variables; None if none has."""
         wanted = {id(source) for source in sources}
+        if not wanted:
+            return None
         for stand_in in self._models.values():
-            if stand_in.options.backward and wanted & stand_in.variables():
+            if stand_in.options.backward and wanted <= stand_in.variables():
                 return stand_in.site.whole_backward()
         return None
 
@@ -199,8 +203,9 @@ class StandIn:
         Where the inputs need a gradient, it comes after those of all layers inside; else these have to be waited for.
         The backward of a whole model has a range of its own in eager mode, see `annot.tf.tapes`.
         """
-        layer, own = self.site.layer, needs_inputs or (self.site.is_model and tf.executing_eagerly())
-        return weights_of(layer, self.layers.has if own else lambda _: False)
+        if self.site.is_model and not needs_inputs and tf.executing_eagerly():
+            return []
+        return weights_of(self.site.layer, self.layers.has if needs_inputs else lambda _: False)
 
 
 def _none(*, needs_inputs: bool) -> list[Any]:

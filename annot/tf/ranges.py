@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import keras
 
@@ -13,9 +13,12 @@ from annot.choice import Selection, choose
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.tf import exports, ops, tapes, weights
+from annot.tf.data import DataWaits
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
+from annot.tf.optimizer import OptimizerSteps
 from annot.tf.paths import SEPARATOR
+from annot.tf.steps import FitLoops
 
 __all__ = ["EmitRanges", "emit_ranges"]
 
@@ -25,6 +28,8 @@ def emit_ranges(
     *,
     forward: bool = True,
     backward: bool = True,
+    optimizer: bool = True,
+    data: bool = True,
     shapes: bool = True,
     include: Selection = None,
     exclude: Selection = None,
@@ -32,8 +37,9 @@ def emit_ranges(
     schedule: Schedule | None = None,
     mode: Mode | None = None,
 ) -> EmitRanges:
-    """Put a range around every forward and backward of `model`, layer by layer.
+    """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
+    `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as `annot.tf.AnnotCallback` makes them.
     A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
     tensors. Outputs, gradients and weights are the same bits with and without. If `annot.enabled` is false on entry,
     nothing is installed.
@@ -43,6 +49,8 @@ def emit_ranges(
             block, are found too.
         forward: ranges around forward calls.
         backward: ranges around the backward of each layer.
+        optimizer: ranges around the updates of weights by optimizers of Keras; see `annot.tf.optimizer`.
+        data: ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.data`.
         shapes: say shapes and dtypes in the texts.
         include: which layers have ranges: patterns on the path below the model such as ``"block_1/**"``, layer
             classes, or several of either, as `annot.choice.choose` explains; None: all.
@@ -72,7 +80,9 @@ def emit_ranges(
     if mode not in (None, "names", "ops", "python"):
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
-    return EmitRanges(model, Options(forward, backward, shapes, choice, mode or _chosen_mode()), schedule)
+    return EmitRanges(
+        model, Options(forward, backward, shapes, choice, mode or _chosen_mode(), optimizer, data), schedule
+    )
 
 
 def _chosen_mode() -> Mode:
@@ -89,13 +99,26 @@ class EmitRanges(SwitchedBlock):
     `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
     """
 
-    __slots__ = ("_functions", "_model", "_options")
+    __slots__ = ("_functions", "_loops", "_model", "_options")
 
     def __init__(self, model: keras.Layer, options: Options, schedule: Schedule | None = None) -> None:
         super().__init__(schedule)
         self._model = model
         self._options = options
         self._functions = StepFunctions(model)
+        self._loops: list[FitLoops] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        loops = FitLoops(self._model)
+        self._loops.append(loops)
+        if emit.enabled():  # also while the block is paused, since a schedule counts the batches
+            loops.install()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._loops.pop().remove()
+        super().__exit__(*exception)
 
     def _install(self) -> list[StandIn]:
         block = _INSTALLED.enter(self._model, self._options)
@@ -124,11 +147,23 @@ class Installed:
                     ops.close_open_ranges, weights.install(), tapes.install(self._layers.backward_event),
                     exports.install(suspended),
                 ]  # fmt: skip
+                self._install_around(options)
             self._blocks += 1
             block = self._layers.add_model(model, options)
         if not block:
             emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
         return block
+
+    def _install_around(self, options: Options) -> None:
+        """What is not a call of the model."""
+        graphs = options.mode == "ops"
+        for part, wanted in (
+            (OptimizerSteps(graphs=graphs), options.optimizer),
+            (DataWaits(graphs=graphs), options.data),
+        ):
+            if wanted:
+                part.install()
+                self._undo.append(part.remove)
 
     def leave(self, block: list[StandIn]) -> None:
         """Take a model out again, and with the last one the patches, in reverse order."""

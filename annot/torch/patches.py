@@ -9,39 +9,17 @@ from typing import Any, Final
 
 import torch
 
+from annot import patches
 from annot.outermost import Outermost
 from annot.torch.calls import pass_over
 
 __all__ = ["Patches"]
 
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
-_ABSENT: Final = object()
 
 
-class Patches:
-    """Attributes that were replaced, to be put back in reverse order.
-
-    A stand-in that somebody else has wrapped meanwhile stays where it is, and is transparent from then on.
-    """
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-        self._live = True
-
-    def replace(self, owner: Any, name: str, stand_in: Any) -> None:
-        """Put `stand_in` into the place of an attribute, which may be one that `owner` inherits."""
-        own = vars(owner).get(name, _ABSENT)
-        setattr(owner, name, stand_in)
-
-        def undo() -> None:
-            if vars(owner).get(name) is not stand_in:
-                return
-            if own is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
-
-        self._undo.append(undo)
+class Patches(patches.Patches):
+    """Attributes that were replaced, to be put back in reverse order."""
 
     def surround(self, owner: Any, name: str, kind: str, make_event: Callable[..., Any]) -> None:
         """Open a range around each call of a function.
@@ -58,18 +36,12 @@ class Patches:
 
         def inside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outermost:
             event = None
-            if self._live and Outermost.free(kind):
+            if self.live and Outermost.free(kind):
                 with contextlib.suppress(Exception):  # arguments that no event can be made of
                     event = make_event(*args, **kwargs)
             return Outermost(kind, event)
 
         self.replace(owner, name, _stand_in(original, name, inside, method=isinstance(owner, type)))
-
-    def undo(self) -> None:
-        """Put everything back."""
-        self._live = False
-        while self._undo:
-            self._undo.pop()()
 
 
 def _stand_in(original: Any, name: str, inside: Callable[..., Outermost], *, method: bool) -> Any:

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
+from annot import layer_path
 from annot.analyze.work.call import Work
 from annot.analyze.work.formulas import cost, expected
 from annot.correlate import Attribution, by_layer, sweep
@@ -93,17 +94,11 @@ def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
 
     One with layers inside may compute nothing beside them; nobody knows without operations.
     """
-    outer = {above for path in work["layer"].unique() for above in _above(path)}
+    outer = {above for path in work["layer"].unique() for above in layer_path.above(path)}
     contains = pl.col("layer").is_in(list(outer)) & (pl.col("phase") != "optimizer")
     missing = work.filter(~pl.col("counted")).with_columns(outer=contains)
     classes = missing.select("module", "outer").unique(maintain_order=True)
     return tuple(classes.filter(outer=wanted)["module"].to_list() for wanted in (False, True))
-
-
-def _above(path: str) -> Iterator[str]:
-    while path:
-        path = path.rpartition("/" if "/" in path else ".")[0]
-        yield path
 
 
 def by_text(attribution: Attribution) -> dict[_Key, list[Tag]]:
@@ -119,7 +114,7 @@ def by_text(attribution: Attribution) -> dict[_Key, list[Tag]]:
 def _sums(attribution: Attribution) -> dict[_Key, _Sum]:
     """Work by layer, module and phase, from the distinct texts and how often each occurs."""
     seen = [(tag, calls) for text, calls in _texts(attribution) if (tag := parse(text)) is not None]
-    inside = {above for tag, _ in seen if tag.phase == "forward" for above in _above(tag.layer)}
+    inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
     sums: dict[_Key, _Sum] = {}
     for tag, calls in seen:
         if _is_layer(tag):

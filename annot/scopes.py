@@ -7,15 +7,20 @@ Scopes become layers: without the functions and the replica around them, so that
 every step and on every device; the parts stay joined by ``/``, as the frameworks print them. Gradients are the
 backward phase of the layer they belong to. Whatever else a model computes counts as forward, but for optimizers,
 which are known by the names Keras gives them and by operations such as ``ResourceApplyAdam``.
+
+Where annot noted the layers that it saw while TensorFlow traced them (`annot.scope_text`), these are the layers: the
+longest noted scope anywhere in the name of an operation is the one that it belongs to, whatever stands around it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from annot import tag
+from annot.scope_text import parse_scope
 
 __all__ = ["Operation", "Scopes", "is_operation", "operation"]
 
@@ -24,7 +29,8 @@ _LONGEST: Final = 4096
 _DEEPEST: Final = 32
 
 _NODE: Final = re.compile(r"[A-Za-z0-9.][\w.\\/>-]*:_?[A-Z]\w*")
-_CALL: Final = re.compile(r"(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?")
+_CALL: Final = re.compile(r"(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?|ConstantFolding")
+_TRANSFER: Final = re.compile(r"_(?:send|recv)_")
 _REPLICA: Final = re.compile(r"replica_\d+")
 _INLINED: Final = re.compile(r"_\d+")  # "cond_17/then/_256/": the function that was put here
 _GRADIENTS: Final = re.compile(r"gradient_tape|gradients(?:_\d+)?")
@@ -97,7 +103,7 @@ def operation(name: str) -> Operation:
 
 
 def _tensorflow(name: str) -> Operation:
-    node, _, kind = name.partition(":")
+    node, _, kind = _TRANSFER.sub("", name, count=1).partition(":")
     parts = [part for part in node.split("/") if part]
     gradients = [place for place, part in enumerate(parts) if _GRADIENTS.fullmatch(part)]
     if gradients:
@@ -136,13 +142,17 @@ class Scopes:
 
     TensorFlow may end the scope of a gradient with the name of the forward operation, which is no layer. It is cut
     off where no forward operation of the file has the whole scope, but one has the scope without it.
+
+    Args:
+        marks: texts of marks, some of which may say which layer a scope belongs to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Iterable[str] = ()) -> None:
+        self._layers = dict(filter(None, map(parse_scope, marks)))
         self._operations: dict[str, Operation] = {}
         self._forward: set[tuple[str, ...]] = set()
         self._levels: dict[str, tuple[str, ...]] = {}
-        self._texts: dict[tuple[str, tag.Phase], str] = {}
+        self._texts: dict[tag.Tag, str] = {}
 
     def add(self, name: str) -> Operation:
         """Take note of an operation, by its name in the file; see `operation`."""
@@ -164,16 +174,39 @@ class Scopes:
             ('model |bwd', 'model/dense |bwd')
         """
         if name not in self._levels:
-            self._levels[name] = self._spelt(self.add(name))
+            self._levels[name] = tuple(map(self._text, self.layers(name)))
         return self._levels[name]
 
-    def _spelt(self, said: Operation) -> tuple[str, ...]:
+    def layers(self, name: str) -> list[tag.Tag]:
+        """Return the layers that an operation belongs to, from the outermost on, after all operations were added.
+
+        Example:
+            >>> scopes = Scopes(["Scope net_1/fc = net/fc Dense [2,3]f32 |fwd"])
+            >>> scopes.layers("StatefulPartitionedCall/gradient_tape/net_1/fc/MatMul/MatMul_1:MatMul")[-1].layer
+            'net/fc'
+        """
+        said = self.add(name)
+        noted = [] if said.phase == "optimizer" else self._noted(name)
+        if noted:
+            phase: tag.Phase = "backward" if said.phase == "backward" else "forward"
+            return [replace(layer, phase=phase) for layer in noted]
         scope = said.scope
         if said.named and scope not in self._forward and scope[:-1] in self._forward:
             scope = scope[:-1]
-        return tuple(self._text("/".join(scope[:depth]), said.phase) for depth in range(1, len(scope) + 1))
+        return [tag.Tag("/".join(scope[:depth]), phase=said.phase) for depth in range(1, len(scope) + 1)]
 
-    def _text(self, path: str, phase: tag.Phase) -> str:
-        if (path, phase) not in self._texts:
-            self._texts[path, phase] = tag.format(tag.Tag(path, phase=phase))
-        return self._texts[path, phase]
+    def _noted(self, name: str) -> list[tag.Tag]:
+        """The noted layers around an operation: of the longest scope in its name, and of what that begins with."""
+        if not self._layers:
+            return []
+        parts = name[:_LONGEST].partition(":")[0].split("/")[: 2 * _DEEPEST]
+        spans = ((end - begin, begin) for begin in range(len(parts)) for end in range(begin + 1, len(parts) + 1))
+        known = ((length, begin) for length, begin in spans if "/".join(parts[begin : begin + length]) in self._layers)
+        length, begin = max(known, default=(0, 0))
+        around = ("/".join(parts[begin : begin + depth]) for depth in range(1, length + 1))
+        return [self._layers[scope] for scope in around if scope in self._layers]
+
+    def _text(self, layer: tag.Tag) -> str:
+        if layer not in self._texts:
+            self._texts[layer] = tag.format(layer)
+        return self._texts[layer]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annot import tag
-from annot.read.xplane_scopes import Scopes, is_operation, operation
+from annot.scopes import Scopes, is_operation, operation
 
 
 @pytest.mark.parametrize(

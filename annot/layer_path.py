@@ -1,0 +1,56 @@
+"""Paths of layers: joined by ``/`` as Keras writes them, else by ``.`` as PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+__all__ = ["above", "common", "last", "within"]
+
+
+def above(path: str) -> Iterator[str]:
+    """Yield the layers around one, the innermost first, and at last the whole model.
+
+    Example:
+        >>> list(above("net/block.1/conv")), list(above("features.0")), list(above(""))
+        (['net/block.1', 'net', ''], ['features', ''], [])
+    """
+    separator = _separator(path)
+    while path:
+        path = path.rpartition(separator)[0]
+        yield path
+
+
+def within(path: str) -> list[str]:
+    """Return the layers that a layer lies in, itself included, the outermost first; without the whole model.
+
+    Example:
+        >>> within("net/block/conv")
+        ['net', 'net/block', 'net/block/conv']
+    """
+    return [path, *above(path)][-2::-1] if path else []
+
+
+def common(paths: Sequence[str]) -> str:
+    """Return the innermost layer that all lie in, themselves included; empty for the whole model.
+
+    Example:
+        >>> common(["net/a/conv", "net/a/norm"]), common(["x.0", "y.0"])
+        ('net/a', '')
+    """
+    columns = zip(*map(within, paths), strict=False)
+    return next(reversed([names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]), "")
+
+
+def last(path: str) -> str:
+    """Return a layer's own name.
+
+    Example:
+        >>> last("net/block/conv"), last("features.0")
+        ('conv', '0')
+    """
+    return path.rpartition(_separator(path))[2]
+
+
+def _separator(path: str) -> str:
+    return "/" if "/" in path else "."

@@ -1,0 +1,126 @@
+"""A range around every update of the weights by an optimizer of Keras, in `fit` and in loops of one's own."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import keras
+
+from annot import emit
+from annot.outermost import Outermost
+from annot.patches import Patches
+from annot.tf import updates
+
+__all__ = ["OptimizerSteps"]
+
+_CONTROL_FLOW: Final = {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While"}
+
+
+class OptimizerSteps:
+    """Ranges around `apply` of every optimizer, and so around `apply_gradients`, from `install` to `remove`.
+
+    An optimizer inside another one, as in a `LossScaleOptimizer`, has none of its own. In a graph the range opens when
+    all gradients are there, which the update waits for then, and closes when the last variable is assigned; nothing is
+    computed that would not be computed without. Under XLA there is none.
+
+    Args:
+        graphs: ranges in graphs too, where they are operations; otherwise only of what runs eagerly.
+    """
+
+    def __init__(self, *, graphs: bool = True) -> None:
+        self._graphs = graphs
+        self._patches = Patches()
+        self._lock = threading.Lock()
+        self._inner: list[int] = []  # ids of optimizers that another one is calling, on whatever thread
+        self._thread = threading.local()
+
+    def install(self) -> None:
+        """Patch every class of optimizers that has an `apply` of its own."""
+        base = keras.optimizers.Optimizer
+        for cls in dict.fromkeys((*base.__mro__, *_subclasses(base))):
+            if "apply" in vars(cls):
+                self._patches.replace(cls, "apply", self._stand_in(vars(cls)["apply"]))
+
+    def remove(self) -> None:
+        """Put everything back, in reverse order."""
+        self._patches.undo()
+
+    def _stand_in(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def apply(optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+            where = self._where(optimizer)
+            if where is None:
+                return original(optimizer, grads, *args, **kwargs)
+            inner = id(getattr(optimizer, "inner_optimizer", None))
+            self._thread.busy = True
+            with self._lock:
+                self._inner.append(inner)
+            try:
+                return where(original, optimizer, grads, *args, **kwargs)
+            finally:
+                self._thread.busy = False
+                with self._lock:
+                    self._inner.remove(inner)
+
+        return apply
+
+    def _where(self, optimizer: Any) -> Any:
+        """Return what calls `apply` inside a range; None where there is to be none."""
+        inside = getattr(self._thread, "busy", False) or id(optimizer) in self._inner
+        if inside or not self._patches.live or not emit.enabled():
+            return None
+        backend = keras.backend.backend()
+        if backend == "torch":
+            return None if sys.modules["torch"].compiler.is_dynamo_compiling() else _apply_eagerly
+        if backend != "tensorflow":
+            return None
+        if sys.modules["tensorflow"].executing_eagerly():
+            return _apply_eagerly
+        from annot.tf import effects
+
+        return _apply_in_graph if self._graphs and effects.possible() else None
+
+
+def _apply_eagerly(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+    with Outermost("optimizer", updates.event(optimizer, _variables(*args, **kwargs))):
+        return original(optimizer, grads, *args, **kwargs)
+
+
+def _variables(trainable_variables: Any = None, *_: Any, **__: Any) -> Any:
+    """Return what is given to `apply` beside the gradients."""
+    return trainable_variables
+
+
+def _apply_in_graph(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+    import tensorflow as tf
+
+    from annot.tf import effects
+
+    flat = tf.nest.flatten(list(grads), expand_composites=True)
+    event = updates.event(optimizer, _variables(*args, **kwargs))
+    token = effects.enter(event, after=[one for one in flat if one is not None])
+    with tf.control_dependencies([token]):
+        flat = [None if one is None else tf.identity(one) for one in flat]
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    gated = tf.nest.pack_sequence_as(list(grads), flat, expand_composites=True)
+    result = original(optimizer, gated, *args, **kwargs)
+    effects.leave(token, after=[one for one in graph.get_operations()[before:] if _assigns(one)])
+    return result
+
+
+def _assigns(operation: Any) -> bool:
+    """Whether an operation changes a variable, as far as can be told: such an operation has no outputs."""
+    stateful: bool = operation.op_def.is_stateful
+    return stateful and (not operation.outputs or operation.type in _CONTROL_FLOW)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    children: list[type] = cls.__subclasses__()
+    for child in children:
+        yield child
+        yield from _subclasses(child)

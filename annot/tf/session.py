@@ -1,0 +1,85 @@
+"""Graph sessions of TensorFlow 1: a hook that puts a range around each run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import wrapt
+
+from annot import emit, loop
+from annot.open_ranges import OpenRanges
+from annot.tf.callback import close_operations
+
+__all__ = ["SessionHook"]
+
+
+class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """A range ``Batch 12`` around each run of a monitored session, counted from 0.
+
+    A run that fails closes its range and those of its operations; whatever the session does then, as starting anew
+    after a worker was lost, the count goes on. If `annot.enabled` is false, nothing is done.
+
+    Args:
+        stage: what the runs are for, such as ``test``, unless for training: ``Batch test 12``.
+
+    Example:
+        >>> import annot.tf, tensorflow as tf
+        >>> with tf.Graph().as_default():
+        ...     one = tf.constant(1)
+        ...     with tf.compat.v1.train.MonitoredSession(hooks=[annot.tf.SessionHook()]) as session:
+        ...         print(session.run(one))
+        1
+    """
+
+    def __init__(self, *, stage: str = "") -> None:
+        self._stage = stage
+        self._ranges = OpenRanges()
+        self._count = 0
+        self._announced = False
+        self._session: Any = None
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Have every run of the session that hooks are told of begin and end in its range."""
+        self._restore()
+        session.run = wrapt.FunctionWrapper(session.run, self._run)
+        self._session = session
+
+    def before_run(self, run_context: Any) -> None:
+        """Prepare for a run; of a session that was created without this hook, begin its range."""
+        self._ranges.end("step", self._stage)
+        self._announced = emit.enabled() or bool(loop.followers.of_batches)
+        if self._announced and self._session is None:
+            self._begin()
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """End the range of the run, unless the run did."""
+        self._announced = False
+        self._ranges.end("step", self._stage)
+
+    def end(self, session: Any) -> None:
+        """End what is open, and give the session its function back."""
+        self._ranges.close()
+        self._restore()
+
+    def _begin(self) -> None:
+        self._ranges.begin("step", self._count, self._stage)
+        self._announced = False
+        self._count += 1
+
+    def _run(self, function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if not self._announced:
+            return function(*args, **kwargs)
+        self._begin()
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            close_operations()
+            raise
+        finally:
+            self._ranges.end("step", self._stage)
+
+    def _restore(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            vars(session).pop("run", None)

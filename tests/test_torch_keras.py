@@ -1,0 +1,35 @@
+"""Keras on PyTorch: the callback and the optimizer, without TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import needs_recorder
+
+from annot.emit import IS_NATIVE
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [
+    needs_recorder,
+    pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed"),
+]
+
+
+def test_epochs_batches_and_updates(tmp_path: Path) -> None:
+    """Each once and in its place; the weights are the same bits; TensorFlow is not loaded."""
+    program = [sys.executable, str(Path(__file__).with_name("tf_on_torch.py")), str(tmp_path)]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    texts, same, loaded = json.loads(result.stdout.splitlines()[-1])
+    assert (same, loaded) == (True, False)
+    batches = [line for number in range(2) for line in (f"Batch {number} |step", "Optimizer Adam |opt")]
+    validation = ["Epoch validate {} |epoch", "Batch validate 0 |step"]
+    expected = [line.format(epoch) for epoch in range(2) for line in ("Epoch {} |epoch", *batches, *validation)]
+    if not IS_NATIVE:  # the nvtx package gets no texts with numbers
+        expected = ["".join(part for part in line if not part.isdigit()).replace("  ", " ") for line in expected]
+    assert texts == expected

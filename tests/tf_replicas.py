@@ -1,0 +1,51 @@
+"""Training on two logical CPUs, which have to be made before TensorFlow starts: a program for a test, with a folder.
+
+It prints the texts of the ranges, and whether the weights are those of training without.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from captured import capture
+from tf_nets import BATCH, network, samples, weights
+
+from annot.tf.callback import AnnotCallback
+from annot.tf.data import DataWaits
+from annot.tf.optimizer import OptimizerSteps
+
+
+def trained(*callbacks: Any) -> list[bytes]:
+    """Train with a strategy over both devices; return the weights."""
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = network(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    data = tf.data.Dataset.from_tensor_slices(samples(3)).batch(BATCH)
+    model.fit(data, verbose=0, callbacks=list(callbacks))
+    return weights(model)
+
+
+def main() -> None:
+    """Train with ranges and without."""
+    device = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
+    seen = []
+
+    def body() -> None:
+        parts = DataWaits(), OptimizerSteps()
+        for part in parts:
+            part.install()
+        seen.append(trained(AnnotCallback()))
+        for part in reversed(parts):
+            part.remove()
+
+    captured = capture(Path(sys.argv[1]), body)
+    print(json.dumps([captured.texts, seen == [trained()]]))
+
+
+if __name__ == "__main__":
+    main()
