@@ -11,7 +11,7 @@ from annot import emit, tag, update_text
 
 __all__ = ["event"]
 
-_known: Final[WeakKeyDictionary[Any, tuple[int, Any]]] = WeakKeyDictionary()
+_known: Final[WeakKeyDictionary[Any, tuple[list[int], Any]]] = WeakKeyDictionary()
 
 
 def event(optimizer: Any, variables: Sequence[Any] | None = None) -> Any:
@@ -22,22 +22,24 @@ def event(optimizer: Any, variables: Sequence[Any] | None = None) -> Any:
         variables: what it updates; None: what it was built for.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    updated = list(variables or getattr(inner, "_trainable_variables", ()))
-    known = _known.get(optimizer)
-    if known is None or known[0] != len(updated):
-        known = _known[optimizer] = len(updated), _made(type(optimizer).__name__, inner, updated)
+    updated: list[Any] = list(variables if variables is not None else getattr(inner, "_trainable_variables", ()))
+    ids, known = [id(one) for one in updated], _known.get(optimizer)
+    if known is None or known[0] != ids:
+        known = _known[optimizer] = ids, _made(type(optimizer).__name__, inner, updated)
     return known[1]
 
 
 def _made(name: str, optimizer: Any, variables: Sequence[Any]) -> Any:
     names = (*update_text.NUMBERS, "weight_decay")
     on = update_text.switched_on({name: getattr(optimizer, name, None) for name in names}, decoupled=True)
-    rows = [
-        (math.prod(one.shape), tag.short_dtype(str(getattr(one.dtype, "name", one.dtype))), on) for one in variables
-    ]
+    rows = ((math.prod(one.shape), _dtype(one), on) for one in variables)
     arguments = (*_base(name, optimizer), *update_text.arguments(rows))
     text = tag.format(tag.Tag(module=name, phase="optimizer", arguments=arguments))
     return emit.event(text, category="optimizer", few=True)
+
+
+def _dtype(variable: Any) -> str:
+    return tag.short_dtype(str(getattr(variable.dtype, "name", variable.dtype)))
 
 
 def _base(name: str, optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
