@@ -6,18 +6,9 @@ Run it alone, or profile it:
 """
 
 import torch
+from architectures import INCEPTIONS, POOLED_AFTER
 from torch import Tensor, nn
 from training import SyntheticImages, arguments, run
-
-INCEPTIONS = (
-    (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64),
-    (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
-    (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128),
-    (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
-)  # fmt: skip
-"""Channels of each inception: 1×1; 3×3 after a reduction; 5×5 after a reduction; 1×1 after the pool."""
-POOLED_AFTER = (1, 6)
-"""Inceptions that a max pool follows."""
 
 
 class ConvRelu(nn.Sequential):

@@ -5,11 +5,9 @@ Run it alone, or profile it:
     annot run -- python samples/mobilenetv2.py
 """
 
+from architectures import MOBILENET_BLOCKS, divisible
 from torch import Tensor, nn
 from training import SyntheticImages, arguments, run
-
-BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion, channels, number of blocks, and stride of the first of them."""
 
 
 class ConvNorm(nn.Sequential):
@@ -63,7 +61,7 @@ class MobileNetV2(nn.Module):
         super().__init__()
         inputs, last = divisible(32 * width), divisible(1280 * max(width, 1.0))
         layers: list[nn.Module] = [ConvNorm(3, inputs, 3, stride=2)]
-        for expansion, channels, count, stride in BLOCKS:
+        for expansion, channels, count, stride in MOBILENET_BLOCKS:
             for number in range(count):
                 outputs = divisible(channels * width)
                 layers.append(InvertedResidual(inputs, outputs, expansion, 1 if number else stride))
@@ -76,12 +74,6 @@ class MobileNetV2(nn.Module):
         """Return a score per image and class."""
         scores: Tensor = self.classifier(self.avgpool(self.features(images)).flatten(1))
         return scores
-
-
-def divisible(channels: float) -> int:
-    """Return the multiple of 8 that is nearest, at least 8, and not below nine tenths of `channels`."""
-    nearest = max(8, int(channels + 4) // 8 * 8)
-    return nearest if nearest >= 0.9 * channels else nearest + 8
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ Run it alone, or profile it:
 """
 
 from torch import Tensor, nn
-from training import SyntheticText, arguments, run
+from training import SyntheticText, run, text_arguments
 
 
 class PtbLstm(nn.Module):
@@ -33,11 +33,9 @@ class PtbLstm(nn.Module):
 
 def main() -> None:
     """Read the options, then train."""
-    parser = arguments("Train an LSTM language model on synthetic text.", batch=16)
+    parser = text_arguments("Train an LSTM language model on synthetic text.", batch=16, length=32, vocabulary=10_000)
     parser.add_argument("--hidden", type=int, default=256, help="default: %(default)s; the benchmark has 1024")
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--length", type=int, default=32, help="words in a sequence (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=10_000, help="default: %(default)s")
     options = parser.parse_args()
     data = SyntheticText(options.steps * options.batch, options.length, options.vocabulary)
     run(lambda: PtbLstm(options.hidden, options.layers, options.vocabulary), data, options)

@@ -5,11 +5,9 @@ Run it alone, or profile it:
     annot run -- python samples/resnet152.py
 """
 
+from architectures import RESNET_BLOCKS
 from resnet50 import ResNet
 from training import SyntheticImages, arguments, run
-
-BLOCKS = (3, 8, 36, 3)
-"""Bottlenecks in each stage."""
 
 
 def main() -> None:
@@ -17,7 +15,7 @@ def main() -> None:
     parser = arguments("Train ResNet-152 on synthetic images.", batch=4)
     parser.add_argument("--image", type=int, default=64, help="side of the images (default: %(default)s)")
     options = parser.parse_args()
-    run(lambda: ResNet(BLOCKS), SyntheticImages(options.steps * options.batch, options.image), options)
+    run(lambda: ResNet(RESNET_BLOCKS[152]), SyntheticImages(options.steps * options.batch, options.image), options)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Run it alone, or profile it:
     annot run -- python samples/resnet50.py
 """
 
+from architectures import RESNET_BLOCKS
 from torch import Tensor, nn
 from training import SyntheticImages, arguments, run
 
@@ -80,7 +81,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        blocks: tuple[int, int, int, int] = (3, 4, 6, 3),
+        blocks: tuple[int, int, int, int] = RESNET_BLOCKS[50],
         width: int = 64,
         classes: int = 1000,
         block: type[Bottleneck] | type[Residual] = Bottleneck,

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
+import command_line
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -60,14 +61,17 @@ class SyntheticText(Dataset[tuple[Tensor, Tensor]]):
 
 
 def arguments(description: str, *, batch: int, steps: int = 4) -> argparse.ArgumentParser:
-    """Return a parser with the options of every sample; `batch` and `steps` are its defaults."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--batch", type=int, default=batch, help="samples per step (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=steps, help="steps per epoch (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=1, help="default: %(default)s")
+    """Return a parser with the options of every PyTorch sample; `batch` and `steps` are its defaults."""
+    return _with_device(command_line.arguments(description, batch=batch, steps=steps))
+
+
+def text_arguments(description: str, *, batch: int, length: int, vocabulary: int) -> argparse.ArgumentParser:
+    """Return the same for models of text."""
+    return _with_device(command_line.text_arguments(description, batch=batch, length=length, vocabulary=vocabulary))
+
+
+def _with_device(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--inference", action="store_true", help="forward alone, without gradients")
     return parser
 
 

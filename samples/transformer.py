@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
-from training import SyntheticText, arguments, run
+from training import SyntheticText, run, text_arguments
 
 
 class Attention(nn.Module):
@@ -136,12 +136,10 @@ class SyntheticPairs(Dataset[tuple[Tensor, Tensor]]):
 
 def main() -> None:
     """Read the options, then train."""
-    parser = arguments("Train the Transformer on synthetic text.", batch=4)
+    parser = text_arguments("Train the Transformer on synthetic text.", batch=4, length=64, vocabulary=4096)
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s; the base model has 6")
     parser.add_argument("--dim", type=int, default=512, help="size of the states (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--length", type=int, default=64, help="tokens in a sequence (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="default: %(default)s; the base model has 37,000")
     options = parser.parse_args()
     texts = SyntheticText(options.steps * options.batch, options.length, options.vocabulary)
 

@@ -7,11 +7,9 @@ Run it alone, or profile it:
 
 from typing import Literal
 
+from architectures import VGG_CONVOLUTIONS
 from torch import Tensor, nn
 from training import SyntheticImages, arguments, run
-
-CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
-"""How many stand in each of the five stages, by depth."""
 
 
 class Vgg(nn.Module):
@@ -28,7 +26,7 @@ class Vgg(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         inputs = 3
-        for count, factor in zip(CONVOLUTIONS[depth], (1, 2, 4, 8, 8), strict=True):
+        for count, factor in zip(VGG_CONVOLUTIONS[depth], (1, 2, 4, 8, 8), strict=True):
             for _ in range(count):
                 layers += [nn.Conv2d(inputs, factor * width, 3, padding=1), nn.ReLU(inplace=True)]
                 inputs = factor * width
@@ -54,7 +52,7 @@ class Vgg(nn.Module):
 def main() -> None:
     """Read the options, then train."""
     parser = arguments("Train VGG on synthetic images.", batch=4)
-    parser.add_argument("--depth", type=int, choices=CONVOLUTIONS, default=16, help="default: %(default)s")
+    parser.add_argument("--depth", type=int, choices=VGG_CONVOLUTIONS, default=16, help="default: %(default)s")
     parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
     options = parser.parse_args()
     data = SyntheticImages(options.steps * options.batch, options.image)

@@ -123,7 +123,8 @@ HAND = {
     "MyConv [1,4,9]f32 base=Conv1d out=6 kernel=3, |fwd": (2 * 6 * 7 * 4 * 3, 4 * (36 + 78), 4 * 42, 78),
     "DepthwiseConv2D [1,8,8,4]f32 kernel=3,3 padding=same |fwd": (2 * 64 * 4 * 9, 4 * (256 + 40), 1024, 40),
     "SeparableConv2D [1,8,8,4]f32 out=6 kernel=3,3 |fwd": (2 * 36 * (36 + 24), 4 * (256 + 66), 4 * 216, 66),
-    "LSTM [2,5,3]f32 units=4 |fwd": (2 * 10 * 4 * 4 * 7, 4 * (30 + 128), 160, 4 * 4 * 7 + 16),
+    "LSTM [2,5,3]f32 units=4 |fwd": (2 * 10 * 4 * 4 * 7, 4 * (30 + 128), 32, 4 * 4 * 7 + 16),
+    "LSTM [2,5,3]f32 units=4 sequences=True |fwd": (2 * 10 * 4 * 4 * 7, 4 * (30 + 128), 160, 4 * 4 * 7 + 16),
     "BatchNormalization [2,4,4,3]f32 |fwd": (7 * 96, 4 * (96 + 6), 384, 6),
     "MaxPooling2D [1,5,5,3]f32 kernel=2,2 stride=2,2 |fwd": (12 * 3, 300, 48, 0),
 }  # fmt: skip
@@ -175,15 +176,19 @@ def test_layers_add_their_calls_up() -> None:
     for start, text in enumerate(("a Linear [2,3]f32 out=4", "a Linear [2,3]f32 out=4", "a Linear [5,3]f32 out=4")):
         rows.range(f"{text} |fwd", 10 + 10 * start, 15 + 10 * start)
     rows.range("b Odd [2,3]f32 |fwd", 50, 60).range("Backward |bwd", 110, 200)
-    rows.range("a Linear [2,3]f32 out=4 grad=weight |bwd", 120, 130).range("Optimizer SGD |opt", 210, 220)
+    rows.range("a Linear [2,3]f32 out=4 grad=weight |bwd", 120, 130)
+    rows.range("Optimizer SGD params=16 momentum=True |opt", 210, 220).range("Optimizer LBFGS params=16 |opt", 230, 240)
+    rows.range("zero_grad SGD |opt", 250, 260)
     table = layer_work(attribute(rows.build()))
     assert table.select("layer", "phase", "flops", "params", "counted").rows() == [
         ("", "forward", None, None, False),
         ("a", "forward", 2 * 48 + 120, 16, True),
         ("b", "forward", None, None, False),
         ("a", "backward", 48, 16, True),
+        ("", "optimizer", 4 * 16, 16, True),
+        ("", "optimizer", None, None, False),
     ]
-    assert not_counted(table) == (["Odd"], ["Net"])
+    assert not_counted(table) == (["Odd", "LBFGS"], ["Net"])
 
 
 def test_one_call_that_says_nothing_voids_the_sum() -> None:

@@ -24,7 +24,7 @@ from annot.tf.optimizer import OptimizerSteps  # noqa: E402
 
 pytestmark = needs_recorder
 
-UPDATE = "Optimizer LossScaleOptimizer |opt"
+UPDATE = "Optimizer LossScaleOptimizer base=SGD params=26 |opt"
 
 
 def fit(model: Any, *callbacks: Any, epochs: int = 2) -> None:
@@ -72,8 +72,12 @@ def test_each_step_of_fit_has_one_range(tmp_path: Path, name: str, eagerly: bool
     assert weights(model) == weights(plain)
     steps = [one for one in captured.ranges if one.text.endswith("|opt")]
     batches = [one for one in captured.ranges if one.text.endswith("|step")]
-    title = {"sgd": "SGD", "adamw": "AdamW", "lossscale": "LossScaleOptimizer"}[name]
-    assert [one.text for one in steps] == [f"Optimizer {title} |opt"] * 6
+    said = {
+        "sgd": "SGD params=26 momentum=True",
+        "adamw": "AdamW params=26 weight_decay=decoupled",
+        "lossscale": "LossScaleOptimizer base=SGD params=26",
+    }[name]
+    assert [one.text for one in steps] == [f"Optimizer {said} |opt"] * 6
     assert all(a.start < b.start < b.end < a.end for a, b in zip(batches, steps, strict=True))
 
 
@@ -107,7 +111,7 @@ def test_loops_of_ones_own(tmp_path: Path, function: Callable[[Any], Any]) -> No
     captured = ranged(tmp_path, lambda: own_loop(model, function))
     own_loop(plain, function)
     assert weights(model) == weights(plain)
-    assert [text for text in captured.texts if text.endswith("|opt")] == ["Optimizer Adam |opt"] * 3
+    assert [text for text in captured.texts if text.endswith("|opt")] == ["Optimizer Adam params=49 |opt"] * 3
 
 
 def test_gradients_that_are_missing_stay_missing(tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ def test_gradients_that_are_missing_stay_missing(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         captured = ranged(tmp_path, step)
-    assert captured.texts == ["Optimizer SGD |opt"]
+    assert captured.texts == ["Optimizer SGD params=2 |opt"]
     assert (float(used), float(unused)) == (0.5, 1.0)
 
 
@@ -150,7 +154,7 @@ def test_an_update_in_a_graph_begins_with_its_gradients_and_ends_with_its_assign
 
     captured = ranged(tmp_path, step)
     assert [float(one) for one in variables] == [-1.0, 2.0]
-    assert captured.texts == ["gradient", "gradient", "Optimizer Marked |opt", "update", "update"]
+    assert captured.texts == ["gradient", "gradient", "Optimizer Marked params=2 |opt", "update", "update"]
     *gradients, whole, first, second = captured.ranges
     assert all(one.end < whole.start for one in gradients)
     assert whole.start < first.start
@@ -208,8 +212,8 @@ def test_an_update_that_fails(tmp_path: Path, function: Callable[[Any], Any]) ->
             function(lambda: optimizer.apply([tf.constant([1.0])], [vector]))()
         function(lambda: optimizer.apply([tf.constant(1.0)], [scalar]))()
 
-    failed = [] if function is tf.function else ["Optimizer Fails |opt"]
-    assert ranged(tmp_path, body).texts == [*failed, "Optimizer Fails |opt"]
+    failed = [] if function is tf.function else ["Optimizer Fails params=1 |opt"]
+    assert ranged(tmp_path, body).texts == [*failed, "Optimizer Fails params=1 |opt"]
     assert (float(scalar), float(vector[0])) == (0.5, 1.0)
 
 
@@ -232,7 +236,8 @@ def test_without_graphs_only_eager_updates_have_ranges(tmp_path: Path) -> None:
     assert ranged(tmp_path, lambda: fit(model, epochs=1), graphs=False).texts == []
     model.run_eagerly = True
     model.train_function = None
-    assert ranged(tmp_path, lambda: fit(model, epochs=1), graphs=False).texts == ["Optimizer SGD |opt"] * 3
+    texts = ranged(tmp_path, lambda: fit(model, epochs=1), graphs=False).texts
+    assert [text.partition(" params=26")[0] for text in texts] == ["Optimizer SGD"] * 3
 
 
 def test_xla_has_no_ranges_and_no_failure(tmp_path: Path) -> None:

@@ -385,7 +385,11 @@ def test_whole_phases(both: Run) -> None:
         optimizer.step()
 
     texts = [one.text for one in both(model, body).ranges if one.parent is None]
-    assert texts == ["Forward Sequential [1,3]f32 |fwd", "Backward |bwd", "Optimizer AdamW |opt"]
+    assert texts == [
+        "Forward Sequential [1,3]f32 |fwd",
+        "Backward |bwd",
+        "Optimizer AdamW params=12 weight_decay=decoupled |opt",
+    ]
 
 
 @pytest.mark.parametrize("when", ["before", "inside"])
@@ -421,7 +425,7 @@ def test_optimizer_steps_of_every_kind(both: Run, when: str) -> None:
     before = {cls: vars(cls)["step"] for cls in (torch.optim.SGD, torch.optim.LBFGS)}
     captured = both(model, body)
     texts = [text for text in captured.texts if text.startswith("Optimizer")]
-    assert texts == [f"Optimizer {name} |opt" for name in ("SGD", "Own", "SGD")]  # the closure of LBFGS raises
+    assert texts == [f"Optimizer {name} params=4 |opt" for name in ("SGD", "Own", "SGD")]  # the closure of LBFGS raises
     assert when == "inside" or {cls: vars(cls)["step"] for cls in before} == before
 
 

@@ -65,7 +65,8 @@ def test_each_part_of_a_step_has_one_range(tmp_path: Path) -> None:
     model, seen = build(), []
     captured = ranged(tmp_path, lambda: seen.extend(train(model)), model)
     assert all(map(torch.equal, seen, train(build())))
-    step = ["zero_grad SGD", "unscale_ GradScaler", "clip_grad_norm_", "clip_grad_value_", "Optimizer SGD"]
+    step = ["zero_grad SGD", "unscale_ GradScaler", "clip_grad_norm_", "clip_grad_value_"]
+    step.append("Optimizer SGD params=26 momentum=True")
     step += ["update GradScaler", "lr_scheduler StepLR"]
     assert optimizing(captured) == ["lr_scheduler StepLR", *step, *step]
     assert {one.parent for one in captured.ranges if one.text.endswith("|opt")} == {None}
@@ -197,7 +198,7 @@ def test_a_closure_lies_outside_the_range_of_the_step(tmp_path: Path, scheduled:
                 schedule()
             if ranges:
                 captured = ranged(tmp_path, body, model)
-                spans = [one for one in captured.ranges if one.text == f"Optimizer {cls.__name__} |opt"]
+                spans = [one for one in captured.ranges if one.text.startswith(f"Optimizer {cls.__name__} params=")]
                 forwards = [one for one in captured.ranges if one.name == "Sequential>"]
                 assert len(spans) == len(forwards) >= 2
                 assert not any(span.start < one.start < span.end for span in spans for one in forwards)
@@ -308,5 +309,5 @@ def test_a_block_that_another_thread_leaves_amid_a_step_keeps_nothing_open(tmp_p
             optimizer.step()
 
     captured = capture(tmp_path, body)
-    assert optimizing(captured) == ["Optimizer Leaving"]
+    assert optimizing(captured) == ["Optimizer Leaving params=26"]
     assert captured.open_ranges == 0

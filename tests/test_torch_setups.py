@@ -120,7 +120,7 @@ def test_mixed_precision_with_a_gradient_scaler(same: Same) -> None:
     captured = same(model, values)
     assert captured.trees.count(LAYERS) == 4
     assert captured.trees.count(BACKWARD) == 4
-    assert captured.names.count("Optimizer SGD |opt") == 3
+    assert captured.names.count("Optimizer SGD params=26 |opt") == 3
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])

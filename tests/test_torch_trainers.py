@@ -124,9 +124,10 @@ class TestLightning:
         assert texts(captured, "epoch", "step") == numbered(*wanted)
         steps = within(captured, numbered("Batch 0 |step")[0])
         times = 2 if IS_NATIVE else 4
-        for text in ("body.0 Linear [2,3]f32 out=4 |fwd", "body.2 Linear [2,4]f32 out=1 |bwd", "Optimizer SGD |opt"):
+        step = "Optimizer SGD params=21 momentum=True |opt"
+        for text in ("body.0 Linear [2,3]f32 out=4 |fwd", "body.2 Linear [2,4]f32 out=1 |bwd", step):
             assert steps[text] == times, text
-        assert not [one for one in captured.ranges if one.parent and one.parent.text == "Optimizer SGD |opt"]
+        assert not [one for one in captured.ranges if one.parent and one.parent.text == step]
         assert texts(captured, "data").count("Data |data") >= 8
         assert "lr_scheduler StepLR |opt" in captured.texts
 
@@ -282,7 +283,7 @@ class TestHuggingFace:
         assert texts(captured, "epoch", "step") == numbered(*wanted)
         steps = within(captured, numbered("Batch 1 |step")[0])
         times = 1 if IS_NATIVE else 4
-        assert steps["Optimizer AdamW |opt"] == times
+        assert steps["Optimizer AdamW params=4 |opt"] == times
         assert steps["body Linear [2,3]f32 out=1 |fwd"] == 2 * times
         assert steps["body Linear [2,3]f32 out=1 grad=weight |bwd"] == 2 * times
         assert steps["clip_grad_norm_ |opt"] == times

@@ -17,7 +17,7 @@ from annot.report.units import amount, count, printable, unit_for
 __all__ = ["work_tables"]
 
 _NARROW, _MEDIUM, _WIDE = 76, 90, 100
-_PHASES: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re"}
+_PHASES: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 
 
 def work_tables(report: Report, width: int) -> list[RenderableType]:
@@ -51,7 +51,8 @@ def _columns(report: Report) -> list[Column]:
 
 
 def _label(row: dict[str, Any]) -> Text:
-    return Text(printable(row["layer"] or MODEL)).append(f" {printable(row['module'])}", style="cyan")
+    root = "Optimizer" if row["phase"] == "optimizer" else MODEL
+    return Text(printable(row["layer"] or root)).append(f" {printable(row['module'])}", style="cyan")
 
 
 def _below(rows: pl.DataFrame) -> list[RenderableType]:

@@ -38,6 +38,17 @@ def _over(layer: Any) -> tuple[int, ...] | None:
     return tuple(weight.shape) if weight is not None and len(weight.shape) > 1 else None
 
 
+def _more(name: str, sign: int) -> Callable[[Any], object]:
+    """What a padding adds before and behind each dimension."""
+
+    def value(layer: Any) -> object:
+        sizes = getattr(layer, name)
+        pairs = sizes if isinstance(sizes[0], (tuple, list)) else (sizes,)
+        return tuple(sign * size for pair in pairs for size in pair)
+
+    return value
+
+
 def _or_none(name: str, unless: str) -> Callable[[Any], object]:
     def value(layer: Any) -> object:
         found = getattr(layer, name, None)
@@ -62,7 +73,14 @@ _MULTIPLIER: Final[Said] = ("multiplier", "depth_multiplier", 1)
 _POOL: Final[tuple[Said, ...]] = (
     ("kernel", "pool_size", ALWAYS), ("stride", "strides", ALWAYS), ("padding", "padding", "valid"), _LAYOUT,
 )  # fmt: skip
-_RECURRENT: Final[tuple[Said, ...]] = (("units", "units", ALWAYS), _BIAS)
+_RECURRENT: Final[tuple[Said, ...]] = (
+    ("units", "units", ALWAYS), ("sequences", "return_sequences", False), ("reset_after", "reset_after", True), _BIAS,
+)  # fmt: skip
+
+_ADAPTIVE: Final[tuple[type[Any], ...]] = tuple(
+    getattr(layers, f"Adaptive{kind}Pooling{count}D")
+    for kind in ("Average", "Max") for count in (1, 2, 3) if hasattr(layers, f"Adaptive{kind}Pooling{count}D")
+)  # fmt: skip
 
 _FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
     (layers.Dense,): (("out", "units", ALWAYS), _BIAS),
@@ -104,6 +122,17 @@ _FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
     (layers.UpSampling1D, layers.UpSampling2D, layers.UpSampling3D): (
         ("scale", "size", ALWAYS), ("mode", "interpolation", "nearest"), _LAYOUT,
     ),
+    (layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D): (
+        _FILTERS, *_WINDOW, ("sequences", "return_sequences", False), _LAYOUT, _BIAS,
+    ),
+    (layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D): (
+        ("more", _more("padding", 1), ALWAYS), _LAYOUT,
+    ),
+    (layers.Cropping1D, layers.Cropping2D, layers.Cropping3D): (("more", _more("cropping", -1), ALWAYS), _LAYOUT),
+    **({_ADAPTIVE: (("out", "output_size", ALWAYS), _LAYOUT)} if _ADAPTIVE else {}),
+    (layers.Dot,): (("axes", "axes", ALWAYS),),
+    (layers.RepeatVector,): (("times", "n", ALWAYS),),
+    (layers.AdditiveAttention,): (("scale", "use_scale", True),),
     (layers.PReLU,): (("num", lambda layer: layer.alpha.shape.num_elements(), 1),),
 }  # fmt: skip
 """What the layers of Keras say, by class; a subclass says what the first of these that it is says."""
@@ -133,13 +162,16 @@ def hyperparameters(layer: keras.Layer, shown_as: str) -> Arguments:
         (('out', 64), ('kernel', (11, 11)), ('stride', (4, 4)), ('bias', False))
     """
     known = _known(layer)
+    if isinstance(layer, keras.Sequential) and type(layer).call is keras.Sequential.call:
+        return (("base", "Sequential"),) if shown_as != "Sequential" else ()
     if known is None:
         return ()
     if known is layers.Activation:
         name = _ACTIVATIONS.get(getattr(layer.activation, "__name__", ""))
         return (("base", name),) if name else ()
     if known is layers.RNN:
-        return _inside(layer.cell, layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
+        said = _inside(layer.cell, layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
+        return (*said, ("sequences", True)) if said and layer.return_sequences else said
     if known is layers.TimeDistributed:
         return _inside(layer.layer, layers.Dense)
     family = next((said for classes, said in _FAMILIES.items() if issubclass(known, classes)), ())

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import keras
 
-from annot import emit, tag
+from annot import emit
 from annot.outermost import Outermost
 from annot.patches import Patches
+from annot.tf import updates
 
 __all__ = ["OptimizerSteps"]
 
@@ -84,9 +85,14 @@ class OptimizerSteps:
         return _apply_in_graph if self._graphs and effects.possible() else None
 
 
-def _apply_eagerly(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    with Outermost("optimizer", _event(type(optimizer).__name__)):
-        return original(optimizer, *args, **kwargs)
+def _apply_eagerly(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+    with Outermost("optimizer", updates.event(optimizer, _variables(*args, **kwargs))):
+        return original(optimizer, grads, *args, **kwargs)
+
+
+def _variables(trainable_variables: Any = None, *_: Any, **__: Any) -> Any:
+    """Return what is given to `apply` beside the gradients."""
+    return trainable_variables
 
 
 def _apply_in_graph(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +101,8 @@ def _apply_in_graph(original: Any, optimizer: Any, grads: Any, *args: Any, **kwa
     from annot.tf import effects
 
     flat = tf.nest.flatten(list(grads), expand_composites=True)
-    token = effects.enter(_event(type(optimizer).__name__), after=[one for one in flat if one is not None])
+    event = updates.event(optimizer, _variables(*args, **kwargs))
+    token = effects.enter(event, after=[one for one in flat if one is not None])
     with tf.control_dependencies([token]):
         flat = [None if one is None else tf.identity(one) for one in flat]
     graph = tf.compat.v1.get_default_graph()
@@ -110,11 +117,6 @@ def _assigns(operation: Any) -> bool:
     """Whether an operation changes a variable, as far as can be told: such an operation has no outputs."""
     stateful: bool = operation.op_def.is_stateful
     return stateful and (not operation.outputs or operation.type in _CONTROL_FLOW)
-
-
-@functools.cache
-def _event(name: str) -> Any:
-    return emit.event(tag.format(tag.Tag(module=name, phase="optimizer")), category="optimizer", few=True)
 
 
 def _subclasses(cls: type) -> Iterator[type]:

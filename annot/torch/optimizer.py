@@ -12,8 +12,9 @@ import wrapt
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from annot import emit, tag
+from annot import emit
 from annot.torch.patches import Patches
+from annot.torch.updates import UpdateEvents
 
 __all__ = ["OptimizerSteps", "subclasses"]
 
@@ -38,6 +39,7 @@ class OptimizerSteps:
         self._thread = threading.local()
         self._open: dict[int, Any] = {}  # what the hooks opened, by thread
         self._live = True
+        self._events = UpdateEvents()
 
     def install(self) -> None:
         """Patch every optimizer class that is in use, and those that come into use later."""
@@ -85,7 +87,7 @@ class OptimizerSteps:
         active = self._active()
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
-        depth, event = emit.depth(), _event(optimizer)
+        depth, event = emit.depth(), self._events.of(optimizer)
         wrapped = _with_closure((optimizer, *args), kwargs, lambda: emit.pop_to(depth), lambda: emit.push(event))
         try:
             active.append(id(optimizer))
@@ -106,7 +108,7 @@ class OptimizerSteps:
 
         def open_range() -> None:
             if self._live:
-                self._open[threading.get_ident()] = emit.start(_event(optimizer))
+                self._open[threading.get_ident()] = emit.start(self._events.of(optimizer))
 
         wrapped = _with_closure(args, kwargs, self._close_stale, open_range)
         if wrapped is None:
@@ -144,15 +146,6 @@ def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
         return result
 
     return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
-
-
-def _event(optimizer: Any) -> Any:
-    return _event_of(type(optimizer).__name__)
-
-
-@functools.cache
-def _event_of(name: str) -> Any:
-    return emit.event(tag.format(tag.Tag(module=name, phase="optimizer")), category="optimizer", few=True)
 
 
 def subclasses(cls: type) -> Iterator[type]:

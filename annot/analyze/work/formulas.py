@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from annot.analyze.work import elements, products, sequences
+from annot.analyze.work import elements, keras_layers, products, sequences
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
+from annot.analyze.work.updates import UPDATES
 from annot.tag import Tag
 
-__all__ = ["LAYERS", "OPERATIONS", "cost", "expected"]
+__all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
 
 
 def _encoder_layer(call: Call) -> Cost:
@@ -32,6 +33,7 @@ LAYERS: Final[Mapping[str, Formula]] = {
     **products.LAYERS,
     **sequences.LAYERS,
     **elements.LAYERS,
+    **keras_layers.LAYERS,
     "TransformerEncoderLayer": _encoder_layer,
 }
 """Formulas of layers, by class."""
@@ -41,7 +43,7 @@ OPERATIONS: Final[Mapping[str, Formula]] = {**products.OPERATIONS, **sequences.O
 
 
 def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
-    """Return the cost of a call of a layer or operation; None if nobody knows it.
+    """Return the cost of a call of a layer or operation, or of an optimizer's step; None if nobody knows it.
 
     Args:
         tag: what the text of its range says.
@@ -53,13 +55,19 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
         True
     """
     call = Call.of(tag, alone=alone)
-    formula = (OPERATIONS if tag.op else LAYERS).get(call.name)
+    formula = _table(tag).get(call.name)
     if formula is None:
         return None
     try:
         return formula(call)
     except (UncountableError, IndexError, ValueError, ArithmeticError):  # sizes and numbers that do not fit
         return None
+
+
+def _table(tag: Tag) -> Mapping[str, Formula]:
+    if tag.phase == "optimizer":
+        return {} if tag.layer else UPDATES  # a layer is what goes with a step, such as zero_grad
+    return OPERATIONS if tag.op else LAYERS
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:

@@ -19,14 +19,15 @@ __all__ = ["IS_LAYER", "WORK_COLUMNS", "by_text", "layer_work", "not_counted", "
 _Key: TypeAlias = tuple[str, str, str]
 _KEY: Final = ("layer", "module", "phase")
 _PHASES: Final = ("forward", "backward", "recompute")
+_STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 
 WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "flops": pl.Int64, "bytes_read": pl.Int64, "bytes_written": pl.Int64, "params": pl.Int64,
 }  # fmt: skip
 """What `layer_work` says of a layer."""
 
-IS_LAYER: Final = pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))
-"""Whether a row of `annot.correlate.by_layer` is a layer."""
+IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
+"""Whether a row of `annot.correlate.by_layer` is a layer, or the step of an optimizer."""
 
 _MOST: Final = 2**63 - 1
 """The largest number that a column holds; more is only in a damaged profile."""
@@ -73,7 +74,8 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
         attribution: the profile.
 
     Returns:
-        A row per layer, module and phase of `annot.correlate.by_layer` that is a layer: layer, module, phase,
+        A row per layer, module and phase of `annot.correlate.by_layer` that is a layer, and per class of optimizer
+        (layer empty, phase ``optimizer``): layer, module, phase,
         flops (2 a multiply-add), bytes_read, bytes_written, params, counted (Boolean; false: the class is not known,
         or the ranges do not say enough, and then the numbers are null).
     """
@@ -93,7 +95,8 @@ def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
     One with layers inside may compute nothing beside them; nobody knows without operations.
     """
     outer = {above for path in work["layer"].unique() for above in layer_path.above(path)}
-    missing = work.filter(~pl.col("counted")).with_columns(outer=pl.col("layer").is_in(list(outer)))
+    contains = pl.col("layer").is_in(list(outer)) & (pl.col("phase") != "optimizer")
+    missing = work.filter(~pl.col("counted")).with_columns(outer=contains)
     classes = missing.select("module", "outer").unique(maintain_order=True)
     return tuple(classes.filter(outer=wanted)["module"].to_list() for wanted in (False, True))
 
@@ -114,11 +117,18 @@ def _sums(attribution: Attribution) -> dict[_Key, _Sum]:
     inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
     sums: dict[_Key, _Sum] = {}
     for tag, calls in seen:
-        if tag.phase in _PHASES and (tag.layer or tag.module):
+        if _is_layer(tag):
             work = expected(tag, alone=tag.layer not in inside)
             sums.setdefault((tag.layer, tag.module, tag.phase), _Sum()).add(work, calls)
     _add_operations(sums, _operations(attribution))
     return sums
+
+
+def _is_layer(tag: Tag) -> bool:
+    """Whether `IS_LAYER` is true of the row of a range."""
+    if tag.phase == "optimizer":
+        return bool(tag.module and not tag.layer)
+    return tag.phase in _PHASES and bool(tag.layer or tag.module)
 
 
 def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:

@@ -52,8 +52,10 @@ def _recurrent(call: Call) -> Cost:
     first = directions * gates * hidden * width
     others = (layers - 1) * directions * gates * hidden * state * directions
     weights = first + others + layers * directions * hidden * (gates * state + proj)
-    bias = layers * directions * gates * hidden * call.flag("bias") * (1 if keras and gates != 3 else 2)
-    outputs = tokens * state * directions
+    one_bias = keras and (gates != 3 or not call.flag("reset_after"))
+    bias = layers * directions * gates * hidden * call.flag("bias") * (1 if one_bias else 2)
+    last_alone = keras and len(places) > 1 and not call.flag("sequences", default=False)
+    outputs = (places[0] if last_alone else tokens) * state * directions
     cost = product(call, tokens * weights, tokens * width, outputs, weights, bias)
     # Through time the states need gradients even if the inputs need none.
     to_inputs = 2 * tokens * first
@@ -96,7 +98,11 @@ def _attention(call: Call) -> Cost:
 
 
 def _keras_attention(call: Call) -> Cost:
-    """Count the same for Keras, where query, value, key come in this order and heads have widths of their own."""
+    """Count the same for Keras, where query, value, key come in this order and heads have widths of their own.
+
+    The projections are layers inside; where these have ranges of their own, they count there. A causal mask leaves
+    out nothing: Keras computes all pairs.
+    """
     query, value = call.shape(0), call.shape(min(1, len(call.tensors) - 1))
     key = call.shape(2) if len(call.tensors) > 2 else value
     if not len(query) == len(key) == len(value) == 3:
@@ -115,6 +121,11 @@ def _keras_attention(call: Call) -> Cost:
         of_query + of_key + of_value + of_out, bias,
     )  # fmt: skip
     mixed = 2 * batch * length * source * heads * (wide + deep)
+    if not call.alone:
+        size = call.product_item
+        heads_in = batch * (length * heads * wide + source * groups * (wide + deep))
+        moved = heads_in * size, batch * length * heads * deep * size
+        return Cost(mixed, *moved, to_inputs=2 * mixed, needs_inputs=True)
     flops = cost.flops + mixed
     return Cost(flops, cost.inputs, cost.outputs, cost.weights, cost.params, to_inputs=flops, to_weights=flops)
 
