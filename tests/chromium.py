@@ -18,9 +18,9 @@ import pytest
 
 _PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _OPTIONS: Final = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-port=0",
-    "--remote-allow-origins=*", "--force-device-scale-factor=1", "--hide-scrollbars",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--remote-debugging-port=0", "--remote-allow-origins=*", "--force-device-scale-factor=1", "--hide-scrollbars",
 )  # fmt: skip
 _KEYS: Final = {
     "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13, "Home": 36, "End": 35, "Tab": 9,
@@ -106,11 +106,11 @@ class Page:
             }};
             look();
         }})"""
-        for _ in range(3):
+        for _ in range(3):  # what is asked of a page that is about to go has no answer
             found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-            if "exceptionDetails" not in found and found["result"].get("value"):
-                return
-        raise AssertionError(f"it never came true: {condition}; problems: {self.problems}")
+            if "exceptionDetails" not in found:
+                break
+        assert found["result"].get("value"), f"it never came true: {condition}; problems: {self.problems}"
 
     def text(self, selector: str) -> str:
         """Return the text of the first element."""
@@ -130,7 +130,8 @@ class Page:
     def middle(self, selector: str) -> tuple[float, float]:
         """Scroll to the first element and return where its middle is."""
         box = self.run(
-            f"(() => {{ const one = document.querySelector({json.dumps(selector)}); one.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            "one.scrollIntoView({block: 'center'});"
             "const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         return box[0], box[1]
@@ -138,7 +139,7 @@ class Page:
     def press(self, *keys: str) -> None:
         """Press keys, one after the other."""
         for key in keys:
-            code = _KEYS.get(key, ord(key.upper()) if key.isalnum() else 0)
+            code = _KEYS.get(key) or (ord(key.upper()) if key.isalnum() else 0)
             text = {} if key in _KEYS else {"text": key}
             for kind in ("keyDown", "keyUp"):
                 self.send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
@@ -155,7 +156,9 @@ class Page:
         """Drag from a place to the side."""
         self.send("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
         for part in (0.5, 1.0):
-            self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x + (to - x) * part, y=y, button="left", buttons=1)
+            self.send(
+                "Input.dispatchMouseEvent", type="mouseMoved", x=x + (to - x) * part, y=y, button="left", buttons=1
+            )
         self.send("Input.dispatchMouseEvent", type="mouseReleased", x=to, y=y, button="left", clickCount=1)
 
     def picture(self, path: Path, *, full: bool = False) -> Path:
@@ -181,9 +184,9 @@ def browser() -> Iterator[Page]:
         command = [program, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
-            yield_page = Page(_page_url(process))
-            yield yield_page
-            yield_page.close()
+            page = Page(_page_url(process))
+            yield page
+            page.close()
         finally:
             try:
                 process.wait(10)

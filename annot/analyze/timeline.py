@@ -134,16 +134,16 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
 def _in_rows(events: pl.DataFrame, lanes: list[dict[str, Any]]) -> pl.DataFrame:
     """Give events without a row the first that is free, and say of each lane how many it has."""
     parts = [events.clear()]
-    for lane, part in sorted(events.partition_by("lane", as_dict=True, maintain_order=True).items()):
+    for lane in lanes:
+        lane["rows"] = 1
+    for (number,), part in sorted(events.partition_by("lane", as_dict=True, maintain_order=True).items()):
         part = part.sort("start_ns", maintain_order=True)
         if part["row"].null_count():
             part = part.with_columns(pl.Series("row", _packed(part), pl.Int64))
         part = part.with_columns(pl.col("row").clip(upper_bound=_ROWS - 1))
         most = part["row"].max()
-        lanes[int(lane[0])]["rows"] = (most if isinstance(most, int) else 0) + 1
+        lanes[number]["rows"] = (most if isinstance(most, int) else 0) + 1
         parts.append(part)
-    for lane in lanes:
-        lane.setdefault("rows", 1)
     return pl.concat(parts)
 
 

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from annot.correlate import Attribution
     from annot.report.files import Tabular
 
-__all__ = ["add_output_arguments", "add_step_arguments", "attributed", "check_output", "deliver", "output_problem", "write"]
+__all__ = [
+    "add_output_arguments",
+    "add_step_arguments",
+    "attributed",
+    "check_output",
+    "deliver",
+    "output_problem",
+    "write",
+]
 
 _FORMATS = ("table", "csv", "json", "parquet")
 _TEXT_WIDTH = 120

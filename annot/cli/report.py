@@ -146,7 +146,9 @@ _OF_TABLES = ("by", "sort", "rule", "report")
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """What is wrong with a combination of options, in one sentence."""
-    if args.format == "html" and (extra := [name for name in _OF_TABLES if getattr(args, name) not in (None, "innermost")]):
+    if args.format == "html" and (
+        extra := [name for name in _OF_TABLES if getattr(args, name) not in (None, "innermost")]
+    ):
         return f"--format html knows no --{extra[0]}: the page has all tables"
     if args.rule == "nsight":
         extra = [name for name in _OF_LAYERS if getattr(args, name) not in (None, False)]

@@ -52,7 +52,9 @@ def page_of_ranks(
     wanted = [one for one in report.meta["ranks"] if one["error"] is None and rank in (None, one["rank"])]
     shown = wanted[:_MOST]
     if len(wanted) > len(shown):
-        report.meta["notes"].append(f"only {len(shown)} of {len(wanted)} ranks have views of their own: --rank N shows another")
+        report.meta["notes"].append(
+            f"only {len(shown)} of {len(wanted)} ranks have views of their own: --rank N shows another"
+        )
     runs = [_run(one, question, EVENTS // len(shown)) for one in shown]
     return ranks_data(runs, report.across, report.meta, report.time)
 

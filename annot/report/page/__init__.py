@@ -20,8 +20,8 @@ from typing import Any, Final
 __all__ = ["as_page"]
 
 _SCRIPTS: Final = (
-    "units.js", "dom.js", "table.js", "model.js", "tree.js", "layer.js", "plots.js", "views.js", "timeline.js",
-    "compare.js", "shell.js",
+    "units.js", "dom.js", "table.js", "model.js", "tree.js", "layer.js", "plots.js", "summary.js", "views.js",
+    "timeline.js", "timeline_input.js", "compare.js", "shell.js",
 )  # fmt: skip
 _COMPRESSED: Final = 200_000
 """Characters of JSON from which the data is compressed."""

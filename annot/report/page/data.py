@@ -34,7 +34,16 @@ _CELLS: Final = 400_000
 _NAMES: Final = 50_000
 """Rows of layers and names of kernels, the longest."""
 _KERNELS: Final = 5_000
-_DETAIL: Final = ("tc_eligible", "tc_used", "reason", "tc_ns", "host_mean_ns", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns")
+_DETAIL: Final = (
+    "tc_eligible",
+    "tc_used",
+    "reason",
+    "tc_ns",
+    "host_mean_ns",
+    "gpu_mean_ns",
+    "gpu_min_ns",
+    "gpu_max_ns",
+)
 _ROOF: Final = (
     "intensity", "time_ns", "gpu_idle_ns", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
 )  # fmt: skip
@@ -104,7 +113,8 @@ def run_data(
         "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
         "layer_steps": _layer_steps(attribution, rows), "names": _names(attribution, rows),
         "summary": _columns(by_summary(attribution)), "shares": SHARES, "step_time": _columns(step_time(attribution)),
-        "steps": _steps(attribution, happened.start_ns), "classes": _columns(by_class(attribution)), "kernels": _kernels(attribution),
+        "steps": _steps(attribution, happened.start_ns), "kernels": _kernels(attribution),
+        "classes": _columns(by_class(attribution)),
         "advice": _columns(by_advice(attribution)), "peaks": None if peaks is None else peaks.as_meta(),
         "timeline": _timeline(attribution, rows, happened),
     }  # fmt: skip
@@ -223,14 +233,21 @@ def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict
             crossing = ", crossing" if lane["kind"] == "crossing" else ""
             what = f"Thread {threads[process].index(lane['thread']) + 1}{crossing}"
         named.append(
-            {"name": f"{what}, {said}" if said else what, "kind": lane["kind"], "rows": lane["rows"], "total": lane["total"]}
+            {
+                "name": f"{what}, {said}" if said else what,
+                "kind": lane["kind"],
+                "rows": lane["rows"],
+                "total": lane["total"],
+            }
         )
     return named
 
 
 def _distinct(lanes: list[dict[str, Any]], process: int | None) -> list[int | None]:
     """The threads of a process."""
-    return list(dict.fromkeys(lane["thread"] for lane in lanes if lane["process"] == process and lane["kind"] != "work"))
+    return list(
+        dict.fromkeys(lane["thread"] for lane in lanes if lane["process"] == process and lane["kind"] != "work")
+    )
 
 
 def _columns(table: pl.DataFrame) -> dict[str, list[Any]]:

@@ -14,7 +14,9 @@ function put(element, attributes, children) {
   return element;
 }
 
-function h(tag, attributes, ...children) { return put(document.createElement(tag), attributes, children); }
+function h(tag, attributes, ...children) {
+  return put(document.createElement(tag), attributes, children);
+}
 
 function svg(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
@@ -22,21 +24,29 @@ function svg(tag, attributes, ...children) {
 
 // Text that does nothing but appear: control characters are spelt out, also those that turn the direction of text.
 function printable(text) {
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
-    char => `\\u${char.charCodeAt(0).toString(16).padStart(4, '0')}`);
+  return text.replace(
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
+    char => `\\u${char.charCodeAt(0).toString(16).padStart(4, '0')}`,
+  );
 }
 
 // A name of the profile, whose direction does not spread to what stands beside it.
-function name(text, className = 'name') { return h('bdi', {class: className, title: text}, text); }
+function name(text, className = 'name') {
+  return h('bdi', {class: className, title: text}, text);
+}
 
 function sized(element, width) {
   element.style.width = `${Math.max(0, Math.min(100, width))}%`;
   return element;
 }
 
-function say(text) { document.getElementById('said').textContent = text; }
+function say(text) {
+  document.getElementById('said').textContent = text;
+}
 
-function field(label, control) { return h('label', {class: 'field'}, h('span', {}, label), control); }
+function field(label, control) {
+  return h('label', {class: 'field'}, h('span', {}, label), control);
+}
 
 function choice(id, options, value, change) {
   const select = h('select', {id, onchange: event => change(event.target.value)});
@@ -50,10 +60,13 @@ function panel(title, ...children) {
 }
 panel.count = 0;
 
-function nothing(text) { return h('p', {class: 'nothing'}, text); }
+function nothing(text) {
+  return h('p', {class: 'nothing'}, text);
+}
 
 let timer = 0;
-function later(work) {  // what follows typing waits for its end
+function later(work) {
+  // what follows typing waits for its end
   clearTimeout(timer);
   timer = setTimeout(work, 80);
 }

@@ -34,7 +34,9 @@ function linked(run) {
   return run;
 }
 
-function title(line) { return line.layer || (line.other ? line.label : '(model)'); }
+function title(line) {
+  return line.layer || (line.other ? line.label : '(model)');
+}
 
 // Which steps a text such as 3:20 stands for, as Python counts; null: all; undefined: the text says nothing.
 function stepRange(text, steps) {
@@ -78,10 +80,15 @@ function measured(run, filters) {
     const of = phase => (filters.phase && filters.phase !== phase ? null : sumOf(line, times[time], phase));
     const total = sumOf(line, times[time], filters.phase);
     return {
-      forward: of('forward'), backward: of('backward'), recompute: of('recompute'), total,
-      self: sumOf(line, times[self], filters.phase), calls: some ? null : callsOf(line, run, filters.phase),
+      forward: of('forward'),
+      backward: of('backward'),
+      recompute: of('recompute'),
+      total,
+      self: sumOf(line, times[self], filters.phase),
+      calls: some ? null : callsOf(line, run, filters.phase),
       kernels: some ? null : sumOf(line, run.rows.kernels, filters.phase),
-      host: sumOf(line, times.host_ns, filters.phase), matches: matches(line, needle, filters, some && !total),
+      host: sumOf(line, times.host_ns, filters.phase),
+      matches: matches(line, needle, filters, some && !total),
     };
   });
   let whole = 0;
@@ -95,15 +102,23 @@ function callsOf(line, run, phase) {
 }
 
 function matches(line, needle, filters, empty) {
-  return !empty && (!filters.phase || filters.phase in line.rows) && (!filters.module || line.module === filters.module)
-    && (!needle || `${title(line)} ${line.module}`.toLowerCase().includes(needle));
+  return (
+    !empty &&
+    (!filters.phase || filters.phase in line.rows) &&
+    (!filters.module || line.module === filters.module) &&
+    (!needle || `${title(line)} ${line.module}`.toLowerCase().includes(needle))
+  );
 }
 
-function phasesIn(run) { return [...new Set(run.lines.flatMap(line => Object.keys(line.rows)))]; }
+function phasesIn(run) {
+  return [...new Set(run.lines.flatMap(line => Object.keys(line.rows)))];
+}
 
 function modulesIn(run) {
   return [...new Set(run.lines.filter(line => !line.other && line.module).map(line => line.module))].sort();
 }
 
 // The line and all that stand below it.
-function below(run, place) { return [place, ...run.children[place].flatMap(child => below(run, child))]; }
+function below(run, place) {
+  return [place, ...run.children[place].flatMap(child => below(run, child))];
+}

@@ -4,8 +4,13 @@ const THEMES = {auto: 'Automatic', light: 'Light', dark: 'Dark'};
 function viewsOf(data) {
   if (data.kind === 'compare') return {compare: ['Comparison', (_, state) => comparisonView(data, state)]};
   return {
-    summary: ['Summary', summaryView], layers: ['Layers', layersView], kernels: ['Kernels', kernelsView], roofline: ['Roofline', rooflineView],
-    steps: ['Steps', stepsView], timeline: ['Timeline', timelineView], ...(data.ranks ? {ranks: ['Ranks', () => ranksView(data)]} : {}),
+    summary: ['Summary', summaryView],
+    layers: ['Layers', layersView],
+    kernels: ['Kernels', kernelsView],
+    roofline: ['Roofline', rooflineView],
+    steps: ['Steps', stepsView],
+    timeline: ['Timeline', timelineView],
+    ...(data.ranks ? {ranks: ['Ranks', () => ranksView(data)]} : {}),
   };
 }
 
@@ -16,7 +21,9 @@ async function start() {
   try {
     data = await readData();
   } catch (error) {
-    document.getElementById('main').replaceChildren(h('p', {role: 'alert'}, `The data of this page cannot be read: ${error.message}`));
+    document
+      .getElementById('main')
+      .replaceChildren(h('p', {role: 'alert'}, `The data of this page cannot be read: ${error.message}`));
     return;
   }
   const page = {data, views: viewsOf(data), run: 0, states: new Map()};
@@ -27,26 +34,60 @@ async function start() {
 }
 
 function frame(page) {
-  const {data} = page, names = data.kind === 'compare' ? data.names.join(' → ') : data.source;
-  const ranks = data.runs.length > 1 && data.kind !== 'compare' && field('Rank', choice('rank', data.runs.map((run, place) => [String(place), run.name]), '0', value => { page.run = Number(value); turn(page, false); }));
-  return [h('div', {class: 'brand'}, h('strong', {}, 'annot'), name(names, 'source')), h('nav', {'aria-label': 'Views'}, h('ul', {}, Object.entries(page.views).map(([key, [text]]) =>
-    h('li', {}, h('a', {href: `#${key}`}, text))))), h('div', {class: 'tools'}, ranks, field('Theme', choice('theme', Object.entries(THEMES), stored() ?? 'auto', store)))];
+  const {data} = page,
+    names = data.kind === 'compare' ? data.names.join(' → ') : data.source;
+  const ranks =
+    data.runs.length > 1 &&
+    data.kind !== 'compare' &&
+    field(
+      'Rank',
+      choice(
+        'rank',
+        data.runs.map((run, place) => [String(place), run.name]),
+        '0',
+        value => {
+          page.run = Number(value);
+          turn(page, false);
+        },
+      ),
+    );
+  return [
+    h('div', {class: 'brand'}, h('strong', {}, 'annot'), name(names, 'source')),
+    h(
+      'nav',
+      {'aria-label': 'Views'},
+      h(
+        'ul',
+        {},
+        Object.entries(page.views).map(([key, [text]]) => h('li', {}, h('a', {href: `#${key}`}, text))),
+      ),
+    ),
+    h(
+      'div',
+      {class: 'tools'},
+      ranks,
+      field('Theme', choice('theme', Object.entries(THEMES), stored() ?? 'auto', store)),
+    ),
+  ];
 }
 
 // What a rank was asked stays with it; what is shown first is the first view.
 function turn(page, moved) {
-  const [key, argument] = decodeURIComponent(location.hash.slice(1)).split('/'), first = Object.keys(page.views)[0];
+  const [key, argument] = decodeURIComponent(location.hash.slice(1)).split('/'),
+    first = Object.keys(page.views)[0];
   if (key === 'main') return;
   const run = page.data.kind === 'compare' ? null : linked(page.data.runs[page.run]);
   const state = page.states.get(page.run) ?? {filters: {...NOTHING}};
   page.states.set(page.run, state);
-  const inLayer = key === 'layer' && run, view = page.views[key] ? key : inLayer ? 'layers' : first;
+  const inLayer = key === 'layer' && run,
+    view = page.views[key] ? key : inLayer ? 'layers' : first;
   const shown = inLayer ? layerView(run, state, Number(argument)) : page.views[view][1](run, state);
   const main = document.getElementById('main');
   main.replaceChildren(...shown.flat(Infinity).filter(Boolean));
   main.dataset.view = inLayer ? 'layer' : view;
   for (const link of document.querySelectorAll('#head nav a')) {
-    if (link.hash === `#${view}`) link.setAttribute('aria-current', 'page'); else link.removeAttribute('aria-current');
+    if (link.hash === `#${view}`) link.setAttribute('aria-current', 'page');
+    else link.removeAttribute('aria-current');
   }
   if (!moved) return;
   scrollTo(0, 0);
@@ -60,16 +101,31 @@ function shortcut(event) {
   if (event.key === 'Escape' && event.target.id === 'search') event.target.blur();
   if (event.key !== '/' || typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const search = document.getElementById('search');
-  if (search) { event.preventDefault(); search.focus(); search.select(); }
-  else if (document.querySelector('a[href="#layers"]')) { event.preventDefault(); location.hash = '#layers'; setTimeout(() => document.getElementById('search')?.focus()); }
+  if (search) {
+    event.preventDefault();
+    search.focus();
+    search.select();
+  } else if (document.querySelector('a[href="#layers"]')) {
+    event.preventDefault();
+    location.hash = '#layers';
+    setTimeout(() => document.getElementById('search')?.focus());
+  }
 }
 
 function stored() {
-  try { return Object.hasOwn(THEMES, localStorage.getItem('annot-theme')) ? localStorage.getItem('annot-theme') : null; } catch { return null; }
+  try {
+    return Object.hasOwn(THEMES, localStorage.getItem('annot-theme')) ? localStorage.getItem('annot-theme') : null;
+  } catch {
+    return null;
+  }
 }
 
 function store(value) {
-  try { localStorage.setItem('annot-theme', value); } catch { /* a browser may forbid it; then it lasts as long as the page */ }
+  try {
+    localStorage.setItem('annot-theme', value);
+  } catch {
+    /* a browser may forbid it; then it lasts as long as the page */
+  }
   theme(value);
 }
 

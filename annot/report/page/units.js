@@ -6,9 +6,18 @@ const UNITS = [
   [1e6, {name: 'ms', ns: 1e6, decimals: 3}],
   [0, {name: 'µs', ns: 1e3, decimals: 2}],
 ];
-const PREFIXES = [[1e18, 'E'], [1e15, 'P'], [1e12, 'T'], [1e9, 'G'], [1e6, 'M'], [1e3, 'k']];
+const PREFIXES = [
+  [1e18, 'E'],
+  [1e15, 'P'],
+  [1e12, 'T'],
+  [1e9, 'G'],
+  [1e6, 'M'],
+  [1e3, 'k'],
+];
 
-function known(value) { return value !== null && value !== undefined; }
+function known(value) {
+  return value !== null && value !== undefined;
+}
 
 function fixed(value, decimals) {
   return value.toLocaleString('en-US', {minimumFractionDigits: decimals, maximumFractionDigits: decimals});
@@ -21,7 +30,9 @@ function unitFor(times) {
   return UNITS.find(([least]) => longest >= least)[1];
 }
 
-function inUnit(unit, ns) { return known(ns) ? fixed(ns / unit.ns, unit.decimals) : ''; }
+function inUnit(unit, ns) {
+  return known(ns) ? fixed(ns / unit.ns, unit.decimals) : '';
+}
 
 function duration(ns) {
   if (!known(ns)) return '';
@@ -30,11 +41,17 @@ function duration(ns) {
   return `${inUnit(unit, ns)} ${unit.name}`;
 }
 
-function percent(part) { return known(part) ? `${fixed(100 * part, 1)}%` : ''; }
+function percent(part) {
+  return known(part) ? `${fixed(100 * part, 1)}%` : '';
+}
 
-function share(part, whole) { return known(part) && whole ? percent(part / whole) : ''; }
+function share(part, whole) {
+  return known(part) && whole ? percent(part / whole) : '';
+}
 
-function count(number) { return known(number) ? fixed(number, 0) : ''; }
+function count(number) {
+  return known(number) ? fixed(number, 0) : '';
+}
 
 function amount(number, unit = '') {
   if (!known(number)) return '';
@@ -49,4 +66,6 @@ function amount(number, unit = '') {
   return (text.includes('.') ? text.replace(/0+$/, '').replace(/\.$/, '') : text) + (unit && ` ${unit}`);
 }
 
-function plural(number, one, many = `${one}s`) { return `${count(number)} ${number === 1 ? one : many}`; }
+function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

@@ -1,180 +1,300 @@
-// The views of a profile but for the tree, a layer and the timeline.
-
-function summaryView(run) {
-  const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row]));
-  return [h('h1', {}, 'Summary'), cards(run, rows), shareOfSteps(run, rows), h('div', {class: 'columns'},
-    topLayers(run), topKernels(run)), advicePanel(run), notesPanel(run), aboutPanel(run)];
-}
-
-function cards(run, rows) {
-  const {meta} = run, device = run.time === 'gpu_ns', steps = meta.step_ns, shown = [];
-  const add = (label_, value, more) => value && shown.push(h('div', {class: 'card'}, h('dt', {}, label_), h('dd', {}, value, more && h('small', {}, more))));
-  if (device) {
-    add('GPU time', duration(meta.gpu_ns), `${share(meta.attributed_gpu_ns, meta.gpu_ns) || '0.0%'} in ranges`);
-    add('GPU busy', percent(rows.get('gpu busy')?.share), plural(rows.get('gpu busy')?.count ?? 0, 'device'));
-    add('On Tensor Cores', percent(rows.get('gpu tensor_cores')?.share), 'of kernel time');
-    add('Kernels', count(meta.kernels), plural(meta.copies, 'copy or set', 'copies and sets'));
-  }
-  if (meta.host_ns !== null) add('Host time', duration(meta.host_ns), `${plural(meta.ranges, 'range')}, ${plural(meta.threads, 'thread')}`);
-  if (meta.steps) {
-    add('Step', steps ? duration(steps.median) : count(meta.steps), steps
-      ? `median of ${count(meta.steps - steps.warmup)}${steps.warmup ? `, ${count(steps.warmup)} of warm-up` : ''}` : 'steps');
-  }
-  return shown.length ? h('dl', {class: 'cards'}, shown) : nothing('The profile is empty: no ranges, and nothing ran on a device.');
-}
-
-// Where the time of the steps went: disjoint shares that add up to it.
-function shareOfSteps(run, rows) {
-  const wall = rows.get('time wall');
-  if (!wall?.ns) return null;
-  const parts = Object.entries(run.shares).map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)})).filter(one => one.ns || one.hidden_ns);
-  const words = key => key.replace('_', ' ');
-  const whole = run.meta.steps ? 'the steps' : 'the run';
-  const devices = wall.count > 1 ? ` on ${wall.count} devices` : '';
-  return panel(`Where the time of ${whole} went`,
-    h('div', {class: 'bar tall', role: 'img', 'aria-label': parts.map(one => `${words(one.key)} ${percent(one.share)}`).join(', ')},
-      parts.map(one => sized(h('span', {class: `part-${one.key}`, title: `${words(one.key)} ${percent(one.share)}`}), 100 * one.share))),
-    h('div', {class: 'scroll'}, h('table', {class: 'plain'}, h('caption', {class: 'hidden'}, `Shares of ${whole}`),
-      h('thead', {}, h('tr', {}, ['Share', 'Time', '', 'Besides'].map((text, place) => h('th', {scope: 'col', class: place ? 'number' : 'text'}, text)), h('th', {scope: 'col', class: 'text meaning'}, 'When'))),
-      h('tbody', {}, parts.map(one => h('tr', {}, h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, words(one.key))),
-        h('td', {class: 'number'}, duration(one.ns)), h('td', {class: 'number'}, percent(one.share)),
-        h('td', {class: 'number'}, one.hidden_ns ? duration(one.hidden_ns) : ''), h('td', {class: 'text meaning'}, one.meaning)))))),
-    h('p', {class: 'hint'}, `Of ${duration(wall.ns)}${devices}. Besides: how long it went on under what stands above it.`));
-}
-
-function topLayers(run) {
-  const {numbers, whole} = measured(run, {...NOTHING});
-  const leaves = run.lines.filter(line => !line.other && numbers[line.place].self > 0);
-  const best = sorted(leaves.length ? leaves : run.lines.filter(line => numbers[line.place].self > 0), line => numbers[line.place].self, true).slice(0, 10);
-  if (!best.length) return panel('Layers', nothing('No ranges: use emit_ranges(model) around what you profile.'));
-  const longest = numbers[best[0].place].self;
-  return panel('Layers with the most time of their own', h('ol', {class: 'top'}, best.map(line => h('li', {},
-    h('a', {href: `#layer/${line.place}`}, name(title(line))), ' ', line.module && name(line.module, 'module'),
-    h('span', {class: 'value'}, `${duration(numbers[line.place].self)} · ${share(numbers[line.place].self, whole)}`),
-    h('div', {class: 'bar', 'aria-hidden': 'true'}, selfBars(run, line, longest))))),
-  h('p', {}, h('a', {href: '#layers'}, 'All layers')));
-}
-
-function selfBars(run, line, longest) {
-  const self = run.rows[run.time.replace('_ns', '_self_ns')];
-  return Object.entries(line.rows).map(([phase, row]) => self[row] > 0
-    && sized(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), 100 * self[row] / longest));
-}
-
-function topKernels(run) {
-  const rows = records(run.kernels).slice(0, 10);
-  if (!rows.length) return panel('Kernels', nothing('The profile has no device work: times are those of the host.'));
-  return panel('Kernels with the most time', h('ol', {class: 'top'}, rows.map(row => h('li', {}, name(row.name, 'kernel'),
-    h('span', {class: 'value'}, `${duration(row.gpu_ns)} · ${share(row.gpu_ns, run.meta.gpu_ns)}`),
-    h('div', {class: 'bar', 'aria-hidden': 'true'}, sized(h('span', {class: 'other'}), 100 * row.gpu_ns / rows[0].gpu_ns))))),
-  h('p', {}, h('a', {href: '#kernels'}, 'All kernels')));
-}
-
-function advicePanel(run) {
-  const found = records(run.advice);
-  return panel('What to try', found.length ? adviceList(run, found) : nothing('No rule found something to try.'));
-}
-
-function notesPanel(run) {
-  return run.meta.notes.length > 0 && panel('Notes', h('ul', {class: 'notes'}, run.meta.notes.map(note => h('li', {}, note))));
-}
-
-function aboutPanel(run) {
-  const {meta} = run;
-  const facts = [['Profile', meta.source], ['Format', meta.format], ['Written by', meta.producer], ['Steps', meta.steps ? `${count(meta.steps)}, ${meta.steps_found_by}` : ''],
-    ['Devices', records(run.summary).filter(row => row.section === 'system' && row.item === 'device').map(row => `${row.count} × ${row.text}`).join(', ')]];
-  return panel('Profile', h('dl', {class: 'about'}, facts.filter(([, value]) => value).map(([key, value]) => [h('dt', {}, key), h('dd', {}, name(value))])));
-}
+// Roofline, steps, kernels, ranks.
 
 function rooflineView(run) {
-  const points = run.lines.flatMap(line => Object.entries(line.rows).map(([phase, row]) => ({
-    place: line.place, title: title(line), module: line.module, phase, intensity: run.rows.intensity[row], speed: run.rows.flops_per_s[row],
-    moved: run.rows.bytes_per_s[row], ns: run.rows.time_ns[row], precision: run.rows.precision[row], roof: run.rows.roof_share[row], bound: run.rows.bound[row],
-  }))).filter(one => one.intensity > 0 && one.speed > 0);
+  const points = run.lines
+    .flatMap(line =>
+      Object.entries(line.rows).map(([phase, row]) => ({
+        place: line.place,
+        title: title(line),
+        module: line.module,
+        phase,
+        intensity: run.rows.intensity[row],
+        speed: run.rows.flops_per_s[row],
+        moved: run.rows.bytes_per_s[row],
+        ns: run.rows.time_ns[row],
+        precision: run.rows.precision[row],
+        roof: run.rows.roof_share[row],
+        bound: run.rows.bound[row],
+      })),
+    )
+    .filter(one => one.intensity > 0 && one.speed > 0);
   const {peaks} = run;
-  const said = peaks ? `${peaks.device ? `${peaks.device}: ` : ''}${peaks.bandwidth ? `${amount(peaks.bandwidth, 'B/s')}, ` : ''}${Object.entries(peaks.flops).map(([key, value]) => `${key} ${amount(value, 'FLOP/s')}`).join(', ')}; from ${peaks.source}`
+  const said = peaks
+    ? `${peaks.device ? `${peaks.device}: ` : ''}${peaks.bandwidth ? `${amount(peaks.bandwidth, 'B/s')}, ` : ''}${Object.entries(
+        peaks.flops,
+      )
+        .map(([key, value]) => `${key} ${amount(value, 'FLOP/s')}`)
+        .join(', ')}; from ${peaks.source}`
     : 'The peaks of the device are not known: annot roofline measures them or takes them by hand.';
-  if (!points.length) return [h('h1', {}, 'Roofline'), nothing('No layer whose work is known: use emit_ranges(model), which says shapes.')];
-  return [h('h1', {}, 'Roofline'), h('p', {class: 'told'}, said), h('p', {class: 'legend'}, [...new Set(points.map(one => one.phase))].map(phase => h('span', {class: `key ${phase}`}, phase)),
-    h('span', {class: 'hint'}, 'larger: more time')), rooflinePlot(run, points),
-  sortTable('Layers under the roof', [
-    {title: 'Layer', text: true, value: one => one.title, show: (value, one) => [h('a', {href: `#layer/${one.place}`}, name(value)), ' ', name(one.module, 'module')]},
-    {title: 'Phase', text: true, value: one => one.phase}, {title: 'Time', value: one => one.ns, show: duration},
-    {title: 'FLOP/B', value: one => one.intensity, show: value => amount(value)}, {title: 'FLOP/s', value: one => one.speed, show: value => amount(value)},
-    {title: 'B/s', value: one => one.moved, show: value => amount(value)}, {title: 'Precision', text: true, value: one => one.precision},
-    {title: 'Of the roof', value: one => one.roof, show: percent}, {title: 'Bound by', text: true, value: one => one.bound},
-  ], points, {by: 2})];
+  if (!points.length)
+    return [
+      h('h1', {}, 'Roofline'),
+      nothing('No layer whose work is known: use emit_ranges(model), which says shapes.'),
+    ];
+  return [
+    h('h1', {}, 'Roofline'),
+    h('p', {class: 'told'}, said),
+    h(
+      'p',
+      {class: 'legend'},
+      [...new Set(points.map(one => one.phase))].map(phase => h('span', {class: `key ${phase}`}, phase)),
+      h('span', {class: 'hint'}, 'larger: more time'),
+    ),
+    panel('FLOP/s over FLOP per byte', rooflinePlot(run, points)),
+    sortTable(
+      'Layers under the roof',
+      [
+        {
+          title: 'Layer',
+          text: true,
+          value: one => one.title,
+          show: (value, one) => [h('a', {href: `#layer/${one.place}`}, name(value)), ' ', name(one.module, 'module')],
+        },
+        {title: 'Phase', text: true, value: one => one.phase},
+        {title: 'Time', value: one => one.ns, show: duration},
+        {title: 'FLOP/B', value: one => one.intensity, show: value => amount(value)},
+        {title: 'FLOP/s', value: one => one.speed, show: value => amount(value)},
+        {title: 'B/s', value: one => one.moved, show: value => amount(value)},
+        {title: 'Precision', text: true, value: one => one.precision},
+        {title: 'Of the roof', value: one => one.roof, show: percent},
+        {title: 'Bound by', text: true, value: one => one.bound},
+      ],
+      points,
+      {by: 2},
+    ),
+  ];
 }
 
 function stepsView(run) {
   const rows = records(run.steps);
-  if (!rows.length) return [h('h1', {}, 'Steps'), nothing('No steps: use "for … in batches(loader)" around what you profile.')];
-  const {meta} = run, host = meta.host_ns !== null, processes = [...new Set(rows.map(row => row.process))];
-  const spread = meta.step_ns && `, median ${duration(meta.step_ns.median)}, ${duration(meta.step_ns.min)} to ${duration(meta.step_ns.max)}, spread ${duration(meta.step_ns.iqr)}`;
+  if (!rows.length)
+    return [h('h1', {}, 'Steps'), nothing('No steps: use "for … in batches(loader)" around what you profile.')];
+  const {meta} = run,
+    host = meta.host_ns !== null,
+    processes = [...new Set(rows.map(row => row.process))];
+  const spread =
+    meta.step_ns &&
+    `, median ${duration(meta.step_ns.median)}, ${duration(meta.step_ns.min)} to ${duration(meta.step_ns.max)}, spread ${duration(meta.step_ns.iqr)}`;
   const shown = processes.slice(0, 8).map((process, place) => {
     const mine = rows.filter(row => row.process === process);
-    const chart = stepChart(seriesOf(mine, host), mine[0].step, mine.map(row => row.warmup));
-    return processes.length > 1 ? panel(`Process ${place + 1} of ${processes.length}`, chart) : chart;
+    const chart = stepChart(
+      seriesOf(mine, host),
+      mine[0].step,
+      mine.map(row => row.warmup),
+    );
+    return panel(
+      processes.length > 1
+        ? `Process ${place + 1} of ${processes.length}`
+        : host
+          ? 'Host time in each step'
+          : 'GPU time in each step',
+      chart,
+    );
   });
-  return [h('h1', {}, 'Steps'), h('p', {class: 'told'}, `${plural(rows.length, 'step')}, found by: ${meta.steps_found_by}${spread || ''}`), shown, stepTable(run, rows, processes)];
+  return [
+    h('h1', {}, 'Steps'),
+    h('p', {class: 'told'}, `${plural(rows.length, 'step')}, found by: ${meta.steps_found_by}${spread || ''}`),
+    shown,
+    stepTable(run, rows, processes),
+  ];
 }
 
 // On the host a step is the wait for data, its phases and the rest; without times there, what devices did.
 function seriesOf(rows, host) {
   if (!host) return [{title: 'gpu', values: rows.map(row => row.gpu_ns)}];
-  const parts = ['data', 'forward', 'backward', 'optimizer'].map(key => ({title: key, values: rows.map(row => row[`${key}_ns`] ?? 0)}));
+  const parts = ['data', 'forward', 'backward', 'optimizer'].map(key => ({
+    title: key,
+    values: rows.map(row => row[`${key}_ns`] ?? 0),
+  }));
   const rest = rows.map(row => Math.max(0, row.host_ns - row.forward_ns - row.backward_ns - row.optimizer_ns));
   return [...parts, {title: 'other', values: rest}].filter(one => one.values.some(Boolean));
 }
 
 function stepTable(run, rows, processes) {
   const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
-  const columns = [{title: 'Step', value: row => row.step, show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`},
-    ...(processes.length > 1 ? [{title: 'Process', value: row => processes.indexOf(row.process) + 1, show: count}] : []),
-    timed('Host', 'host_ns'), timed('Data', 'data_ns'), timed('Forward', 'forward_ns'), timed('Backward', 'backward_ns'), timed('Optimizer', 'optimizer_ns'),
-    ...(run.time === 'gpu_ns' ? [timed('GPU', 'gpu_ns'), {title: 'Kernels', value: row => row.kernels, show: count}] : [])];
-  return sortTable('Steps', columns.filter(column => rows.some(row => known(column.value(row)))), rows);
+  const columns = [
+    {title: 'Step', value: row => row.step, show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`},
+    ...(processes.length > 1
+      ? [{title: 'Process', value: row => processes.indexOf(row.process) + 1, show: count}]
+      : []),
+    timed('Host', 'host_ns'),
+    timed('Data', 'data_ns'),
+    timed('Forward', 'forward_ns'),
+    timed('Backward', 'backward_ns'),
+    timed('Optimizer', 'optimizer_ns'),
+    ...(run.time === 'gpu_ns'
+      ? [timed('GPU', 'gpu_ns'), {title: 'Kernels', value: row => row.kernels, show: count}]
+      : []),
+  ];
+  return sortTable(
+    'Steps',
+    columns.filter(column => rows.some(row => known(column.value(row)))),
+    rows,
+  );
 }
 
 function kernelsView(run, state) {
   const rows = records(run.kernels);
   if (!rows.length) return [h('h1', {}, 'Kernels'), nothing('The profile has no device work.')];
-  const classes = records(run.classes), holder = h('div'), whole = run.meta.gpu_ns;
-  const filter = state.kernels ??= {search: '', kind: ''};
+  const classes = records(run.classes),
+    holder = h('div'),
+    whole = run.meta.gpu_ns;
+  const filter = (state.kernels ??= {search: '', kind: ''});
   const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
   const draw = () => {
-    const found = rows.filter(row => (!filter.kind || row.kind === filter.kind) && row.name.toLowerCase().includes(filter.search.toLowerCase()));
-    holder.replaceChildren(h('p', {class: 'told', role: 'status'}, `${plural(found.length, 'name')} of ${count(run.kernels.total)}${rows.length < run.kernels.total ? '; only the longest are here' : ''}`),
-      sortTable('Kernels', [{title: 'Name', text: true, value: row => row.name, show: value => name(value, 'kernel')},
-        {title: 'Kind', text: true, value: row => row.kind}, {title: 'Library', text: true, value: row => row.library}, {title: 'TC', help: 'Tensor Cores', text: true, value: row => (row.tensor_cores ? 'yes' : '')},
-        {title: 'Calls', value: row => row.calls, show: count}, timed('Time', 'gpu_ns'), {title: 'Share', value: row => row.gpu_ns / whole, show: percent},
-        timed('Mean', 'mean_ns'), timed('Min', 'min_ns'), timed('Max', 'max_ns'), {title: 'Layers', value: row => row.layers, show: count}], found, {by: 5}));
+    const found = rows.filter(
+      row => (!filter.kind || row.kind === filter.kind) && row.name.toLowerCase().includes(filter.search.toLowerCase()),
+    );
+    holder.replaceChildren(
+      h(
+        'p',
+        {class: 'told', role: 'status'},
+        `${plural(found.length, 'name')} of ${count(run.kernels.total)}${rows.length < run.kernels.total ? '; only the longest are here' : ''}`,
+      ),
+      sortTable(
+        'Kernels',
+        [
+          {title: 'Name', text: true, value: row => row.name, show: value => name(value, 'kernel')},
+          {title: 'Kind', text: true, value: row => row.kind},
+          {title: 'Library', text: true, value: row => row.library},
+          {title: 'TC', help: 'Tensor Cores', text: true, value: row => (row.tensor_cores ? 'yes' : '')},
+          {title: 'Calls', value: row => row.calls, show: count},
+          timed('Time', 'gpu_ns'),
+          {title: 'Share', value: row => row.gpu_ns / whole, show: percent},
+          timed('Mean', 'mean_ns'),
+          timed('Min', 'min_ns'),
+          timed('Max', 'max_ns'),
+          {title: 'Layers', value: row => row.layers, show: count},
+        ],
+        found,
+        {by: 5},
+      ),
+    );
   };
   draw();
-  return [h('h1', {}, 'Kernels'), panel('What kernels do', classTable(classes, whole)), panel('Kernels by name', h('form', {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
-    field('Search', h('input', {type: 'search', id: 'search', value: filter.search, 'aria-keyshortcuts': '/', oninput: event => { filter.search = event.target.value; later(draw); }})),
-    field('Kind', choice('kind', [['', 'All kinds'], ...[...new Set(classes.map(one => one.kind))].map(kind => [kind, kind])], filter.kind, value => { filter.kind = value; draw(); }))), holder)];
+  return [
+    h('h1', {}, 'Kernels'),
+    panel('What kernels do', classTable(classes, whole)),
+    panel(
+      'Kernels by name',
+      h(
+        'form',
+        {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
+        field(
+          'Search',
+          h('input', {
+            type: 'search',
+            id: 'search',
+            value: filter.search,
+            'aria-keyshortcuts': '/',
+            oninput: event => {
+              filter.search = event.target.value;
+              later(draw);
+            },
+          }),
+        ),
+        field(
+          'Kind',
+          choice(
+            'kind',
+            [['', 'All kinds'], ...[...new Set(classes.map(one => one.kind))].map(kind => [kind, kind])],
+            filter.kind,
+            value => {
+              filter.kind = value;
+              draw();
+            },
+          ),
+        ),
+      ),
+      holder,
+    ),
+  ];
 }
 
 function classTable(classes, whole) {
   const longest = Math.max(1, ...classes.map(one => one.gpu_ns));
-  return sortTable('Classes of kernels', [{title: 'Kind', text: true, value: one => one.kind}, {title: 'Library', text: true, value: one => one.library},
-    {title: 'TC', help: 'Tensor Cores', text: true, value: one => (one.tensor_cores ? 'yes' : '')},
-    {title: 'Relative', class: 'bars', value: one => one.gpu_ns, show: value => h('div', {class: 'bar', 'aria-hidden': 'true'}, sized(h('span', {class: 'other'}), 100 * value / longest))},
-    {title: 'Time', value: one => one.gpu_ns, show: duration}, {title: 'Share', value: one => one.gpu_ns / (whole || 1), show: percent},
-    {title: 'Calls', value: one => one.calls, show: count}, {title: 'Names', value: one => one.names, show: count}, {title: 'Layers', value: one => one.layers, show: count}], classes, {by: 4});
+  return sortTable(
+    'Classes of kernels',
+    [
+      {title: 'Kind', text: true, value: one => one.kind},
+      {title: 'Library', text: true, value: one => one.library},
+      {title: 'TC', help: 'Tensor Cores', text: true, value: one => (one.tensor_cores ? 'yes' : '')},
+      {
+        title: 'Relative',
+        class: 'bars',
+        value: one => one.gpu_ns,
+        show: value =>
+          h('div', {class: 'bar', 'aria-hidden': 'true'}, sized(h('span', {class: 'other'}), (100 * value) / longest)),
+      },
+      {title: 'Time', value: one => one.gpu_ns, show: duration},
+      {title: 'Share', value: one => one.gpu_ns / (whole || 1), show: percent},
+      {title: 'Calls', value: one => one.calls, show: count},
+      {title: 'Names', value: one => one.names, show: count},
+      {title: 'Layers', value: one => one.layers, show: count},
+    ],
+    classes,
+    {by: 4},
+  );
 }
 
 function ranksView(data) {
-  const {across, each, time, notes} = data.ranks, what = time.startsWith('gpu') ? 'GPU' : 'Host';
+  const {across, each, time, notes} = data.ranks,
+    what = time.startsWith('gpu') ? 'GPU' : 'Host';
   const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
-  const there = (columns, rows) => columns.filter(column => rows.some(row => known(column.value(row)) && column.value(row) !== ''));
+  const there = (columns, rows) =>
+    columns.filter(column => rows.some(row => known(column.value(row)) && column.value(row) !== ''));
   const layers = records(across);
-  return [h('h1', {}, 'Ranks'), panel('Each rank', sortTable('Ranks', there([{title: 'Rank', value: row => row.rank, show: count}, timed('GPU', 'gpu_ns'), timed('Host', 'host_ns'),
-    timed('Median step', 'step'), {title: 'Steps', value: row => row.steps, show: count}, timed('Collectives', 'collective_ns'),
-    {title: 'Profile', text: true, value: row => row.source, show: value => name(value)}, {title: 'Problem', text: true, value: row => row.error}], each.map(row => ({...row, step: row.step_ns?.median}))),
-  each.map(row => ({...row, step: row.step_ns?.median})))), panel(`${what} time by layer, and who is slow in it`, sortTable('Layers over ranks', [
-    {title: 'Layer', text: true, value: row => row.layer || '(model)', show: (value, row) => [name(value), ' ', name(row.module, 'module')]}, {title: 'Phase', text: true, value: row => row.phase},
-    timed('Median', 'median_ns'), timed('Slowest', 'max_ns'), {title: 'Rank', value: row => row.slowest, show: count}, timed('Spread', 'spread_ns'), {title: 'On ranks', value: row => row.ranks, show: count}], layers)),
-  notes.length > 0 && panel('Notes', h('ul', {class: 'notes'}, notes.map(note => h('li', {}, note))))];
+  return [
+    h('h1', {}, 'Ranks'),
+    panel(
+      'Each rank',
+      sortTable(
+        'Ranks',
+        there(
+          [
+            {title: 'Rank', value: row => row.rank, show: count},
+            timed('GPU', 'gpu_ns'),
+            timed('Host', 'host_ns'),
+            timed('Median step', 'step'),
+            {title: 'Steps', value: row => row.steps, show: count},
+            timed('Collectives', 'collective_ns'),
+            {title: 'Profile', text: true, value: row => row.source, show: value => name(value)},
+            {title: 'Problem', text: true, value: row => row.error},
+          ],
+          each.map(row => ({...row, step: row.step_ns?.median})),
+        ),
+        each.map(row => ({...row, step: row.step_ns?.median})),
+      ),
+    ),
+    panel(
+      `${what} time by layer, and who is slow in it`,
+      sortTable(
+        'Layers over ranks',
+        [
+          {
+            title: 'Layer',
+            text: true,
+            value: row => row.layer || '(model)',
+            show: (value, row) => [name(value), ' ', name(row.module, 'module')],
+          },
+          {title: 'Phase', text: true, value: row => row.phase},
+          timed('Median', 'median_ns'),
+          timed('Slowest', 'max_ns'),
+          {title: 'Rank', value: row => row.slowest, show: count},
+          timed('Spread', 'spread_ns'),
+          {title: 'On ranks', value: row => row.ranks, show: count},
+        ],
+        layers,
+      ),
+    ),
+    notes.length > 0 &&
+      panel(
+        'Notes',
+        h(
+          'ul',
+          {class: 'notes'},
+          notes.map(note => h('li', {}, note)),
+        ),
+      ),
+  ];
 }
