@@ -49,8 +49,8 @@ class Timeline:
 def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
     """Return the timeline of what takes part.
 
-    Of more than `most` events, half of that number are the longest ones, and the others are taken evenly from the
-    rest. Of more than 64 lanes those with the most time are there.
+    Of more than `most` events about half of that number, or more, are the longest ones, and the others are taken evenly
+    from the rest. Of more than 64 lanes those with the most time are there.
 
     Args:
         attribution: whose ranges and work.
@@ -124,11 +124,11 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     """At most so many events, and each how many-th of the short ones is there."""
     if events.height <= most:
         return events, 1
+    step = -(-2 * events.height // most)
+    longest = (most * step - events.height) // (step - 1)  # so that with the others there are as many as may be
     ordered = events.sort("length_ns", descending=True, maintain_order=True)
-    longest, rest = ordered.head(most // 2), ordered.tail(-(most // 2)).sort("lane", "start_ns", maintain_order=True)
-    room = most - most // 2
-    step = -(-rest.height // room)
-    return pl.concat([longest, rest.gather_every(step)]), step
+    rest = ordered.slice(longest).sort("lane", "start_ns", maintain_order=True)
+    return pl.concat([ordered.head(longest), rest.gather_every(step)]).head(most), step
 
 
 def _in_rows(events: pl.DataFrame, lanes: list[dict[str, Any]]) -> pl.DataFrame:

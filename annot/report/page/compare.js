@@ -176,6 +176,7 @@ function comparisonTable(data, one) {
           {
             title: 'Kernels',
             text: true,
+            class: 'changes',
             value: row => [...row.kernels_gone, ...row.kernels_new].join(' '),
             show: (_, row) => changes(row),
           },

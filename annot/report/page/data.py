@@ -16,7 +16,7 @@ from annot.analyze.kernels import by_class, layer_names, with_classes
 from annot.analyze.layer_steps import by_layer_and_step
 from annot.analyze.pieces import KEY
 from annot.analyze.roofline import layer_roofline
-from annot.analyze.step_time import SHARES, step_time
+from annot.analyze.step_time import SHARES
 from annot.analyze.summary import by_summary
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.work import by_layer_with_work
@@ -112,7 +112,7 @@ def run_data(
         "name": name, "rank": rank, "meta": _meta(meta, source), "time": Report("layer", rows, meta).time,
         "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
         "layer_steps": _layer_steps(attribution, rows), "names": _names(attribution, rows),
-        "summary": _columns(by_summary(attribution)), "shares": SHARES, "step_time": _columns(step_time(attribution)),
+        "summary": _columns(by_summary(attribution)), "shares": SHARES,
         "steps": _steps(attribution, happened.start_ns), "kernels": _kernels(attribution),
         "classes": _columns(by_class(attribution)),
         "advice": _columns(by_advice(attribution)), "peaks": None if peaks is None else peaks.as_meta(),

@@ -65,7 +65,9 @@ function rooflinePlot(run, points) {
   const roof = lines.map(one => {
     const corner = one.bandwidth ? Math.max(one.flops / one.bandwidth, low.x) : low.x;
     const begin = one.bandwidth ? Math.max(low.x, low.y / one.bandwidth) : low.x;
-    const path = `M${x(begin)},${y(Math.min(one.flops, begin * (one.bandwidth ?? Infinity)))}L${x(corner)},${y(one.flops)}L${x(high.x)},${y(one.flops)}`;
+    const left = y(Math.min(one.flops, begin * (one.bandwidth ?? Infinity))),
+      flat = y(one.flops);
+    const path = `M${x(begin)},${left}L${x(corner)},${flat}L${x(high.x)},${flat}`;
     return [
       svg('path', {class: 'roof', d: path}),
       label(width - box.right - 4, y(one.flops) - 6, `${one.precision} ${amount(one.flops, 'FLOP/s')}`, 'end'),
@@ -74,7 +76,8 @@ function rooflinePlot(run, points) {
   const dots = [...points]
     .sort((a, b) => b.ns - a.ns)
     .map(one => {
-      const said = `${one.title} ${one.module} ${one.phase}: ${amount(one.speed, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.ns)}${one.bound ? `, bound by ${one.bound}` : ''}`;
+      const reached = `${amount(one.speed, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.ns)}`;
+      const said = `${one.title} ${one.module} ${one.phase}: ${reached}${one.bound ? `, bound by ${one.bound}` : ''}`;
       return svg(
         'a',
         {href: `#layer/${one.place}`, 'aria-label': said},
@@ -133,7 +136,8 @@ function stepChart(series, first, warm) {
     for (let other = step; other < Math.min(steps, step + group); other++)
       if (totals[other] > totals[step]) step = other;
     const parts = series.map(one => [one.title, one.values[step] ?? 0]).filter(([, ns]) => ns > 0);
-    const said = `Step ${first + step}: ${parts.map(([title_, ns]) => `${title_} ${duration(ns)}`).join(', ')}${warm[step] ? ' (warm-up)' : ''}`;
+    const times = parts.map(([title_, ns]) => `${title_} ${duration(ns)}`).join(', ');
+    const said = `Step ${first + step}: ${times}${warm[step] ? ' (warm-up)' : ''}`;
     let base = 0;
     const x = box.left + bar * room;
     return svg(

@@ -73,9 +73,9 @@ function frame(page) {
 
 // What a rank was asked stays with it; what is shown first is the first view.
 function turn(page, moved) {
-  const [key, argument] = decodeURIComponent(location.hash.slice(1)).split('/'),
+  const [key, argument] = location.hash.slice(1).split('/'),
     first = Object.keys(page.views)[0];
-  if (key === 'main') return;
+  if (key === 'main' && document.getElementById('main').dataset.view) return; // the link that skips the navigation
   const run = page.data.kind === 'compare' ? null : linked(page.data.runs[page.run]);
   const state = page.states.get(page.run) ?? {filters: {...NOTHING}};
   page.states.set(page.run, state);

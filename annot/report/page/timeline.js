@@ -14,6 +14,7 @@ function timelineView(run, state) {
     tabindex: '0',
     role: 'application',
     'aria-roledescription': 'timeline',
+    'aria-label': 'Timeline',
     'aria-describedby': 'timeline-keys',
   });
   const tip = h('div', {class: 'tip', hidden: true}),
@@ -51,7 +52,7 @@ function timelineView(run, state) {
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
-      'Wheel or + and − zoom, drag or ← and → pan, 0 shows all, n and p go from event to event of a lane, Enter zooms to the event.',
+      'Wheel or + and − zoom, drag or ← and → pan, 0 shows all, n and p go from event to event, Enter zooms to one.',
     ),
     detail,
     panel('The longest in view', longest),
@@ -62,7 +63,8 @@ function timelineTold(events) {
   const out = events.left_out ? ` ${plural(events.left_out, 'lane')} with less time left out.` : '';
   if (events.every === 1)
     return `${plural(events.text.length, 'event')} in ${plural(events.lanes.length, 'lane')}.${out}`;
-  return `A sample: ${count(events.text.length)} of ${count(events.total)} events, the longest and every ${count(events.every)}th of the others.${out}`;
+  const drawn = `${count(events.text.length)} of ${count(events.total)} events`;
+  return `A sample: ${drawn}, the longest and one in ${count(events.every)} of the others.${out}`;
 }
 
 // Where each lane stands, and where the events of each of its rows begin in the arrays.
@@ -211,10 +213,14 @@ function draw(view) {
   Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
   canvas.setAttribute(
     'aria-label',
-    `Timeline, ${duration(Math.max(0, Math.round(view.from)))} to ${duration(Math.round(Math.min(view.to, view.end)))} of ${duration(view.end)}`,
+    `Timeline, ${instant(Math.max(0, view.from))} to ${instant(Math.min(view.to, view.end))} of ${instant(view.end)}`,
   );
   clearTimeout(view.settled);
   view.settled = setTimeout(() => listLongest(view), 120);
+}
+
+function instant(at) {
+  return duration(Math.round(at));
 }
 
 function drawAxis(view, paper, colour, width) {

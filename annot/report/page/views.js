@@ -19,13 +19,7 @@ function rooflineView(run) {
     )
     .filter(one => one.intensity > 0 && one.speed > 0);
   const {peaks} = run;
-  const said = peaks
-    ? `${peaks.device ? `${peaks.device}: ` : ''}${peaks.bandwidth ? `${amount(peaks.bandwidth, 'B/s')}, ` : ''}${Object.entries(
-        peaks.flops,
-      )
-        .map(([key, value]) => `${key} ${amount(value, 'FLOP/s')}`)
-        .join(', ')}; from ${peaks.source}`
-    : 'The peaks of the device are not known: annot roofline measures them or takes them by hand.';
+  const said = peaks ? peaksTold(peaks) : 'The peaks of the device are not known: annot roofline measures them.';
   if (!points.length)
     return [
       h('h1', {}, 'Roofline'),
@@ -65,6 +59,12 @@ function rooflineView(run) {
   ];
 }
 
+function peaksTold(peaks) {
+  const flops = Object.entries(peaks.flops).map(([precision, value]) => `${precision} ${amount(value, 'FLOP/s')}`);
+  const numbers = [...(peaks.bandwidth ? [amount(peaks.bandwidth, 'B/s')] : []), ...flops].join(', ');
+  return `${peaks.device ? `${peaks.device}: ` : ''}${numbers}; from ${peaks.source}`;
+}
+
 function stepsView(run) {
   const rows = records(run.steps);
   if (!rows.length)
@@ -72,9 +72,9 @@ function stepsView(run) {
   const {meta} = run,
     host = meta.host_ns !== null,
     processes = [...new Set(rows.map(row => row.process))];
-  const spread =
-    meta.step_ns &&
-    `, median ${duration(meta.step_ns.median)}, ${duration(meta.step_ns.min)} to ${duration(meta.step_ns.max)}, spread ${duration(meta.step_ns.iqr)}`;
+  const of = meta.step_ns;
+  const ends = of && `${duration(of.min)} to ${duration(of.max)}, spread ${duration(of.iqr)}`;
+  const spread = of && `, median ${duration(of.median)}, ${ends}`;
   const shown = processes.slice(0, 8).map((process, place) => {
     const mine = rows.filter(row => row.process === process);
     const chart = stepChart(
@@ -141,6 +141,7 @@ function kernelsView(run, state) {
     whole = run.meta.gpu_ns;
   const filter = (state.kernels ??= {search: '', kind: ''});
   const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
+  const cut = rows.length < run.kernels.total;
   const draw = () => {
     const found = rows.filter(
       row => (!filter.kind || row.kind === filter.kind) && row.name.toLowerCase().includes(filter.search.toLowerCase()),
@@ -149,7 +150,7 @@ function kernelsView(run, state) {
       h(
         'p',
         {class: 'told', role: 'status'},
-        `${plural(found.length, 'name')} of ${count(run.kernels.total)}${rows.length < run.kernels.total ? '; only the longest are here' : ''}`,
+        `${plural(found.length, 'name')} of ${count(run.kernels.total)}${cut ? '; only the longest are here' : ''}`,
       ),
       sortTable(
         'Kernels',
@@ -285,6 +286,7 @@ function ranksView(data) {
           {title: 'On ranks', value: row => row.ranks, show: count},
         ],
         layers,
+        {by: 2},
       ),
     ),
     notes.length > 0 &&
