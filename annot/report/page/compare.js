@@ -79,8 +79,8 @@ function sides(data) {
           'small',
           {},
           name(data.names[place]),
-          data.devices[place] && [', ', name(data.devices[place])],
-          steps && `, ${plural(steps[place], 'step')}`,
+          name(data.devices[place]),
+          steps && plural(steps[place], 'step'),
         ),
       ),
     );

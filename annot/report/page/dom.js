@@ -32,7 +32,7 @@ function printable(text) {
 
 // A name of the profile, whose direction does not spread to what stands beside it.
 function name(text, className = 'name') {
-  return h('bdi', {class: className, title: text}, text);
+  return text === '' ? null : h('bdi', {class: className, title: text}, text);
 }
 
 function sized(element, width) {

@@ -54,13 +54,17 @@ function layerView(run, state, place) {
       'div',
       {class: 'columns'},
       panel('Times and work', factTable(run, line, 'Times and work', FACTS)),
-      panel('Share of the run', layerShare(run, line), shapesOf(run, line)),
+      h(
+        'div',
+        {},
+        panel('Share of the run', layerShare(run, line), shapesOf(run, line)),
+        childrenOf(run, place),
+        layerAdvice(run, line),
+      ),
     ),
     hasCounters(run, line) && panel('Hardware counters', factTable(run, line, 'Hardware counters', COUNTERS)),
     kernelsOf(run, place),
     layerSteps(run, line),
-    childrenOf(run, place),
-    layerAdvice(run, line),
     run.timeline.text.length > 0 &&
       h(
         'p',
