@@ -270,12 +270,12 @@ def test_steps_over_time(fresh: Page, tmp_path: Path) -> None:
     """A bar for each step; of a thousand the longest of some neighbours, which is said."""
     rows = Rows()
     for step in range(1000):
-        rows.range(f"Batch {step} |step", 1000 * step, 1000 * step + (900 if step == 501 else 500))
+        rows.range(f"Batch {step} |step", 1000 * step, 1000 * step + (900 if step == 502 else 500))
     fresh.open(_page_of(rows.build(), tmp_path), "steps")
     assert "1,000 steps" in fresh.text("main .told")
     assert "the longest of 3 steps" in fresh.text("main section .hint")
     titles = fresh.run("[...document.querySelectorAll('main svg g title')].map(one => one.textContent)")
-    assert "Step 501: other 0.90 µs" in titles
+    assert "Step 502: other 0.90 µs" in titles
     assert len(titles) == 334
 
 
@@ -473,6 +473,23 @@ def test_ranks_are_chosen_and_compared(fresh: Page, tmp_path: Path) -> None:
     fresh.go("ranks")
     rows = [row.split("\t") for row in fresh.texts("main section:nth-of-type(2) tbody tr")]
     assert rows[0][:5] == ["fc Linear", "forward", "500.00 µs", "700.00 µs", "1"]
+
+
+def test_processes_of_a_file_are_ranks(fresh: Page, tmp_path: Path) -> None:
+    """With --by-process each process of one file has views of its own, and only its own work in them."""
+    profile = SqliteProfile()
+    for process, length in ((1, 300), (2, 700)):
+        profile.layer("fc Linear [4,8]f32 |fwd", 0, 900, of_process=process)
+        profile.call(10, 20, 1, of_process=process)
+        profile.kernel(30, 30 + length * US, 1, of_process=process)
+    run = profile.write(tmp_path / "run.sqlite")
+    fresh.open(_written(run, "--by-process"), "layers")
+    assert _tree(fresh)["fc"][0] == "300.00"
+    _choose(fresh, "rank", "1")
+    assert _tree(fresh)["fc"][0] == "700.00"
+    fresh.open(_written(run, "--by-process", "--rank", "1", "--force"), "layers")
+    assert _tree(fresh)["fc"][0] == "700.00"
+    assert fresh.run("document.getElementById('rank')") is None
 
 
 def test_comparison(fresh: Page, tmp_path: Path) -> None:
