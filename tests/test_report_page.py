@@ -11,9 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 from chromium import Page, browser
+from shared_data import shared
 from sqlite_profile import SqliteProfile, training
 from tables import ENGINE, Rows
 
+from annot.analyze.counters import layer_counters
 from annot.analyze.layer_steps import by_layer_and_step
 from annot.analyze.timeline import timeline
 from annot.cli import main
@@ -229,6 +231,19 @@ def test_page_of_a_layer(fresh: Page, trained: Path) -> None:
     kernels = [row.split("\t") for row in fresh.texts(table)]
     assert [row[:2] for row in kernels] == [["conv_bwd", "backward"], ["conv_fwd", "forward"]]
     assert fresh.run("document.querySelectorAll('main svg rect').length") == 4
+
+
+def test_counters_of_a_layer(fresh: Page, tmp_path: Path) -> None:
+    """What hardware counters say of a layer stands on its page, as the table of bottlenecks has it."""
+    profile = load(shared("ncu/leleucas_bert_attention_torch_a100.csv"))
+    attribution = attribute(profile)
+    row = layer_counters(attribution)
+    assert row is not None
+    fresh.open(_page_of(profile, tmp_path), "layer/0")
+    facts = dict(line.split("\t")[:2] for line in fresh.texts("table[aria-label='Hardware counters'] tbody tr"))
+    names = {"L1 throughput": "l1_throughput", "L2 throughput": "l2_throughput"}
+    assert facts == {label: f"{units.amount(row[name][0])}%" for label, name in names.items()}
+    assert "NaN" not in fresh.go("kernels").text("main")  # of kernels whose times nobody knows
 
 
 def test_tables_sort_and_search(fresh: Page, trained: Path) -> None:
