@@ -13,11 +13,9 @@ import pytest
 from chromium import Page, browser
 from shared_data import shared
 from sqlite_profile import SqliteProfile, training
-from tables import ENGINE, Rows
+from tables import Rows, many_kernels
 
 from annot.analyze.counters import layer_counters
-from annot.analyze.layer_steps import by_layer_and_step
-from annot.analyze.timeline import timeline
 from annot.cli import main
 from annot.correlate import Attribution, attribute, by_layer
 from annot.profile import Profile
@@ -185,22 +183,6 @@ def test_steps_filter_agrees_with_the_command(fresh: Page, trained: Path) -> Non
     assert _tree(fresh)["0"][2] == "2.400"
 
 
-def test_steps_of_layers_add_up_as_the_chosen_steps_do() -> None:
-    """Each row of a step is what `attribute` of that step alone gives."""
-    rows = Rows()
-    for step in range(3):
-        zero = 10_000 * step
-        rows.range(f"Batch {step} |step", zero, zero + 9000).range("net Net |fwd", zero + 10, zero + 900)
-        rows.range("net.fc Linear |fwd", zero + 20, zero + 400 + step).kernel(zero + 30, (zero + 50, zero + 150 + step))
-    attribution = attribute(rows.build())
-    table = by_layer_and_step(attribution)
-    key = ["layer", "module", "phase"]
-    columns = ["host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns"]
-    for step in range(3):
-        alone = by_layer(attribute(rows.build(), steps=slice(step, step + 1))).select(*key, *columns).sort(key)
-        assert table.filter(pl.col("step") == step).select(*key, *columns).sort(key).rows() == alone.rows()
-
-
 def test_keys_walk_in_the_tree_and_open_a_layer(fresh: Page, trained: Path) -> None:
     """Down, left (folds), right (unfolds), left (to what stands above), Enter: the page of the layer."""
     fresh.open(trained, "layers")
@@ -345,26 +327,9 @@ def test_timeline_says_what_an_event_is(fresh: Page, trained: Path) -> None:
     fresh.wait("document.querySelector('main section table').textContent.split('conv_fwd').length === 2")  # one of two
 
 
-def _many(events: int) -> Profile:
-    number = pl.int_range(events, eager=True)
-    kernels = pl.DataFrame({"start": number * 10, "length": 1 + number % 7}).with_columns(
-        process=pl.lit(1, pl.Int64), device=pl.lit(0, pl.Int64), stream=pl.lit(7, pl.Int64),
-        end=pl.col("start") + pl.col("length"), name=pl.format("k{}", pl.col("start") % 5),
-    )  # fmt: skip
-    return Profile.build({}, kernels=kernels.drop("length"))
-
-
 def test_a_large_timeline_is_a_sample_and_says_so(fresh: Page, tmp_path: Path) -> None:
-    """Of 250,000 kernels 100,000 are drawn, the longest among them; the page says how they were chosen."""
-    profile = _many(250_000)
-    found = timeline(attribute(profile))
-    assert found.total == 250_000
-    assert found.events.height == 100_000
-    assert found.events["start_ns"].is_sorted()
-    assert set(found.events["length_ns"].unique()) == set(range(1, 8))  # the short ones are there, too
-    longest = (1 + pl.int_range(250_000, eager=True) % 7).sort(descending=True)[:50_000]
-    assert found.events["length_ns"].sort(descending=True)[:50_000].sum() >= longest.sum()
-    fresh.open(_page_of(profile, tmp_path), "timeline")
+    """The page says how the events were chosen, and draws what can be seen."""
+    fresh.open(_page_of(many_kernels(250_000), tmp_path), "timeline")
     assert re.search(r"A sample: [\d,]+ of 250,000 events", fresh.text("main .told"))
     fresh.wait("Number(document.getElementById('timeline').dataset.drawn) > 100")
     drawn = int(fresh.run("document.getElementById('timeline').dataset.drawn"))
@@ -374,20 +339,6 @@ def test_a_large_timeline_is_a_sample_and_says_so(fresh: Page, tmp_path: Path) -
         fresh.press("+")
     begin, end = _range(fresh)
     assert end - begin == pytest.approx(2_500_000 / 2**12, rel=0.01)
-
-
-def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> None:
-    """What overlaps in a lane is packed into rows; what nests stands below what it lies in."""
-    rows = Rows().range("outer", 0, 100).range("inner", 10, 90).range("other thread", 0, 50, thread=ENGINE)
-    rows.range("crossing", 50, 150, kind="start")
-    rows.kernel(5, (20, 60), name="a").kernel(6, (30, 50), name="b").kernel(7, (60, 70), name="c")
-    found = timeline(attribute(rows.build()))
-    lanes = [(lane["kind"], lane["rows"]) for lane in found.lanes]
-    assert lanes == [("range", 2), ("range", 1), ("crossing", 1), ("work", 2)]
-    row = dict(found.events.select("text", "row").iter_rows())
-    assert {name: row[name] for name in ("outer", "inner", "a", "b", "c", "crossing")} == {
-        "outer": 0, "inner": 1, "a": 0, "b": 1, "c": 0, "crossing": 0,
-    }  # fmt: skip
 
 
 def _hostile() -> Profile:
@@ -581,29 +532,6 @@ def test_light_and_dark(fresh: Page, trained: Path) -> None:
     assert fresh.run(background) == dark
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_colours_can_be_told_apart() -> None:
-    """Texts have the contrast of WCAG AA (4.5), bars and borders that of graphics (3), light and dark."""
-    blocks = re.findall(r":root(?:\[data-theme=\"dark\"\])? \{(.*?)\n\}", (SCRIPTS / "page.css").read_text(), re.DOTALL)
-    for block in blocks[:2]:
-        colour = dict(re.findall(r"--([\w-]+):\s+(#[0-9a-f]{6})", block))
-
-        def contrast(one: str, other: str, colour: dict[str, str] = colour) -> float:
-            bright, dim = sorted((_luminance(colour[one]), _luminance(colour[other])), reverse=True)
-            return (bright + 0.05) / (dim + 0.05)
-
-        for text in ("text", "muted", "accent", "good", "bad"):
-            assert min(contrast(text, ground) for ground in ("page", "surface", "hover")) >= 4.5, text
-        for fill in ("forward", "backward", "recompute", "optimizer", "data", "other"):
-            assert min(contrast(fill, ground) for ground in ("page", "surface")) >= 3, fill
-            assert contrast("on-fill", fill) >= 4.5, fill
-
-
 def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
     """The rules of `annot.report.units` hold in the page, number by number."""
     times = [0, 1, 999, 1_234, 999_999, 1_000_000, 12_345_678, 100_000_000, 999_999_999, 1_000_000_001, 98_765_432_101]
@@ -617,19 +545,6 @@ def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
     assert found[0] == [units.duration(time) for time in times]
     assert found[1] == [units.amount(number) for number in amounts]
     assert found[2:] == [units.share(1, 3), units.count(1_234_567)]
-
-
-def test_the_command_refuses_what_a_page_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page is a file, and has all tables; a file that exists stays."""
-    run = str(training(device=False).write(tmp_path / "run.sqlite"))
-    assert main(["report", run, "--format", "html"]) == 2
-    assert "--format html needs -o OUT" in capsys.readouterr().err
-    assert main(["report", run, "--format", "html", "-o", str(tmp_path / "x.html"), "--by", "kernel"]) == 2
-    assert "--format html knows no --by" in capsys.readouterr().err
-    assert main(["compare", run, run, "--format", "html"]) == 2
-    (tmp_path / "there.html").write_text("mine")
-    assert main(["report", run, "--format", "html", "-o", str(tmp_path / "there.html")]) == 1
-    assert (tmp_path / "there.html").read_text() == "mine"
 
 
 def test_times_beyond_what_scripts_count(fresh: Page, tmp_path: Path) -> None:
