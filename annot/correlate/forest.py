@@ -33,6 +33,7 @@ class Forest:
         keys: layer, module, phase of each key; grows with backward layers.
         nodes: the chains of keys; grows with the chains that work in CUDA graphs has.
         matched: the nodes that stand for backward layers found by sequence number, and what lies in them.
+        pairs: rows in `tree`: of the outermost range of each backward operation that of its forward one.
         open_ranges: how many ranges had no end; they count to the end of the capture.
     """
 
@@ -43,6 +44,7 @@ class Forest:
     keys: Keys
     nodes: Nodes
     matched: frozenset[int]
+    pairs: dict[int, int]
     open_ranges: int
 
 
@@ -56,11 +58,11 @@ def grow(intake: Intake, last: int) -> Forest:
     says, keys = _keyed(intake.says())
     threads = intake.threads()
     nested = nest(intake.give(last))
-    path, nodes, matched = paths_of(nested.tree, says, keys, threads)
+    path, nodes, matched, pairs = paths_of(nested.tree, says, keys, threads)
     columns = ["id", "thread", "start", "end", "says"]
     tree = nested.tree.select(*columns, "parent", path)
     loose = nested.loose.select(*columns, "foreign")
-    return Forest(tree, loose, threads, says, keys, nodes, matched, intake.open_ranges)
+    return Forest(tree, loose, threads, says, keys, nodes, matched, pairs, intake.open_ranges)
 
 
 def _keyed(says: pl.DataFrame) -> tuple[pl.DataFrame, Keys]:
