@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
@@ -16,6 +16,7 @@ from annot.analyze.pairs import forward_of
 from annot.analyze.tracks import Tracks
 from annot.correlate import Attribution, sweep
 from annot.correlate.host_times import known
+from annot.profile import Source
 
 __all__ = ["EVENTS", "Events", "events"]
 
@@ -39,7 +40,7 @@ _SLICE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Arrows:
-    """Which arrows there are: process, correlation, arrow of launches; of ranges begin, end, arrow."""
+    """Which arrows there are: process, correlation, start, arrow of launches; of ranges begin, end, arrow."""
 
     launches: pl.DataFrame
     ranges: pl.DataFrame
@@ -63,7 +64,8 @@ class Events:
         """The first instant (ns) of the profile, in its own time."""
         forest = self._attribution.forest
         instants = [part["start"].min() for part in (forest.tree, forest.loose)] if self._has_times else []
-        instants += [block["start"].min() for block in _source(self._attribution).work_blocks()]
+        for blocks in (self._calls(), _source(self._attribution).work_blocks()):
+            instants += [block["start"].min() for block in blocks]
         instants += [self._attribution.steps.table["start"].min() if self._has_times else None]
         return min((instant for instant in instants if isinstance(instant, int)), default=0)
 
@@ -79,16 +81,24 @@ class Events:
 
     def _arrows(self) -> _Arrows:
         """Number the launches that led to device work, then the forward ranges that led to backward ones."""
-        ids = {"process": pl.Int64, "correlation": pl.Int64}
-        parts = [pl.DataFrame(schema=ids)] if self._has_times else []
-        for block in _source(self._attribution).work_blocks() if self._has_times else ():
-            kept = self._attribution.places.of(block).filter(~pl.col("left_out") & pl.col("correlation").is_not_null())
-            parts.append(kept.select(pl.col(ids).cast(pl.Int64)).unique())
-        led = pl.concat(parts).unique(maintain_order=True) if parts else pl.DataFrame(schema=ids)
-        launched = led.with_row_index("arrow").with_columns(pl.col("arrow").cast(pl.Int64))
+        ids = ["process", "correlation"]
+        led = [block.filter(~pl.col("left_out")).select(_wholes(*ids)).unique() for block in self._placed()]
+        calls = [block.select(_wholes(*ids, "thread", "start")) for block in self._calls()]
+        nothing = pl.DataFrame(schema=dict.fromkeys([*ids, "thread", "start"], pl.Int64))
+        first = pl.concat([nothing, *calls]).drop_nulls().group_by(ids, maintain_order=True).agg(pl.col("start").min())
+        first = first.join(pl.concat([nothing.select(ids), *led]), on=ids, how="semi", maintain_order="left")
+        launched = first.with_row_index("arrow").with_columns(pl.col("arrow").cast(pl.Int64))
         pairs = forward_of(self._attribution.forest)
         numbers = pl.int_range(launched.height, launched.height + pairs.height, dtype=pl.Int64, eager=True)
         return _Arrows(launched, pairs.with_columns(numbers.alias("arrow")))
+
+    def _calls(self) -> Iterator[pl.DataFrame]:
+        """The API calls, if the profile knows when they were made."""
+        return iter(()) if not self._has_times else _source(self._attribution).launch_blocks()
+
+    def _placed(self) -> Iterator[pl.DataFrame]:
+        """The device work with its places."""
+        return (self._attribution.places.of(block) for block in _source(self._attribution).work_blocks())
 
     def _steps(self) -> Iterator[pl.DataFrame]:
         steps = self._attribution.steps
@@ -128,34 +138,36 @@ class Events:
         """What each text says, and how the range is called: ``features.0 Conv2d backward``."""
         said = self._attribution.forest.says
         model = pl.when((pl.col("layer") == "") & (pl.col("module") != "") & pl.col("layered")).then(pl.lit("(model)"))
-        phase = pl.when(pl.col("phase").is_in(["backward", "recompute", "optimizer"]) & pl.col("role").is_null())
+        operation = pl.col("role").is_in(["operator", "backward"])
+        phase = pl.when(pl.col("phase").is_in(["backward", "recompute", "optimizer"]) & ~operation)
         parts = (pl.coalesce(model, "layer"), "module", pl.col("number").cast(pl.String), phase.then("phase"))
         texts = pl.concat_list(*parts).list.drop_nulls()
         name = texts.list.eval(pl.element().filter(pl.element() != "")).list.join(" ")
         return said.select(name.alias("name"), "layer", "module", "phase", "shapes")
 
     def _launches(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
-        for block in _source(self._attribution).launch_blocks():
+        for block in self._calls():
             name = _text("name") if "name" in block.columns else pl.lit("launch").alias("name")
-            rows = block.select(pl.col("process", "thread", "start", "end", "correlation").cast(pl.Int64), name)
-            rows = rows.drop_nulls(["start", "thread"]).join(arrows.launches, on=["process", "correlation"])
+            rows = block.select(*_wholes("process", "thread", "start", "end", "correlation"), name)
+            rows = rows.join(arrows.launches, on=["process", "correlation", "start"]).unique("arrow", keep="first")
             rows = rows.with_columns(_length()).sort("start", maintain_order=True)
             track = self.tracks.of_launches(rows)
             yield rows.with_columns(track, kind=pl.lit("launch")).rename({"arrow": "arrow_out"})
 
     def _work(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
         keys, nodes = self._attribution.forest.keys, self._attribution.forest.nodes
-        for block in _source(self._attribution).work_blocks():
-            placed = self._attribution.places.of(block).filter(~pl.col("left_out") & pl.col("start").is_not_null())
+        for block in self._placed():
+            placed = block.filter(~pl.col("left_out") & pl.col("start").is_not_null())
             names = [keys.names[nodes.keys[node]] for node in placed["node"].unique(maintain_order=True)]
             there = pl.DataFrame(names, schema=dict.fromkeys(("layer", "module", "phase"), pl.String), orient="row")
             there = there.with_columns(placed["node"].unique(maintain_order=True))
             rows = placed.select(
-                "node", "start", *(_whole(placed, name) for name in ("process", "device", "stream", "correlation")),
+                "node", "start", *_wholes("process", "correlation"), _whole(placed, "device"), _whole(placed, "stream"),
                 _text("name"), pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy")).alias("kind"),
                 pl.col("gpu_ns").alias("length"),
             ).join(there, on="node", how="left", maintain_order="left")  # fmt: skip
-            rows = rows.join(arrows.launches, on=["process", "correlation"], how="left", maintain_order="left")
+            launched = arrows.launches.select("process", "correlation", "arrow")
+            rows = rows.join(launched, on=["process", "correlation"], how="left", maintain_order="left")
             rows = rows.sort("start", maintain_order=True)
             yield rows.with_columns(self.tracks.of_work(rows)).rename({"arrow": "arrow_in"})
 
@@ -179,12 +191,17 @@ def events(attribution: Attribution) -> Events:
     return Events(attribution)
 
 
-def _source(attribution: Attribution) -> Any:
+def _source(attribution: Attribution) -> Source:
+    assert attribution.source is not None
     return attribution.source
 
 
 def _whole(table: pl.DataFrame, name: str) -> pl.Expr:
     return pl.col(name).cast(pl.Int64) if name in table.columns else pl.lit(None, pl.Int64).alias(name)
+
+
+def _wholes(*names: str) -> list[pl.Expr]:
+    return [pl.col(name).cast(pl.Int64) for name in names]
 
 
 def _text(name: str) -> pl.Expr:
