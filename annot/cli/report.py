@@ -102,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the report; return the exit status."""
     from annot.cli.exports import FORMATS, export, export_problem
     from annot.cli.output import check_output, deliver, output_problem
+    from annot.cli.progress import progress
 
     # What polars has freed, it keeps for ten seconds, which is longer than a report takes.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
@@ -109,10 +110,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
     check_output(args)
-    if args.format in FORMATS:
-        export(args)
-        return 0
-    report = _official(args) if args.rule == "nsight" else _layers(args)
+    with progress():
+        if args.format in FORMATS:
+            export(args)
+            return 0
+        report = _official(args) if args.rule == "nsight" else _layers(args)
     deliver(report, lambda console: _print(report, console), args)
     return 0
 
@@ -130,9 +132,12 @@ def print_report(path: Path, *, by: Table = "layer", console: Console | None = N
     """
     from rich.console import Console as RichConsole
 
+    from annot.cli.progress import progress
     from annot.ranks.task import Question, report_file
 
-    _print(report_file(str(path), Question(by)), console or RichConsole())
+    with progress():
+        report = report_file(str(path), Question(by))
+    _print(report, console or RichConsole())
 
 
 def _number(text: str) -> int:

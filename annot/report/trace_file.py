@@ -15,6 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.analyze.events import Events
+from annot.progress import tell
 
 __all__ = ["write_trace"]
 
@@ -31,8 +32,10 @@ def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], A
     """
     other = json.dumps(meta | {"start_ns": events.zero})
     write(f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n'.encode())
-    begun = False
+    begun, done = False, 0
     for block in events.blocks():
+        done += block.height
+        tell("writing the trace", done, unit="events")
         groups = {track.number: track.group for track in events.tracks.all()}
         for lines in (_complete(block, groups), _asynchronous(block, groups)):
             if lines:
