@@ -20,18 +20,22 @@ _SECONDS = 2.0
 
 
 @contextmanager
-def progress(after: float = _SECONDS) -> Iterator[None]:
-    """Show what is told in a block if the block takes longer than so many seconds."""
+def progress(after: float | None = None) -> Iterator[threading.Event | None]:
+    """Show what is told in a block if the block takes longer than so many seconds, None: two.
+
+    Yields:
+        What is set as soon as something is shown; None: nothing will be, for there is no terminal.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield None
         return
     display = _Display()
-    timer = threading.Timer(after, display.start)
+    timer = threading.Timer(_SECONDS if after is None else after, display.start)
     timer.daemon = True
     with listening(display.tell):
         timer.start()
         try:
-            yield
+            yield display.started
         finally:
             timer.cancel()
             display.stop()
@@ -41,6 +45,7 @@ class _Display:
     """A line with the work that goes on; the timer's thread starts it, the one that works ends it."""
 
     def __init__(self) -> None:
+        self.started = threading.Event()
         self._lock = threading.Lock()
         self._shown: Progress | None = None
         self._ended = False
@@ -57,6 +62,7 @@ class _Display:
                 self._shown = _line()
                 self._shown.start()
                 self._update()
+        self.started.set()
 
     def stop(self) -> None:
         with self._lock:
