@@ -26,7 +26,7 @@ from annot.cli import main
 from annot.cli.progress import progress as shown
 from annot.correlate import attribute, summarize
 from annot.read import load, source
-from annot.report import TABLES, Report
+from annot.report import TABLES, Report, report_on
 from annot.report.dlprof import LOOKS, print_analysis
 from annot.report.table import print_table
 
@@ -50,6 +50,18 @@ def test_every_table_fits_every_width(name: str, tmp_path: Path) -> None:
             lines = text.getvalue().splitlines()
             assert max(map(cell_len, lines)) <= width, (by, width)
             assert report.rows.is_empty() or "…" not in lines[1], (by, width)
+
+
+def test_long_notes_hang_behind_their_word(trained: Path) -> None:
+    """The second line of a note begins where its first did, behind the word that tells what it is."""
+    profile = load(trained)
+    profile.meta["notes"].append("one two three four " * 5)
+    text = io.StringIO()
+    print_table(report_on(profile), Console(file=text, width=60, color_system=None))
+    lines = text.getvalue().splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("Note: one two"))
+    assert lines[first + 1].startswith("      ")
+    assert lines[first + 1].strip().split()[0] in ("one", "two", "three", "four")
 
 
 @pytest.fixture
@@ -105,7 +117,7 @@ def test_progress_on_a_terminal(terminal: tuple[int, TextIO], monkeypatch: pytes
     monkeypatch.setattr(sys, "stderr", terminal[1])
     with shown(after=0) as started:
         assert started is not None
-        started.wait()
+        assert started.wait(60)
         progress.tell("reading [bold]NVTX\x1b[2J", 250_000, 1_000_000, "rows")
     said = _written(terminal)
     assert "reading [bold]NVTX\\x1b[2J" in said

@@ -15,7 +15,7 @@ from annot.report import Report
 from annot.report.tree import LAYER_PHASES, Line, layer_lines, other_lines
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
-__all__ = ["Column", "fitted_table", "notes", "print_table"]
+__all__ = ["Column", "Hanging", "fitted_table", "notes", "print_table"]
 
 _NARROW, _MEDIUM, _WIDE, _FULL = 76, 90, 100, 120
 _LABEL: Final = 12  # columns left for names, at least
@@ -306,7 +306,22 @@ def _totals(meta: dict[str, Any]) -> list[RenderableType]:
 
 def notes(meta: dict[str, Any]) -> list[RenderableType]:
     """Return a line per note of a run."""
-    return [Text(f"Note: {printable(note)}", style="yellow") for note in meta["notes"]]
+    return [Hanging("Note: ", printable(note), "yellow") for note in meta["notes"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """A text behind a word; where it takes several lines, they all begin behind the word."""
+
+    head: str
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = Text(self.text, self.style).wrap(console, max(options.max_width - len(self.head), _LABEL))
+        for number, line in enumerate(lines):
+            line.rstrip()
+            yield Text(" " * len(self.head) if number else self.head, self.style).append_text(line)
 
 
 def _device_line(meta: dict[str, Any]) -> str:
