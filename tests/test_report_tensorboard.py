@@ -6,11 +6,14 @@ import io
 import struct
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from sqlite_profile import SqliteProfile, training
 
 from annot.cli import main
+from annot.report.chart import Chart, Series, as_svg
+from annot.report.raster import as_png
 from annot.report.tensorboard import FILE
 from annot.report.tfevents import crc32c
 
@@ -129,6 +132,25 @@ def test_pictures(trained: Path, tmp_path: Path) -> None:
         picture = image.open(io.BytesIO(event.encoded_image_string))
         assert (picture.format, picture.size) == ("PNG", (event.width, event.height))
         assert len(picture.getcolors(1 << 20)) > 5
+
+
+def test_a_picture_shows_what_the_svg_does() -> None:
+    """Marks, the line between them, the grid, axes and texts stand where the SVG has them, in its colours."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    chart = Chart("title", "x", "y", [Series("a", [(1, 2.0), (2, 3.5)])], lines=True)
+    data, width, height = as_png(chart, scale=2)
+    picture = image.open(io.BytesIO(data)).convert("RGB")
+    assert picture.size == (width, height) == (1720, 960)
+    root = ElementTree.fromstring(as_svg(chart))
+    circles = [element for element in root if element.tag.endswith("circle")]
+    places = [(float(circle.attrib["cx"]) * 2, float(circle.attrib["cy"]) * 2) for circle in circles]
+    ink = tuple(bytes.fromhex(circles[0].attrib["fill"][1:]))
+    middle = tuple(sum(ends) / 2 for ends in zip(*places, strict=True))
+    for x, y in (*places, middle):
+        around = [picture.getpixel((round(x) + dx, round(y) + dy)) for dx in (-1, 0, 1) for dy in (-1, 0, 1)]
+        assert ink in around
+    found = {color for _, color in picture.getcolors(1 << 20)}
+    assert {(0xDD, 0xDD, 0xDD), (0x55, 0x55, 0x55), (0x33, 0x33, 0x33)} <= found
 
 
 def test_existing_file(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
