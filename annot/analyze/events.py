@@ -138,7 +138,7 @@ class Events:
         """What each text says, and how the range is called: ``features.0 Conv2d backward``."""
         said = self._attribution.forest.says
         model = pl.when((pl.col("layer") == "") & (pl.col("module") != "") & pl.col("layered")).then(pl.lit("(model)"))
-        operation = pl.col("role").is_in(["operator", "backward"])
+        operation = pl.col("role").is_in(["operator", "backward"]).fill_null(False)
         phase = pl.when(pl.col("phase").is_in(["backward", "recompute", "optimizer"]) & ~operation)
         parts = (pl.coalesce(model, "layer"), "module", pl.col("number").cast(pl.String), phase.then("phase"))
         texts = pl.concat_list(*parts).list.drop_nulls()
