@@ -141,10 +141,11 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.chdir(tmp_path)
     from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
 
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(colors="nocolor")
-    shell.history_manager.enabled = False
+    without_history = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell.instance(config=without_history, colors="nocolor")
     shell.run_line_magic("load_ext", "annot")
     yield shell
     shell.run_line_magic("unload_ext", "annot")

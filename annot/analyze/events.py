@@ -183,7 +183,7 @@ def events(attribution: Attribution) -> Events:
         >>> from annot.profile import Profile
         >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["gemm"]}
         >>> happened = events(attribute(Profile.build({}, kernels=pl.DataFrame(kernel))))
-        >>> [block.select("name", "start", "length").row(0) for block in happened.blocks()]
+        >>> pl.concat(happened.blocks()).select("name", "start", "length").rows()
         [('gemm', 0, 15)]
     """
     if attribution.source is None:
