@@ -21,7 +21,7 @@ _TEXT_WIDTH = 120
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add the options about what is written where, with more formats than those of every table."""
+    """Add the options about what is written where; `more` are formats that not all verbs have, such as html."""
     parser.add_argument("--format", choices=(*_FORMATS, *more), default="table", help="default: table")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
