@@ -24,7 +24,7 @@ __all__ = [
     "write",
 ]
 
-_FORMATS = ("table", "csv", "json", "parquet")
+_FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _TEXT_WIDTH = 120
 
 
@@ -126,7 +126,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> by
     if form == "parquet":
         return files.as_parquet(report)
     if form != "table":
-        return (files.as_json(report) if form == "json" else files.as_csv(report)).encode()
+        return {"json": files.as_json, "jsonl": files.as_jsonl, "csv": files.as_csv}[form](report).encode()
     text = StringIO()
     show(RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
     return text.getvalue().encode()
