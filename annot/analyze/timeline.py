@@ -32,8 +32,8 @@ class Timeline:
     Args:
         events: lane, row (in the lane, from 0), start_ns (since `start_ns`), length_ns, text, key (number of the layer
             in `annot.correlate.Attribution`'s forest; -1: none); by lane, row and start.
-        lanes: kind ("range", "process", "crossing" or "work"), process, thread, device, stream (null: it has none), rows:
-            how many it has, total: how many events it has, drawn or not.
+        lanes: kind ("range", "process", "crossing" or "work"), process, thread, device, stream (null: it has none),
+            rows: how many it has, total: how many events it has, drawn or not.
         start_ns: the first instant.
         total: events there are, in the lanes and in those left out.
         every: of the events that are not among the longest, each of this number is there; 1: all are; 0: none.
