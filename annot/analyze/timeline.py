@@ -63,7 +63,7 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         >>> from annot.profile import Profile
         >>> kernel = {"process": [1], "device": [0], "stream": [7], "start": [10], "end": [25], "name": ["gemm"]}
         >>> timeline(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).events.row(0)
-        (0, 0, 0, 15, 'gemm', 0)
+        (0, 0, 0, 15, 'gemm', 2)
     """
     parts = [*_ranges(attribution), _work(attribution)]
     every = pl.concat([part.select(_COLUMNS) for part in parts]).drop_nulls("start_ns")
