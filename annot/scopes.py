@@ -35,6 +35,8 @@ _REPLICA: Final = re.compile(r"replica_\d+")
 _INLINED: Final = re.compile(r"_\d+")  # "cond_17/then/_256/": the function that was put here
 _GRADIENTS: Final = re.compile(r"gradient_tape|gradients(?:_\d+)?")
 _COUNTED: Final = re.compile(r"_\d+$")
+_READ: Final = re.compile(r"ReadVariableOp(?:_\d+)?")
+_TYPED: Final = re.compile(r"(?:[A-Z][a-z0-9]*)+(?:_\d+)?")
 _UPDATE: Final = re.compile(r"(?:Resource)?(?:Sparse)?Apply[A-Z]\w*")
 _OPTIMIZER: Final = re.compile(
     r"(?:sgd|adam\w*|adagrad|adadelta|adafactor|nadam|rmsprop|ftrl|lion|lamb|muon|loss_scale_optimizer|optimizer)(?:_\d+)?",
@@ -114,6 +116,8 @@ def _tensorflow(name: str) -> Operation:
     while parts and (_CALL.fullmatch(parts[0]) or _REPLICA.fullmatch(parts[0])):
         del parts[0]
     last = parts.pop() if parts else ""
+    if parts and _READ.fullmatch(last) and _TYPED.fullmatch(parts[-1]):
+        parts.pop()  # "dense/MatMul/ReadVariableOp" is what an operation reads, which is no layer
     return _operation(parts, kind or _COUNTED.sub("", last), backward=bool(gradients), named=bool(gradients))
 
 
@@ -135,6 +139,12 @@ def _operation(scope: list[str], name: str, *, backward: bool, named: bool = Fal
     if not backward and (_UPDATE.fullmatch(name) or any(map(_OPTIMIZER.fullmatch, scope))):
         phase = "optimizer"
     return Operation(tuple(scope[:_DEEPEST]), name, phase, named)
+
+
+def _optimizer(scope: tuple[str, ...]) -> tuple[str, ...]:
+    """The scope down to the optimizer: what is inside it is the same for every weight."""
+    places = [place for place, part in enumerate(scope) if _OPTIMIZER.fullmatch(part)]
+    return scope[: places[0] + 1] if places else scope
 
 
 class Scopes:
@@ -191,6 +201,8 @@ class Scopes:
             phase: tag.Phase = "backward" if said.phase == "backward" else "forward"
             return [replace(layer, phase=phase) for layer in noted]
         scope = said.scope
+        if said.phase == "optimizer":
+            scope = _optimizer(scope)
         if said.named and scope not in self._forward and scope[:-1] in self._forward:
             scope = scope[:-1]
         return [tag.Tag("/".join(scope[:depth]), phase=said.phase) for depth in range(1, len(scope) + 1)]

@@ -47,6 +47,10 @@ class SwitchedBlock:
         """Tell a collector that the steps that are to be collected begin or end."""
         raise NotImplementedError
 
+    def _is_wanted(self) -> bool:
+        """Return whether anybody would see what is installed."""
+        return emit.enabled()
+
     def __enter__(self) -> Self:
         with self._lock:
             self._entered += 1
@@ -105,7 +109,7 @@ class SwitchedBlock:
         """Install what this step is to have, or take it away."""
         phase = "active" if self._schedule is None else self._schedule.phase(self._step)
         captures = self._schedule is not None and self._schedule.capture
-        running = self._entered > 0 and not self._paused and emit.enabled()
+        running = self._entered > 0 and not self._paused and self._is_wanted()
         if captures and not (running and phase == "active"):
             self._capture(False)
         if running and (phase == "active" or (phase == "warmup" and captures)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,19 @@ def test_code_is_python_or_a_command() -> None:
             compile(
                 "\n".join(lines).replace("(model.parameters(), ..., ", "(model.parameters(), "), advice.rule, "exec"
             )
+
+
+@pytest.mark.parametrize("rule", [rule for rule in CASES if rule != "coverage"])  # that one is about no layer
+def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
+    """Where layers are those of Keras, what is to be tried is Keras or TensorFlow, and can be copied."""
+    speaks = replace(CASES[rule][0])
+    speaks.text = speaks.text.replace("net.", "net/")
+    for advice in _said(speaks).values():
+        said = advice.code + advice.advice
+        assert not re.search(r"torch|DataLoader|DistributedDataParallel|\.item\(|channels_last\)", said), advice
+        lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
+        compile("\n".join(lines), advice.rule, "exec")
+    assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
-from tables import ENGINE, Rows, many_kernels
+from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.layer_steps import by_layer_and_step
 from annot.analyze.timeline import timeline
@@ -49,4 +49,21 @@ def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> No
     row = dict(found.events.select("text", "row").iter_rows())
     assert {name: row[name] for name in ("outer", "inner", "a", "b", "c", "crossing")} == {
         "outer": 0, "inner": 1, "a": 0, "b": 1, "c": 0, "crossing": 0,
+    }  # fmt: skip
+
+
+def test_ranges_of_a_process_lie_in_what_they_belong_to() -> None:
+    """They have a lane of the process, in which a branch that runs beside another one stands below it."""
+    rows = Rows().range("Batch 0 |step", 0, 200, domain="annot")
+    for text, start, end in (("net Net", 0, 100), ("net/a A", 10, 60), ("net/b B", 20, 90), ("net/b/c C", 30, 40)):
+        rows.range(f"{text} |fwd", start, end, ENGINE, end_thread=MAIN, domain="annot", kind="start")
+    rows.range("net/a A |fwd", 70, 80, ENGINE, end_thread=MAIN, domain="annot", kind="start")
+    found = timeline(attribute(rows.build()))
+    assert [(lane["kind"], lane["thread"], lane["rows"]) for lane in found.lanes] == [
+        ("range", MAIN, 1), ("process", None, 4),
+    ]  # fmt: skip
+    rows_of = {(text, start): row for text, start, row in found.events.select("text", "start_ns", "row").iter_rows()}
+    assert rows_of == {
+        ("Batch 0 |step", 0): 0, ("net Net |fwd", 0): 0, ("net/a A |fwd", 10): 1, ("net/b B |fwd", 20): 2,
+        ("net/b/c C |fwd", 30): 3, ("net/a A |fwd", 70): 1,
     }  # fmt: skip

@@ -54,7 +54,7 @@ def test_scopes_alone(text: str, layer: str, phase: str) -> None:
         ("net_1/Mean:Mean", "net", "forward"),
         ("net_1/fc_30/MatMul:MatMul", "net", "forward"),
         ("other/fc/MatMul:MatMul", "other/fc", "forward"),
-        ("adam/net_1/fc/update/Sqrt:Sqrt", "adam/net_1/fc/update", "optimizer"),
+        ("adam/net_1/fc/update/Sqrt:Sqrt", "adam", "optimizer"),
     ],
 )
 def test_longest_noted_scope(name: str, layer: str, phase: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal, assert_series_equal
 
-from annot.correlate import sweep
+from annot.correlate import sweep, sweep_shared
 from annot.native import tables
 
 native = tables()
@@ -272,3 +272,52 @@ def test_codes(seed: int) -> None:
 def test_codes_refuses_nulls_among_the_known() -> None:
     with pytest.raises(ValueError, match="known"):
         native.codes(i64([1]), i64([None]))
+
+
+def shared(chance: random.Random) -> tuple[pl.Series, ...]:
+    """Start, end and thread of ranges in order of start, longest first: many at once, many that never end."""
+    count, span = chance.choice([0, 1, 3, 20, 90]), chance.choice([4, 20, 300])
+    far = chance.choice([0, 0, TIME - 3 * span, 3 * span - TIME])
+    times = []
+    for _ in range(count):
+        start = far + chance.randrange(span)
+        times.append((start, chance.choice([far + 2 * span, start, start + chance.randrange(span)])))
+    times.sort(key=lambda time: (time[0], -time[1]))
+    threads = [chance.randrange(min(3, count)) for _ in times]
+    return i64([start for start, _ in times]), i64([end for _, end in times]), i32(threads)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SEEDS)
+def test_enclosing_and_innermost(seed: int) -> None:
+    chance = random.Random(seed)
+    start, end, thread = (chunked(column, chance) for column in shared(chance))
+    above = [chance.randrange(-1, key) for key in range(chance.choice([1, 2, 6]))]
+    key = chunked(i32([chance.randrange(len(above)) for _ in range(len(start))]), chance)
+    parent = same_both_ways(lambda: sweep_shared.enclosing(start, end, key, chunked(i32(above), chance)))
+    for row, found in enumerate(parent):
+        keys = [above[key[row]]]
+        while keys[-1] != -1:
+            keys.append(above[keys[-1]])
+        those = [n for n in range(row) if key[n] in keys and end[n] >= end[row]]
+        assert found == min(those, key=lambda n: (end[n] - start[n], -n), default=-1)
+    same_both_ways(lambda: sweep_shared.innermost(start, end, thread, parent))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("enclosing", (i64([0]), i64([1]), i32([1]), i32([-1]))),
+        ("enclosing", (i64([0]), i64([1]), i32([0]), i32([0]))),
+        ("enclosing", (i64([1, 0]), i64([2, 2]), i32([0, 0]), i32([-1]))),
+        ("innermost", (i64([0]), i64([1]), i32([1]), i32([-1]), i32([0]))),
+        ("innermost", (i64([0]), i64([1]), i32([0]), i32([0]), i32([0]))),
+        ("innermost", (i64([0]), i64([-1]), i32([0]), i32([-1]), i32([0]))),
+        ("innermost", (i64([0, 0]), i64([1, 1]), i32([0, 0]), i32([-1, -1]), i32([1, 1]))),
+        ("innermost", (i64([0]), i64([1]), i32([-1]), i32([-1]), i32([0]))),
+        ("innermost", (i64([1, 0]), i64([2, 2]), i32([0, 0]), i32([-1, -1]), i32([0, 1]))),
+    ],
+)
+def test_ranges_of_processes_out_of_place(name: str, columns: tuple[pl.Series, ...]) -> None:
+    with pytest.raises(ValueError, match=r"order|ascend|one of|before"):
+        getattr(native, name)(*columns)

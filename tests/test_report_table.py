@@ -372,3 +372,15 @@ def test_arguments_are_checked(host_only: Path) -> None:
         report_on(profile, by="color")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sort must be one of order, time, got 'name'"):
         report_on(profile, sort="name")  # type: ignore[arg-type]
+
+
+def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
+    """Epochs and batches of validation stand apart from those of training, by name too."""
+    profile = SqliteProfile()
+    for begin, word in ((0, ""), (100, "validate ")):
+        profile.layer(f"Epoch {word}0 |epoch", begin, begin + 90)
+        profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
+    text = _printed(profile.write(tmp_path / "run.sqlite"), 60)
+    assert [line.split("  ")[0] for line in text.splitlines() if "%" in line] == [
+        "Epoch", "Batch", "Epoch validate", "Batch validate",
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from ranked import ordered_only
 from shared_data import shared, unpacked
-from sqlite_profile import SqliteProfile, training
+from sqlite_profile import SqliteProfile, thread, training
 
 from annot import load
 from annot.analyze.events import EVENTS, events
@@ -162,6 +162,24 @@ def test_ranges_that_cross(tmp_path: Path) -> None:
         (event["ph"], event["name"], event["ts"]) for event in data["traceEvents"] if event.get("cat") == "loose"
     ]
     assert sorted(crossing) == [("b", "b", 0.05), ("b", "b", 0.06), ("e", "b", 0.15), ("e", "b", 0.16)]
+
+
+def test_layers_that_any_thread_runs(tmp_path: Path) -> None:
+    """Ranges of a process have tracks of their own, on which one lies in another only if it belongs to it."""
+    profile = SqliteProfile()
+    for text, start, end, number in (
+        ("net Net |fwd", 0, 100, 1), ("net/a A |fwd", 10, 60, 1), ("net/b B |fwd", 20, 50, 2),
+        ("net/b/c C |fwd", 30, 40, 1),
+    ):  # fmt: skip
+        profile.layer(text, start, end, number=number, endGlobalTid=thread(3 - number), kind=60)
+    profile.layer("Batch 0 |step", 0, 200)
+    data = _trace(profile.write(tmp_path / "x"), tmp_path / "out.json")
+    tracks = {event["tid"]: event["args"]["name"] for event in data["traceEvents"] if event["name"] == "thread_name"}
+    found = {event["name"]: tracks[event["tid"]] for event in data["traceEvents"] if event.get("cat") == "range"}
+    assert found == {
+        "(batch) 0": "thread 1", "net Net": "layers", "net/a A": "layers", "net/b B": "layers, beside",
+        "net/b/c C": "layers, beside",
+    }  # fmt: skip
 
 
 def test_times_are_exact_however_late(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from annot.scopes import Scopes, is_operation, operation
     ("name", "scope", "what", "phase"),
     [
         ("model/dense/MatMul:MatMul", "model/dense", "MatMul", "forward"),
-        ("model/dense/BiasAdd/ReadVariableOp:ReadVariableOp", "model/dense/BiasAdd", "ReadVariableOp", "forward"),
+        ("model/dense/BiasAdd/ReadVariableOp:ReadVariableOp", "model/dense", "ReadVariableOp", "forward"),
         ("StatefulPartitionedCall/model/dense/Relu:Relu#shape=(f32[1])#", "model/dense", "Relu", "forward"),
         ("StatefulPartitionedCall_1/gradient_tape/net/fc/ReluGrad:ReluGrad", "net/fc", "ReluGrad", "backward"),
         ("gradient_tape/replica_3/model/truediv/RealDiv:RealDiv", "model/truediv", "RealDiv", "backward"),

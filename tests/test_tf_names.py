@@ -13,9 +13,12 @@ import pytest
 pytest.importorskip("tensorflow", reason="needs TensorFlow")
 
 import keras
+import polars as pl
 import tensorflow as tf
 from captured import capture
 
+import annot
+from annot import AnnotError
 from annot.correlate import correlate
 from annot.read import load
 from annot.scope_text import parse_scope
@@ -98,6 +101,36 @@ def test_layers_of_an_xplane_file(model: keras.Model, tmp_path: Path) -> None:
             assert row["host_ns"] > 0, (layer, phase)
     assert rows.filter(layer="net", phase="forward")["module"].to_list() == ["Functional"]
     assert rows.filter(layer="net/head", phase="forward")["shapes"].to_list() == [["[4,8]f32"]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: bool) -> None:
+    """`tf.profiler` is enough: the mode that was asked for notes layers where no tool of NVTX is there."""
+    model.compile("adam", "mse", jit_compile=compiled)
+    assert not annot.enabled()
+    with annot.emit_ranges(model, mode="names"):
+        train(model)
+        tf.profiler.experimental.start(str(tmp_path))
+        train(model)
+        tf.profiler.experimental.stop()
+    annot.tf.save_scopes(tmp_path)
+    assert "call" not in vars(model)
+    rows = correlate(load(tmp_path))
+    layers = rows.filter(pl.col("layer") == "net/head")
+    assert set(layers["phase"]) == {"forward", "backward"}
+    assert layers["module"].unique().to_list() == ["Dense"]
+    if not compiled:  # XLA may name what it makes of the update and the gradient after the latter
+        assert rows.filter(layer="adam", phase="optimizer").height == 1
+    assert not [layer for layer in rows["layer"] if layer.startswith("adam/")], "one row, not one per operation"
+
+
+def test_a_folder_with_two_captures(tmp_path: Path) -> None:
+    """Which one is meant has to be said."""
+    for name in "ab":
+        (tmp_path / "plugins/profile" / name).mkdir(parents=True)
+        (tmp_path / "plugins/profile" / name / "vm.xplane.pb").write_bytes(b"")
+    with pytest.raises(AnnotError, match=r"holds 2 XPlane files: name one of them, such as .*b.vm\.xplane\.pb"):
+        load(tmp_path)
 
 
 def test_a_scope_that_says_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.pairs import forward_of
+from annot.analyze.process_lanes import process_lanes
 from annot.analyze.tracks import Tracks
 from annot.correlate import Attribution, sweep
 from annot.correlate.host_times import known
@@ -114,6 +115,9 @@ class Events:
         gpu_ns = sweep.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"]).alias("gpu_ns")
         rows = forest.tree.select("thread", "start", "end", "says").with_columns(gpu_ns)
         rows = rows.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+        where = forest.threads.table.select("process", "thread")[forest.tree["thread"].head(forest.trunk)]
+        track = pl.concat([self.tracks.of_threads(where), self.tracks.of_layers(process_lanes(forest))])
+        rows = rows.with_columns(track)
         begins = arrows.ranges.select("arrow", row="begin").rename({"arrow": "arrow_out"})
         ends = arrows.ranges.select("arrow", row="end").rename({"arrow": "arrow_in"})
         for part in rows.iter_slices(_SLICE):
@@ -130,7 +134,8 @@ class Events:
         said = self._said[part["says"]]
         where = forest.threads.table.select("process", "thread")[part["thread"]]
         length = (pl.col("end") - pl.col("start")).alias("length")
-        rows = part.drop("thread", "says").with_columns(length, self.tracks.of_threads(where), kind=pl.lit(kind))
+        track = part["track"] if "track" in part.columns else self.tracks.of_threads(where)
+        rows = part.drop("thread", "says").with_columns(length, track, kind=pl.lit(kind))
         return pl.concat([rows.drop("end"), said], how="horizontal")
 
     @cached_property

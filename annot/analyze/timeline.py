@@ -9,7 +9,9 @@ from typing import Any, Final
 import polars as pl
 
 from annot.analyze.pieces import pieces
+from annot.analyze.process_lanes import process_lanes
 from annot.correlate import Attribution, sweep
+from annot.correlate.forest import Forest
 from annot.correlate.host_times import known
 
 __all__ = ["Timeline", "timeline"]
@@ -30,8 +32,8 @@ class Timeline:
     Args:
         events: lane, row (in the lane, from 0), start_ns (since `start_ns`), length_ns, text, key (number of the layer
             in `annot.correlate.Attribution`'s forest; -1: none); by lane, row and start.
-        lanes: kind ("range", "crossing" or "work"), process, thread, device, stream (null: it has none), rows: how
-            many it has, total: how many events it has, drawn or not.
+        lanes: kind ("range", "process", "crossing" or "work"), process, thread, device, stream (null: it has none),
+            rows: how many it has, total: how many events it has, drawn or not.
         start_ns: the first instant.
         total: events there are, in the lanes and in those left out.
         every: of the events that are not among the longest, each of this number is there; 1: all are; 0: none.
@@ -61,7 +63,7 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         >>> from annot.profile import Profile
         >>> kernel = {"process": [1], "device": [0], "stream": [7], "start": [10], "end": [25], "name": ["gemm"]}
         >>> timeline(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).events.row(0)
-        (0, 0, 0, 15, 'gemm', 0)
+        (0, 0, 0, 15, 'gemm', 2)
     """
     parts = [*_ranges(attribution), _work(attribution)]
     every = pl.concat([part.select(_COLUMNS) for part in parts]).drop_nulls("start_ns")
@@ -84,21 +86,36 @@ _COLUMNS: Final = [
 
 
 def _ranges(attribution: Attribution) -> list[pl.DataFrame]:
-    """Ranges that nest, with their depth, and those that cross others."""
+    """Ranges of threads that nest, with their depth, those of processes side by side, and those that cross others."""
     forest = attribution.forest
     if not known(attribution.meta):
         return []
-    _, depth = sweep.parents(forest.tree["thread"], forest.tree["end"])
+    nested, shared = forest.tree.head(forest.trunk), forest.tree.slice(forest.trunk)
+    _, depth = sweep.parents(nested["thread"], nested["end"])
+    none = pl.lit(None, pl.Int64)
     parts = []
-    for kind, rows, row in (("range", forest.tree, depth), ("crossing", forest.loose, None)):
+    for kind, rows, row in (
+        ("range", nested, depth),
+        ("process", shared, _rows(forest)),
+        ("crossing", forest.loose, none),
+    ):
         where = forest.threads.table.select("process", "thread")[rows["thread"]]
         says = forest.says.select("text", "key")[rows["says"]]
         times = rows.select(start_ns="start", length_ns=pl.col("end") - pl.col("start"))
         part = pl.concat([where, says, times], how="horizontal")
-        numbers = [pl.lit(None, pl.Int64).alias(name) for name in ("device", "stream")]
-        place = pl.lit(None, pl.Int64).alias("row") if row is None else row.cast(pl.Int64).alias("row")
-        parts.append(part.with_columns(pl.lit(kind).alias("kind"), place, *numbers))
+        numbers = [none.alias(name) for name in ("device", "stream", *(["thread"] if kind == "process" else []))]
+        parts.append(part.with_columns(pl.lit(kind).alias("kind"), row.cast(pl.Int64).alias("row"), *numbers))
     return parts
+
+
+def _rows(forest: Forest) -> pl.Series:
+    """The row of each range of a process: its lanes lie one below the other, each as high as it has to be."""
+    lanes = process_lanes(forest)
+    heights = lanes.group_by("process", "lane").agg((pl.col("row").max() + 1).alias("height")).sort("process", "lane")
+    above = (pl.col("height").cum_sum() - pl.col("height")).over("process")
+    tops = heights.select("process", "lane", top=above)
+    found = lanes.join(tops, on=["process", "lane"], how="left", maintain_order="left")
+    return found["row"].cast(pl.Int64) + found["top"].cast(pl.Int64)
 
 
 def _work(attribution: Attribution) -> pl.DataFrame:
@@ -113,7 +130,7 @@ def _lanes(every: pl.DataFrame) -> tuple[list[dict[str, Any]], pl.DataFrame]:
     """The lanes with the most time, those of a process together, and the events in them with their lane."""
     groups = every.group_by("kind", *_PLACE).agg(pl.col("length_ns").sum(), pl.len().cast(pl.Int64).alias("total"))
     groups = groups.sort("length_ns", descending=True).head(_LANES)
-    order = pl.col("kind").replace_strict({"range": 0, "crossing": 1, "work": 2}, return_dtype=pl.Int64)
+    order = pl.col("kind").replace_strict({"range": 0, "process": 1, "crossing": 2, "work": 3}, return_dtype=pl.Int64)
     groups = groups.sort("process", order, *_PLACE[1:], nulls_last=True).with_row_index("lane")
     found = every.join(groups.select("lane", "kind", *_PLACE), on=["kind", *_PLACE], nulls_equal=True)
     lanes = groups.select("kind", *_PLACE, "total").to_dicts()

@@ -62,6 +62,10 @@ class Tracks:
         """Return the track (Int32) of each row of process and thread (Int64)."""
         return self._each(where, "thread")
 
+    def of_layers(self, lanes: pl.DataFrame) -> pl.Series:
+        """Return the track (Int32) of each range of a process, as `annot.analyze.process_lanes.process_lanes`."""
+        return self._each(lanes.select("process", "lane"), "layers")
+
     def of_launches(self, calls: pl.DataFrame) -> pl.Series:
         """Return the track (Int32) of each launch: process, thread, start, length; in order of start."""
         return self._each(self._with_lanes(calls, ["process", "thread"]), "launch")
@@ -93,6 +97,8 @@ class Tracks:
     def _name(self, kind: str, place: list[str | int | None], group: int) -> str:
         if kind == "step":
             return "steps"
+        if kind == "layers":
+            return "layers" if place[0] == 0 else "layers, beside"
         if kind == "stream":
             stream = "unknown stream" if place[1] is None else f"stream {place[1]}"
             return stream if place[2] in (None, 0) else f"{stream}, beside"

@@ -45,7 +45,8 @@ class TorchCollector:
         if not trace.exists():
             raise AnnotError(
                 "torch.profiler wrote no trace: the command's first Python process did not import torch, "
-                "was killed before its exit, or ran with -I, -E or -S"
+                "was killed before its exit, or ran with -I, -E or -S; a program without PyTorch needs "
+                "--collector nsys or recorder"
             )
         ranges = load(trace).ranges.height
         os.replace(trace, job.out)

@@ -7,14 +7,12 @@ began last on its own thread, else to the one that began last on any. Where ther
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from typing import Final
 
 import polars as pl
 
-from annot.correlate import sweep
+from annot.correlate import sweep, sweep_shared
 from annot.correlate.forest import Forest
 from annot.correlate.shared_ranges import LAYER_PHASES
 from annot.tag import DOMAIN
@@ -23,9 +21,6 @@ __all__ = ["GUESSED", "Innermost", "SharedOwners"]
 
 GUESSED: Final = 2**29
 """Added to the row of a range that is one of several that were innermost in the process when the call began."""
-
-_ANY: Final = -1
-"""In the place of a thread: whichever."""
 
 
 class SharedOwners:
@@ -109,10 +104,11 @@ class Innermost:
 
     def __init__(self, ranges: pl.DataFrame) -> None:
         self._starts, self._ends = ranges["start"], ranges["end"].sort()
-        moments = _Moments(ranges)
-        self._count = pl.Series("count", moments.counts, pl.Int32)
-        schema = {"thread": pl.Int32, "moment": pl.Int64, "range": pl.Int32}
-        self._changes = pl.DataFrame(moments.changes, schema=schema, orient="row").sort("moment")
+        self._threads = ranges["thread"].unique(maintain_order=True).cast(pl.Int64)
+        thread = sweep.codes(ranges["thread"].cast(pl.Int64), self._threads)
+        parent = ranges["parent"].cast(pl.Int32)
+        self._count, changes = sweep_shared.innermost(ranges["start"], ranges["end"], thread, parent)
+        self._changes = changes.sort("moment", maintain_order=True)
 
     def at(self, thread: pl.Series, instant: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Return the range (row, Int32; -1: none) of calls, and whether several were innermost (Boolean).
@@ -123,85 +119,13 @@ class Innermost:
         """
         moment = self._starts.search_sorted(instant, "right").cast(pl.Int64)
         moment += self._ends.search_sorted(instant, "left").cast(pl.Int64)
-        calls = pl.DataFrame({"thread": thread, "moment": moment}).with_row_index("call").sort("moment")
+        calls = pl.DataFrame({"thread": sweep.codes(thread.cast(pl.Int64), self._threads), "moment": moment})
+        calls = calls.with_row_index("call").sort("moment")
         own = self._joined(calls)
-        last = self._joined(calls.with_columns(thread=pl.lit(_ANY, pl.Int32)))
+        last = self._joined(calls.with_columns(thread=pl.lit(sweep_shared.ANY, pl.Int32)))
         row = pl.select(pl.when(own != sweep.NONE).then(own).otherwise(last)).to_series()
         return row.gather(calls["call"].arg_sort()).alias("range"), (self._count.gather(moment) > 1).alias("several")
 
     def _joined(self, calls: pl.DataFrame) -> pl.Series:
         found = calls.join_asof(self._changes, on="moment", by="thread", strategy="backward", check_sortedness=False)
         return found["range"].fill_null(sweep.NONE)
-
-
-class _Moments:
-    """Goes from start to start and from end to end, and notes what changes.
-
-    Attributes:
-        counts: how many ranges are innermost, at each moment.
-        changes: thread (or `_ANY`), moment and row: from then on that one is the innermost that began last; -1: none.
-    """
-
-    def __init__(self, ranges: pl.DataFrame) -> None:
-        self._thread, self._parent = ranges["thread"].to_list(), ranges["parent"].to_list()
-        self._innermost = [False] * ranges.height
-        self._inside = [0] * ranges.height
-        self._candidates: defaultdict[int, list[int]] = defaultdict(list)
-        self._best: dict[int, int] = {}
-        self.counts = [0]
-        self.changes: list[tuple[int, int, int]] = []
-        self._run(ranges["start"].to_list(), ranges["end"].to_list())
-
-    def _run(self, starts: list[int], ends: list[int]) -> None:
-        by_end = sorted(range(len(ends)), key=lambda row: (ends[row], -row))
-        begun = 0
-        for row in by_end:
-            while begun < len(starts) and starts[begun] <= ends[row]:
-                self._begin(begun)
-                begun += 1
-            self._end(row)
-
-    def _begin(self, row: int) -> None:
-        above = self._parent[row]
-        count = self.counts[-1] + 1
-        if above != sweep.NONE:
-            count -= self._innermost[above]
-            self._innermost[above] = False
-            self._inside[above] += 1
-        self._now_innermost(row)
-        self._note(count, row, above)
-
-    def _end(self, row: int) -> None:
-        above = self._parent[row]
-        count = self.counts[-1] - self._innermost[row]
-        self._innermost[row] = False
-        if above != sweep.NONE:
-            self._inside[above] -= 1
-            if not self._inside[above]:
-                self._now_innermost(above)
-                count += 1
-        self._note(count, row, above)
-
-    def _now_innermost(self, row: int) -> None:
-        self._innermost[row] = True
-        heappush(self._candidates[self._thread[row]], -row)
-        heappush(self._candidates[_ANY], -row)
-
-    def _note(self, count: int, row: int, above: int) -> None:
-        """Note how many are innermost, and where another one than before is the last begun."""
-        moment = len(self.counts)
-        self.counts.append(count)
-        self._change(moment, _ANY)
-        thread = self._thread[row]
-        self._change(moment, thread)
-        if above != sweep.NONE and self._thread[above] != thread:
-            self._change(moment, self._thread[above])
-
-    def _change(self, moment: int, thread: int) -> None:
-        candidates, innermost = self._candidates[thread], self._innermost
-        while candidates and not innermost[-candidates[0]]:
-            heappop(candidates)
-        best = -candidates[0] if candidates else sweep.NONE
-        if self._best.get(thread, sweep.NONE) != best:
-            self._best[thread] = best
-            self.changes.append((thread, moment, best))

@@ -15,13 +15,12 @@ Calls of one layer at a time stay apart, since none of them has a path above the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
 
 from annot import layer_path
-from annot.correlate import sweep
+from annot.correlate import sweep, sweep_shared
 from annot.correlate.around import innermost_around, spans_of
 from annot.correlate.dialects import DOMAINS
 from annot.correlate.keys import TENSORFLOW
@@ -79,7 +78,7 @@ def placed(shared: pl.DataFrame, trunk: pl.DataFrame, says: pl.DataFrame, thread
     shared = _in_order(shared, says)
     process = threads.table["process_code"].gather(shared["thread"])
     rows = shared.select(process, "start", "end", "says")
-    parent = pl.Series("parent", _parents(rows, _Said(says)), pl.Int32)
+    parent = _parents(rows, says)
     outer = _thread_parents(shared, trunk, says, threads)
     among = pl.when(parent != sweep.NONE).then(parent + trunk.height).otherwise(outer)
     return shared.select(pl.exclude("foreign", "started", "ours"), among.cast(pl.Int32).alias("parent"))
@@ -92,8 +91,8 @@ def _in_order(shared: pl.DataFrame, says: pl.DataFrame) -> pl.DataFrame:
     return ordered.sort("start", "end", "depth", "id", descending=[False, True, False, False]).drop("depth")
 
 
-class _Said:
-    """Which texts may be around which.
+class _Keys:
+    """Numbers what a range says and whose it is, each with the layers above it.
 
     Args:
         says: domain, layer, phase of each text.
@@ -101,47 +100,35 @@ class _Said:
 
     def __init__(self, says: pl.DataFrame) -> None:
         self._rows = says.select("domain", "phase", "layer").rows()
-        self._above: dict[int, list[tuple[str, str, str]]] = {}
+        self._numbers: dict[tuple[int, str, str, str], int] = {}
+        self.above: list[int] = []
 
-    def key(self, text: int) -> tuple[str, str, str]:
-        """Return domain, phase and layer."""
-        return self._rows[text]
+    def number(self, process: int, text: int) -> int:
+        """Return the number of a text of a process."""
+        domain, phase, layer = self._rows[text]
+        number = sweep.NONE
+        for path in [*reversed([*layer_path.above(layer)]), layer]:
+            key = (process, domain, phase, path)
+            if key not in self._numbers:
+                self._numbers[key] = len(self.above)
+                self.above.append(number)
+            number = self._numbers[key]
+        return number
 
-    def around(self, text: int) -> list[tuple[str, str, str]]:
-        """Return the keys of those that may be around it."""
-        if text not in self._above:
-            domain, phase, layer = self._rows[text]
-            self._above[text] = [(domain, phase, higher) for higher in layer_path.above(layer)]
-        return self._above[text]
 
-
-def _parents(rows: pl.DataFrame, said: _Said) -> list[int]:
-    """Return the row of the parent of each range among the others, -1 where there is none; see above.
+def _parents(rows: pl.DataFrame, says: pl.DataFrame) -> pl.Series:
+    """Return the row of the parent of each range among the others (Int32), -1 where there is none; see above.
 
     Args:
         rows: process_code, start, end, says of each range, in order.
-        said: what the texts say.
+        says: what the texts say.
     """
-    process, start, end, text = (column.to_list() for column in rows.get_columns())
-    running: dict[tuple[int, tuple[str, str, str]], list[int]] = {}
-    found = []
-    for row, (of_process, begin, stop, of_text) in enumerate(zip(process, start, end, text, strict=True)):
-        best = sweep.NONE
-        for key in said.around(of_text):
-            others = running.get((of_process, key), [])
-            others[:] = [other for other in others if end[other] >= begin]
-            for other in others:
-                if end[other] >= stop and (best == sweep.NONE or _is_inside(other, best, start, end)):
-                    best = other
-        found.append(best)
-        running.setdefault((of_process, said.key(of_text)), []).append(row)
-    return found
-
-
-def _is_inside(new: int, old: int, start: Sequence[int], end: Sequence[int]) -> bool:
-    """Whether a range is the shorter one of two, or as short and later in order."""
-    lengths = end[new] - start[new], end[old] - start[old]
-    return lengths[0] < lengths[1] or (lengths[0] == lengths[1] and new > old)
+    keys = _Keys(says)
+    distinct = rows.select("process_code", "says").unique(maintain_order=True)
+    numbers = [keys.number(process, text) for process, text in distinct.iter_rows()]
+    distinct = distinct.with_columns(pl.Series("key", numbers, pl.Int32))
+    key = rows.join(distinct, on=["process_code", "says"], how="left", maintain_order="left")["key"]
+    return sweep_shared.enclosing(rows["start"], rows["end"], key, pl.Series(keys.above, dtype=pl.Int32))
 
 
 def _thread_parents(shared: pl.DataFrame, trunk: pl.DataFrame, says: pl.DataFrame, threads: Threads) -> pl.Series:

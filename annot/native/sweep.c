@@ -54,8 +54,10 @@ uint64_t hash_seed(void) {
 }
 
 int annot_add_sweeps(PyObject *module) {
-    return annot_add_codes(module) < 0 || annot_add_nesting(module) < 0 || annot_add_sums(module) < 0 || annot_add_tree(module) < 0 ||
-                   annot_add_launches(module) < 0 || annot_add_busy(module) < 0
-               ? -1
-               : 0;
+    static int (*const adds[])(PyObject *) = {annot_add_codes,  annot_add_nesting,  annot_add_sums, annot_add_shared,
+                                              annot_add_tree,   annot_add_launches, annot_add_busy};
+    for (size_t i = 0; i < sizeof adds / sizeof *adds; i++)
+        if (adds[i](module) < 0)
+            return -1;
+    return 0;
 }

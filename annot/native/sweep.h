@@ -46,6 +46,7 @@ uint64_t hash_seed(void);
 int annot_add_codes(PyObject *module);    /* sweep_codes.c: codes */
 int annot_add_nesting(PyObject *module);  /* sweep_nesting.c: order, crossing, parents */
 int annot_add_sums(PyObject *module);     /* sweep_sums.c: paths, fold, Sums */
+int annot_add_shared(PyObject *module);   /* sweep_shared.c: enclosing, innermost */
 int annot_add_tree(PyObject *module);     /* sweep_tree.c: Tree */
 int annot_add_launches(PyObject *module); /* sweep_launches.c: LaunchTable */
 int annot_add_busy(PyObject *module);     /* sweep_busy.c: Busy */

@@ -116,7 +116,8 @@ def reader_of(path: Path) -> Reader:
             return reader
     if path.is_dir():
         raise AnnotError(
-            f"{path} is a folder with neither the parts of a recording of annot nor a Parquet export of Nsight Systems"
+            f"{path} is a folder with neither the parts of a recording of annot, nor a Parquet export of Nsight "
+            "Systems, nor what TensorFlow's profiler writes"
         )
     for magic, verdict in _KNOWN:
         if head.startswith(magic):

@@ -65,7 +65,12 @@ _PASSED: Final = frozenset({_METADATA, "/host:tfstreamz", "/host:python-tracer",
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Return whether the file begins with a plane that has one of the names profilers give; see `annot.read.Reader`."""
+    """Return whether a file begins with a plane that has one of the names profilers give; see `annot.read.Reader`.
+
+    A folder is one that TensorFlow's or JAX's profiler was given to write to.
+    """
+    if not head:
+        return path.is_dir() and bool(_captures(path))
     first = _FIRST.match(head)
     return first is not None and len(first[2]) >= first[1][0]
 
@@ -74,14 +79,29 @@ def read(path: Path) -> Profile:
     """Read an XPlane file; see `annot.read.Reader`.
 
     Raises:
-        AnnotError: the file is cut or damaged, it holds more than can be read, or protobuf is not installed.
+        AnnotError: the file is cut or damaged, it holds more than can be read, protobuf is not installed, or the folder
+            holds several files.
     """
+    path = _file_of(path)
     space = _parsed(path)
     try:
         with _without_collection():
             return _profile(path, space)
     except OverflowError as error:
         raise AnnotError(f"{path} cannot be read: {error}") from None
+
+
+def _captures(folder: Path) -> list[Path]:
+    """The files in a folder or in the log directory that it is, the newest capture last."""
+    return sorted(file for pattern in ("*", "plugins/profile/*/*") for file in folder.glob(f"{pattern}.xplane.pb"))
+
+
+def _file_of(path: Path) -> Path:
+    """The file itself, or the only one in a folder."""
+    found = _captures(path) if path.is_dir() else [path]
+    if len(found) > 1:
+        raise AnnotError(f"{path} holds {len(found)} XPlane files: name one of them, such as {found[-1]}")
+    return found[0]
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def title(row: dict[str, Any]) -> tuple[str, str]:
     """Return what stands in the place of the layer of a row, and beside it: its class, or why work is in no range."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
     if layer in _TITLES:
-        return _TITLES[layer], module if layer == UNATTRIBUTED else ""
+        return _TITLES[layer], module
     if not layer and phase != "other":
         return phase.capitalize(), module or "(all)"
     return layer, module

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from annot.tf.callback import AnnotCallback
     from annot.tf.calls import end, start, trace
+    from annot.tf.names import save as save_scopes
     from annot.tf.ranges import EmitRanges, emit_ranges
     from annot.tf.session import SessionHook
 
-__all__ = ["AnnotCallback", "EmitRanges", "SessionHook", "emit_ranges", "end", "start", "trace"]
+__all__ = ["AnnotCallback", "EmitRanges", "SessionHook", "emit_ranges", "end", "save_scopes", "start", "trace"]
 
 # The callback is for Keras on PyTorch too, where there is no TensorFlow.
 _LAZY = {
@@ -20,12 +21,14 @@ _LAZY = {
     "SessionHook": "annot.tf.session",
     "emit_ranges": "annot.tf.ranges",
     "end": "annot.tf.calls",
+    "save_scopes": "annot.tf.names",
     "start": "annot.tf.calls",
     "trace": "annot.tf.calls",
 }
+_OTHER_NAMES = {"save_scopes": "save"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'annot.tf' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), _OTHER_NAMES.get(name, name))

@@ -45,7 +45,7 @@ def emit_ranges(
     `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as `annot.tf.AnnotCallback` makes them.
     A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
     tensors. Outputs, gradients and weights are the same bits with and without. If `annot.enabled` is false on entry,
-    nothing is installed.
+    nothing is installed, unless `mode` is ``"names"``.
 
     Args:
         model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
@@ -62,7 +62,8 @@ def emit_ranges(
         schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
         mode: ``"ops"``: operations of annot's open and close them while TensorFlow runs, in graphs and on eager tapes;
             ``"names"``: nothing is added to graphs; TensorFlow's own ranges of its operations are switched on, and the
-            report finds the layers by their name scopes; ``"python"``: Python does, in eager mode only. None: names if
+            report finds the layers by their name scopes, in what `tf.profiler` writes after `annot.tf.save_scopes`, and
+            for that no tool of NVTX need be there; ``"python"``: Python does, in eager mode only. None: names if
             there is a GPU and TensorFlow has such ranges, else ops if it can have them, else python. What XLA compiles
             has names in each.
 
@@ -87,8 +88,9 @@ def emit_ranges(
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
     return EmitRanges(
-        model, Options(forward, backward, shapes, choice, mode or _chosen_mode(), optimizer, data), schedule
-    )
+        model, Options(forward, backward, shapes, choice, mode or _chosen_mode(), optimizer, data), schedule,
+        without_tool=mode == "names",
+    )  # fmt: skip
 
 
 def _chosen_mode() -> Mode:
@@ -108,10 +110,13 @@ class EmitRanges(SwitchedBlock):
     `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
     """
 
-    __slots__ = ("_functions", "_loops", "_model", "_options")
+    __slots__ = ("_functions", "_loops", "_model", "_options", "_without_tool")
 
-    def __init__(self, model: keras.Layer, options: Options, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, model: keras.Layer, options: Options, schedule: Schedule | None = None, *, without_tool: bool = False
+    ) -> None:
         super().__init__(schedule)
+        self._without_tool = without_tool
         self._model = model
         self._options = options
         self._functions = StepFunctions(model)
@@ -128,6 +133,9 @@ class EmitRanges(SwitchedBlock):
     def __exit__(self, *exception: Any) -> None:
         self._loops.pop().remove()
         super().__exit__(*exception)
+
+    def _is_wanted(self) -> bool:
+        return self._without_tool or super()._is_wanted()
 
     def _install(self) -> list[StandIn]:
         block = _INSTALLED.enter(self._model, self._options)
@@ -193,6 +201,8 @@ class Installed:
 
     def _name_operations(self) -> None:
         """Switch TensorFlow's own ranges on, and say again which layers were traced before."""
+        if not emit.enabled():  # what is noted is for tf.profiler, which needs no ranges
+            return
         switched = contextlib.ExitStack()
         if not switched.enter_context(operation_ranges()):
             emit.warn_once(f"{reason()}; layers in graphs are found in what tf.profiler writes only")

@@ -9,6 +9,7 @@ import polars as pl
 
 from annot.analyze.advice import kernels, loop
 from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.advice.in_keras import in_keras, is_keras
 from annot.correlate import Attribution
 
 __all__ = ["COLUMNS", "RULES", "Rule", "advise", "by_advice"]
@@ -50,6 +51,8 @@ def advise(attribution: Attribution) -> list[Advice]:
     """
     facts = Facts(attribution)
     found = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    if found and is_keras(facts):
+        found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.share)
 
 

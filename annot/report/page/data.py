@@ -229,6 +229,8 @@ def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict
         if lane["kind"] == "work":
             device = "device" if lane["device"] is None else f"GPU {lane['device']}"
             what = device if lane["stream"] is None else f"{device} stream {lane['stream']}"
+        elif lane["kind"] == "process":
+            what = "Layers, whatever thread ran them"
         else:
             crossing = ", crossing" if lane["kind"] == "crossing" else ""
             what = f"Thread {threads[process].index(lane['thread']) + 1}{crossing}"
@@ -245,9 +247,8 @@ def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict
 
 def _distinct(lanes: list[dict[str, Any]], process: int | None) -> list[int | None]:
     """The threads of a process."""
-    return list(
-        dict.fromkeys(lane["thread"] for lane in lanes if lane["process"] == process and lane["kind"] != "work")
-    )
+    mine = (lane for lane in lanes if lane["process"] == process and lane["kind"] in ("range", "crossing"))
+    return list(dict.fromkeys(lane["thread"] for lane in mine))
 
 
 def _columns(table: pl.DataFrame) -> dict[str, list[Any]]:

@@ -1,0 +1,52 @@
+"""The same advice in the words of Keras and TensorFlow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.advice.facts import Advice, Facts
+
+__all__ = ["in_keras", "is_keras"]
+
+_XLA: Final = "model.compile(optimizer, loss, jit_compile=True)"
+_SEVERAL_STEPS: Final = "model.compile(optimizer, loss, steps_per_execution=10)"
+_CODE: Final = {
+    "data_loading": "dataset = dataset.map(load, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
+    "synchronous_copies": _SEVERAL_STEPS,
+    "pageable_copies": 'dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))',
+    "cuda_graphs": _XLA,
+    "collectives": "annot report 'run_rank*.sqlite'",
+    "channels_last": 'keras.config.set_image_data_format("channels_last")',
+    "fusion": _XLA,
+    "optimizer": _XLA,
+}
+_ACTIONS: Final = {
+    "data_loading": "Load data in parallel, ahead of the step that needs it.",
+    "synchronous_copies": "Do not wait for the device inside a step: no .numpy() or print of a tensor, and several "
+    "steps at a time.",
+    "pageable_copies": "Copy batches to the device while the step before still runs.",
+    "cuda_graphs": "Let XLA make few large kernels of each step: it is bound by launches.",
+}
+_NEEDLESS: Final = ("cudnn_benchmark",)
+"""TensorFlow lets cuDNN choose by itself."""
+
+
+def is_keras(facts: Facts) -> bool:
+    """Return whether the layers are those of Keras, whose paths are joined by ``/`` and who have classes."""
+    keras = pl.col("layer").str.contains("/", literal=True) & (pl.col("module") != "")
+    return facts.layers.filter(keras & pl.col("phase").is_in(["forward", "backward"])).height > 0
+
+
+def in_keras(advice: Advice) -> Advice | None:
+    """Return advice with what a user of Keras would write; None: Keras or TensorFlow does so anyway."""
+    if advice.rule in _NEEDLESS:
+        return None
+    code = _CODE.get(advice.rule, advice.code)
+    if advice.rule == "mixed_precision":
+        code = f'keras.mixed_precision.set_global_policy("mixed_{"bfloat16" if "bfloat16" in code else "float16"}")'
+    if advice.rule == "batch_size":
+        code = code.replace("DataLoader(dataset, batch_size=", "dataset = dataset.unbatch().batch(")
+    return replace(advice, code=code, advice=_ACTIONS.get(advice.rule, advice.advice))
