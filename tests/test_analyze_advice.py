@@ -276,10 +276,10 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("by", ["advice", "bottleneck"])
 def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
-    """Advice is about one profile."""
+    """Advice is about one rank."""
     paths = [str(training(device=True).write(tmp_path / f"rank{rank}.sqlite")) for rank in range(2)]
     assert main(["report", *paths, "--by", by]) == 1
-    assert f"--by {by} takes one PROFILE" in capsys.readouterr().err
+    assert f"--by {by} is about one rank: choose it with --rank N" in capsys.readouterr().err
 
 
 def test_waits_are_read_from_exports(tmp_path: Path) -> None:

@@ -221,10 +221,10 @@ def test_profiles_without_anything(by: Analysis) -> None:
 
 
 def test_one_profile_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Analyses are of one profile; for several the command says so in one sentence."""
+    """Analyses are of one rank; for several the command says so in one sentence."""
     paths = [str(path) for path in write_ranks(tmp_path, 2)]
     assert main(["report", *paths, "--by", "summary"]) != 0
-    assert "--by summary takes one PROFILE" in capsys.readouterr().err
+    assert "--by summary is about one rank: choose it with --rank N" in capsys.readouterr().err
 
 
 def test_kernels_have_their_classes() -> None:

@@ -34,7 +34,7 @@ GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 Analysis: TypeAlias = Literal[
     "bottleneck", "advice", "summary", "detail", "iteration", "tensor_core", "op_type", "group", "class"
 ]
-"""Tables about one profile."""
+"""Tables about one profile, or one rank."""
 
 Table: TypeAlias = Grouping | Analysis
 
