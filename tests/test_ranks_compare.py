@@ -14,9 +14,9 @@ from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
 
 from annot.analyze.work import by_layer_with_work
+from annot.cli import main
 from annot.correlate import attribute
 from annot.correlate.ranks import across_ranks, spread_of
-from annot.cli import main
 from annot.errors import AnnotError
 from annot.ranks.executors import Failure, run_each
 from annot.ranks.gather import compare_ranks, report_rank

@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "iteration", "tensor_core", "op_type", "group", "class",
         ),
         help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; work: a layer "
-        "with what it has to compute and move; or, of one profile or rank, bottleneck (what holds each layer back), advice "
-        "(what to try), summary (where the time of the steps went), detail (all that is known of each layer), "
+        "with what it has to compute and move; or, of one profile or rank, bottleneck (what holds each layer back), "
+        "advice (what to try), summary (where the time of the steps went), detail (all that is known of each layer), "
         "iteration (each kernel as it ran), tensor_core (who uses Tensor Cores, and why not), op_type (classes, "
         "forward and backward together), group (paths with all below them), class (what kernels do); default: layer",
     )  # fmt: skip
