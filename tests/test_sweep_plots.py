@@ -55,12 +55,29 @@ def test_parameters_of_all_grids_are_columns() -> None:
 
 def test_speed_and_work_of_a_run_are_those_of_a_step() -> None:
     """Samples per second from batch and step; work is added over layers and divided by the steps."""
-    rows = [layer("a", "forward", 5, flops=800), layer("a", "backward", 5, flops=1600), layer("b", "forward", 5)]
+    rows = [layer("b.a", "forward", 5, flops=800), layer("b.a", "backward", 5, flops=1600), layer("b", "forward", 5)]
     runs = per_run(table_of(({"batch": 4}, rows), ({"batch": 8}, [])), ["batch"], "batch")
     assert runs.select("batch", "steps", "step_ns", "items_per_s", "flops", "bytes", "params").rows() == [
         (4, 2, 1000, 4e6, 1200.0, 600.0, 10)
     ]
     assert per_run(table_of(({"batch": 4}, rows[2:])), ["batch"])["flops"].to_list() == [None]
+
+
+def test_part_of_the_work_is_not_the_work() -> None:
+    """A run with a layer that is not counted has no point of its own under the roof; its neighbours keep theirs."""
+    rows = [layer("a", "forward", 5, flops=800), layer("b", "backward", 5), layer("(batch)", "other", 5, module="")]
+    optimizer = layer("", "optimizer", 5, flops=400, module="SGD")
+    zero_grad = layer("zero_grad", "optimizer", 5, module="SGD")
+    runs = per_run(
+        table_of(
+            ({"n": 1}, [*rows, optimizer]),
+            ({"n": 2}, [rows[0], rows[2], optimizer, zero_grad]),
+            ({"n": 3}, [optimizer, zero_grad]),
+        ),
+        ["n"],
+    )
+    assert runs.select("flops", "bytes").rows() == [(None, None), (600.0, 300.0), (None, None)]
+    assert roofline(runs)["n"].to_list() == [2]
 
 
 def test_backward_ratio_is_of_innermost_layers_and_a_call() -> None:
