@@ -22,7 +22,7 @@ from annot.correlate import by_layer
 from annot.correlate.attribution import Attribution
 from annot.profile import Profile, kernels_as_work
 
-__all__ = ["COUNTERS", "layer_tensor_cores", "tensor_core_work"]
+__all__ = ["COUNTERS", "layer_tensor_cores", "multiplies", "tensor_core_work"]
 
 COUNTERS: Final = {
     "exact": r"^(?:sm|smsp)__\w*(?:pipe_tensor_\w*mma|path_tensor|op_\w*mma)|^tensor_(?:precision|int)_fu_utilization$",
@@ -109,6 +109,16 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     return table.select(*_KEY, "tc_eligible", "tc_used", "tc_ns", "gpu_self_ns", "reason")
 
 
+def multiplies(module: str) -> bool:
+    """Return whether a class of layers is known to multiply matrices; ``A+B`` is several in one kernel.
+
+    Example:
+        >>> multiplies("Conv2d"), multiplies("ReLU+Linear"), multiplies("BatchNorm2d")
+        (True, True, False)
+    """
+    return _CLASS.search(module) is not None
+
+
 def tensor_core_work(attribution: Attribution) -> pl.DataFrame:
     """Return what `annot.analyze.kernels.layer_names` does, but tensor_cores is what counters say, if there are any."""
     names = layer_names(attribution)
@@ -168,7 +178,7 @@ def _verdict(
         return True, True, sum(using), ""
     used = False if kernels else None
     products = [one for one in kernels if one.kind in MATRIX]
-    if not products and not _CLASS.search(module):
+    if not products and not multiplies(module):
         return False, used, 0, "no product of matrices"
     if inputs.depthwise or (products and all("depthwise" in one.name.lower() for one in products)):
         return False, used, 0, "a depthwise convolution"
