@@ -254,3 +254,15 @@ def test_backward_and_speedup_plots_have_a_point_per_pair(runs: pl.DataFrame) ->
     assert [len(one.points) for one in pairs.series] == [2, 2, 2]
     assert {y for one in pairs.series for _, y in one.points} == {3.0}
     assert len(circles(as_svg(pairs))) == 6
+
+
+@pytest.mark.parametrize(("low", "high"), [(297.0, 513.0), (0.49, 1.09), (3.0, 3.1), (1.0, 1e7)])
+def test_logarithmic_axes_have_numbers(low: float, high: float) -> None:
+    """However little an axis spans, three numbers tell how much that is."""
+    points = [(low, low), (high, high)]
+    texts = ElementTree.fromstring(as_svg(Chart("T", "x", "y", [Series("", points)], log_x=True, log_y=True))).iter(
+        f"{SVG}text"
+    )
+    numbers = [text.text for text in texts if text.text and text.text[0].isdigit()]
+    assert len(numbers) >= 6
+    assert len(set(numbers)) == len(numbers) // 2
