@@ -48,7 +48,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         flops_per_s, bytes_per_s: achieved.
         precision: as `annot.analyze.peaks.Peaks` names it: what the longest kernel of matrix products says in its
             name, else that to which autocast takes its operands, else of the first floating-point tensor that came
-            in; on Tensor Cores if that kernel uses them.
+            in; on Tensor Cores if that kernel uses them; null: it is one of Triton's, whose names do not tell.
         roof_share: what was achieved of what the roof allows at this intensity, 0 to 1.
         bound: compute, memory, launch (the device waited longer than it worked) or null.
     """
@@ -117,9 +117,9 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
 
 
 def _roof(peaks: Peaks | None, precision: str | None) -> float | None:
-    if peaks is None:
+    if peaks is None or precision is None:
         return None
-    name, _, tensor = (precision or "f32").partition(" ")
+    name, _, tensor = precision.partition(" ")
     return peaks.of(name, tensor_cores=bool(tensor))
 
 
@@ -146,11 +146,14 @@ def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
     return found
 
 
-def _precision(kernel: str, dtype: str) -> str:
+def _precision(kernel: str, dtype: str) -> str | None:
     """The precision of a kernel by its name; one that does not say the type computes with what came in."""
+    known = classify(kernel)
+    if known.library == "Triton" and known.kind in MATRIX and not known.tensor_cores:
+        return None
     match = _IN_NAME.search(kernel)
     said = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
-    if not classify(kernel).tensor_cores:
+    if not known.tensor_cores:
         return said
     return f"{'tf32' if said == 'f32' else said} tensor"
 

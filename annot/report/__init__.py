@@ -43,10 +43,10 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 def _by_kernel(attribution: Attribution) -> pl.DataFrame:
-    """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores."""
-    from annot.analyze.kernels import with_classes
+    """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores (null: they do not)."""
+    from annot.analyze.kernels import only_told, with_classes
 
-    return with_classes(by_kernel(attribution))
+    return only_told(with_classes(by_kernel(attribution)))
 
 
 def _by_work(attribution: Attribution) -> pl.DataFrame:
