@@ -125,12 +125,14 @@ def test_roofline_is_work_over_time() -> None:
 def test_speedup_pairs_runs_by_what_changes() -> None:
     """A device that is fixed in each sweep does not keep runs apart; a point that one sweep lacks is left out."""
 
-    def sweep(device: str, factor: int, sizes: tuple[int, ...]) -> pl.DataFrame:
+    def sweep(device: str, factor: int, sizes: tuple[float, ...]) -> pl.DataFrame:
         runs = [({"device": device, "n": n}, [layer("a", "forward", 1, step_ns=factor * n)]) for n in sizes]
         return per_run(table_of(*runs), ["device", "n"])
 
     pairs = speedup(sweep("gpu", 10, (1, 2, 3)), sweep("cpu", 45, (2, 3, 4)), ["device", "n"])
     assert pairs.select("n", "step_ns", "other_step_ns", "speedup").rows() == [(2, 20, 90, 4.5), (3, 30, 135, 4.5)]
+    broken = speedup(sweep("gpu", 10, (1, 2, 3)), sweep("cpu", 45, (2, 2.5)), ["device", "n"])
+    assert broken.select("n", "speedup").rows() == [(2, 4.5)]
 
 
 # ------------------------------------------------------------------ pictures

@@ -233,10 +233,16 @@ def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]
         The columns of `first`, other_step_ns, and speedup (above 1: the first is faster).
     """
     changing = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
-    keys = [pl.col(name).cast(pl.String).alias(f"key {name}") for name in changing] or [pl.lit("").alias("key of all")]
+    keys = [_comparable(name, first, second) for name in changing] or [pl.lit("").alias("key of all")]
     other = second.select(*keys, pl.col("step_ns").alias("other_step_ns"))
     names = other.columns[:-1]
     both = first.with_columns(keys).join(
         other.unique(names, keep="first"), on=names, nulls_equal=True, maintain_order="left"
     )
     return both.drop(names).with_columns((pl.col("other_step_ns") / pl.col("step_ns")).alias("speedup"))
+
+
+def _comparable(name: str, first: pl.DataFrame, second: pl.DataFrame) -> pl.Expr:
+    """A parameter as a column that is equal for equal values, though one sweep may have whole numbers alone."""
+    numbers = all(table.schema[name].is_numeric() for table in (first, second))
+    return pl.col(name).cast(pl.Float64 if numbers else pl.String).alias(f"key {name}")
