@@ -126,7 +126,7 @@ def test_speedup_pairs_runs_by_what_changes() -> None:
     """A device that is fixed in each sweep does not keep runs apart; a point that one sweep lacks is left out."""
 
     def sweep(device: str, factor: int, sizes: tuple[float, ...]) -> pl.DataFrame:
-        runs = [({"device": device, "n": n}, [layer("a", "forward", 1, step_ns=factor * n)]) for n in sizes]
+        runs = [({"device": device, "n": n}, [layer("a", "forward", 1, step_ns=int(factor * n))]) for n in sizes]
         return per_run(table_of(*runs), ["device", "n"])
 
     pairs = speedup(sweep("gpu", 10, (1, 2, 3)), sweep("cpu", 45, (2, 3, 4)), ["device", "n"])
