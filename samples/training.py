@@ -72,6 +72,7 @@ def text_arguments(description: str, *, batch: int, length: int, vocabulary: int
 
 def _with_device(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", action="store_true", help="compile with torch.compile")
     return parser
 
 
@@ -81,6 +82,8 @@ def run(
     """Build the model and train it, or with ``--inference`` use it, on `options.steps` batches of `data`."""
     torch.manual_seed(0)
     model = build().to(options.device)
+    if options.compile:
+        model.compile()
     loader = DataLoader(data, options.batch, shuffle=True)
     (infer if options.inference else train)(model, loader, options)
 

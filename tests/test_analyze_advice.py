@@ -213,6 +213,23 @@ def test_what_to_try_depends_on_the_device() -> None:
     assert "bfloat16" not in volta.code
 
 
+@pytest.mark.parametrize(
+    ("text", "kernel", "advised"),
+    [
+        ("net.a Linear [64,64]f32 out=64 |fwd", "triton_tem_fused_mm_3", False),
+        ("net.a Linear [64,60]f16 out=64 |fwd", "triton_tem_fused_mm_3", False),
+        ("net.a Linear [64,64]f16 out=64 |fwd", "gemvx_kernel", False),
+        ("net.a Linear [64,64]f32 out=64 autocast=bf16 |fwd", "gemvx_kernel", False),
+        ("net.a Linear [64,64]f32 out=64 |fwd", "gemvx_kernel", True),
+    ],
+)
+def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -> None:
+    """A product whose kernel does not tell, or whose layer says half precision, is not called one in 32 bits."""
+    said = _said(Run(kernels=[(kernel, 900)], text=text))
+    assert ("mixed_precision" in said) == advised
+    assert "multiples_of_eight" not in said
+
+
 def test_graphs_need_steps_that_are_alike() -> None:
     """Steps with different kernels cannot be one graph."""
     steps = _said(Run(kernels=SHORT, gap=8, steps=2, first=[(TENSOR, 4)]))
@@ -290,10 +307,10 @@ def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("by", ["advice", "bottleneck"])
 def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
-    """Advice is about one profile."""
+    """Advice is about one rank."""
     paths = [str(training(device=True).write(tmp_path / f"rank{rank}.sqlite")) for rank in range(2)]
     assert main(["report", *paths, "--by", by]) == 1
-    assert f"--by {by} takes one PROFILE" in capsys.readouterr().err
+    assert f"--by {by} is about one rank: choose it with --rank N" in capsys.readouterr().err
 
 
 def test_waits_are_read_from_exports(tmp_path: Path) -> None:

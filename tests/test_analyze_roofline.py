@@ -130,6 +130,26 @@ def test_bounds_by_the_roofline() -> None:
     assert unknown["intensity"].to_list() == [50.0, 0.125, None]
 
 
+@pytest.mark.parametrize(
+    ("said", "kernel", "precision"),
+    [
+        ("fc Linear [32,64]f32 out=64 autocast=bf16", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "bf16 tensor"),
+        ("fc Linear [32,64]f32 out=64 autocast=f16", "triton_tem_fused_mm_3", None),
+        ("fc Linear [32,64]f32 out=64", "nvjet_sss_128x256_64x4_1x2_h_bz_coopA_TNT", "tf32 tensor"),
+        ("fc Linear [32,64]f64 out=64 autocast=bf16", "cutlass_80_simt_dgemm_64x64", "f64"),
+        ("norm LayerNorm [32,64]f32 autocast=bf16", "vectorized_layer_norm_kernel", "f32"),
+        ("fc Linear [32,64]f32 out=64 autocast=bf16", None, "bf16"),
+    ],
+)
+def test_autocast_tells_the_precision(said: str, kernel: str | None, precision: str | None) -> None:
+    """Products compute in the dtype of autocast where the kernel's name tells none; other layers in their own."""
+    rows = Rows().range(f"{said} |fwd", 0, 100).range(f"{said} |bwd", 100, 200)
+    for at in (10, 110) if kernel else ():
+        rows.kernel(at, (at, at + 40), name=kernel or "")
+    found = layer_roofline(attribute(rows.build()), None)
+    assert found["precision"].to_list() == [precision] * 2
+
+
 def test_layers_on_tensor_cores_have_their_roof() -> None:
     """A kernel that uses Tensor Cores in half precision is measured by that peak, whatever type came in."""
     gemm = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn"

@@ -157,12 +157,31 @@ def test_hand_counts(text: str, numbers: tuple[int, int, int, int]) -> None:
         "x Upsample [1,2,4]f32 mode=odd scale=2.0 |fwd",
         "x Upsample [1,2,4]f32 mode=linear scale=inf |fwd",
         "a B matmul [3]f32 |op",
+        "a B matmul [3,4]f32 [5,6]f32 |op",
+        "a B add [3]f32 [4]f32 |op",
         "a B frobnicate [3]f32 |op",
     ],
 )
 def test_what_is_not_known_is_not_guessed(text: str) -> None:
     """A class that nobody knows, or a text that says too little or nonsense, has no work."""
     assert expected(said(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "flops", "written"),
+    [
+        ("a B matmul [2,1,3,4]f32 [1,5,4,6]f32 |op", 2 * 10 * 3 * 6 * 4, 10 * 3 * 6 * 4),
+        ("a B matmul [4]f32 [5,4,6]f32 |op", 2 * 5 * 4 * 6, 5 * 6 * 4),
+        ("a B matmul [5,4,6]f32 [6]f32 |op", 2 * 5 * 4 * 6, 5 * 4 * 4),
+        ("a B add [4,1]f32 [1,5]f32 |op", 20, 80),
+        ("a B mul [2,3]f32 []f32 |op", 6, 24),
+    ],
+)
+def test_operations_broadcast(text: str, flops: int, written: int) -> None:
+    """What is small on one side is used again for each element of the other."""
+    work = expected(said(text))
+    assert work is not None
+    assert (work.flops, work.bytes_written) == (flops, written)
 
 
 def row(table: pl.DataFrame, layer: str, phase: str) -> dict[str, object]:

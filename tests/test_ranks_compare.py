@@ -7,21 +7,22 @@ from statistics import median
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
 
 from annot.analyze.work import by_layer_with_work
+from annot.cli import main
 from annot.correlate import attribute
 from annot.correlate.ranks import across_ranks, spread_of
 from annot.errors import AnnotError
 from annot.ranks.executors import Failure, run_each
-from annot.ranks.gather import compare_ranks
-from annot.ranks.task import Question, rank_tables
+from annot.ranks.gather import compare_ranks, report_rank
+from annot.ranks.task import Question, rank_tables, report_file
 from annot.read import load
-from annot.report import GROUPINGS, Grouping
+from annot.report import ANALYSES, GROUPINGS, Analysis, Grouping
 from annot.report.ranks import RanksReport
 
 
@@ -81,6 +82,23 @@ def test_rows_of_each_rank_are_those_of_its_report(paths: list[str], by: Groupin
         assert report.rows.filter(pl.col("rank") == number).select(own.columns).equals(own)
         assert report.ranks[number].rows.equals(own)
     assert report.rows.height == report.across["ranks"].sum()
+
+
+@pytest.mark.parametrize("by", ANALYSES)
+def test_analyses_of_a_rank_are_those_of_its_file(paths: list[str], by: Analysis) -> None:
+    """Whatever there is about one profile there is about each rank of a run."""
+    report = report_rank(paths[SLOW - 1 :], Question(by), SLOW, workers=1)
+    own = report_file(paths[SLOW], Question(by))
+    assert report.rows.equals(own.rows)
+    assert report.meta == own.meta
+
+
+def test_analysis_of_a_rank_by_command(damaged: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The slow rank is asked by its number, also beside one that cannot be read, which itself is refused."""
+    assert main(["report", *damaged, "--rank", str(SLOW), "--by", "class", "--format", "csv", "--workers", "1"]) == 0
+    assert "collective,NCCL" in capsys.readouterr().out
+    assert main(["report", *damaged, "--rank", "2", "--by", "class", "--workers", "1"]) == 1
+    assert capsys.readouterr().err.endswith("there is no rank 2, only 0, 1, 3, 4, 5, 6, 7\n")
 
 
 def test_totals_are_those_of_the_ranks(paths: list[str]) -> None:
@@ -196,6 +214,8 @@ def test_processes_of_a_file_as_ranks(tmp_path: Path) -> None:
     assert [(rank["gpu_ns"], rank["kernels"]) for rank in report.meta["ranks"]] == [(25, 1), (40, 1)]
     assert "rank 0: 1 kernels and copies of processes that are no rank are left out" in report.meta["notes"]
     assert len(rank_tables(path, Question())) == 1
+    kernels = report_rank([path], Question("iteration", by_process=True), 1, workers=1).rows
+    assert kernels.select("layer", "gpu_ns").rows() == [("fc", 40)]
 
 
 def test_processes_of_a_real_profile_as_ranks(tmp_path: Path) -> None:
@@ -252,6 +272,7 @@ def test_no_collective_in_ranges_across_others(tmp_path: Path) -> None:
     assert rows.select("layer", "gpu_ns", "collective_ns").rows() == [("fc", 30, 0), ("across", 30, 0)]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(0, 50), st.integers(0, 2**60), min_size=1))
 def test_median_and_extremes_are_exact(times: dict[int, int]) -> None:
     """Also where a float would round: the median is between the middle values, the slowest has the maximum."""

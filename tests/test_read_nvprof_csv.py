@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
@@ -221,6 +221,7 @@ def test_other_tables_are_not_taken():
     assert not nvprof_csv.sniff(Path("x"), b"Name,Start\n")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300), st.sampled_from(["nvprof_trace.csv", "nvprof_summary.csv", "nvprof_alexnet_flops.csv"]))
 def test_any_text_ends_in_a_profile_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, text: str, name: str):
     path = tmp_path_factory.mktemp("any") / "any.csv"

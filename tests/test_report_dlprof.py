@@ -17,6 +17,7 @@ from sqlite_profile import training
 from tables import ENGINE, Rows
 
 from annot.analyze.dlprof import MODEL, by_detail, by_group, by_iteration, by_op_type, by_tensor_core
+from annot.analyze.kernels import by_class
 from annot.analyze.summary import by_summary
 from annot.cli import main
 from annot.correlate import Attribution, attribute, by_layer, summarize
@@ -141,6 +142,22 @@ def test_summary() -> None:
     assert rows["system", "device"]["text"] == "A100"
 
 
+def test_what_kernels_do_not_tell() -> None:
+    """Triton's products may be on Tensor Cores or not: no table says that they are not."""
+    rows = Rows().range("a Linear [64,64]f16 out=64 |fwd", 0, 100)
+    rows.kernel(10, (100, 140), name="triton_tem_fused_mm_3").kernel(20, (140, 150), name="triton_poi_fused_relu_0")
+    attribution = attribute(rows.build())
+    layers = _rows(by_summary(attribution).filter(section="layers"), "item")
+    assert {name: layers[(name,)]["ns"] for name in ("all", "tc_used", "tc_unused", "tc_unknown", "other")} == {
+        "all": 50, "tc_used": 0, "tc_unused": 0, "tc_unknown": 50, "other": 0,
+    }  # fmt: skip
+    tables = (by_iteration(attribution), by_class(attribution), report_on(rows.build(), by="kernel").rows)
+    assert [dict(table.select("kind", "tensor_cores").rows()) for table in tables] == [
+        {"gemm": None, "elementwise": False}
+    ] * 3
+    assert by_tensor_core(attribution)["tc_used"].to_list() == [None]
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     """Whatever the format, every table has the times of the layer table."""
@@ -221,10 +238,10 @@ def test_profiles_without_anything(by: Analysis) -> None:
 
 
 def test_one_profile_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Analyses are of one profile; for several the command says so in one sentence."""
+    """Analyses are of one rank; for several the command says so in one sentence."""
     paths = [str(path) for path in write_ranks(tmp_path, 2)]
     assert main(["report", *paths, "--by", "summary"]) != 0
-    assert "--by summary takes one PROFILE" in capsys.readouterr().err
+    assert "--by summary is about one rank: choose it with --rank N" in capsys.readouterr().err
 
 
 def test_kernels_have_their_classes() -> None:

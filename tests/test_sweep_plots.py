@@ -55,12 +55,29 @@ def test_parameters_of_all_grids_are_columns() -> None:
 
 def test_speed_and_work_of_a_run_are_those_of_a_step() -> None:
     """Samples per second from batch and step; work is added over layers and divided by the steps."""
-    rows = [layer("a", "forward", 5, flops=800), layer("a", "backward", 5, flops=1600), layer("b", "forward", 5)]
+    rows = [layer("b.a", "forward", 5, flops=800), layer("b.a", "backward", 5, flops=1600), layer("b", "forward", 5)]
     runs = per_run(table_of(({"batch": 4}, rows), ({"batch": 8}, [])), ["batch"], "batch")
     assert runs.select("batch", "steps", "step_ns", "items_per_s", "flops", "bytes", "params").rows() == [
         (4, 2, 1000, 4e6, 1200.0, 600.0, 10)
     ]
     assert per_run(table_of(({"batch": 4}, rows[2:])), ["batch"])["flops"].to_list() == [None]
+
+
+def test_part_of_the_work_is_not_the_work() -> None:
+    """A run with a layer that is not counted has no point of its own under the roof; its neighbours keep theirs."""
+    rows = [layer("a", "forward", 5, flops=800), layer("b", "backward", 5), layer("(batch)", "other", 5, module="")]
+    optimizer = layer("", "optimizer", 5, flops=400, module="SGD")
+    zero_grad = layer("zero_grad", "optimizer", 5, module="SGD")
+    runs = per_run(
+        table_of(
+            ({"n": 1}, [*rows, optimizer]),
+            ({"n": 2}, [rows[0], rows[2], optimizer, zero_grad]),
+            ({"n": 3}, [optimizer, zero_grad]),
+        ),
+        ["n"],
+    )
+    assert runs.select("flops", "bytes").rows() == [(None, None), (600.0, 300.0), (None, None)]
+    assert roofline(runs)["n"].to_list() == [2]
 
 
 def test_backward_ratio_is_of_innermost_layers_and_a_call() -> None:
@@ -108,12 +125,14 @@ def test_roofline_is_work_over_time() -> None:
 def test_speedup_pairs_runs_by_what_changes() -> None:
     """A device that is fixed in each sweep does not keep runs apart; a point that one sweep lacks is left out."""
 
-    def sweep(device: str, factor: int, sizes: tuple[int, ...]) -> pl.DataFrame:
-        runs = [({"device": device, "n": n}, [layer("a", "forward", 1, step_ns=factor * n)]) for n in sizes]
+    def sweep(device: str, factor: int, sizes: tuple[float, ...]) -> pl.DataFrame:
+        runs = [({"device": device, "n": n}, [layer("a", "forward", 1, step_ns=int(factor * n))]) for n in sizes]
         return per_run(table_of(*runs), ["device", "n"])
 
     pairs = speedup(sweep("gpu", 10, (1, 2, 3)), sweep("cpu", 45, (2, 3, 4)), ["device", "n"])
     assert pairs.select("n", "step_ns", "other_step_ns", "speedup").rows() == [(2, 20, 90, 4.5), (3, 30, 135, 4.5)]
+    broken = speedup(sweep("gpu", 10, (1, 2, 3)), sweep("cpu", 45, (2, 2.5)), ["device", "n"])
+    assert broken.select("n", "speedup").rows() == [(2, 4.5)]
 
 
 # ------------------------------------------------------------------ pictures
@@ -237,3 +256,15 @@ def test_backward_and_speedup_plots_have_a_point_per_pair(runs: pl.DataFrame) ->
     assert [len(one.points) for one in pairs.series] == [2, 2, 2]
     assert {y for one in pairs.series for _, y in one.points} == {3.0}
     assert len(circles(as_svg(pairs))) == 6
+
+
+@pytest.mark.parametrize(("low", "high"), [(297.0, 513.0), (0.49, 1.09), (3.0, 3.1), (1.0, 1e7)])
+def test_logarithmic_axes_have_numbers(low: float, high: float) -> None:
+    """However little an axis spans, three numbers tell how much that is."""
+    points = [(low, low), (high, high)]
+    texts = ElementTree.fromstring(as_svg(Chart("T", "x", "y", [Series("", points)], log_x=True, log_y=True))).iter(
+        f"{SVG}text"
+    )
+    numbers = [text.text for text in texts if text.text and text.text[0].isdigit()]
+    assert len(numbers) >= 6
+    assert len(set(numbers)) == len(numbers) // 2

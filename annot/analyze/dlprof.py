@@ -17,7 +17,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot import layer_path
-from annot.analyze.kernels import layer_kernels, with_classes
+from annot.analyze.kernels import layer_kernels, only_told, with_classes
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.correlate import UNATTRIBUTED, by_layer, sweep
 from annot.correlate.attribution import Attribution
@@ -101,10 +101,11 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """Return a row per kernel, copy and set as they ran, by start: DLProf's report of kernels by iteration.
 
     Returns:
-        step (null: in none), layer, module, phase, name, kind, library, tensor_cores, process, device, stream,
-        start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API call (null: not known).
+        step (null: in none), layer, module, phase, name, kind, library, tensor_cores (null: the name does not tell),
+        process, device, stream, start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API call
+        (null: not known).
     """
-    work = with_classes(_work(attribution)).sort("start_ns", maintain_order=True, nulls_last=True)
+    work = only_told(with_classes(_work(attribution))).sort("start_ns", maintain_order=True, nulls_last=True)
     columns = ["process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"]
     return work.select("step", *_KEY, "name", "kind", "library", "tensor_cores", *columns)
 

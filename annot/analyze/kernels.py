@@ -12,7 +12,7 @@ from annot.analyze.kernel_patterns import LIBRARIES, RULES, TENSOR_CORES, Kind
 from annot.correlate import UNATTRIBUTED, by_layer
 from annot.correlate.attribution import Attribution
 
-__all__ = ["MATRIX", "KernelClass", "by_class", "classify", "layer_kernels", "layer_names", "with_classes"]
+__all__ = ["MATRIX", "KernelClass", "by_class", "classify", "layer_kernels", "layer_names", "only_told", "with_classes"]
 
 MATRIX: Final = ("gemm", "convolution", "attention")
 """The kinds that multiply matrices, which is what a device is fast at."""
@@ -81,6 +81,12 @@ def with_classes(names: pl.DataFrame) -> pl.DataFrame:
     return texts.join(classes, on="name", how="left", nulls_equal=True, maintain_order="left")
 
 
+def only_told(classes: pl.DataFrame) -> pl.DataFrame:
+    """Return what `with_classes` did, with null for tensor_cores where the name does not tell: Triton's products."""
+    silent = (pl.col("library") == "Triton") & pl.col("kind").is_in(MATRIX) & ~pl.col("tensor_cores")
+    return classes.with_columns(tensor_cores=pl.when(~silent).then("tensor_cores"))
+
+
 def _as_row(one: KernelClass) -> tuple[str, str, bool]:
     return one.kind, one.library, one.tensor_cores
 
@@ -105,11 +111,11 @@ def by_class(attribution: Attribution) -> pl.DataFrame:
     """Return a row per class of kernels, the longest first.
 
     Returns:
-        kind, library, tensor_cores, names (how many kernels have a name of their own), calls, gpu_ns, layers (how
-        many distinct ones launched it). The times add up to all device time.
+        kind, library, tensor_cores (null: the names do not tell), names (how many kernels have a name of their
+        own), calls, gpu_ns, layers (how many distinct ones launched it). The times add up to all device time.
     """
     known = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED)
-    rows = layer_names(attribution).group_by("kind", "library", "tensor_cores").agg(
+    rows = only_told(layer_names(attribution)).group_by("kind", "library", "tensor_cores").agg(
         pl.col("name").n_unique().cast(pl.Int64).alias("names"),
         pl.col("calls", "gpu_ns").sum(),
         known.n_unique().cast(pl.Int64).alias("layers"),

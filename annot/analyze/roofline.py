@@ -17,12 +17,14 @@ from annot.analyze.counters import measured_work
 from annot.analyze.kernels import MATRIX, classify
 from annot.analyze.peaks import Peaks
 from annot.analyze.pieces import KEY, device_idle
-from annot.analyze.work import layer_work
+from annot.analyze.tensor_cores import multiplies
+from annot.analyze.work import by_text, layer_work
 from annot.correlate import Attribution, by_layer
 
 __all__ = ["kernel_roofline", "layer_roofline", "under_roof"]
 
 _DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float8\w*)")
+_CAST: Final = ("f32", "f16", "bf16")
 _IN_NAME: Final = re.compile(
     r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))|(?P<f64>dgemm|f64)"
     r"|(?P<f8>e4m3|e5m2)"
@@ -45,7 +47,8 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         gpu_idle_ns: see `annot.analyze.pieces.device_idle`.
         flops_per_s, bytes_per_s: achieved.
         precision: as `annot.analyze.peaks.Peaks` names it: what the longest kernel of matrix products says in its
-            name, else of the first floating-point tensor that came in; on Tensor Cores if that kernel uses them.
+            name, else that to which autocast takes its operands, else of the first floating-point tensor that came
+            in; on Tensor Cores if that kernel uses them; null: it is one of Triton's, whose names do not tell.
         roof_share: what was achieved of what the roof allows at this intensity, 0 to 1.
         bound: compute, memory, launch (the device waited longer than it worked) or null.
     """
@@ -114,9 +117,9 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
 
 
 def _roof(peaks: Peaks | None, precision: str | None) -> float | None:
-    if peaks is None:
+    if peaks is None or precision is None:
         return None
-    name, _, tensor = (precision or "f32").partition(" ")
+    name, _, tensor = precision.partition(" ")
     return peaks.of(name, tensor_cores=bool(tensor))
 
 
@@ -124,18 +127,33 @@ def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     """The precision in which each layer computes: layer, module, phase, precision."""
     columns = ("layer", "module", "shapes")
     shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
-    products = _products(attribution)
+    products, casts = _products(attribution), _autocast(attribution)
     found = [
-        (*key, _precision(products.get(key, ""), _dtype(shapes.get(key[:2], [])))) for key in rows.select(KEY).rows()
+        (*key, _precision(products.get(key, ""), casts.get(key[:2]) or _dtype(shapes.get(key[:2], []))))
+        for key in rows.select(KEY).rows()
     ]
     return pl.DataFrame(found, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
 
 
-def _precision(kernel: str, dtype: str) -> str:
+def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
+    """The dtype in which layers multiply matrices under autocast, whatever came in; it leaves float64 alone."""
+    found: dict[tuple[str, str], str] = {}
+    for (layer, module, _), said in by_text(attribution).items():
+        for one in said if multiplies(module) else ():
+            cast = dict(one.arguments).get("autocast")
+            if isinstance(cast, str) and one.tensors and one.tensors[0].dtype in _CAST:
+                found.setdefault((layer, module), cast)
+    return found
+
+
+def _precision(kernel: str, dtype: str) -> str | None:
     """The precision of a kernel by its name; one that does not say the type computes with what came in."""
+    known = classify(kernel)
+    if known.library == "Triton" and known.kind in MATRIX and not known.tensor_cores:
+        return None
     match = _IN_NAME.search(kernel)
     said = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
-    if not classify(kernel).tensor_cores:
+    if not known.tensor_cores:
         return said
     return f"{'tf32' if said == 'f32' else said} tensor"
 

@@ -16,7 +16,7 @@ __all__ = ["SHARES", "step_time"]
 
 SHARES: Final = {
     "tensor_cores": "a kernel runs that computes on Tensor Cores",
-    "kernels": "no such kernel runs, but another that is no collective",
+    "kernels": "no kernel runs that surely does, but another that is no collective",
     "collectives": "no kernel computes, but devices talk to each other (exposed); on a CPU: processes do",
     "copies": "the device does nothing but copies and sets of memory",
     "data": "the device does nothing, and a thread waits for data",

@@ -97,9 +97,10 @@ def _steps(attribution: Attribution) -> list[_Row]:
 def _layers(attribution: Attribution) -> list[_Row]:
     rows = layers_in(layer_tensor_cores(attribution))
     whole = int(rows["gpu_self_ns"].sum())
-    used = pl.col("tc_used").fill_null(False)
-    unused = pl.col("tc_eligible") & ~used
-    kinds = {"all": pl.lit(True), "tc_used": used, "tc_unused": unused, "other": ~used & ~unused}
+    used, unknown = pl.col("tc_used").fill_null(False), pl.col("tc_eligible") & pl.col("tc_used").is_null()
+    unused = pl.col("tc_eligible") & ~used & ~unknown
+    others = ~pl.col("tc_eligible") & ~used
+    kinds = {"all": pl.lit(True), "tc_used": used, "tc_unused": unused, "tc_unknown": unknown, "other": others}
     found = []
     for name, which in kinds.items():
         part = rows.filter(which)

@@ -112,19 +112,37 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
 
     Returns:
         run, the parameters, steps, step_ns, step_gpu_ns, on_device (whether it has device time), items_per_s (null
-        without `batch`), and over all layers flops and bytes of a step, and params; null if none is known.
+        without `batch`), and over all layers flops and bytes of a step, and params: null if those of any layer
+        without others inside are not known, for the rest would pass for the whole.
     """
     measured = table.filter(pl.col("step_ns").is_not_null())
     moved = pl.sum_horizontal("bytes_read", "bytes_written", ignore_nulls=False)
     weights = pl.when(pl.col("phase") == "forward").then("params")
     sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
-    runs = measured.group_by("run", *parameters, maintain_order=True).agg(
-        pl.col("steps", "step_ns", "step_gpu_ns").first(),
-        (pl.col("gpu_self_ns").sum() > 0).alias("on_device"),
-        *(pl.when(one.is_not_null().any()).then(one.sum()).alias(name) for name, one in sums.items()),
+    runs = (
+        _with_unknown(measured)
+        .group_by("run", *parameters, maintain_order=True)
+        .agg(
+            pl.col("steps", "step_ns", "step_gpu_ns").first(),
+            (pl.col("gpu_self_ns").sum() > 0).alias("on_device"),
+            *(pl.when(~pl.col("unknown").any()).then(one.sum()).alias(name) for name, one in sums.items()),
+        )
     )
     items = pl.col(batch) * 1e9 / pl.col("step_ns") if batch else pl.lit(None, pl.Float64)
     return runs.with_columns(pl.col("flops", "bytes") / pl.col("steps"), items.alias("items_per_s"))
+
+
+def _with_unknown(table: pl.DataFrame) -> pl.DataFrame:
+    """Add unknown: whether a row is a layer without others inside, and not counted; all are in a run without work."""
+    layers = table.select("run", "layer").unique().group_by("run").agg("layer")
+    inside = [_innermost(names) for names in layers["layer"].to_list()]
+    innermost = layers.select("run", pl.Series("layer", inside, pl.List(pl.String)), innermost=True)
+    places = innermost.explode("layer").drop_nulls("layer")
+    rows = table.join(places, on=["run", "layer"], how="left", maintain_order="left")
+    computes = pl.col("phase").is_in(["forward", "backward", "recompute"])  # an optimizer alone is no model
+    lost = pl.col("flops").is_null() & (pl.col("module") != "") & pl.col("innermost") & computes
+    nothing = pl.when(computes).then("flops").is_null().all().over("run")
+    return rows.with_columns(unknown=lost.fill_null(False) | nothing)
 
 
 def backward_ratio(table: pl.DataFrame, parameters: Sequence[str], most: int = 40) -> pl.DataFrame:
@@ -215,10 +233,16 @@ def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]
         The columns of `first`, other_step_ns, and speedup (above 1: the first is faster).
     """
     changing = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
-    keys = [pl.col(name).cast(pl.String).alias(f"key {name}") for name in changing] or [pl.lit("").alias("key of all")]
+    keys = [_comparable(name, first, second) for name in changing] or [pl.lit("").alias("key of all")]
     other = second.select(*keys, pl.col("step_ns").alias("other_step_ns"))
     names = other.columns[:-1]
     both = first.with_columns(keys).join(
         other.unique(names, keep="first"), on=names, nulls_equal=True, maintain_order="left"
     )
     return both.drop(names).with_columns((pl.col("other_step_ns") / pl.col("step_ns")).alias("speedup"))
+
+
+def _comparable(name: str, first: pl.DataFrame, second: pl.DataFrame) -> pl.Expr:
+    """A parameter as a column that is equal for equal values, though one sweep may have whole numbers alone."""
+    numbers = all(table.schema[name].is_numeric() for table in (first, second))
+    return pl.col(name).cast(pl.Float64 if numbers else pl.String).alias(f"key {name}")

@@ -22,7 +22,7 @@ from annot.correlate import by_layer
 from annot.correlate.attribution import Attribution
 from annot.profile import Profile, kernels_as_work
 
-__all__ = ["COUNTERS", "layer_tensor_cores", "tensor_core_work"]
+__all__ = ["COUNTERS", "F32_KERNEL", "layer_tensor_cores", "multiplies", "tensor_core_work"]
 
 COUNTERS: Final = {
     "exact": r"^(?:sm|smsp)__\w*(?:pipe_tensor_\w*mma|path_tensor|op_\w*mma)|^tensor_(?:precision|int)_fu_utilization$",
@@ -44,7 +44,8 @@ _CLASS: Final = re.compile(
 _DIVISOR: Final = {"f16": 8, "bf16": 8, "f32": 4, "i8": 16, "u8": 16, "f64": 2}
 _FLOAT8: Final = "float8"
 _HAS_TF32: Final = re.compile(r"tf32|tensorop_s1688")
-_F32_KERNEL: Final = re.compile(r"(?:^|_)s(?:gemm|cudnn)|_simt_s|_ffma|_f32f32_f32f32_f32_|gemv\w*<[^(]*float")
+F32_KERNEL: Final = re.compile(r"(?:^|_)s(?:gemm|cudnn)|_simt_s|_ffma|_f32f32_f32f32_f32_|gemv\w*<[^(]*float")
+"""Names of kernels that multiply matrices in 32 bits outside Tensor Cores."""
 _F64_KERNEL: Final = re.compile(r"(?:^|_)d(?:gemm|cudnn)|_simt_d")
 _METHODS: Final = (
     (re.compile(r"(?i)winograd"), "a Winograd convolution"),
@@ -109,6 +110,16 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     return table.select(*_KEY, "tc_eligible", "tc_used", "tc_ns", "gpu_self_ns", "reason")
 
 
+def multiplies(module: str) -> bool:
+    """Return whether a class of layers is known to multiply matrices; ``A+B`` is several in one kernel.
+
+    Example:
+        >>> multiplies("Conv2d"), multiplies("ReLU+Linear"), multiplies("BatchNorm2d")
+        (True, True, False)
+    """
+    return _CLASS.search(module) is not None
+
+
 def tensor_core_work(attribution: Attribution) -> pl.DataFrame:
     """Return what `annot.analyze.kernels.layer_names` does, but tensor_cores is what counters say, if there are any."""
     names = layer_names(attribution)
@@ -168,13 +179,13 @@ def _verdict(
         return True, True, sum(using), ""
     used = False if kernels else None
     products = [one for one in kernels if one.kind in MATRIX]
-    if not products and not _CLASS.search(module):
+    if not products and not multiplies(module):
         return False, used, 0, "no product of matrices"
     if inputs.depthwise or (products and all("depthwise" in one.name.lower() for one in products)):
         return False, used, 0, "a depthwise convolution"
     if not kernels:
         return True, None, 0, _obstacle(inputs, tf32=True) or "no kernels of its own"
-    if products and all(one.library == "Triton" for one in products):
+    if any(one.library == "Triton" for one in products):
         return True, None, 0, "the names of Triton's kernels do not tell"
     return True, False, 0, _why_not([one.name for one in products], inputs, meta, tf32=tf32)
 
@@ -211,7 +222,7 @@ def _by_kernel(name: str, inputs: _Inputs) -> str:
         return ""
     if _F64_KERNEL.search(name):
         return "f64"
-    return f"f32 without TF32: {_AUTOCAST}" if _F32_KERNEL.search(name) else ""
+    return f"f32 without TF32: {_AUTOCAST}" if F32_KERNEL.search(name) else ""
 
 
 def _too_old(meta: Mapping[str, Any]) -> bool:

@@ -44,6 +44,7 @@ examples:
   annot report run.sqlite --format trace -o run.json.gz
   annot report run.sqlite --format tensorboard -o logs/run
   annot report 'run_rank*.sqlite'
+  annot report 'run_rank*.sqlite' --rank 3 --by advice
 """
 
 
@@ -62,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "iteration", "tensor_core", "op_type", "group", "class",
         ),
         help="what a row stands for: a layer, a module class, a phase, an operation, a kernel, a batch; work: a layer "
-        "with what it has to compute and move; or, of one profile, bottleneck (what holds each layer back), advice "
-        "(what to try), summary (where the time of the steps went), detail (all that is known of each layer), "
+        "with what it has to compute and move; or, of one profile or rank, bottleneck (what holds each layer back), "
+        "advice (what to try), summary (where the time of the steps went), detail (all that is known of each layer), "
         "iteration (each kernel as it ran), tensor_core (who uses Tensor Cores, and why not), op_type (classes, "
         "forward and backward together), group (paths with all below them), class (what kernels do); default: layer",
     )  # fmt: skip
@@ -217,13 +218,22 @@ def _layers(args: argparse.Namespace) -> Report | RanksReport:
     if len(paths) == 1 and args.rank is None and not args.by_process:
         return report_file(paths[0], question).sorted(args.sort or "order")
     if question.by in ANALYSES:
-        raise AnnotError(f"--by {question.by} takes one PROFILE, and neither --rank nor --by-process")
+        return _of_rank(args, paths, question).sorted(args.sort or "order")
     report = _compared(args, paths, question).sorted(args.sort or "order")
     if args.rank is None:
         return report
     if args.rank not in report.ranks:
         raise AnnotError(f"there is no rank {args.rank}, only {', '.join(map(str, report.ranks))}")
     return report.ranks[args.rank].sorted(args.sort or "order")
+
+
+def _of_rank(args: argparse.Namespace, paths: list[str], question: Question) -> Report:
+    from annot.errors import AnnotError
+    from annot.ranks.gather import report_rank
+
+    if args.rank is None:
+        raise AnnotError(f"--by {question.by} is about one rank: choose it with --rank N")
+    return report_rank(paths, question, args.rank, workers=args.workers, dask=args.dask)
 
 
 def _compared(args: argparse.Namespace, paths: list[str], question: Question) -> RanksReport:

@@ -273,6 +273,8 @@ def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
         values = ("" if row[name] is None else printable(str(row[name])) for name in parameters)
         shown.add_row(*map(Text, (*values, unit.show(row["step_ns"]), speed)))
     Console().print(shown)
+    if unknown := runs["flops"].null_count():
+        _say(f"{unknown} of {runs.height} runs have layers whose work is not known, and no point under the roof")
     failed = table.filter(table["problem"].is_not_null())["run"].n_unique()
     if failed:
         _say(f"{failed} of {table['run'].n_unique()} runs failed: the column problem says why; --retry runs them again")

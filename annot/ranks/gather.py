@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -14,11 +14,11 @@ from annot.correlate.ranks import KEYS, across_ranks, spread_of, work_time
 from annot.errors import AnnotError
 from annot.ranks.executors import Failure, run_each
 from annot.ranks.files import rank_numbers
-from annot.ranks.task import Question, RankTable, rank_tables
+from annot.ranks.task import Question, RankTable, rank_tables, report_file
 from annot.report import Report
 from annot.report.ranks import RanksReport
 
-__all__ = ["compare_ranks"]
+__all__ = ["compare_ranks", "report_rank"]
 
 _SUMS: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
@@ -76,6 +76,25 @@ def compare_ranks(
         )
     tables = {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
     return _report(question, ranks, tables)
+
+
+def report_rank(
+    paths: Sequence[str], question: Question, rank: int, *, workers: int | None = None, dask: str | None = None
+) -> Report:
+    """Return the report of one rank, of any of `annot.report.TABLES`.
+
+    Args:
+        paths, question, workers, dask: as of `compare_ranks`.
+        rank: the number that the rank has there.
+
+    Raises:
+        AnnotError: none of the profiles can be used, or there is no such rank.
+    """
+    meta = compare_ranks(paths, replace(question, by="phase"), workers=workers, dask=dask).meta
+    found = {one["rank"]: one for one in meta["ranks"] if one["error"] is None}
+    if rank not in found:
+        raise AnnotError(f"there is no rank {rank}, only {', '.join(map(str, found))}")
+    return report_file(found[rank]["source"], question, found[rank]["process"])
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:

@@ -75,14 +75,14 @@ def attributed(path: str, question: Question, process: int | None = None) -> Ite
         yield attribution
 
 
-def report_file(path: str, question: Question) -> Report:
-    """Return the report of a whole file, local or not.
+def report_file(path: str, question: Question, process: int | None = None) -> Report:
+    """Return the report of a file, local or not: of all of it, or of one process.
 
     Raises:
         AnnotError: the file cannot be read, or has no steps as they are asked for.
     """
     with _opened(path, question) as profile:
-        attribution = _attributed(profile, path, question)
+        attribution = _attributed(profile if process is None else _OneProcess(profile, process), path, question)
         meta = _meta(attribution, path, question) | advice_count(attribution, question.by)
         return Report(question.by, TABLES[question.by](attribution), meta)
 

@@ -34,7 +34,7 @@ GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
 Analysis: TypeAlias = Literal[
     "bottleneck", "advice", "summary", "detail", "iteration", "tensor_core", "op_type", "group", "class"
 ]
-"""Tables about one profile."""
+"""Tables about one profile, or one rank."""
 
 Table: TypeAlias = Grouping | Analysis
 
@@ -43,10 +43,10 @@ ORDERS: Final[tuple[Order, ...]] = get_args(Order)
 
 
 def _by_kernel(attribution: Attribution) -> pl.DataFrame:
-    """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores."""
-    from annot.analyze.kernels import with_classes
+    """Return what `by_kernel` does, and what the names tell: kind, library, tensor_cores (null: they do not)."""
+    from annot.analyze.kernels import only_told, with_classes
 
-    return with_classes(by_kernel(attribution))
+    return only_told(with_classes(by_kernel(attribution)))
 
 
 def _by_work(attribution: Attribution) -> pl.DataFrame:

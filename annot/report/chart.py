@@ -140,10 +140,11 @@ def _even(low: float, high: float) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where there are few."""
+    """Powers of ten, with 2 and 5 between them where there are few; even steps where these are few, too."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(exponents) <= 4 else (1,)
-    return [tick for e in exponents for factor in factors if low <= (tick := factor * 10.0**e) <= high]
+    found = [tick for e in exponents for factor in factors if low <= (tick := factor * 10.0**e) <= high]
+    return found if len(found) > 2 else _even(low, high)
 
 
 def _frame(chart: Chart, x: _Axis, y: _Axis) -> Iterable[str]:

@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.tensor_cores import F32_KERNEL
 from annot.tag import Tag
 
 __all__ = ["channels_last", "cudnn_benchmark", "fusion", "mixed_precision", "multiples_of_eight", "optimizer"]
@@ -33,7 +34,9 @@ def mixed_precision(facts: Facts) -> Advice | None:
     """Matrix products in 32 bits on a device that has Tensor Cores."""
     if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
         return None
-    which = pl.col("matrix") & ~pl.col("tensor") & ~pl.col("name").str.contains(_LOW)
+    by_layer = pl.col("layer").is_in(_computing_low(facts)) & ~pl.col("name").str.contains(F32_KERNEL.pattern)
+    low = pl.col("name").str.contains(_LOW) | by_layer
+    which = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & ~low
     share = facts.share(which)
     if share < 0.2:
         return None
@@ -47,10 +50,19 @@ def mixed_precision(facts: Facts) -> Advice | None:
     )  # fmt: skip
 
 
+def _computing_low(facts: Facts) -> list[str]:
+    """The layers whose ranges say that they compute in less than 32 bits."""
+    return [
+        layer for layer, tags in facts.tags.items()
+        if all(dict(tag.arguments).get("autocast", tag.tensors[0].dtype) in _HALF for tag in tags)
+    ]  # fmt: skip
+
+
 def multiples_of_eight(facts: Facts) -> Advice | None:
     """Layers in half precision that miss Tensor Cores because of their sizes."""
     odd = {layer: sizes for layer, tags in facts.tags.items() if (sizes := _odd_sizes(tags))}
-    which = pl.col("matrix") & ~pl.col("tensor") & pl.col("layer").is_in(list(odd))
+    misses = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton")
+    which = misses & pl.col("layer").is_in(list(odd))
     share = facts.share(which)
     if share < 0.05:
         return None

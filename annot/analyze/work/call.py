@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from annot.tag import Tag, TensorSpec, Value
 
-__all__ = ["Call", "Cost", "Formula", "UncountableError", "Work", "item_size"]
+__all__ = ["Call", "Cost", "Formula", "UncountableError", "Work", "broadcast", "item_size"]
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -178,3 +178,22 @@ def item_size(dtype: str) -> int:
     if dtype not in _SIZES:
         raise UncountableError
     return _SIZES[dtype]
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the sizes of what an operation element by element makes of tensors of these sizes.
+
+    Raises:
+        UncountableError: they do not fit.
+
+    Example:
+        >>> broadcast((4, 1), (5,))
+        (4, 5)
+    """
+    found = []
+    for place in range(-max(map(len, shapes), default=0), 0):
+        sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+        if len(sizes) > 1:
+            raise UncountableError
+        found.append(sizes.pop() if sizes else 1)
+    return tuple(found)

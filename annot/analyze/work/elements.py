@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
 
 __all__ = ["LAYERS", "OPERATIONS"]
 
@@ -245,8 +245,9 @@ def _upsampled(call: Call) -> Cost:
 
 
 def _elementwise(call: Call) -> Cost:
-    """One operation for each element of the largest tensor that takes part."""
-    count = max(call.count(place) for place in range(len(call.tensors)))
+    """One operation for each element of what the tensors that take part are broadcast to."""
+    call.shape()
+    count = math.prod(broadcast(*map(call.shape, range(len(call.tensors)))))
     inputs = sum(map(call.bytes_of, range(len(call.tensors))))
     return Cost(count, inputs, count * call.item, to_inputs=count, needs_inputs=True)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
 
 __all__ = ["LAYERS", "OPERATIONS", "product"]
 
@@ -189,7 +189,9 @@ def _matmul(call: Call) -> Cost:
         raise UncountableError
     rows, depth = (first[-2] if len(first) > 1 else 1), first[-1]
     columns = second[-1] if len(second) > 1 else 1
-    batch = max(math.prod(first[:-2]), math.prod(second[:-2]))
+    if depth != second[-2 if len(second) > 1 else -1]:
+        raise UncountableError
+    batch = math.prod(broadcast(first[:-2], second[:-2]))
     return _of_tensors(call, batch, rows, columns, depth, call.count(0) + call.count(1))
 
 
