@@ -44,8 +44,14 @@ def emit_ranges(
 
     `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as `annot.tf.AnnotCallback` makes them.
     A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
-    tensors. Outputs, gradients and weights are the same bits with and without. If `annot.enabled` is false on entry,
-    nothing is installed.
+    tensors. If `annot.enabled` is false on entry, nothing is installed.
+
+    Outputs, gradients and weights are the same bits with and without, where TensorFlow itself gives the same bits twice
+    (see `tf.config.experimental.enable_op_determinism`), but for one thing: in a graph, TensorFlow makes one AddN of
+    sums that follow each other, also of the sum at the end of one layer and that in the next, as in residual networks;
+    operations of annot's stand between the two, so float sums are in another order and differ by rounding. Bits are the
+    same with ``tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})`` in both programs, and
+    with ``mode="names"``, which changes no graph.
 
     Args:
         model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
