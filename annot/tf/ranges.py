@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from annot import emit
 from annot.choice import Selection, choose
+from annot.instrument import check_keras_backend
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.tf import exports, names, ops, tapes, weights
@@ -76,6 +77,7 @@ def emit_ranges(
         A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
 
     Raises:
+        AnnotError: Keras runs on another backend than TensorFlow; on PyTorch, use `annot.emit_ranges`.
         TypeError: `model` is not a `keras.Layer`, or an option is of the wrong type.
         ValueError: `depth` is negative, `mode` is not known, or a pattern cannot be read.
 
@@ -87,6 +89,7 @@ def emit_ranges(
     """
     if not isinstance(model, keras.Layer):
         raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
+    check_keras_backend(keras.config.backend())
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
     if mode not in (None, "names", "ops", "python"):
