@@ -8,7 +8,7 @@ from typing import Any
 
 from annot.errors import AnnotError
 
-__all__ = ["emit_ranges"]
+__all__ = ["check_keras_backend", "emit_ranges"]
 
 
 def emit_ranges(model: Any, **options: Any) -> AbstractContextManager[Any]:
@@ -46,11 +46,16 @@ def emit_ranges(model: Any, **options: Any) -> AbstractContextManager[Any]:
 
 
 def _emit_keras_ranges(model: Any, backend: str, options: dict[str, Any]) -> AbstractContextManager[Any]:
+    check_keras_backend(backend)
+    from annot.tf import emit_ranges as emit_tensorflow_ranges
+
+    return emit_tensorflow_ranges(model, **options)
+
+
+def check_keras_backend(backend: str) -> None:
+    """Raise an `AnnotError` that says what to do if a model of Keras that is no PyTorch module runs on `backend`."""
     if backend != "tensorflow":
         raise AnnotError(
             f"emit_ranges knows Keras on TensorFlow and on PyTorch, and this model runs on {backend}: set "
             "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch before Keras is imported"
         )
-    from annot.tf import emit_ranges as emit_tensorflow_ranges
-
-    return emit_tensorflow_ranges(model, **options)

@@ -162,6 +162,15 @@ def assigning() -> keras.Model:
     return stack((5,), layers.Dense(4, name="d0"), Assigning(name="assigning"), layers.Dense(3, name="d1"))
 
 
+def residual() -> keras.Model:
+    inputs = hidden = keras.Input((8, 8, 3))
+    for number in range(2):
+        branch = layers.BatchNormalization(name=f"norm{number}")(layers.Conv2D(3, 1, name=f"conv{number}")(hidden))
+        hidden = layers.Add(name=f"add{number}")([hidden, branch])
+    pooled = layers.GlobalAveragePooling2D(name="pool")(hidden)
+    return keras.Model(inputs, layers.Dense(3, name="head")(pooled), name="m")
+
+
 MODELS: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {
     "dense": (five_dense, *VECTORS),
     "convolutions": (convolutions, *IMAGES),
@@ -173,6 +182,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Any, Any]] = {
     "frozen": (frozen, *VECTORS),
     "mixed": (mixed, *IMAGES),
     "assigning": (assigning, *VECTORS),
+    "residual": (residual, *IMAGES),
 }
 """What makes a model, and its inputs and targets."""
 

@@ -496,6 +496,25 @@ def test_no_operation_under_xla(tmp_path: Path) -> None:
     assert captured.texts == []
 
 
+def test_a_function_that_xla_takes_over_is_traced_without_operations(tmp_path: Path) -> None:
+    """Each of its two traces is kept, whichever is called in between."""
+    weights, x = variables(2), tf.ones([3, 6])
+    inner = tf.function(lambda x: step(x, weights, ranged))
+    outer = tf.function(lambda x: inner(x), jit_compile=True)
+    expected = step(x, weights, plain)
+    traces: list[int] = []
+
+    def body() -> None:
+        for function in (inner, outer, inner, outer):
+            for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(function(x)), strict=True):
+                tf.debugging.assert_near(one, other)
+            traces.append(inner.experimental_get_tracing_count())
+
+    captured = recorded(tmp_path, body)
+    assert counts(captured) == {f"layer{i}{sign}": 2 for i in range(2) for sign in ("", "'")}
+    assert traces == [1, 2, 2, 2]
+
+
 def test_fused_operations_stay_fused_within_a_range() -> None:
     def conv(x: Any, put: Any) -> Any:
         kernel, bias = tf.ones([3, 3, 2, 4]), tf.ones([4])

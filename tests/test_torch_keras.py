@@ -53,4 +53,4 @@ def test_layers(tmp_path: Path) -> None:
     # Keras calls the model once more, on the device "meta", to learn its shapes.
     assert {text: counts[f"{text} |fwd"] - 1 for text in expected} == expected
     assert {text: counts[f"{text} |bwd"] for text in expected} == expected
-    assert counts["Optimizer SGD |opt"] == 2
+    assert counts["Optimizer SGD params=118 |opt"] == 2

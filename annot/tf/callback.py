@@ -46,6 +46,7 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._ranges = OpenRanges()
+        self._attributes: Any = {}  # of the model
         self._epoch: int | None = None
         self._next: tuple[int, str] | None = None  # the batch that was announced and whose step did not run yet
         self._stand_in: tuple[str, Any] | None = None
@@ -57,6 +58,8 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Take a model, for whose `fit`, `evaluate` or `predict` Keras begins to use this callback."""
         self.close()
         super().set_model(model)
+        # Asked for amid a step, Keras on JAX would put the state from before the step back into the model.
+        self._attributes = vars(self.model)
 
     def close(self) -> None:
         """End all ranges that are open, and give the model its function back."""
@@ -130,7 +133,7 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._restore()
         if not (emit.enabled() or loop.followers.of_batches):
             return
-        attributes: Any = vars(self.model)
+        attributes = self._attributes
         function = attributes.get(_FUNCTIONS[stage])
         if function is None:
             self._ranges.begin("step", number, stage)
@@ -160,9 +163,8 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._stand_in is None:
             return
         (name, stand_in), self._stand_in = self._stand_in, None
-        attributes: Any = vars(self.model)
-        if attributes.get(name) is stand_in:
-            attributes[name] = stand_in.__wrapped__
+        if self._attributes.get(name) is stand_in:
+            self._attributes[name] = stand_in.__wrapped__
 
 
 def close_operations() -> None:

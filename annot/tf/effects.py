@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
 from annot.tf import operations, ops
+from annot.tf.retrace import keep_from_xla
 
 __all__ = ["enter", "leave", "possible"]
 
@@ -44,5 +45,6 @@ def leave(token: Any, handles: Sequence[Any] = (), *, after: Sequence[Any] = ())
 
 
 def _apply(name: str, after: Sequence[Any], **arguments: Any) -> Any:
+    keep_from_xla()
     with tf.name_scope("annot"), tf.control_dependencies(list(after)):
         return op_def_library._apply_op_helper(name, **arguments)[2]

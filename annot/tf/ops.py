@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from annot.tf import eager, gradients, library, operations, vectorized
+from annot.tf.retrace import in_xla, keep_from_xla
 
 __all__ = ["Token", "abandon", "available", "begin", "close_open_ranges", "finish", "gate", "in_xla"]
 
@@ -52,13 +52,6 @@ def available() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def in_xla() -> bool:
-    """Return whether the current graph is being traced for XLA, where annot's operations have no kernels."""
-    return not tf.executing_eagerly() and bool(
-        control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-    )
-
-
 def begin(
     tensors: Sequence[Any], event: Any, grad_event: Any | None = None, deps: Sequence[Any] = ()
 ) -> tuple[list[Any], Token]:
@@ -81,6 +74,7 @@ def begin(
         return [span.gate_input(tensor) for tensor in tensors], Token(eager=span)
     if in_xla() or available() is not None:
         return list(tensors), Token()
+    keep_from_xla()
     place = _first_passed(tensors)
     waited = [*(tensor for i, tensor in enumerate(tensors) if i != place), *deps]
     first = [] if place is None else [tensors[place]]

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from annot import emit
 from annot.choice import Selection, choose
+from annot.instrument import check_keras_backend
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.tf import exports, names, ops, tapes, weights
@@ -44,8 +45,14 @@ def emit_ranges(
 
     `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as `annot.tf.AnnotCallback` makes them.
     A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
-    tensors. Outputs, gradients and weights are the same bits with and without. If `annot.enabled` is false on entry,
-    nothing is installed, unless `mode` is ``"names"``.
+    tensors. If `annot.enabled` is false on entry, nothing is installed, unless `mode` is ``"names"``.
+
+    Outputs, gradients and weights are the same bits with and without, where TensorFlow itself gives the same bits twice
+    (see `tf.config.experimental.enable_op_determinism`), but for one thing: in a graph, TensorFlow makes one AddN of
+    sums that follow each other, also of the sum at the end of one layer and that in the next, as in residual networks;
+    operations of annot's stand between the two, so float sums are in another order and differ by rounding. Bits are the
+    same with ``tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})`` in both programs, and
+    with ``mode="names"``, which changes no graph.
 
     Args:
         model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
@@ -71,6 +78,7 @@ def emit_ranges(
         A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
 
     Raises:
+        AnnotError: Keras runs on another backend than TensorFlow; on PyTorch, use `annot.emit_ranges`.
         TypeError: `model` is not a `keras.Layer`, or an option is of the wrong type.
         ValueError: `depth` is negative, `mode` is not known, or a pattern cannot be read.
 
@@ -82,6 +90,7 @@ def emit_ranges(
     """
     if not isinstance(model, keras.Layer):
         raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
+    check_keras_backend(keras.config.backend())
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
     if mode not in (None, "names", "ops", "python"):
