@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from annot import emit
+from annot.tf import sizes
 
 __all__ = ["DEFINITIONS", "FUNCTIONS", "Definition", "Operations"]
 
@@ -50,11 +51,14 @@ FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
         None, _P, _S, ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), _P,
     ),
     "TF_OpKernelConstruction_GetAttrString": (None, _P, _S, _P, ctypes.c_size_t, _P),
+    "TF_OpKernelConstruction_GetAttrInt32": (None, _P, _S, ctypes.POINTER(ctypes.c_int32), _P),
+    "TF_NumInputs": (_I, _P),
     "TF_NumOutputs": (_I, _P),
     "TF_GetInput": (None, _P, _I, ctypes.POINTER(_P), _P),
     "TF_SetOutput": (None, _P, _I, _P, _P),
     "TF_AllocateOutput": (_P, _P, _I, _I, _P, _I, ctypes.c_size_t, _P),
     "TF_TensorData": (_P, _P),
+    "TF_TensorByteSize": (ctypes.c_size_t, _P),
     "TF_DeleteTensor": (None, _P),
     "TF_OpKernelContext_Failure": (None, _P, _P),
 }  # fmt: skip
@@ -82,10 +86,10 @@ class Definition:
 DEFINITIONS: Final = (
     Definition(
         "AnnotStart",
-        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"),
-        ("tensors: N * T", "after: A * int32"),
+        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0", "S: int >= 0"),
+        ("tensors: N * T", "after: A * int32", "shapes: S * int32"),
         ("token: int32", "outputs: N * T"),
-        ("after", "token"),
+        ("after", "shapes", "token"),
         ("tensors", "outputs"),
         1,
     ),
@@ -117,6 +121,15 @@ DEFINITIONS: Final = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A kernel of AnnotStart or AnnotEnter."""
+
+    event: Any
+    shapes: int
+    """How many inputs, the last ones, are shapes that the text leaves open."""
+
+
 class Operations:
     """The operations for one TensorFlow.
 
@@ -131,6 +144,7 @@ class Operations:
         self._c = _functions_of(library)
         self._numbers_of_keys: dict[bytes, int] = {}
         self._events: list[Any] = [None]
+        self._kernels: list[_Start] = []
         self._open: dict[int, Any] = {}
         self._tokens = itertools.count(1)
         self._kept: list[Any] = []  # what TensorFlow calls must outlive every graph
@@ -155,7 +169,7 @@ class Operations:
         for definition in DEFINITIONS:
             status = self._c.TF_NewStatus()
             self._define(definition, status)
-            create = self._keep(_Create(self._find_event)) if definition.name in starts else None
+            create = self._keep(_Create(self._create)) if definition.name in starts else None
             self._add_kernels(definition, create, self._keep(_Compute(computes[definition.name])), status)
             refused = self._c.TF_GetCode(status)
             self._c.TF_DeleteStatus(status)
@@ -214,16 +228,21 @@ class Operations:
         c.TF_DeleteStatus(beyond)
         c.TF_DeleteShapeHandle(shape)
 
-    def _find_event(self, construction: Any) -> int | None:
-        """Return the number of the event, or None where another process made the graph."""
+    def _create(self, construction: Any) -> int | None:
+        """Return the number of the kernel, or None where another process made the graph."""
         c, status = self._c, self._c.TF_NewStatus()
         items, size = ctypes.c_int32(), ctypes.c_int32()
         c.TF_OpKernelConstruction_GetAttrSize(construction, b"event", items, size, status)
         key = ctypes.create_string_buffer(max(size.value, 0) + 1)
         c.TF_OpKernelConstruction_GetAttrString(construction, b"event", key, max(size.value, 0), status)
-        failed = c.TF_GetCode(status)
+        number = None if c.TF_GetCode(status) else self._numbers_of_keys.get(key.value)
+        shapes = ctypes.c_int32()
+        c.TF_OpKernelConstruction_GetAttrInt32(construction, b"S", shapes, status)  # AnnotEnter has none
         c.TF_DeleteStatus(status)
-        return None if failed else self._numbers_of_keys.get(key.value)
+        if number is None:
+            return None
+        self._kernels.append(_Start(self._events[number], shapes.value))
+        return len(self._kernels)
 
     def _start(self, kernel: int | None, context: Any) -> None:
         status = self._c.TF_NewStatus()
@@ -231,9 +250,22 @@ class Operations:
         token = 0
         if kernel and not self._c.TF_GetCode(status):
             token = next(self._tokens) & 0x7FFFFFFF
-            self._open[token] = emit.start(self._events[kernel])
+            self._open[token] = emit.start(self._event_to_open(self._kernels[kernel - 1], context, status))
         self._put_token(context, token, status)
         self._finish(context, status)
+
+    def _event_to_open(self, start: _Start, context: Any, status: Any) -> Any:
+        if not start.shapes:
+            return start.event
+        c, shapes = self._c, []
+        inputs = c.TF_NumInputs(context)
+        for i in range(inputs - start.shapes, inputs):
+            tensor = ctypes.c_void_p()
+            c.TF_GetInput(context, i, tensor, status)
+            rank = c.TF_TensorByteSize(tensor) // 4
+            shapes.append(tuple((ctypes.c_int32 * rank).from_address(c.TF_TensorData(tensor))))
+            c.TF_DeleteTensor(tensor)
+        return sizes.sized(start.event, tuple(shapes))
 
     def _end(self, _kernel: int | None, context: Any) -> None:
         status, token = self._c.TF_NewStatus(), ctypes.c_void_p()

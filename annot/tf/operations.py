@@ -12,7 +12,7 @@ from tensorflow.python.framework import op_def_library
 
 from annot.tf import library
 
-__all__ = ["IN", "OUT", "end", "gate", "is_handle", "is_passed", "key_of", "start"]
+__all__ = ["IN", "OUT", "end", "gate", "is_handle", "is_passed", "key_of", "shapes_of", "start"]
 
 IN: Final = "in"
 """The role of a gate that an input or weight of the work goes through."""
@@ -29,7 +29,12 @@ _ATTRIBUTES: Final = {
 
 
 def start(
-    tensors: list[Any], waited: Sequence[Any], key: str, group: int = 0, after: Sequence[Any] = ()
+    tensors: list[Any],
+    waited: Sequence[Any],
+    key: str,
+    group: int = 0,
+    after: Sequence[Any] = (),
+    shapes: Sequence[Any] = (),
 ) -> tuple[Any, list[Any]]:
     """Open a range.
 
@@ -39,13 +44,16 @@ def start(
         key: of `key_of`.
         group: which piece of the graph this is, for the gradients; 0 for none.
         after: what `end` returned first for the ranges that are to be closed before.
+        shapes: of `annot.tf.sizes.shape_tensors`, for the sizes that the text of the range leaves open.
 
     Returns:
         The token, a scalar of type int32, and the tensors.
     """
     # By control edges: as inputs they would lead a gradient to tensors that need none.
     with tf.control_dependencies(list(waited)):
-        token, *passed = _apply("AnnotStart", tensors=tensors, event=key, group=group, after=list(after))
+        token, *passed = _apply(
+            "AnnotStart", tensors=tensors, event=key, group=group, after=list(after), shapes=list(shapes)
+        )
     return token, passed
 
 
@@ -80,6 +88,17 @@ def _apply(name: str, **arguments: Any) -> list[Any]:
 def _attributes(operation: Any) -> tuple[Any, ...]:
     names = _ATTRIBUTES[operation.type]
     return tuple(itertools.chain.from_iterable((name, operation.get_attr(name)) for name in names))
+
+
+def shapes_of(done: Any) -> list[Any]:
+    """Return the shapes that `start` was given for the range whose `end` returned `done` first."""
+    end = done.op
+    if end.type != "AnnotEnd":
+        return []
+    start = end.inputs[len(end.outputs) - 1].op
+    if start.type != "AnnotStart":
+        return []
+    return list(start.inputs[len(start.inputs) - start.get_attr("S") :])
 
 
 def is_handle(tensor: Any) -> bool:
