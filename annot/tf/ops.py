@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from annot.tf import eager, gradients, library, operations, sizes, vectorized
+from annot.tf import eager, gradients, library, operations, vectorized
 
 __all__ = ["Token", "abandon", "available", "begin", "close_open_ranges", "finish", "gate", "in_xla"]
 
@@ -93,7 +93,7 @@ def begin(
     grad_key = "" if grad_event is None else operations.key_of(grad_event)
     group = next(_groups) if grad_key else 0
     token, passed = operations.start(
-        first, waited, operations.key_of(event), group, shapes=sizes.shape_tensors(open_tensors)
+        first, waited, operations.key_of(event), group, shapes=[operations.shape_of(tensor) for tensor in open_tensors]
     )
     made = Token(token.graph, token, group, grad_key)
     return [passed[0] if i == place else gate(tensor, made) for i, tensor in enumerate(tensors)], made

@@ -10,14 +10,14 @@ import contextlib
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import tensorflow as tf
 
 from annot import emit, tag
 
-__all__ = ["MAX_SIZED", "Shapes", "open_tensors", "shape_tensors", "shapes_among", "sized"]
+__all__ = ["MAX_SIZED", "Shapes", "open_tensors", "shapes_among", "sized"]
 
 MAX_SIZED: Final = 64
 """How many variants of one text there are; further ones show the open sizes as such (as in annot/native/tf_ops.c)."""
@@ -38,12 +38,6 @@ def open_tensors(tensors: Sequence[Any]) -> list[Any]:
     """
     found = [tensor for tensor in tensors if tensor.shape.rank is None or None in tuple(tensor.shape)]
     return found if all(isinstance(tensor, tf.Tensor) for tensor in found) else []
-
-
-def shape_tensors(tensors: Iterable[Any]) -> list[Any]:
-    """Return the shapes of tensors of a graph, which are known when it runs: vectors of type int32."""
-    with tf.name_scope("annot"):
-        return [tf.shape(tensor) for tensor in tensors]
 
 
 def shapes_among(numbers: Sequence[int]) -> Shapes:
