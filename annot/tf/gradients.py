@@ -89,9 +89,7 @@ def _open_backward(op: Any, grad: Any, done: Any) -> Any:
     current = _current_pass(group, op.outputs[-1].name, OUT)
     if current.token is not None:
         return grad
-    current.token, passed = operations.start(
-        [_values(grad)], [], key, after=[done], shapes=operations.shapes_of(done)
-    )
+    current.token, passed = operations.start([_values(grad)], [], key, after=[done], shapes=operations.shapes_of(done))
     return _with_values(grad, passed[0])
 
 

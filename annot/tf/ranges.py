@@ -11,11 +11,13 @@ import keras
 import tensorflow as tf
 
 from annot import emit
+from annot.capture import Capture
 from annot.choice import Selection, choose
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.tf import exports, names, ops, tapes, weights
 from annot.tf.annotations import operation_ranges, reason
+from annot.tf.capture import tell_cuda
 from annot.tf.data import DataWaits
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
@@ -108,13 +110,14 @@ class EmitRanges(SwitchedBlock):
     `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
     """
 
-    __slots__ = ("_functions", "_loops", "_model", "_options")
+    __slots__ = ("_collector", "_functions", "_loops", "_model", "_options")
 
     def __init__(self, model: keras.Layer, options: Options, schedule: Schedule | None = None) -> None:
         super().__init__(schedule)
         self._model = model
         self._options = options
         self._functions = StepFunctions(model)
+        self._collector = Capture(tell_cuda)
         self._loops: list[FitLoops] = []
 
     def __enter__(self) -> Self:
@@ -137,6 +140,9 @@ class EmitRanges(SwitchedBlock):
     def _remove(self, installed: list[StandIn]) -> None:
         self._functions.exchange()
         _INSTALLED.leave(installed)
+
+    def _capture(self, on: bool) -> None:
+        self._collector.set(on)
 
 
 class Installed:
