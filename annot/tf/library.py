@@ -170,10 +170,13 @@ def _cache_folder() -> Path:
     return Path(root) / "annot"
 
 
-@SizeFunction
-def _size(address: int, numbers: Any, count: int) -> int:
+def _sized(address: int, numbers: Any, count: int) -> int:
     event = ctypes.cast(address, ctypes.py_object).value
     return id(sizes.sized(event, sizes.shapes_among(numbers[:count])))
+
+
+_size: Final = SizeFunction(_sized)
+"""What the C part calls; it has to outlive every graph."""
 
 
 # ---------------------------------------------------------------- without it
