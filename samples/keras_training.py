@@ -114,7 +114,8 @@ def infer(model: keras.Model, data: keras.utils.PyDataset, options: argparse.Nam
 def of_one_size(data: keras.utils.PyDataset) -> Any:
     """Return the same batches, all of the size of the first, so that a graph of TensorFlow knows each shape.
 
-    Keras itself leaves the number of samples open; then annot cannot tell the work of the layers in a graph.
+    Keras itself leaves the number of samples open. Operations of annot's find it when the graph runs; the names of what
+    TensorFlow runs itself, as on a GPU and under XLA, are of no help there.
     """
     if keras.backend.backend() != "tensorflow":
         return data

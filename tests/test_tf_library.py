@@ -95,8 +95,10 @@ def test_both_twins_define_the_same_operations() -> None:
 
 
 def test_both_twins_ask_tensorflow_for_the_same_functions() -> None:
+    """But for the number of outputs, which the Python twin asks for when the graph is made: each call there is dear."""
     source = (Path(native.__file__).parent / "tf_ops.c").read_text()
-    assert set(re.findall(r"X\([\w *]+, (TF_\w+),", source)) == set(by_ctypes.FUNCTIONS)
+    asked = set(re.findall(r"X\([\w *]+, (TF_\w+),", source))
+    assert asked - {"TF_NumOutputs"} == set(by_ctypes.FUNCTIONS)
 
 
 @pytest.mark.parametrize("mode", ["native", "python"])

@@ -50,11 +50,14 @@ typedef void (*Delete)(void *kernel);
     X(void, TF_RegisterKernelBuilder, (const char *, void *, void *))                                       \
     X(void, TF_OpKernelConstruction_GetAttrSize, (void *, const char *, int32_t *, int32_t *, void *))      \
     X(void, TF_OpKernelConstruction_GetAttrString, (void *, const char *, char *, size_t, void *))          \
+    X(void, TF_OpKernelConstruction_GetAttrInt32, (void *, const char *, int32_t *, void *))                \
+    X(int, TF_NumInputs, (void *))                                                                          \
     X(int, TF_NumOutputs, (void *))                                                                         \
     X(void, TF_GetInput, (void *, int, void **, void *))                                                    \
     X(void, TF_SetOutput, (void *, int, const void *, void *))                                              \
     X(void *, TF_AllocateOutput, (void *, int, int, const int64_t *, int, size_t, void *))                  \
     X(void *, TF_TensorData, (const void *))                                                                \
+    X(size_t, TF_TensorByteSize, (const void *))                                                            \
     X(void, TF_DeleteTensor, (void *))                                                                      \
     X(void, TF_OpKernelContext_Failure, (void *, void *))
 
@@ -231,12 +234,102 @@ static void *event_of(const char *key) {
     return event;
 }
 
+/* ---------------------------------------------------------------- texts whose sizes are known while the graph runs */
+
+enum { MAX_SIZED = 64, MAX_NUMBERS = 64 };
+
+/* The event of a text for one set of shapes. */
+typedef struct {
+    void *event;
+    int count;
+    int32_t numbers[]; /* of each shape its rank, then its sizes */
+} Sized;
+
+/* The kernel of AnnotStart and AnnotEnter; there is none where another process made the graph: then it opens nothing. */
+typedef struct {
+    void *event;
+    int32_t shapes; /* how many inputs, the last ones, are shapes that the text of `event` leaves open */
+    pthread_mutex_t lock;
+    int count;
+    Sized *sized[MAX_SIZED]; /* the one that was used last comes first */
+} Start;
+
+/* Returns the event for these shapes, which stays alive; called on TensorFlow's threads, it takes the GIL. */
+typedef void *(*Size)(void *event, const int32_t *numbers, int count);
+
+static Size size_event;
+
+/* Reads the shapes as `Sized` holds them; returns how many numbers, or 0 if they cannot be had. */
+static int read_shapes(int shapes, void *context, int32_t *numbers, void *status) {
+    int count = 0, inputs = TF_NumInputs(context);
+    for (int i = inputs - shapes; i < inputs; i++) {
+        void *tensor = NULL;
+        TF_GetInput(context, i, &tensor, status);
+        int rank = tensor ? (int)(TF_TensorByteSize(tensor) / sizeof *numbers) : MAX_NUMBERS;
+        int fits = count + 1 + rank <= MAX_NUMBERS;
+        if (fits) {
+            numbers[count] = rank;
+            memcpy(&numbers[count + 1], TF_TensorData(tensor), (size_t)rank * sizeof *numbers);
+            count += 1 + rank;
+        }
+        if (tensor)
+            TF_DeleteTensor(tensor);
+        if (!fits)
+            return 0;
+    }
+    return count;
+}
+
+/* Returns the event for these shapes, or NULL if they are new; `full` tells whether there is no room for more. */
+static void *find_sized(Start *start, const int32_t *numbers, int count, int *full) {
+    void *event = NULL;
+    pthread_mutex_lock(&start->lock);
+    for (int i = 0; i < start->count && !event; i++) {
+        Sized *one = start->sized[i];
+        if (one->count == count && memcmp(one->numbers, numbers, (size_t)count * sizeof *numbers) == 0) {
+            event = one->event;
+            start->sized[i] = start->sized[0];
+            start->sized[0] = one;
+        }
+    }
+    *full = start->count == MAX_SIZED;
+    pthread_mutex_unlock(&start->lock);
+    return event;
+}
+
+static void keep_sized(Start *start, const int32_t *numbers, int count, void *event) {
+    Sized *made = malloc(sizeof *made + (size_t)count * sizeof *numbers);
+    if (!made)
+        return;
+    made->event = event, made->count = count;
+    memcpy(made->numbers, numbers, (size_t)count * sizeof *numbers);
+    pthread_mutex_lock(&start->lock);
+    if (start->count < MAX_SIZED)
+        start->sized[start->count++] = made, made = NULL;
+    pthread_mutex_unlock(&start->lock);
+    free(made);
+}
+
+static void *event_to_open(Start *start, void *context, void *status) {
+    if (!start || !start->shapes)
+        return start ? start->event : NULL;
+    int32_t numbers[MAX_NUMBERS];
+    int full, count = read_shapes(start->shapes, context, numbers, status);
+    if (!count)
+        return start->event;
+    void *event = find_sized(start, numbers, count, &full);
+    if (event || full)
+        return event ? event : start->event;
+    event = size_event(start->event, numbers, count); /* with no lock held, since it waits for the GIL */
+    keep_sized(start, numbers, count, event);
+    return event;
+}
+
 /* ---------------------------------------------------------------- kernels */
 
-/* The kernel of AnnotStart and AnnotEnter is its event, or NULL where another process made the graph: then it opens nothing. */
 static void *create_start(void *construction) {
     void *status = TF_NewStatus();
-    int32_t items = 0, size = 0;
+    int32_t items = 0, size = 0, shapes = 0;
     void *event = NULL;
     TF_OpKernelConstruction_GetAttrSize(construction, "event", &items, &size, status);
     char *key = TF_GetCode(status) == 0 && size >= 0 ? calloc((size_t)size + 1, 1) : NULL;
@@ -246,8 +339,25 @@ static void *create_start(void *construction) {
             event = event_of(key);
         free(key);
     }
+    TF_OpKernelConstruction_GetAttrInt32(construction, "S", &shapes, status);
+    Start *start = event ? calloc(1, sizeof *start) : NULL;
+    if (start) {
+        pthread_mutex_init(&start->lock, NULL);
+        start->event = event;
+        start->shapes = TF_GetCode(status) == 0 ? shapes : 0; /* AnnotEnter has none */
+    }
     TF_DeleteStatus(status);
-    return event;
+    return start;
+}
+
+static void delete_start(void *kernel) {
+    Start *start = kernel;
+    if (!start)
+        return;
+    for (int i = 0; i < start->count; i++)
+        free(start->sized[i]);
+    pthread_mutex_destroy(&start->lock);
+    free(start);
 }
 
 static void pass_through(void *context, int input, int output, void *status) {
@@ -278,8 +388,9 @@ static void compute_start(void *kernel, void *context) {
     int tensors = TF_NumOutputs(context) - 1;
     for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
         pass_through(context, i, i + 1, status);
+    void *event = event_to_open(kernel, context, status);
     if (TF_GetCode(status) == 0)
-        put_token(context, open_range(kernel), status);
+        put_token(context, open_range(event), status);
     fail_or_free(context, status);
 }
 
@@ -336,8 +447,8 @@ static void shapes_of_gate(void *context, void *status) { follow_inputs(context,
 typedef struct {
     const char *name;
     const char *attributes[7], *inputs[4], *outputs[3];
-    const char *host[3];     /* arguments in host memory */
-    const char *follow[3];   /* arguments of type T */
+    const char *host[4];   /* arguments in host memory */
+    const char *follow[3]; /* arguments of type T */
     Shape shapes;
     Create create;
     Compute compute;
@@ -346,10 +457,10 @@ typedef struct {
 
 static const Operation operations[] = {
     {"AnnotStart",
-     {"event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"},
-     {"tensors: N * T", "after: A * int32"},
+     {"event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0", "S: int >= 0"},
+     {"tensors: N * T", "after: A * int32", "shapes: S * int32"},
      {"token: int32", "outputs: N * T"},
-     {"after", "token"},
+     {"after", "shapes", "token"},
      {"tensors", "outputs"},
      shapes_after_token, create_start, compute_start},
     {"AnnotEnd",
@@ -399,7 +510,8 @@ static int define(const Operation *operation, void *status) {
 
 /* `host_type`: 0, or the type of tensors that live in host memory on every device. */
 static int add_kernel(const Operation *operation, const char *device, int host_type, void *status) {
-    void *builder = TF_NewKernelBuilder(operation->name, device, operation->create, operation->compute, NULL);
+    void *builder = TF_NewKernelBuilder(operation->name, device, operation->create, operation->compute,
+                                        operation->create ? delete_start : NULL);
     for (const char *const *name = operation->host; *name; name++)
         TF_KernelBuilder_HostMemory(builder, *name);
     if (host_type) {
@@ -414,12 +526,13 @@ static int add_kernel(const Operation *operation, const char *device, int host_t
 
 /* Registers the operations with the TensorFlow whose C API `library` (a handle of dlopen) holds.
  * Returns NULL, or what is missing there. */
-EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange end) {
+EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange end, Size size) {
     const char *missing = find_functions(library);
     if (missing)
         return missing;
     start_range = start;
     end_range = end;
+    size_event = size;
     void *status = TF_NewStatus();
     const char *refused = NULL;
     for (size_t i = 0; i < sizeof operations / sizeof *operations && !refused; i++) {

@@ -58,7 +58,8 @@ def call_through_operations(
     grad_event = None
     if backward and (values or needs_inputs):
         grad_event = site.backward(tensors, weights=bool(values), inputs=needs_inputs)
-    passed, token = ops.begin([*values, *inputs], site.forward(tensors) if forward else None, grad_event)
+    event = site.forward(tensors) if forward else None
+    passed, token = ops.begin([*values, *inputs], event, grad_event, open_tensors=site.open_tensors(tensors))
     args, kwargs = _replaced((args, dict(kwargs)), inputs, passed[len(values) :])
     try:
         with Gate((one for one, _ in watched), passed[: len(values)]):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from annot import emit
+from annot.tf import sizes
 
 __all__ = ["DEFINITIONS", "FUNCTIONS", "Definition", "Operations"]
 
@@ -50,11 +51,13 @@ FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
         None, _P, _S, ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32), _P,
     ),
     "TF_OpKernelConstruction_GetAttrString": (None, _P, _S, _P, ctypes.c_size_t, _P),
-    "TF_NumOutputs": (_I, _P),
+    "TF_OpKernelConstruction_GetAttrInt32": (None, _P, _S, ctypes.POINTER(ctypes.c_int32), _P),
+    "TF_NumInputs": (_I, _P),
     "TF_GetInput": (None, _P, _I, ctypes.POINTER(_P), _P),
     "TF_SetOutput": (None, _P, _I, _P, _P),
     "TF_AllocateOutput": (_P, _P, _I, _I, _P, _I, ctypes.c_size_t, _P),
     "TF_TensorData": (_P, _P),
+    "TF_TensorByteSize": (ctypes.c_size_t, _P),
     "TF_DeleteTensor": (None, _P),
     "TF_OpKernelContext_Failure": (None, _P, _P),
 }  # fmt: skip
@@ -82,10 +85,10 @@ class Definition:
 DEFINITIONS: Final = (
     Definition(
         "AnnotStart",
-        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0"),
-        ("tensors: N * T", "after: A * int32"),
+        ("event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0", "S: int >= 0"),
+        ("tensors: N * T", "after: A * int32", "shapes: S * int32"),
         ("token: int32", "outputs: N * T"),
-        ("after", "token"),
+        ("after", "shapes", "token"),
         ("tensors", "outputs"),
         1,
     ),
@@ -117,6 +120,18 @@ DEFINITIONS: Final = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One operation of a graph that opens or closes ranges."""
+
+    event: Any
+    """What it opens; None for nothing."""
+    tensors: int
+    """How many tensors pass through, none or one."""
+    shapes: int
+    """How many inputs, the last ones, are shapes that the text of the event leaves open."""
+
+
 class Operations:
     """The operations for one TensorFlow.
 
@@ -129,16 +144,16 @@ class Operations:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._c = _functions_of(library)
-        self._numbers_of_keys: dict[bytes, int] = {}
-        self._events: list[Any] = [None]
+        self._events: dict[bytes, Any] = {}
+        self._kernels: list[_Kernel] = []
+        self._statuses: list[Any] = []
         self._open: dict[int, Any] = {}
         self._tokens = itertools.count(1)
         self._kept: list[Any] = []  # what TensorFlow calls must outlive every graph
 
     def know(self, key: str, event: Any) -> None:
         """Have operations whose attribute is `key` open the range of `event`."""
-        self._events.append(event)
-        self._numbers_of_keys[key.encode("utf-8", "replace")] = len(self._events) - 1
+        self._events[key.encode("utf-8", "replace")] = event
 
     def close_all(self) -> int:
         """Close all ranges that are open; return how many."""
@@ -150,13 +165,13 @@ class Operations:
         Raises:
             RuntimeError: TensorFlow refuses one.
         """
-        starts, ends = ("AnnotStart", "AnnotEnter"), ("AnnotEnd", "AnnotLeave")
-        computes = {**dict.fromkeys(starts, self._start), **dict.fromkeys(ends, self._end), "AnnotGate": self._gate}
+        start, end = (self._create_start, self._start), (self._create_end, self._end)
+        kernels = {"AnnotStart": start, "AnnotEnter": start, "AnnotEnd": end, "AnnotLeave": end}
         for definition in DEFINITIONS:
             status = self._c.TF_NewStatus()
             self._define(definition, status)
-            create = self._keep(_Create(self._find_event)) if definition.name in starts else None
-            self._add_kernels(definition, create, self._keep(_Compute(computes[definition.name])), status)
+            create, compute = kernels.get(definition.name, (None, self._gate))
+            self._add_kernels(definition, self._keep(_Create(create or 0)), self._keep(_Compute(compute)), status)
             refused = self._c.TF_GetCode(status)
             self._c.TF_DeleteStatus(status)
             if refused:
@@ -184,9 +199,7 @@ class Operations:
         devices = ((b"CPU", 0), (b"GPU", 0), (b"GPU", _INT32), (b"GPU", _STRING))
         for device, host_type in devices if definition.follow else devices[:2]:
             # Nothing is called when a kernel goes, which may be after the interpreter.
-            builder = self._c.TF_NewKernelBuilder(
-                definition.name.encode(), device, create or _Create(), compute, _Delete()
-            )
+            builder = self._c.TF_NewKernelBuilder(definition.name.encode(), device, create, compute, _Delete())
             if host_type:
                 self._c.TF_KernelBuilder_TypeConstraint(builder, b"T", host_type, status)
                 self._c.TF_KernelBuilder_Priority(builder, 1)
@@ -214,41 +227,72 @@ class Operations:
         c.TF_DeleteStatus(beyond)
         c.TF_DeleteShapeHandle(shape)
 
-    def _find_event(self, construction: Any) -> int | None:
-        """Return the number of the event, or None where another process made the graph."""
-        c, status = self._c, self._c.TF_NewStatus()
-        items, size = ctypes.c_int32(), ctypes.c_int32()
+    def _create_start(self, construction: Any) -> int:
+        status = self._take_status()
+        event = self._event(construction, status)
+        tensors, shapes = (self._number(construction, name, status) for name in (b"N", b"S"))
+        return self._kernel(_Kernel(event, tensors, shapes), status)
+
+    def _create_end(self, construction: Any) -> int:
+        status = self._take_status()
+        return self._kernel(_Kernel(None, self._number(construction, b"N", status), 0), status)
+
+    def _kernel(self, kernel: _Kernel, status: Any) -> int:
+        self._statuses.append(status)
+        self._kernels.append(kernel)
+        return len(self._kernels)
+
+    def _event(self, construction: Any, status: Any) -> Any:
+        """Return the event, or None where another process made the graph."""
+        c, items, size = self._c, ctypes.c_int32(), ctypes.c_int32()
         c.TF_OpKernelConstruction_GetAttrSize(construction, b"event", items, size, status)
         key = ctypes.create_string_buffer(max(size.value, 0) + 1)
         c.TF_OpKernelConstruction_GetAttrString(construction, b"event", key, max(size.value, 0), status)
-        failed = c.TF_GetCode(status)
-        c.TF_DeleteStatus(status)
-        return None if failed else self._numbers_of_keys.get(key.value)
+        return None if c.TF_GetCode(status) else self._events.get(key.value)
 
-    def _start(self, kernel: int | None, context: Any) -> None:
-        status = self._c.TF_NewStatus()
-        self._pass_through(context, 1, status)
-        token = 0
-        if kernel and not self._c.TF_GetCode(status):
+    def _number(self, construction: Any, name: bytes, status: Any) -> int:
+        """Return an attribute; 0 where an operation has none of this name."""
+        number = ctypes.c_int32()
+        self._c.TF_OpKernelConstruction_GetAttrInt32(construction, name, number, status)
+        return number.value
+
+    def _start(self, number: int, context: Any) -> None:
+        kernel, status, token = self._kernels[number - 1], self._take_status(), 0
+        if kernel.tensors:
+            self._pass_through(context, 1, status)
+        if kernel.event is not None:
+            event = self._sized(kernel, context, status) if kernel.shapes else kernel.event
             token = next(self._tokens) & 0x7FFFFFFF
-            self._open[token] = emit.start(self._events[kernel])
+            self._open[token] = emit.start(event)
         self._put_token(context, token, status)
-        self._finish(context, status)
+        self._statuses.append(status)
 
-    def _end(self, _kernel: int | None, context: Any) -> None:
-        status, token = self._c.TF_NewStatus(), ctypes.c_void_p()
-        self._c.TF_GetInput(context, self._c.TF_NumOutputs(context) - 1, token, status)
+    def _sized(self, kernel: _Kernel, context: Any, status: Any) -> Any:
+        c, shapes, tensor = self._c, [], ctypes.c_void_p()
+        inputs = c.TF_NumInputs(context)
+        for i in range(inputs - kernel.shapes, inputs):
+            c.TF_GetInput(context, i, tensor, status)
+            rank = c.TF_TensorByteSize(tensor) // 4
+            shapes.append(tuple((ctypes.c_int32 * rank).from_address(c.TF_TensorData(tensor))))
+            c.TF_DeleteTensor(tensor)
+        return sizes.sized(kernel.event, tuple(shapes))
+
+    def _end(self, number: int, context: Any) -> None:
+        c, tensors, status = self._c, self._kernels[number - 1].tensors, self._take_status()
+        token = ctypes.c_void_p()
+        c.TF_GetInput(context, tensors, token, status)
         if token:
-            self._close(ctypes.c_int32.from_address(self._c.TF_TensorData(token)).value)
-            self._c.TF_DeleteTensor(token)
-        self._pass_through(context, 1, status)
+            self._close(ctypes.c_int32.from_address(c.TF_TensorData(token)).value)
+            c.TF_DeleteTensor(token)
+        if tensors:
+            self._pass_through(context, 1, status)
         self._put_token(context, 0, status)
-        self._finish(context, status)
+        self._statuses.append(status)
 
-    def _gate(self, _kernel: int | None, context: Any) -> None:
-        status = self._c.TF_NewStatus()
+    def _gate(self, _number: int | None, context: Any) -> None:
+        status = self._take_status()
         self._pass_through(context, 0, status)
-        self._finish(context, status)
+        self._statuses.append(status)
 
     def _close(self, token: int) -> bool:
         started = self._open.pop(token, None)
@@ -256,27 +300,34 @@ class Operations:
             emit.end(started)
         return started is not None
 
-    def _pass_through(self, context: Any, first: int, status: Any) -> None:
-        c = self._c
-        for i in range(c.TF_NumOutputs(context) - first):
-            tensor = ctypes.c_void_p()
-            c.TF_GetInput(context, i, tensor, status)
-            if tensor:
-                c.TF_SetOutput(context, first + i, tensor, status)
-                c.TF_DeleteTensor(tensor)
+    def _pass_through(self, context: Any, output: int, status: Any) -> None:
+        """Give the first input on."""
+        c, tensor = self._c, ctypes.c_void_p()
+        c.TF_GetInput(context, 0, tensor, status)
+        if tensor:
+            c.TF_SetOutput(context, output, tensor, status)
+            c.TF_DeleteTensor(tensor)
+        if c.TF_GetCode(status):
+            c.TF_OpKernelContext_Failure(context, status)
 
     def _put_token(self, context: Any, token: int, status: Any) -> None:
-        if self._c.TF_GetCode(status):
-            return
-        tensor = self._c.TF_AllocateOutput(context, 0, _INT32, None, 0, 4, status)
+        c = self._c
+        tensor = c.TF_AllocateOutput(context, 0, _INT32, None, 0, 4, status)
         if tensor:
-            ctypes.c_int32.from_address(self._c.TF_TensorData(tensor)).value = token
-            self._c.TF_DeleteTensor(tensor)
+            ctypes.c_int32.from_address(c.TF_TensorData(tensor)).value = token
+            c.TF_DeleteTensor(tensor)
+        else:
+            c.TF_OpKernelContext_Failure(context, status)
 
-    def _finish(self, context: Any, status: Any) -> None:
-        if self._c.TF_GetCode(status):
-            self._c.TF_OpKernelContext_Failure(context, status)
-        self._c.TF_DeleteStatus(status)
+    def _take_status(self) -> Any:
+        """Return a status that no other kernel uses meanwhile; each function of TensorFlow sets it anew.
+
+        What is local to a thread does not last here, for to Python each call of a kernel is another thread.
+        """
+        try:
+            return self._statuses.pop()
+        except IndexError:
+            return self._c.TF_NewStatus()
 
 
 def _functions_of(library: ctypes.CDLL) -> Any:

@@ -33,6 +33,22 @@ class Pass:
     done: Any = None
     seen: set[str] = field(default_factory=set)
     """The names of the operations whose gradients were asked for."""
+    independent: set[Any] = field(default_factory=set)
+    """Operations that are known not to wait for `closing`, so that no path is followed twice."""
+
+    def is_waited_for_by(self, later: Any) -> bool:
+        """Whether `later` is computed from what `closing` gives; operations are numbered as they are made."""
+        pending, seen = [later], {later}
+        while pending:
+            operation = pending.pop()
+            if operation is self.closing:
+                return True
+            for source in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
+                if source._id >= self.closing._id and source not in seen and source not in self.independent:
+                    seen.add(source)
+                    pending.append(source)
+        self.independent |= seen
+        return False
 
 
 _passes_lock = threading.Lock()
@@ -43,17 +59,22 @@ def _current_pass(group: int, name: str, role: str) -> Pass:
 
     A pass begins at an output, and asks for no gradient twice.
     """
-    graph = tf.compat.v1.get_default_graph()
     with _passes_lock:
-        passes: dict[int, Pass] | None = getattr(graph, _PASSES, None)
-        if passes is None:
-            passes = {}
-            setattr(graph, _PASSES, passes)
+        passes = _passes_of(tf.compat.v1.get_default_graph())
         current = passes.get(group)
         if current is None or name in current.seen or (role == OUT and current.closing is not None):
             current = passes[group] = Pass()
         current.seen.add(name)
         return current
+
+
+def _passes_of(graph: Any) -> dict[int, Pass]:
+    """Return the present pass of each piece."""
+    passes: dict[int, Pass] | None = getattr(graph, _PASSES, None)
+    if passes is None:
+        passes = {}
+        setattr(graph, _PASSES, passes)
+    return passes
 
 
 def _open_backward(op: Any, grad: Any, done: Any) -> Any:
@@ -68,7 +89,7 @@ def _open_backward(op: Any, grad: Any, done: Any) -> Any:
     current = _current_pass(group, op.outputs[-1].name, OUT)
     if current.token is not None:
         return grad
-    current.token, passed = operations.start([_values(grad)], [], key, after=[done])
+    current.token, passed = operations.start([_values(grad)], [], key, after=[done], shapes=operations.shapes_of(done))
     return _with_values(grad, passed[0])
 
 
@@ -83,10 +104,19 @@ def _close_backward(op: Any, grad: Any) -> Any:
         current.done, passed = operations.end([values], current.token, [])
         current.closing = current.done.op
         return _with_values(grad, passed[0])
-    if _depends_on(values.op, current.closing):  # a pass through the gradients of this one
+    if current.is_waited_for_by(values.op):  # a pass through the gradients of this one
         return grad
-    current.closing._add_control_input(values.op)
+    _have_wait(current.closing, values.op)
     return _with_values(grad, operations.gate(values, current.done))
+
+
+def _have_wait(closing: Any, operation: Any) -> None:
+    closing._add_control_input(operation)
+    with _passes_lock:
+        passes = tuple(_passes_of(tf.compat.v1.get_default_graph()).values())
+    for other in passes:
+        if closing in other.independent and other.is_waited_for_by(operation):
+            other.independent.clear()
 
 
 def _values(grad: Any) -> Any:
@@ -97,23 +127,6 @@ def _with_values(grad: Any, values: Any) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return values
-
-
-def _depends_on(later: Any, earlier: Any) -> bool:
-    """Whether `later` is computed from what `earlier` gives; operations are numbered as they are made."""
-    pending, seen = [later], {later}
-    while pending:
-        for source in _sources(pending.pop()):
-            if source is earlier:
-                return True
-            if source._id > earlier._id and source not in seen:
-                seen.add(source)
-                pending.append(source)
-    return later is earlier
-
-
-def _sources(operation: Any) -> list[Any]:
-    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
 
 
 def _gradient_of_start(op: Any, _token: Any, *grads: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from annot import emit, native
+from annot.tf import sizes
 
 __all__ = ["Loaded", "close_all", "compiled", "know", "load", "tensorflow_library"]
 
@@ -26,6 +27,7 @@ _COMPILE_SECONDS: Final = 60
 
 StartFunction: Final = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))
 EndFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
+SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int)
 
 
 class Loaded:
@@ -103,10 +105,10 @@ def _library() -> tuple[str, Path | None]:
 
 
 def _register(road: str, library: ctypes.CDLL, tensorflow: ctypes.CDLL) -> Loaded:
-    library.annot_tf_register.argtypes = [ctypes.c_void_p] * 3
+    library.annot_tf_register.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, SizeFunction]
     library.annot_tf_register.restype = ctypes.c_char_p
     start, end = native.fast().range_functions()
-    refused = library.annot_tf_register(tensorflow._handle, start, end)
+    refused = library.annot_tf_register(tensorflow._handle, start, end, _size)
     if refused:
         raise RuntimeError(f"it refused {refused.decode()}")
     library.annot_tf_know.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
@@ -166,6 +168,15 @@ def _locked(path: Path) -> Iterator[None]:
 def _cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(root) / "annot"
+
+
+def _sized(address: int, numbers: Any, count: int) -> int:
+    event = ctypes.cast(address, ctypes.py_object).value
+    return id(sizes.sized(event, sizes.shapes_among(numbers[:count])))
+
+
+_size: Final = SizeFunction(_sized)
+"""What the C part calls; it has to outlive every graph."""
 
 
 # ---------------------------------------------------------------- without it

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python.eager import execute
-from tensorflow.python.framework import op_def_library
 
 from annot.tf import library
 
-__all__ = ["IN", "OUT", "end", "gate", "is_handle", "is_passed", "key_of", "start"]
+__all__ = ["IN", "OUT", "end", "gate", "is_handle", "is_passed", "key_of", "shape_of", "shapes_of", "start"]
 
 IN: Final = "in"
 """The role of a gate that an input or weight of the work goes through."""
@@ -29,7 +28,12 @@ _ATTRIBUTES: Final = {
 
 
 def start(
-    tensors: list[Any], waited: Sequence[Any], key: str, group: int = 0, after: Sequence[Any] = ()
+    tensors: list[Any],
+    waited: Sequence[Any],
+    key: str,
+    group: int = 0,
+    after: Sequence[Any] = (),
+    shapes: Sequence[Any] = (),
 ) -> tuple[Any, list[Any]]:
     """Open a range.
 
@@ -39,13 +43,17 @@ def start(
         key: of `key_of`.
         group: which piece of the graph this is, for the gradients; 0 for none.
         after: what `end` returned first for the ranges that are to be closed before.
+        shapes: of `shape_of`, for the sizes that the text of the range leaves open.
 
     Returns:
         The token, a scalar of type int32, and the tensors.
     """
     # By control edges: as inputs they would lead a gradient to tensors that need none.
     with tf.control_dependencies(list(waited)):
-        token, *passed = _apply("AnnotStart", tensors=tensors, event=key, group=group, after=list(after))
+        token, *passed = _apply(
+            "AnnotStart", [*tensors, *after, *shapes], tensors,
+            {"event": key.encode(), "group": group, "A": len(after), "S": len(shapes), **_kind(tensors)},
+        )  # fmt: skip
     return token, passed
 
 
@@ -56,30 +64,67 @@ def end(
     # As inputs, for an operation with a control edge to somewhere is not fused with the one before it.
     with tf.control_dependencies([tensor for tensor in waited if not is_passed(tensor)]):
         deps = [tensor for tensor in waited if is_passed(tensor)]
-        done, *passed = _apply("AnnotEnd", tensors=tensors, token=token, deps=deps, group=group, grad_event=grad_key)
+        done, *passed = _apply(
+            "AnnotEnd", [*tensors, token, *deps], tensors,
+            {"grad_event": grad_key.encode(), "group": group, "D": [one.dtype for one in deps], **_kind(tensors)},
+        )  # fmt: skip
     return done, passed
 
 
 def gate(tensor: Any, token: Any, group: int = 0, role: str = "", grad_key: str = "") -> Any:
     """Return `tensor` such that it is there once `token`, of `start` or `end`, is."""
-    return _apply("AnnotGate", tensor=tensor, token=token, group=group, role=role, grad_event=grad_key)[0]
+    attributes = {"grad_event": grad_key.encode(), "group": group, "role": role.encode(), "T": tensor.dtype}
+    return _apply("AnnotGate", [tensor, token], [tensor, token], attributes)[0]
 
 
-def _apply(name: str, **arguments: Any) -> list[Any]:
-    """Put an operation into the current graph, and on the tapes that watch it, as TensorFlow's own wrappers do."""
-    if arguments.get("tensors") == []:
-        arguments["T"] = tf.float32  # of no tensor, but it must be said
-    with tf.name_scope("annot"):
-        _, _, operation, _ = op_def_library._apply_op_helper(name, **arguments)
-    results = list(operation.outputs)
-    passed = arguments.get("tensors", operation.inputs)  # what else comes in has no gradient
-    execute.record_gradient(name, tuple(passed), _attributes(operation), results)
+def _kind(tensors: Sequence[Any]) -> dict[str, Any]:
+    return {"N": len(tensors), "T": tensors[0].dtype if tensors else tf.float32}  # of no tensor it must be said too
+
+
+def shape_of(tensor: Any) -> Any:
+    """Return the shape of a tensor of a graph, which is known when it runs: a vector of type int32."""
+    (shape,) = _create("Shape", [tensor], {"T": tensor.dtype, "out_type": tf.int32})
+    return shape
+
+
+def _apply(name: str, inputs: list[Any], passed: Sequence[Any], attributes: dict[str, Any]) -> list[Any]:
+    """Put an operation into the current graph, and on the tapes that watch what it passes through.
+
+    What else comes in has no gradient.
+    """
+    results = _create(name, inputs, attributes)
+    told = itertools.chain.from_iterable((name, attributes[name]) for name in _ATTRIBUTES[name])
+    execute.record_gradient(name, tuple(passed), tuple(told), results)
     return results
 
 
-def _attributes(operation: Any) -> tuple[Any, ...]:
-    names = _ATTRIBUTES[operation.type]
-    return tuple(itertools.chain.from_iterable((name, operation.get_attr(name)) for name in names))
+def _create(name: str, inputs: list[Any], attributes: dict[str, Any]) -> list[Any]:
+    # TensorFlow's own wrappers look at each argument anew, which takes longer than what they do.
+    values = {name: _attribute(value) for name, value in attributes.items()}
+    graph = tf.compat.v1.get_default_graph()
+    return list(graph.create_op(name, inputs, None, name=f"annot/{name}", attrs=values).outputs)
+
+
+def _attribute(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return tf.compat.v1.AttrValue(s=value)
+    if isinstance(value, int):
+        return tf.compat.v1.AttrValue(i=value)
+    if isinstance(value, list):
+        kinds = [kind.as_datatype_enum for kind in value]
+        return tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(type=kinds))
+    return tf.compat.v1.AttrValue(type=value.as_datatype_enum)
+
+
+def shapes_of(done: Any) -> list[Any]:
+    """Return the shapes that `start` was given for the range whose `end` returned `done` first."""
+    end = done.op
+    if end.type != "AnnotEnd":
+        return []
+    start = end.inputs[len(end.outputs) - 1].op
+    if start.type != "AnnotStart":
+        return []
+    return list(start.inputs[len(start.inputs) - start.get_attr("S") :])
 
 
 def is_handle(tensor: Any) -> bool:

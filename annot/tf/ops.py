@@ -53,7 +53,11 @@ def available() -> str | None:
 
 
 def begin(
-    tensors: Sequence[Any], event: Any, grad_event: Any | None = None, deps: Sequence[Any] = ()
+    tensors: Sequence[Any],
+    event: Any,
+    grad_event: Any | None = None,
+    deps: Sequence[Any] = (),
+    open_tensors: Sequence[Any] = (),
 ) -> tuple[list[Any], Token]:
     """Open the range of `event` around what is computed from the tensors that come back.
 
@@ -63,6 +67,8 @@ def begin(
         event: of `annot.emit.event`; None for no range.
         grad_event: the range of the backward work; None for none.
         deps: tensors that the range waits for too.
+        open_tensors: those that have a ``?`` for a size in the texts of both events, in order; the ranges show the
+            sizes that they have when the graph runs.
 
     Returns:
         The tensors to work with, and what `finish` needs. Under XLA, and where `available` is not None, they are the
@@ -80,7 +86,9 @@ def begin(
     first = [] if place is None else [tensors[place]]
     grad_key = "" if grad_event is None else operations.key_of(grad_event)
     group = next(_groups) if grad_key else 0
-    token, passed = operations.start(first, waited, operations.key_of(event), group)
+    token, passed = operations.start(
+        first, waited, operations.key_of(event), group, shapes=[operations.shape_of(tensor) for tensor in open_tensors]
+    )
     made = Token(token.graph, token, group, grad_key)
     return [passed[0] if i == place else gate(tensor, made) for i, tensor in enumerate(tensors)], made
 

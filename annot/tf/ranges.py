@@ -11,12 +11,14 @@ import keras
 import tensorflow as tf
 
 from annot import emit
+from annot.capture import Capture
 from annot.choice import Selection, choose
 from annot.instrument import check_keras_backend
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.tf import exports, names, ops, tapes, weights
 from annot.tf.annotations import operation_ranges, reason
+from annot.tf.capture import tell_cuda
 from annot.tf.data import DataWaits
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
@@ -119,7 +121,7 @@ class EmitRanges(SwitchedBlock):
     `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
     """
 
-    __slots__ = ("_functions", "_loops", "_model", "_options", "_without_tool")
+    __slots__ = ("_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
 
     def __init__(
         self, model: keras.Layer, options: Options, schedule: Schedule | None = None, *, without_tool: bool = False
@@ -129,6 +131,7 @@ class EmitRanges(SwitchedBlock):
         self._model = model
         self._options = options
         self._functions = StepFunctions(model)
+        self._collector = Capture(tell_cuda)
         self._loops: list[FitLoops] = []
 
     def __enter__(self) -> Self:
@@ -154,6 +157,9 @@ class EmitRanges(SwitchedBlock):
     def _remove(self, installed: list[StandIn]) -> None:
         self._functions.exchange()
         _INSTALLED.leave(installed)
+
+    def _capture(self, on: bool) -> None:
+        self._collector.set(on)
 
 
 class Installed:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from annot import emit, tag
 from annot.hyperparameters import Arguments
 from annot.shapes import MAX_TENSORS, spec_of
+from annot.tf import sizes
 from annot.tf.hyperparameters import gradients, hyperparameters
 
 __all__ = ["Site", "tensors_among"]
@@ -89,6 +90,10 @@ class Site:
             with contextlib.suppress(Exception):  # a subclass may do without what its class sets
                 arguments = hyperparameters(self.layer, self.module)
         return specs, max(0, len(tensors) - MAX_TENSORS), arguments
+
+    def open_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the tensors of whose sizes the texts of a call with these tensors leave some open."""
+        return sizes.open_tensors(tensors[:MAX_TENSORS]) if self.shapes else []
 
     def _make(self, phase: tag.Phase, shown: _Specs) -> Any:
         specs, omitted, arguments = shown

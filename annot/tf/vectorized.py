@@ -26,7 +26,7 @@ def _convert(pfor_input: Any) -> list[Any]:
     from tensorflow.python.ops.parallel_for.pfor import wrap
 
     op = pfor_input.op
-    # A token is one for all iterations, the other inputs are stacked or not.
+    # A token is one for all iterations, and so are shapes; the tensors are stacked or not.
     inputs = [_of_all(one, tensor) for one, tensor in zip(pfor_input.inputs, op.inputs, strict=True)]
     outputs = (
         tf.compat.v1.get_default_graph()
@@ -46,6 +46,5 @@ def _convert(pfor_input: Any) -> list[Any]:
 
 
 def _of_all(wrapped: Any, tensor: Any) -> Any:
-    """Return the converted input; of a token that a loop has stacked, the first."""
-    is_token = tensor.dtype == tf.int32 and tensor.shape.rank == 0
-    return wrapped.t[0] if is_token and wrapped.is_stacked else wrapped.t
+    """Return the converted input; of a token or shape that a loop has stacked, the first."""
+    return wrapped.t[0] if tensor.dtype == tf.int32 and wrapped.is_stacked else wrapped.t

@@ -12,11 +12,12 @@ import torch
 from torch.autograd import Variable
 
 from annot import emit, native
+from annot.capture import Capture
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.torch import collectives, data, phases, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
-from annot.torch.capture import Capture
+from annot.torch.capture import tell_cuda
 from annot.torch.choice import EVERYTHING, Choice, Selection, choose
 from annot.torch.compiled import Compiled
 from annot.torch.engine import Engine
@@ -133,7 +134,7 @@ class EmitRanges(SwitchedBlock):
         super().__init__(schedule)
         self._model = model
         self._options = options
-        self._collector = Capture()
+        self._collector = Capture(tell_cuda)
         self._loops: list[Any] = []
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What ranges in TensorFlow cost: annot's operations in a graph, and its ranges of eager mode, beside tf.profiler.
+"""What ranges in TensorFlow cost, beside tf.profiler: a range, a training step of Keras, a layer's eager call.
 
 Run by hand, with `tests` and `samples` on the path: ``make bench``. Without TensorFlow it says so and does nothing.
 """
@@ -19,6 +19,12 @@ from harness import Timings, Variant, mode, null_tool_starts, report, run_in_mod
 GRAPH_US: Final = {"native": 2.0, "python": None}
 """Microseconds a range in a graph may add; where the operations call Python there is no budget."""
 EAGER_US: Final = {"native": 10.0, "python": 20.0}
+STEP_RATIO: Final = {"native": 1.05, "python": None}
+"""How much longer a training step of the small CNN may take with operations."""
+NAMES_RATIO: Final = 1.05
+LAYER_US: Final = {"native": 10.0, "python": 20.0}
+"""Microseconds a layer may take longer in an eager forward call, where Python opens the ranges."""
+DENSE: Final = 6
 RANGES: Final = 100
 ROUNDS: Final = 40
 
@@ -119,6 +125,82 @@ def measure_gradients() -> None:
     measure_chain("graph with gradients", gradient, GRAPH_US[mode()], per_link=2)
 
 
+def _cnn() -> tuple[Any, Any]:
+    """Return a small convolutional network, and a batch for it."""
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers
+    body = [layers.Conv2D(16, 3, activation="relu"), layers.Conv2D(32, 3), layers.BatchNormalization(), layers.ReLU()]
+    head = [layers.MaxPooling2D(), layers.Conv2D(32, 3, activation="relu"), layers.Flatten(), layers.Dense(10)]
+    return keras.Sequential([keras.Input((32, 32, 3)), *body, *head]), tf.ones((16, 32, 32, 3))
+
+
+def _mlp() -> tuple[Any, Any]:
+    import keras
+    import tensorflow as tf
+
+    dense = [keras.layers.Dense(256, activation="relu") for _ in range(DENSE)]
+    return keras.Sequential([keras.Input((256,)), *dense]), tf.ones((64, 256))
+
+
+def measure_steps(what: str, build: Callable[[], tuple[Any, Any]], budget: float | None) -> None:
+    """Time the step that `fit` runs, of three models that were traced without ranges, with operations and with names.
+
+    Args:
+        what: is trained.
+        build: returns a model and a batch; the number of samples is left open, as `fit` does.
+        budget: time of a step with operations over that of a plain one.
+    """
+    import tensorflow as tf
+
+    from annot import emit_ranges
+
+    programs: dict[str, Callable[[Any], Any]] = {}
+    models: dict[str, Any] = {}
+    for name in ("plain", "ops", "names"):
+        model, x = build()
+        model.compile("sgd", "mse", jit_compile=False)
+        batch = tf.data.Dataset.from_tensor_slices((x, model(x))).batch(len(x)).repeat()
+        models[name] = model
+        with nullcontext() if name == "plain" else emit_ranges(model, mode=name):
+            model.make_train_function(force=True)
+            programs[name] = functools.partial(_step, model.train_function, iter(batch))
+            programs[name](None)
+    program = Program(programs, None)
+    variants = {name: program.variant(name) for name in ("plain", "ops")}
+    variants["names"] = program.variant("names", lambda: emit_ranges(models["names"], mode="names"))
+    variants["profiler"] = program.variant("plain", tf_profiler)
+    before = null_tool_starts()
+    programs["ops"](None)
+    opened = null_tool_starts() - before
+    timings = time_variants(variants, program, calls=10, rounds=ROUNDS // 2)
+    note = f"{opened} ranges, plain {timings.median('plain') / 1e6:.2f} ms"
+    report(f"{what}, step with operations", timings.ratio("ops"), "times", budget, note)
+    report(f"{what}, step with names", timings.ratio("names"), "times", NAMES_RATIO)
+    report(f"{what}, step under tf.profiler", timings.ratio("profiler"), "times")
+
+
+def _step(function: Any, batches: Any, _: Any) -> Any:
+    return function(batches)
+
+
+def measure_eager_layers() -> None:
+    """Time an eager forward call of a model, without a tape, where Python opens and closes the ranges."""
+    from annot import emit_ranges
+
+    model, x = _mlp()
+    program = Program({"plain": model}, x)
+    variants = {
+        "plain": program.variant("plain"),
+        "python": program.variant("plain", lambda: emit_ranges(model, mode="python")),
+    }
+    timings = time_variants(variants, program, calls=20, rounds=ROUNDS)
+    added = timings.added("python") / 1000 / (DENSE + 1)
+    note = f"plain {timings.median('plain') / 1000 / DENSE:.0f} µs a layer"
+    report("eager forward, per layer", added, "µs", LAYER_US[mode()], note)
+
+
 def measure() -> None:
     """Print every figure of this process's mode."""
     import tensorflow as tf
@@ -130,6 +212,9 @@ def measure() -> None:
     measure_chain("graph", tf.function, GRAPH_US[mode()])
     measure_gradients()
     measure_chain("eager", lambda function: function, EAGER_US[mode()])
+    measure_steps("CNN", _cnn, STEP_RATIO[mode()])
+    measure_steps("MLP", _mlp, None)
+    measure_eager_layers()
 
 
 if __name__ == "__main__":
