@@ -14,8 +14,10 @@ from annot.trace import mark, trace
 
 if TYPE_CHECKING:
     from annot.correlate import correlate
+    from annot.magics import load_ipython_extension, unload_ipython_extension
     from annot.read import load
     from annot.recording import record
+    from annot.report.layers import layers
 
 __all__ = [
     "AnnotError",
@@ -27,15 +29,25 @@ __all__ = [
     "enabled",
     "epoch",
     "epochs",
+    "layers",
     "load",
+    "load_ipython_extension",
     "mark",
     "record",
     "schedule",
     "trace",
+    "unload_ipython_extension",
 ]
 
 # The read wing brings polars, which a training script has no use for: loaded when it is first asked for.
-_LAZY = {"correlate": "annot.correlate", "load": "annot.read", "record": "annot.recording"}
+_LAZY = {
+    "correlate": "annot.correlate",
+    "layers": "annot.report.layers",
+    "load": "annot.read",
+    "load_ipython_extension": "annot.magics",
+    "record": "annot.recording",
+    "unload_ipython_extension": "annot.magics",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from textwrap import dedent
 import polars as pl
 import pytest
 from ranked import ordered_only
+from rich.cells import cell_len
 from rich.console import Console
 from sqlite_profile import SqliteProfile, training
 
@@ -54,7 +55,7 @@ GOLDEN = {
         augment                                           0.0%     2
         Backward (all)                             4.260 60.9%     2
         Optimizer SGD                                     2.3%     2
-        (unattributed) no launch recor…                   0.4%     0
+        (unattributed) …launch recorded                   0.4%     0
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
         unattributed (0.4%)
@@ -79,7 +80,7 @@ GOLDEN = {
         augment                                             0.000   0.0%      2    0.080
         Backward (all)                               4.260  4.260  60.9%      2    1.700
         Optimizer SGD                                       0.160   2.3%      2    0.400
-        (unattributed) no launch recor…                     0.030   0.4%      0    0.000
+        (unattributed) …launch recorded                     0.030   0.4%      0    0.000
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
@@ -283,12 +284,40 @@ def test_names_do_nothing_but_appear(tmp_path: Path) -> None:
 
 
 def test_long_names_are_shortened_not_the_numbers(tmp_path: Path) -> None:
-    """A name longer than its column ends in an ellipsis, and every number stays whole."""
+    """A name longer than its column loses its middle, which is least telling, and every number stays whole."""
     profile = SqliteProfile()
     profile.layer(f"{'encoder.layers.' * 9}0 Linear [1,2]f32 |fwd", 0, 123_456_789)
     line = _printed(profile.write(tmp_path / "x"), 80).splitlines()[2]
-    assert "…" in line
-    assert line.endswith("…   123.46  123.46  100.0%      1")
+    assert line == "encoder.layers.encoder.….encoder.layers.0 Linear   123.46  123.46  100.0%      1"
+
+
+def test_names_of_wide_characters_are_cut_to_their_width(tmp_path: Path) -> None:
+    """A character that takes two columns counts as two, and half of one is not shown."""
+    profile = SqliteProfile()
+    profile.range("層" * 90, 0, 123_456_789)
+    for width in (60, 61, 62, 63):
+        line = _printed(profile.write(tmp_path / f"{width}"), width).splitlines()[2]
+        assert "層…層" in line.replace(" ", "")
+        assert cell_len(line) <= width
+        assert line.split()[-1] == "1"
+
+
+def test_kernels_lose_their_arguments(tmp_path: Path) -> None:
+    """A kernel shows what it does, not the namespaces of PyTorch and not its types."""
+    profile = SqliteProfile()
+    profile.call(10, 20, 1)
+    profile.kernel(30, 90, 1, f"void at::native::(anonymous namespace)::max_pool<c10::Half, {'int, ' * 30}>(x)")
+    line = _printed(profile.write(tmp_path / "x"), 60, "kernel").splitlines()[2]
+    assert line.startswith("max_pool<c10::Half, int, ")
+
+
+def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
+    """A column without any number takes no room; one with a 0 does."""
+    profile = SqliteProfile()
+    for start in (0, 200, 400):
+        profile.range("step", start, start + 100)
+    heads = _printed(profile.write(tmp_path / "x"), 200, "step").splitlines()[1].split()
+    assert heads == ["Step", "Time", "Data", "Forward", "Backward", "Optimizer"]
 
 
 def test_time_that_only_the_clock_attributes(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.kernels import classify
-from annot.analyze.pieces import KEY, layers_of_nodes, pieces
+from annot.analyze.pieces import KEY, host_pieces, layers_of_nodes, pieces
 from annot.correlate import UNATTRIBUTED, Attribution
-from annot.correlate.attribution import self_times
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "regressions"]
 
@@ -120,7 +119,7 @@ class _Side:
 
     def __init__(self, attribution: Attribution, device: bool, per_step: bool) -> None:
         self._attribution, self._device, self._per_step = attribution, device, per_step
-        self._times = _device_times(attribution) if device else _host_times(attribution)
+        self._times = _device_times(attribution) if device else host_pieces(attribution)
         if per_step:
             steps = self._steps()
             self._times = self._times.join(steps, on=["process_code", "step"], how="semi")
@@ -168,15 +167,6 @@ def _device_times(attribution: Attribution) -> pl.DataFrame:
     """Device work: node, process_code, step, name, time_ns."""
     work = pieces(attribution, ("node", "process_code", "step", "name", "gpu_ns"))
     return work.with_columns(pl.col("name").cast(pl.String)).rename({"gpu_ns": "time_ns"})
-
-
-def _host_times(attribution: Attribution) -> pl.DataFrame:
-    """Ranges, with what lies in no range inside them: node, process_code, step, time_ns."""
-    forest = attribution.forest
-    tree = forest.tree
-    process = forest.threads.table["process_code"].gather(tree["thread"])
-    step = attribution.steps.at(process, tree["start"]).alias("step")
-    return tree.select(process, step, node="path", time_ns=self_times(forest))
 
 
 def _groups(attribution: Attribution, by: Subject) -> pl.DataFrame:

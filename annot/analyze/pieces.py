@@ -8,9 +8,10 @@ from typing import Final
 import polars as pl
 
 from annot.correlate import Attribution
+from annot.correlate.attribution import self_times
 from annot.correlate.host_times import known
 
-__all__ = ["KEY", "device_idle", "idle_of_nodes", "layers_of_nodes", "pieces", "sums_by_layer"]
+__all__ = ["KEY", "device_idle", "host_pieces", "idle_of_nodes", "layers_of_nodes", "pieces", "sums_by_layer"]
 
 KEY: Final = ("layer", "module", "phase")
 """What a row of `annot.correlate.by_layer` is about."""
@@ -34,6 +35,15 @@ def pieces(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
 def _plain(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
     """Names of work travel as numbers that mean something in their block only."""
     return [pl.col(name).cast(pl.String) for name in names if block.schema[name] in (pl.Categorical, pl.Enum)]
+
+
+def host_pieces(attribution: Attribution) -> pl.DataFrame:
+    """Return the ranges that nest, each with what lies in no range inside it: node, process_code, step, time_ns."""
+    forest = attribution.forest
+    tree = forest.tree
+    process = forest.threads.table["process_code"].gather(tree["thread"])
+    step = attribution.steps.at(process, tree["start"]).alias("step")
+    return tree.select(process, step, node="path", time_ns=self_times(forest))
 
 
 def layers_of_nodes(attribution: Attribution) -> pl.DataFrame:

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the comparison; return the exit status."""
     from annot.analyze.compare import compare, regressions
     from annot.cli.output import attributed, check_output, deliver, output_problem
+    from annot.cli.progress import progress
     from annot.errors import AnnotError
     from annot.report.compare import ComparisonReport, print_comparison
 
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
     check_output(args)
-    sides = [attributed(path, args) for path in (args.a, args.b)]
+    with progress():
+        sides = [attributed(path, args) for path in (args.a, args.b)]
     try:
         comparison = compare(*sides, by=args.by)
     except ValueError as error:

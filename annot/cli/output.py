@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_output_arguments", "add_step_arguments", "attributed", "check_output", "deliver", "output_problem"]
 
-_FORMATS = ("table", "csv", "json", "parquet")
+_FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _TEXT_WIDTH = 120
 
 
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options about what is written where."""
-    parser.add_argument("--format", choices=_FORMATS, default="table", help="default: table")
+def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Add the options about what is written where; `more` are formats that not all verbs have, such as html."""
+    parser.add_argument("--format", choices=(*_FORMATS, *more), default="table", help="default: table")
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
 
@@ -117,7 +117,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> by
     if form == "parquet":
         return files.as_parquet(report)
     if form != "table":
-        return (files.as_json(report) if form == "json" else files.as_csv(report)).encode()
+        return {"json": files.as_json, "jsonl": files.as_jsonl, "csv": files.as_csv}[form](report).encode()
     text = StringIO()
     show(RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
     return text.getvalue().encode()

@@ -8,6 +8,11 @@ rows of its own, so that the rows add up.
 Several profiles are the ranks of one run: the table shows which rank is slow in which layer, and who waits for
 whom in collectives. A name may be a pattern or a URL of fsspec (s3://bucket/run_rank*.sqlite). The number of a
 rank is what its profile says, else what tells the names apart.
+
+--format trace writes what happened when, for the Perfetto UI (https://ui.perfetto.dev) and chrome://tracing: layers,
+launches and device work on their tracks, with arrows from launch to kernel and from forward to backward; compressed
+if OUT ends in .gz. --format tensorboard writes a folder that TensorBoard shows: times per step and layer, the table of
+layers as text, and pictures.
 """
 
 from __future__ import annotations
@@ -35,12 +40,15 @@ examples:
   annot report run.sqlite --by work
   annot report run.sqlite --format csv -o layers.csv
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
+  annot report run.sqlite --format trace -o run.json.gz
+  annot report run.sqlite --format tensorboard -o logs/run
   annot report 'run_rank*.sqlite'
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `annot report` accepts."""
+    from annot.cli.exports import FORMATS
     from annot.cli.output import add_output_arguments, add_step_arguments
 
     # Choices are spelt out, because annot.report brings polars, which --help does not need.
@@ -63,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="order: as things happened (kernels: by time); time: the longest first; default: order",
     )  # fmt: skip
     add_step_arguments(parser)
-    add_output_arguments(parser)
+    add_output_arguments(parser, *FORMATS)
     _add_rank_arguments(parser)
     official = parser.add_argument_group("the numbers of Nsight Systems")
     official.add_argument(
@@ -92,15 +100,21 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report; return the exit status."""
+    from annot.cli.exports import FORMATS, export, export_problem
     from annot.cli.output import check_output, deliver, output_problem
+    from annot.cli.progress import progress
 
     # What polars has freed, it keeps for ten seconds, which is longer than a report takes.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
-    if problem := output_problem(args) or _usage_problem(args):
+    if problem := output_problem(args) or export_problem(args) or _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
     check_output(args)
-    report = _official(args) if args.rule == "nsight" else _layers(args)
+    with progress():
+        if args.format in FORMATS:
+            export(args)
+            return 0
+        report = _official(args) if args.rule == "nsight" else _layers(args)
     deliver(report, lambda console: _print(report, console), args)
     return 0
 
@@ -118,9 +132,12 @@ def print_report(path: Path, *, by: Table = "layer", console: Console | None = N
     """
     from rich.console import Console as RichConsole
 
+    from annot.cli.progress import progress
     from annot.ranks.task import Question, report_file
 
-    _print(report_file(str(path), Question(by)), console or RichConsole())
+    with progress():
+        report = report_file(str(path), Question(by))
+    _print(report, console or RichConsole())
 
 
 def _number(text: str) -> int:

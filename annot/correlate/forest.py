@@ -38,6 +38,7 @@ class Forest:
         keys: layer, module, phase of each key; grows with backward layers.
         nodes: the chains of keys; grows with the chains that work in CUDA graphs has.
         matched: the nodes that stand for backward layers found by sequence number, and what lies in them.
+        pairs: rows in `tree`: of the outermost range of each backward operation that of its forward one.
         open_ranges: how many ranges had no end; they count to the end of the capture.
     """
 
@@ -49,6 +50,7 @@ class Forest:
     keys: Keys
     nodes: Nodes
     matched: frozenset[int]
+    pairs: dict[int, int]
     open_ranges: int
 
     def of_threads(self) -> sweep.Tree:
@@ -72,11 +74,11 @@ def grow(intake: Intake, last: int, marks: Iterable[str] = ()) -> Forest:
     tree, trunk = nested.tree, nested.tree.height
     if parts:
         tree = pl.concat([tree, placed(parts.pop(), tree, says, threads)], how="diagonal")
-    path, nodes, matched = paths_of(tree, says, keys, threads)
+    path, nodes, matched, pairs = paths_of(tree, says, keys, threads)
     columns = ["id", "thread", "start", "end", "says"]
     tree = tree.select(*columns, "parent", path)
     loose = nested.loose.select(*columns, "foreign")
-    return Forest(tree, trunk, loose, threads, says, keys, nodes, matched, intake.open_ranges)
+    return Forest(tree, trunk, loose, threads, says, keys, nodes, matched, pairs, intake.open_ranges)
 
 
 def _told_apart(ranges: pl.DataFrame, says: pl.DataFrame, threads: Threads) -> list[pl.DataFrame]:

@@ -22,7 +22,7 @@ __all__ = ["backward_keys", "forward_rows", "loops", "paths_of"]
 
 def paths_of(
     tree: pl.DataFrame, says: pl.DataFrame, keys: Keys, threads: Threads
-) -> tuple[pl.Series, Nodes, frozenset[int]]:
+) -> tuple[pl.Series, Nodes, frozenset[int], dict[int, int]]:
     """Return the chain of layers of each range; that of a backward operation goes on with those of its forward one.
 
     Args:
@@ -32,20 +32,21 @@ def paths_of(
         threads: the process of each thread.
 
     Returns:
-        The node of each range (Int32), all nodes, and the nodes of backward layers found in this way.
+        The node of each range (Int32), all nodes, the nodes of backward layers found in this way, and of the
+        outermost range of each backward operation the row of its forward one.
     """
     key = _own_keys(tree, says)
     if "sequence" not in tree.columns and says["around"].count():
-        return *_with_noted(tree, key, says, keys), frozenset()
+        return *_with_noted(tree, key, says, keys), frozenset(), {}
     path, parent, node_key = sweep.paths(tree["parent"], key)
     nodes = Nodes.of(parent, node_key)
     if "sequence" not in tree.columns:
-        return path, nodes, frozenset()
+        return path, nodes, frozenset(), {}
     pairs = _outermost(dict(forward_rows(_operations(tree, says, threads)).iter_rows()), tree, says)
     if not pairs:
-        return path, nodes, frozenset()
+        return path, nodes, frozenset(), {}
     rows = pl.DataFrame({"row": list(pairs), "forward": path.gather(list(pairs.values()))})
-    return _led_back(tree, key, rows.with_columns(tree["says"].gather(rows["row"])), nodes, says, keys)
+    return (*_led_back(tree, key, rows.with_columns(tree["says"].gather(rows["row"])), nodes, says, keys), pairs)
 
 
 def _with_noted(tree: pl.DataFrame, key: pl.Series, says: pl.DataFrame, keys: Keys) -> tuple[pl.Series, Nodes]:

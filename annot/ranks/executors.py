@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from annot.errors import AnnotError
+from annot.progress import tell
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "run_each"]
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 _SECONDS: Final = 30
 _THREADS: Final = "POLARS_MAX_THREADS"
 _KILLED: Final = "its worker process was killed, as happens when memory runs out"
@@ -54,11 +56,19 @@ def run_each(
     """
     count = min(workers or _cpus(), len(paths))
     if dask is not None:
-        return list(_on_dask(task, paths, dask, count))
+        return [*_counted(_on_dask(task, paths, dask, count), len(paths))]
     # What fsspec keeps in the memory of this process is not in that of others.
     if count <= 1 or any(path.startswith("memory://") for path in paths):
-        return [_attempt(task, path) for path in paths]
+        return [*_counted((_attempt(task, path) for path in paths), len(paths))]
     return _in_processes(task, paths, count)
+
+
+def _counted(results: Iterator[_Item], total: int) -> Iterator[_Item]:
+    """Tell how many there are while they come."""
+    tell("reading profiles", 0, total, "profiles")
+    for done, result in enumerate(results, 1):
+        tell("reading profiles", done, total, "profiles")
+        yield result
 
 
 def _attempt(task: Callable[[str], _Result], path: str) -> _Result | Failure:
@@ -75,7 +85,7 @@ def _cpus() -> int:
 
 
 def _in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers: int) -> list[_Result | Failure]:
-    results = dict(_pooled(task, paths, workers))
+    results = dict(_counted(_pooled(task, paths, workers), len(paths)))
     for path in paths:
         if path not in results:  # a worker died, and the pool with it: one of these was the reason
             results.update(_pooled(task, [path], 1))

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
+from annot.progress import tell
 from annot.read import (
     kineto,
     ncu_csv,
@@ -85,6 +86,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
         annot.errors.AnnotError: no-such-file.sqlite does not exist
     """
     path = Path(path)
+    tell(f"reading {path.name}")
     return reader_of(path).read(path)
 
 
@@ -97,6 +99,7 @@ def source(path: str | os.PathLike[str]) -> Source:
         AnnotError: as for `load`; also later, while blocks are read.
     """
     path = Path(path)
+    tell(f"reading {path.name}")
     reader = reader_of(path)
     return nsys_sqlite.stream(path) if reader is nsys_sqlite else reader.read(path)
 

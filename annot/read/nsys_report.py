@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
+from annot.progress import tell
 from annot.read import nsys_sqlite
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def _newest_nsys() -> Nsys | None:
 
 
 def _export(path: Path, nsys: Nsys, exported: Path, written_by: tuple[int, ...]) -> None:
+    tell(f"exporting {path.name} with Nsight Systems {nsys.version_text}")
     command = [str(nsys.path), "export", "--type=sqlite", "--quiet=true", "--force-overwrite=true"]
     try:
         result = subprocess.run(

@@ -25,6 +25,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.native import tables
+from annot.progress import tell, told
 from annot.read.ahead import ahead
 
 __all__ = ["MAGIC", "Database", "open_database"]
@@ -153,13 +154,23 @@ class Database:
         if not 1 <= rows <= _MOST_ROWS:
             raise ValueError(f"rows must be from 1 to {_MOST_ROWS:,}, got {rows}")
         wanted = _Wanted(table, integers, texts, where, where_in)
+        total = self._last_row(table) if told() else None
         done = 0
         try:
             for frame in self._from_pages(wanted, rows):
                 done += frame.height
                 yield frame
+                tell(f"reading {table}", done, total, "rows")
         except _OnlyByQuery:
             yield from self._from_queries(wanted, rows, done)
+
+    def _last_row(self, table: str) -> int | None:
+        """About how many rows there are, found without reading them; None: the table has no numbers of rows."""
+        try:
+            found = self.rows(f"SELECT max(rowid) FROM {table}")[0][0]
+        except AnnotError:
+            return None
+        return found if isinstance(found, int) else None
 
     def _from_pages(self, wanted: _Wanted, rows: int) -> Iterator[pl.DataFrame]:
         native = tables()

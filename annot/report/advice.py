@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.console import RenderableType
 from rich.text import Text
 
-from annot.report.table import Column, fitted_table
+from annot.report.table import Column, Hanging, fitted_table
 from annot.report.tree import MODEL
 from annot.report.units import amount, count, printable, unit_for
 
@@ -33,10 +33,10 @@ def advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:
         return [Text(_EMPTY, style="dim")]
     lines: list[RenderableType] = []
     for number, row in enumerate(rows, 1):
-        lines.append(Text(f"{number}. {printable(row['advice'])}", style="bold"))
-        lines.append(Text(f"   Why: {printable(row['evidence'])}."))
+        lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
+        lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
         if row["layers"]:
-            lines.append(Text(f"   Where: {printable(', '.join(row['layers']))}"))
+            lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
         lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
         lines.append(Text())
     return lines[:-1]

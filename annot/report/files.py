@@ -1,4 +1,4 @@
-"""A report for programs: JSON, CSV, Parquet."""
+"""A report for programs: JSON, JSON Lines, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import polars as pl
 
-__all__ = ["Tabular", "as_csv", "as_json", "as_parquet"]
+__all__ = ["Tabular", "as_csv", "as_json", "as_jsonl", "as_parquet"]
 
 
 class Tabular(Protocol):
@@ -30,6 +30,11 @@ class Tabular(Protocol):
 def as_json(report: Tabular) -> str:
     """Return one object: `meta`, and the rows as a list named by what they stand for, such as `layers`."""
     return json.dumps({"meta": report.meta, report.name: report.rows.to_dicts()}, indent=2) + "\n"
+
+
+def as_jsonl(report: Tabular) -> str:
+    """Return an object per row, a line each, without `meta`."""
+    return report.rows.write_ndjson()
 
 
 def as_csv(report: Tabular) -> str:

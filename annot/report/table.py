@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ from annot.report import Report
 from annot.report.tree import LAYER_PHASES, Line, layer_lines, other_lines
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
-__all__ = ["Column", "fitted_table", "notes", "print_table"]
+__all__ = ["Column", "Hanging", "fitted_table", "notes", "print_table"]
 
 _NARROW, _MEDIUM, _WIDE, _FULL = 76, 90, 100, 120
 _LABEL: Final = 12  # columns left for names, at least
@@ -126,7 +127,7 @@ def fitted_table(
     Args:
         title: what the labels are.
         labels: the beginning of each row.
-        columns: the numbers; only those that the width allows are shown.
+        columns: the numbers; only those are shown that the width allows and that are known of any row.
         rows: what the columns show.
         width: of the terminal.
         shapes: the end of each row; empty: none has one.
@@ -134,6 +135,8 @@ def fitted_table(
     """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
+    known = [place for place in range(len(shown)) if any(row[place] for row in cells)]
+    shown, cells = [shown[place] for place in known], [[row[place] for place in known] for row in cells]
     gap = 2 if width >= _NARROW else 1
     widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
     left = width - sum(widths) - gap * len(shown)
@@ -183,11 +186,22 @@ class _Table:
 
 
 def _cut(text: Text, width: int, *, pad: bool = False) -> Text:
-    if text.cell_len == width or (text.cell_len < width and not pad):
+    """Shorten a text in its middle, for paths begin alike, or at its end, if its `overflow` is said to be ellipsis."""
+    if text.cell_len <= width:
+        text = text.copy()
+        text.pad_right(width - text.cell_len if pad else 0)
         return text
-    text = text.copy()
-    text.truncate(width, overflow="ellipsis", pad=pad)
-    return text
+    if text.overflow == "ellipsis":
+        text = text.copy()
+        text.truncate(width, overflow="ellipsis", pad=pad)
+        return text
+    begin, end = text.copy(), text.copy()
+    begin.truncate((width - 1) // 2)
+    while end.cell_len > width - 1 - begin.cell_len:
+        end = end[max(1, len(end) - (width - 1 - begin.cell_len)) :]
+    short = begin.append("…").append(end)
+    short.pad_right(width - short.cell_len)
+    return short
 
 
 _NUMBERS: Final[dict[str, tuple[tuple[str, str, int], ...]]] = {
@@ -230,9 +244,17 @@ def _flat(report: Report, width: int) -> list[RenderableType]:
         return [heading, Text(_EMPTY[report.by], style="dim")]
     warm = report.rows["warmup"] if report.by == "step" else [False] * report.rows.height
     names = zip(report.rows[_NAMES[report.by]], warm, strict=True)
-    labels = [Text(printable(str(name))).append(" warm-up" if mark else "", style="dim") for name, mark in names]
+    label = _kernel if report.by == "kernel" else Text
+    labels = [label(printable(str(name))).append(" warm-up" if mark else "", style="dim") for name, mark in names]
     return [heading, fitted_table(report.by.capitalize(), labels, columns, report.rows.to_dicts(), width)]
 
+
+def _kernel(name: str) -> Text:
+    """A kernel without what half of them begin with; what is too long loses its arguments."""
+    return Text(_NAMESPACES.sub("", name), overflow="ellipsis")
+
+
+_NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
 
 _EMPTY: Final = {
     "module": "no range names a module class: use emit_ranges(model)",
@@ -284,7 +306,22 @@ def _totals(meta: dict[str, Any]) -> list[RenderableType]:
 
 def notes(meta: dict[str, Any]) -> list[RenderableType]:
     """Return a line per note of a run."""
-    return [Text(f"Note: {printable(note)}", style="yellow") for note in meta["notes"]]
+    return [Hanging("Note: ", printable(note), "yellow") for note in meta["notes"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """A text behind a word; where it takes several lines, they all begin behind the word."""
+
+    head: str
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = Text(self.text, self.style).wrap(console, max(options.max_width - len(self.head), _LABEL))
+        for number, line in enumerate(lines):
+            line.rstrip()
+            yield Text(" " * len(self.head) if number else self.head, self.style).append_text(line)
 
 
 def _device_line(meta: dict[str, Any]) -> str:

@@ -1,0 +1,98 @@
+"""`annot report --format trace` and `--format tensorboard`: what other tools show of a profile, beyond a table."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from annot.correlate import Attribution
+
+__all__ = ["FORMATS", "export", "export_problem"]
+
+FORMATS = ("trace", "tensorboard")
+_OF_TABLES = ("by", "sort", "rank", "by_process", "workers", "dask")
+
+
+def export_problem(args: argparse.Namespace) -> str | None:
+    """Return what is wrong with a combination of options, in one sentence."""
+    if args.format not in FORMATS:
+        return None
+    if args.output is None:
+        return f"--format {args.format} needs -o OUT"
+    if args.rule != "innermost":
+        return f"--rule {args.rule} knows no --format {args.format}"
+    if len(args.profiles) > 1:
+        return f"--format {args.format} takes one PROFILE, got {len(args.profiles)}"
+    extra = [name for name in _OF_TABLES if getattr(args, name) not in (None, False)]
+    return f"--format {args.format} knows no --{extra[0].replace('_', '-')}" if extra else None
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write what was asked for.
+
+    Raises:
+        AnnotError: the profile cannot be read, or OUT not be written.
+    """
+    from annot.errors import AnnotError
+    from annot.ranks.files import local
+
+    with local(args.profiles[0]) as path:
+        attribution = _attributed(path, args)
+        try:
+            if args.format == "trace":
+                _write_trace(attribution, args)
+            else:
+                _write_tensorboard(attribution, args)
+        except OSError as error:
+            raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
+
+
+def _attributed(path: Path, args: argparse.Namespace) -> Attribution:
+    """The profile in memory: it is gone through several times, with all its names."""
+    from annot.correlate import attribute
+    from annot.errors import AnnotError
+    from annot.read import load
+
+    try:
+        return attribute(load(path), domain=args.domain, steps=args.steps, step_range=args.step_range)
+    except ValueError as error:
+        raise AnnotError(str(error)) from None
+
+
+def _write_trace(attribution: Attribution, args: argparse.Namespace) -> None:
+    from annot.analyze.events import events
+    from annot.correlate import summarize
+    from annot.report.trace_file import write_trace
+
+    meta = summarize(attribution) | {"source": args.profiles[0]}
+    with _created(args.output, force=args.force) as file:
+        write_trace(events(attribution), meta, file.write)
+
+
+def _write_tensorboard(attribution: Attribution, args: argparse.Namespace) -> None:
+    from annot.report.tensorboard import FILE, event_file
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    with _created(args.output / FILE, force=args.force) as file:
+        for record in event_file(attribution, args.profiles[0]):
+            file.write(record)
+
+
+@contextmanager
+def _created(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """A new file, compressed if its name says so; what could not be written to its end is removed."""
+    with path.open("wb" if force else "xb") as file:
+        try:
+            if path.suffix == ".gz":
+                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                    yield cast(BinaryIO, packed)
+            else:
+                yield file
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise

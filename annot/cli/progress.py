@@ -1,0 +1,106 @@
+"""What takes long shows how far it is: on standard error, on a terminal, after two seconds, and then it is gone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from annot.progress import listening
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
+    from rich.text import Text
+
+__all__ = ["progress"]
+
+_SECONDS = 2.0
+
+
+@contextmanager
+def progress(after: float | None = None) -> Iterator[threading.Event | None]:
+    """Show what is told in a block if the block takes longer than so many seconds, None: two.
+
+    Yields:
+        What is set as soon as something is shown; None: nothing will be, for there is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    display = _Display()
+    timer = threading.Timer(_SECONDS if after is None else after, display.start)
+    timer.daemon = True
+    with listening(display.tell):
+        timer.start()
+        try:
+            yield display.started
+        finally:
+            timer.cancel()
+            display.stop()
+
+
+class _Display:
+    """A line with the work that goes on; the timer's thread starts it, the one that works ends it."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self._lock = threading.Lock()
+        self._shown: Progress | None = None
+        self._ended = False
+        self._latest: tuple[str, int, int | None, str] = ("working", 0, None, "")
+
+    def tell(self, what: str, done: int, total: int | None, unit: str) -> None:
+        with self._lock:
+            self._latest = (what, done, total, unit)
+            self._update()
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._ended:
+                self._shown = _line()
+                self._shown.start()
+                self._update()
+        self.started.set()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._ended = True
+            if self._shown is not None:
+                self._shown.stop()
+
+    def _update(self) -> None:
+        if self._shown is None:
+            return
+        what, done, total, unit = self._latest
+        tasks = self._shown.tasks
+        if not tasks or tasks[-1].description != what:
+            for task in tasks:
+                self._shown.remove_task(task.id)
+            self._shown.add_task(what, total=total, completed=done, unit=unit)
+        else:
+            self._shown.update(tasks[-1].id, completed=done, total=total)
+
+
+def _line() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    from annot.report.units import amount, printable
+
+    class What(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(printable(task.description), overflow="ellipsis", no_wrap=True)
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            unit = task.fields["unit"]
+            if not unit or not task.completed:
+                return Text()
+            rate = f", {amount(task.speed)} {unit}/s" if task.speed else ""
+            return Text(f"{amount(task.completed)} {unit}{rate}")
+
+    columns = (What(), BarColumn(20), Rate(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -1,0 +1,151 @@
+"""Event files of TensorBoard: records with check sums, each a protocol buffer.
+
+A record is its length (8 bytes), the check sum of the length (4), the data and the check sum of the data (4), little
+endian; the sums are CRC-32C, masked. The fields are those of ``tensorflow/core/util/event.proto``, ``summary.proto``
+and ``tensor.proto``. Their classes live in a pool of descriptors of their own: TensorBoard may have registered the
+same messages in the same process.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any, Final
+
+from annot.errors import AnnotError
+
+__all__ = ["crc32c", "image", "record", "scalars", "text", "version"]
+
+_PACKAGE: Final = "annot.tensorboard"
+_DOUBLE, _FLOAT, _INT64, _INT32, _STRING, _MESSAGE, _BYTES = 1, 2, 3, 5, 9, 11, 12  # FieldDescriptorProto.Type
+_ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
+_DT_STRING: Final = 7  # tensorflow.DataType
+_RGB: Final = 3
+
+# Of each message: name, number and type of its fields; a list is a repeated message, a string a single one.
+_FIELDS: Final[dict[str, tuple[tuple[str, int, int | str | list[Any]], ...]]] = {
+    "Event": (("wall_time", 1, _DOUBLE), ("step", 2, _INT64), ("file_version", 3, _STRING), ("summary", 5, "Summary")),
+    "Summary": (("value", 1, ["Value"]),),
+    "Value": (
+        ("tag", 1, _STRING), ("simple_value", 2, _FLOAT), ("image", 4, "Image"), ("tensor", 8, "Tensor"),
+        ("metadata", 9, "Metadata"),
+    ),
+    "Image": (
+        ("height", 1, _INT32), ("width", 2, _INT32), ("colorspace", 3, _INT32), ("encoded_image_string", 4, _BYTES),
+    ),
+    "Tensor": (("dtype", 1, _INT32), ("tensor_shape", 2, "Shape"), ("string_val", 8, [_BYTES])),
+    "Shape": (("dim", 2, ["Dim"]),),
+    "Dim": (("size", 1, _INT64),),
+    "Metadata": (("plugin_data", 1, "PluginData"),),
+    "PluginData": (("plugin_name", 1, _STRING),),
+}  # fmt: skip
+
+
+def version(wall_time: float) -> bytes:
+    """Return the event with which every file begins."""
+    return record(_event(wall_time, file_version="brain.Event:2"))
+
+
+def scalars(wall_time: float, step: int, values: dict[str, float]) -> bytes:
+    """Return an event of numbers by their tags."""
+    event = _event(wall_time, step=step)
+    for tag, value in values.items():
+        event.summary.value.add(tag=tag).simple_value = value
+    return record(event)
+
+
+def text(wall_time: float, tag: str, markdown: str) -> bytes:
+    """Return an event of a text, which TensorBoard shows as Markdown."""
+    event = _event(wall_time)
+    value = event.summary.value.add(tag=tag)
+    value.metadata.plugin_data.plugin_name = "text"
+    value.tensor.dtype = _DT_STRING
+    value.tensor.tensor_shape.dim.add(size=1)
+    value.tensor.string_val.append(markdown.encode())
+    return record(event)
+
+
+def image(wall_time: float, tag: str, png: bytes, width: int, height: int) -> bytes:
+    """Return an event of a picture."""
+    event = _event(wall_time)
+    event.summary.value.add(tag=tag).image.MergeFrom(
+        _messages()["Image"](height=height, width=width, colorspace=_RGB, encoded_image_string=png)
+    )
+    return record(event)
+
+
+def record(event: Any) -> bytes:
+    """Return a message as a record of the file."""
+    data: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+
+
+def crc32c(data: bytes) -> int:
+    """Return the check sum of Castagnoli (polynomial 0x1EDC6F41, reflected).
+
+    Example:
+        >>> hex(crc32c(b"123456789"))
+        '0xe3069283'
+    """
+    table, crc = _table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked(data: bytes) -> int:
+    """A check sum that is itself summed up in other formats is rotated and moved (``tsl/lib/hash/crc32c.h``)."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@functools.cache
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+def _event(wall_time: float, **fields: Any) -> Any:
+    return _messages()["Event"](wall_time=wall_time, **fields)
+
+
+@functools.cache
+def _messages() -> dict[str, Any]:
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise AnnotError(
+            "event files of TensorBoard need the package protobuf: pip install annot[tensorboard]"
+        ) from None
+
+    file = descriptor_pb2.FileDescriptorProto(name="annot/tensorboard.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind in fields:
+            repeated = isinstance(kind, list)
+            _describe(message.field.add(name=field, number=number, label=_MANY if repeated else _ONE), kind)
+    # A number that is 0 must be told from one that is not there.
+    value = next(message for message in file.message_type if message.name == "Value")
+    value.oneof_decl.add(name="value")
+    for described in value.field:
+        if described.name in ("simple_value", "image", "tensor"):
+            described.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+        for name in ("Event", "Image")
+    }
+
+
+def _describe(field: Any, kind: Any) -> None:
+    single = kind[0] if isinstance(kind, list) else kind
+    if isinstance(single, str):
+        field.type, field.type_name = _MESSAGE, f".{_PACKAGE}.{single}"
+    else:
+        field.type = single
