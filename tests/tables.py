@@ -48,3 +48,13 @@ class Rows:
 
 def _table(rows: list[dict[str, Any]], schema: Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict(schema), orient="row") if rows else pl.DataFrame(schema=dict(schema))
+
+
+def many_kernels(events: int) -> Profile:
+    """Return kernels of 1 to 7 ns, one in 10 ns."""
+    number = pl.int_range(events, eager=True)
+    kernels = pl.DataFrame({"start": number * 10, "length": 1 + number % 7}).with_columns(
+        process=pl.lit(1, pl.Int64), device=pl.lit(0, pl.Int64), stream=pl.lit(7, pl.Int64),
+        end=pl.col("start") + pl.col("length"), name=pl.format("k{}", pl.col("start") % 5),
+    )  # fmt: skip
+    return Profile.build({}, kernels=kernels.drop("length"))

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from annot.correlate import Attribution
 
 __all__ = ["add_arguments", "run"]
 
@@ -17,6 +21,7 @@ _EXAMPLES = """\
 examples:
   annot compare before.sqlite after.sqlite
   annot compare eager.sqlite compiled.sqlite --by class
+  annot compare before.sqlite after.sqlite --format html -o comparison.html
   annot compare main.sqlite branch.sqlite --fail-above 1.05 --format json -o comparison.json
 """
 _SLOWER = 3
@@ -34,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a row stands for: a layer, a module class, a phase, a kind of kernel, a kernel; default: layer",
     )  # fmt: skip
     add_step_arguments(parser)
-    add_output_arguments(parser)
+    add_output_arguments(parser, "html")
     ci = parser.add_argument_group("in CI")
     ci.add_argument(
         "--fail-above", type=_factor, metavar="F", help="exit status 3 if a row takes more than F times as long in B"
@@ -63,8 +68,11 @@ def run(args: argparse.Namespace) -> int:
         comparison = compare(*sides, by=args.by)
     except ValueError as error:
         raise AnnotError(str(error)) from None
-    report = ComparisonReport(comparison, args.a, args.b)
-    deliver(report, lambda console: print_comparison(report, console), args)
+    if args.format == "html":
+        _write_page(sides[0], sides[1], args)
+    else:
+        report = ComparisonReport(comparison, args.a, args.b)
+        deliver(report, lambda console: print_comparison(report, console), args)
     if args.fail_above is None:
         return 0
     slower = regressions(comparison, args.fail_above, least_share=args.least_share).height
@@ -72,6 +80,15 @@ def run(args: argparse.Namespace) -> int:
         rows = "1 row takes" if slower == 1 else f"{slower:,} rows take"
         print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}", file=sys.stderr)
     return _SLOWER if slower else 0
+
+
+def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:
+    from annot.cli.output import write
+    from annot.report.page import as_page
+    from annot.report.page.data import comparison_data
+
+    data = comparison_data(a, b, (args.a, args.b), args.by)
+    write(args.output, as_page(data, f"{args.a} → {args.b} · annot"), force=args.force)
 
 
 def _factor(text: str) -> float:

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from annot.correlate import Attribution
     from annot.report.files import Tabular
 
-__all__ = ["add_output_arguments", "add_step_arguments", "attributed", "check_output", "deliver", "output_problem"]
+__all__ = [
+    "add_output_arguments",
+    "add_step_arguments",
+    "attributed",
+    "check_output",
+    "deliver",
+    "output_problem",
+    "write",
+]
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _TEXT_WIDTH = 120
@@ -38,7 +46,8 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 def output_problem(args: argparse.Namespace) -> str | None:
     """Return what is wrong with a combination of options, in one sentence."""
-    return "--format parquet needs -o OUT" if args.format == "parquet" and args.output is None else None
+    needs_file = args.format in ("parquet", "html") and args.output is None
+    return f"--format {args.format} needs -o OUT" if needs_file else None
 
 
 def check_output(args: argparse.Namespace) -> None:
@@ -89,10 +98,10 @@ def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Nam
     if args.output is None:
         sys.stdout.buffer.write(content)  # UTF-8 whatever the locale, for programs
     else:
-        _write(args.output, content, force=args.force)
+        write(args.output, content, force=args.force)
 
 
-def _write(path: Path, content: bytes, *, force: bool) -> None:
+def write(path: Path, content: bytes, *, force: bool) -> None:
     """Write a file; one that exists only with `force`.
 
     Raises:

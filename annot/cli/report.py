@@ -39,6 +39,7 @@ examples:
   annot report run.sqlite --by kernel --steps 3:20
   annot report run.sqlite --by work
   annot report run.sqlite --format csv -o layers.csv
+  annot report run.sqlite --format html -o run.html
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot report run.sqlite --format trace -o run.json.gz
   annot report run.sqlite --format tensorboard -o logs/run
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="order: as things happened (kernels: by time); time: the longest first; default: order",
     )  # fmt: skip
     add_step_arguments(parser)
-    add_output_arguments(parser, *FORMATS)
+    add_output_arguments(parser, "html", *FORMATS)
     _add_rank_arguments(parser)
     official = parser.add_argument_group("the numbers of Nsight Systems")
     official.add_argument(
@@ -111,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     check_output(args)
     with progress():
+        if args.format == "html":
+            return _page(args)
         if args.format in FORMATS:
             export(args)
             return 0
@@ -155,8 +158,15 @@ def _positive(text: str) -> int:
 _OF_LAYERS = ("by", "sort", "domain", "steps", "step_range", "rank", "by_process", "workers", "dask")
 
 
+_OF_TABLES = ("by", "sort", "rule", "report")
+
+
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """What is wrong with a combination of options, in one sentence."""
+    if args.format == "html" and (
+        extra := [name for name in _OF_TABLES if getattr(args, name) not in (None, "innermost")]
+    ):
+        return f"--format html knows no --{extra[0]}: the page has all tables"
     if args.rule == "nsight":
         extra = [name for name in _OF_LAYERS if getattr(args, name) not in (None, False)]
         if extra:
@@ -168,6 +178,24 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
     if args.workers and args.dask not in (None, "local"):
         return "--workers is for processes on this machine: a Dask scheduler has workers of its own"
     return None
+
+
+def _page(args: argparse.Namespace) -> int:
+    """Write the page with all views."""
+    from annot.cli.output import write
+    from annot.ranks.files import expand
+    from annot.ranks.pages import page_of_file, page_of_ranks
+    from annot.ranks.task import Question
+    from annot.report.page import as_page
+
+    question = Question("layer", args.domain, args.steps, args.step_range, args.by_process)
+    paths = expand(args.profiles)
+    if len(paths) == 1 and args.rank is None and not args.by_process:
+        data = page_of_file(paths[0], question)
+    else:
+        data = page_of_ranks(paths, question, rank=args.rank, workers=args.workers, dask=args.dask)
+    write(args.output, as_page(data, f"{data['source']} · annot"), force=args.force)
+    return 0
 
 
 def _official(args: argparse.Namespace) -> NsightReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -18,7 +18,7 @@ from annot.ranks.files import is_url, local
 from annot.read import load, source
 from annot.report import ANALYSES, TABLES, Report, Table, advice_count
 
-__all__ = ["Question", "RankTable", "rank_tables", "report_file"]
+__all__ = ["Question", "RankTable", "attributed", "rank_tables", "report_file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,19 @@ class RankTable:
     process: int | None
     rows: pl.DataFrame
     meta: dict[str, Any]
+
+
+@contextmanager
+def attributed(path: str, question: Question, process: int | None = None) -> Iterator[Attribution]:
+    """Give a file with its work attributed, or one process of it.
+
+    Raises:
+        AnnotError: the file cannot be read, or has no steps as they are asked for.
+    """
+    with _opened(path, replace(question, by="advice")) as profile:
+        attribution = _attributed(profile if process is None else _OneProcess(profile, process), path, question)
+        _meta(attribution, path, question)
+        yield attribution
 
 
 def report_file(path: str, question: Question) -> Report:

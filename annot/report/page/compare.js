@@ -1,0 +1,212 @@
+// Two runs side by side: what became slower, what faster, and how sure that is.
+
+function comparisonView(data, state) {
+  const one = (state.comparison ??= {by: data.by, search: '', phase: '', only: ''});
+  const holder = h('div'),
+    draw = () => holder.replaceChildren(...comparisonTable(data, one));
+  draw();
+  const words = {layer: 'Layer', module: 'Module class', phase: 'Phase', class: 'Kind of kernel', kernel: 'Kernel'};
+  const phases = [...new Set(data.tables[data.by].phase ?? [])];
+  const set = (key, value) => {
+    one[key] = value;
+    later(draw);
+  };
+  return [
+    h('h1', {}, 'Comparison'),
+    sides(data),
+    h(
+      'form',
+      {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
+      field(
+        'By',
+        choice(
+          'by',
+          Object.keys(data.tables).map(key => [key, words[key]]),
+          one.by,
+          value => set('by', value),
+        ),
+      ),
+      field(
+        'Search',
+        h('input', {
+          type: 'search',
+          id: 'search',
+          value: one.search,
+          'aria-keyshortcuts': '/',
+          oninput: event => set('search', event.target.value),
+        }),
+      ),
+      phases.length > 1 &&
+        field(
+          'Phase',
+          choice('phase', [['', 'All phases'], ...phases.map(phase => [phase, phase])], one.phase, value =>
+            set('phase', value),
+          ),
+        ),
+      field(
+        'Show',
+        choice(
+          'only',
+          [
+            ['', 'All'],
+            ['slower', 'Slower in B'],
+            ['faster', 'Faster in B'],
+            ['alone', 'In one only'],
+          ],
+          one.only,
+          value => set('only', value),
+        ),
+      ),
+    ),
+    holder,
+  ];
+}
+
+function sides(data) {
+  const {whole, steps} = data,
+    per = steps ? 'per step' : 'in all',
+    what = data.time === 'gpu_ns' ? 'GPU' : 'host';
+  const card = (letter, side, place) =>
+    h(
+      'div',
+      {class: 'card'},
+      h('dt', {}, `${letter}: ${what} time ${per}`),
+      h(
+        'dd',
+        {},
+        known(whole[side]) ? duration(Math.round(whole[side])) : '—',
+        h(
+          'small',
+          {},
+          name(data.names[place]),
+          name(data.devices[place]),
+          steps && plural(steps[place], 'step'),
+        ),
+      ),
+    );
+  const ratio = known(whole.speedup) ? `${fixed(whole.speedup, 3)} ×` : '—';
+  return h(
+    'dl',
+    {class: 'cards'},
+    card('A', 'a_ns', 0),
+    card('B', 'b_ns', 1),
+    h(
+      'div',
+      {class: 'card'},
+      h('dt', {}, 'Speed-up of B'),
+      h(
+        'dd',
+        {},
+        ratio,
+        h(
+          'small',
+          {},
+          known(whole.speedup_low)
+            ? `${fixed(whole.speedup_low, 3)} to ${fixed(whole.speedup_high, 3)} in 95 of 100 such pairs`
+            : 'above 1: B is faster',
+        ),
+      ),
+    ),
+  );
+}
+
+function comparisonTable(data, one) {
+  const {by} = one,
+    rows = records(data.tables[by]),
+    needle = one.search.trim().toLowerCase();
+  const label_ = row =>
+    ({
+      layer: () => row.layer || '(model)',
+      module: () => row.module,
+      phase: () => row.phase,
+      class: () => row.class,
+      kernel: () => row.name,
+    })[by]();
+  const wanted =
+    {slower: row => row.difference_ns > 0, faster: row => row.difference_ns < 0, alone: row => known(row.only_in)}[
+      one.only
+    ] ?? (() => true);
+  const found = rows.filter(
+    row =>
+      wanted(row) &&
+      (!one.phase || !('phase' in row) || row.phase === one.phase) &&
+      `${label_(row)} ${row.module ?? ''}`.toLowerCase().includes(needle),
+  );
+  const unit = unitFor(rows.flatMap(row => [row.a_ns, row.b_ns])),
+    longest = Math.max(1, ...rows.map(row => Math.abs(row.difference_ns)));
+  const timed = (title_, key) => ({
+    title: `${title_} ${unit.name}`,
+    value: row => row[key],
+    show: value => inUnit(unit, value),
+  });
+  const columns = [
+    {
+      title: by[0].toUpperCase() + by.slice(1),
+      text: true,
+      value: label_,
+      show: (value, row) => [
+        name(value, by === 'kernel' ? 'kernel' : 'name'),
+        ' ',
+        by === 'layer' && name(row.module, 'module'),
+      ],
+    },
+    ...(by === 'layer' || by === 'module' ? [{title: 'Phase', text: true, value: row => row.phase}] : []),
+    timed('A', 'a_ns'),
+    timed('B', 'b_ns'),
+    {...timed('B − A', 'difference_ns'), class: 'signed'},
+    {
+      title: 'Faster | slower',
+      class: 'bars',
+      value: row => row.difference_ns,
+      show: value => difference(value, longest),
+    },
+    {
+      title: 'Speed-up',
+      value: row => row.speedup,
+      show: (value, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : known(value) ? fixed(value, 3) : ''),
+    },
+    {
+      title: '95 of 100',
+      value: row => row.speedup_low,
+      show: (value, row) => (known(value) ? `${fixed(value, 3)} to ${fixed(row.speedup_high, 3)}` : ''),
+    },
+    {title: 'Share', value: row => row.share, show: percent},
+    ...(by === 'layer' && rows.some(row => row.kernels_gone.length + row.kernels_new.length)
+      ? [
+          {
+            title: 'Kernels',
+            text: true,
+            class: 'changes',
+            value: row => [...row.kernels_gone, ...row.kernels_new].join(' '),
+            show: (_, row) => changes(row),
+          },
+        ]
+      : []),
+  ];
+  return [
+    h(
+      'p',
+      {class: 'told', role: 'status'},
+      `${plural(found.length, 'row')} of ${count(rows.length)}, the largest loss first`,
+    ),
+    sortTable(`Comparison by ${by}`, columns, found),
+  ];
+}
+
+// To the right what B takes longer, to the left what it saves.
+function difference(ns, longest) {
+  const side = ns > 0 ? 'slower' : 'faster',
+    bar = sized(h('span', {class: side}), (50 * Math.abs(ns)) / longest);
+  return h('div', {class: `bar both ${side}`, 'aria-hidden': 'true'}, ns ? bar : null);
+}
+
+function changes(row) {
+  const named = (sign, names) =>
+    names.slice(0, 2).map(one => h('div', {class: 'change'}, `${sign} `, name(one, 'kernel')));
+  const more = Math.max(0, row.kernels_gone.length - 2) + Math.max(0, row.kernels_new.length - 2);
+  return [
+    named('−', row.kernels_gone),
+    named('+', row.kernels_new),
+    more > 0 && h('div', {class: 'hint'}, `${more} more`),
+  ];
+}

@@ -1,0 +1,260 @@
+"""What the page shows, collected from the analyses as plain numbers and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from annot.analyze.advice import by_advice
+from annot.analyze.bottleneck import default_peaks
+from annot.analyze.compare import SUBJECTS, compare
+from annot.analyze.counters import COUNTERS, layer_counters
+from annot.analyze.dlprof import by_detail
+from annot.analyze.kernels import by_class, layer_names, with_classes
+from annot.analyze.layer_steps import by_layer_and_step
+from annot.analyze.pieces import KEY
+from annot.analyze.roofline import layer_roofline
+from annot.analyze.step_time import SHARES
+from annot.analyze.summary import by_summary
+from annot.analyze.timeline import Timeline, timeline
+from annot.analyze.work import by_layer_with_work
+from annot.correlate import Attribution, by_kernel, by_step, summarize
+from annot.report import Report
+from annot.report.tree import Line, layer_lines, other_lines
+
+__all__ = ["EVENTS", "comparison_data", "ranks_data", "report_data", "run_data"]
+
+EVENTS: Final = 100_000
+"""Events that the timelines of a page hold together."""
+
+_CELLS: Final = 400_000
+"""Layers times steps whose times a page holds."""
+_NAMES: Final = 50_000
+"""Rows of layers and names of kernels, the longest."""
+_KERNELS: Final = 5_000
+_DETAIL: Final = (
+    "tc_eligible",
+    "tc_used",
+    "reason",
+    "tc_ns",
+    "host_mean_ns",
+    "gpu_mean_ns",
+    "gpu_min_ns",
+    "gpu_max_ns",
+)
+_ROOF: Final = (
+    "intensity", "time_ns", "gpu_idle_ns", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
+)  # fmt: skip
+
+
+def report_data(attribution: Attribution, source: str) -> dict[str, Any]:
+    """Return the data of a page about one profile.
+
+    Args:
+        attribution: the profile.
+        source: its name, as the user gave it.
+    """
+    return {"kind": "report", "source": source, "runs": [run_data(attribution, source)], "ranks": None}
+
+
+def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[str, Any], time: str) -> dict[str, Any]:
+    """Return the data of a page about the ranks of a run.
+
+    Args:
+        runs: what `run_data` returned of each rank that has views of its own.
+        across: how ranks differ in each layer, as `annot.ranks.gather.compare_ranks` says it.
+        meta: of the report of all of them.
+        time: the column that is compared.
+    """
+    ranks = {"across": _columns(across), "time": time, "each": meta["ranks"], "notes": meta["notes"]}
+    return {"kind": "report", "source": meta["source"], "runs": list(runs), "ranks": ranks}
+
+
+def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: str) -> dict[str, Any]:
+    """Return the data of a page that compares two profiles, by all that both can be compared by.
+
+    Raises:
+        ValueError: they cannot be compared by `by`, which is what the page shows first.
+    """
+    found: dict[str, Any] = {}
+    for subject in SUBJECTS:
+        try:
+            found[subject] = compare(a, b, by=subject)
+        except ValueError:
+            if subject == by:
+                raise
+    one = found[by]
+    return {
+        "kind": "compare", "names": list(names), "by": by, "time": one.time, "steps": one.steps, "whole": one.whole,
+        "devices": list(one.devices), "tables": {name: _columns(each.rows) for name, each in found.items()},
+        "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
+    }  # fmt: skip
+
+
+def run_data(
+    attribution: Attribution, source: str, *, name: str = "", rank: int | None = None, events: int = EVENTS
+) -> dict[str, Any]:
+    """Return all views of one profile, or of one rank.
+
+    Args:
+        attribution: the profile.
+        source: its file, as the user named it.
+        name: what tells it from the other runs of the page, such as ``rank 3``.
+        rank: its number.
+        events: that its timeline holds at most.
+    """
+    rows, happened = _rows(attribution), timeline(attribution, events)
+    meta = summarize(attribution)
+    peaks = default_peaks(attribution)
+    return {
+        "name": name, "rank": rank, "meta": _meta(meta, source), "time": Report("layer", rows, meta).time,
+        "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
+        "layer_steps": _layer_steps(attribution, rows), "names": _names(attribution, rows),
+        "summary": _columns(by_summary(attribution)), "shares": SHARES,
+        "steps": _steps(attribution, happened.start_ns), "kernels": _kernels(attribution),
+        "classes": _columns(by_class(attribution)),
+        "advice": _columns(by_advice(attribution)), "peaks": None if peaks is None else peaks.as_meta(),
+        "timeline": _timeline(attribution, rows, happened),
+    }  # fmt: skip
+
+
+def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
+    devices = [one | {"process": str(one["process"])} for one in meta["devices"]]
+    return meta | {"source": source, "devices": devices}
+
+
+def _rows(attribution: Attribution) -> pl.DataFrame:
+    """The layer table with all else that is known of its rows."""
+    rows = by_layer_with_work(attribution)
+    roof = layer_roofline(attribution, default_peaks(attribution)).select(*KEY, *_ROOF)
+    parts = [by_detail(attribution).select(*KEY, *_DETAIL), roof]
+    counters = layer_counters(attribution)
+    if counters is not None:
+        parts.append(counters.select(*KEY, *(name for name in COUNTERS if name in counters.columns)))
+    for part in parts:
+        rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
+    return rows
+
+
+def _lines(walk: Any, rows: pl.DataFrame, other: bool) -> list[dict[str, Any]]:
+    """The lines of the layer table; of each the rows of its phases by their number."""
+    place = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
+    found: Iterable[Line] = walk(rows)
+    lines = []
+    for line in found:
+        of_phase = {phase: place[row["layer"], row["module"], phase] for phase, row in line.phases.items()}
+        first = next(iter(line.phases.values()))
+        lines.append(
+            {
+                "label": line.label, "module": line.module, "depth": line.depth, "layer": first["layer"],
+                "rows": of_phase, "other": other,
+            }
+        )  # fmt: skip
+    return lines
+
+
+def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
+    """The times of rows in each step, of as many steps as there is room for."""
+    table = _numbered(by_layer_and_step(attribution), rows)
+    steps = table["step"].unique().sort()
+    kept = steps
+    if table.height > _CELLS and steps.len():
+        kept = steps.head(max(1, _CELLS * steps.len() // table.height))
+        table = table.filter(pl.col("step").is_in(kept.to_list()))
+    return {"steps": steps.len(), "kept": kept.len(), **_columns(table)}
+
+
+def _numbered(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """A table about layers with the number of their row in the place of their names."""
+    number = rows.select(KEY).with_row_index("row")
+    found = table.join(number, on=list(KEY), how="inner", maintain_order="left").drop(KEY)
+    return found.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
+
+
+def _names(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
+    """The kernels, copies and sets that are each row's own, the longest first; names by their number."""
+    table = _numbered(layer_names(attribution), rows).sort("gpu_ns", descending=True, maintain_order=True)
+    texts = table["name"].head(_NAMES)
+    coded, names = _coded(texts)
+    kept = table.head(_NAMES).with_columns(coded.alias("name"))
+    return {"texts": names, "total": table.height, **_columns(kept)}
+
+
+def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
+    """Texts as numbers of a list in which each stands once."""
+    distinct = texts.unique(maintain_order=True)
+    numbers = pl.DataFrame({"text": distinct}).with_row_index("number")
+    found = pl.DataFrame({"text": texts}).join(numbers, on="text", how="left", maintain_order="left", nulls_equal=True)
+    return found["number"].cast(pl.Int64), [text or "" for text in distinct]
+
+
+def _steps(attribution: Attribution, start: int) -> dict[str, Any]:
+    """The steps, since the first instant: instants of 64 bits are more than a number of a script holds."""
+    steps = by_step(attribution)
+    return _columns(steps.with_columns(pl.col("start_ns") - start, pl.col("process").cast(pl.String)))
+
+
+def _kernels(attribution: Attribution) -> dict[str, Any]:
+    table = by_kernel(attribution)
+    return {"total": table.height, **_columns(with_classes(table.head(_KERNELS)))}
+
+
+def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:
+    place = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
+    row_of_key = pl.Series([place.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
+    codes, texts = _coded(found.events["text"])
+    key = found.events["key"].cast(pl.Int64)
+    known = pl.select(pl.when(key >= 0).then(key)).to_series()
+    events = found.events.select("lane", "row", "start_ns", "length_ns").with_columns(
+        codes.alias("text"), row_of_key.gather(known).fill_null(-1).alias("of") if row_of_key.len() else key.alias("of")
+    )
+    return {
+        "lanes": _named_lanes(found.lanes, attribution.meta), "texts": texts, "total": found.total,
+        "every": found.every, "left_out": found.left_out, **_columns(events),
+    }  # fmt: skip
+
+
+def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lanes with names for people: numbers of processes and threads of profilers are long and say little."""
+    pids = {one["process"]: one for one in meta.get("processes") or ()}
+    processes = list(dict.fromkeys(lane["process"] for lane in lanes))
+    threads = {process: _distinct(lanes, process) for process in processes}
+    named = []
+    for lane in lanes:
+        process = lane["process"]
+        known = pids.get(process, {})
+        said = f"process {known.get('pid', processes.index(process) + 1)}" if len(processes) > 1 else ""
+        if lane["kind"] == "work":
+            device = "device" if lane["device"] is None else f"GPU {lane['device']}"
+            what = device if lane["stream"] is None else f"{device} stream {lane['stream']}"
+        else:
+            crossing = ", crossing" if lane["kind"] == "crossing" else ""
+            what = f"Thread {threads[process].index(lane['thread']) + 1}{crossing}"
+        named.append(
+            {
+                "name": f"{what}, {said}" if said else what,
+                "kind": lane["kind"],
+                "rows": lane["rows"],
+                "total": lane["total"],
+            }
+        )
+    return named
+
+
+def _distinct(lanes: list[dict[str, Any]], process: int | None) -> list[int | None]:
+    """The threads of a process."""
+    return list(
+        dict.fromkeys(lane["thread"] for lane in lanes if lane["process"] == process and lane["kind"] != "work")
+    )
+
+
+def _columns(table: pl.DataFrame) -> dict[str, list[Any]]:
+    """A table as lists; numbers that JSON does not know are null."""
+    finite = [
+        pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name)
+        for name, dtype in table.schema.items()
+        if dtype.is_float()
+    ]
+    return table.with_columns(finite).to_dict(as_series=False)

@@ -1,0 +1,321 @@
+// One layer: its times, work, counters, shapes, kernels, steps, and what to try.
+const FACTS = [
+  ['Calls', 'calls', count],
+  ['GPU time', 'gpu_ns', duration],
+  ['GPU time of its own', 'gpu_self_ns', duration],
+  ['GPU time per call', 'gpu_mean_ns', duration],
+  ['Shortest call', 'gpu_min_ns', duration],
+  ['Longest call', 'gpu_max_ns', duration],
+  ['GPU busy', 'gpu_busy_ns', duration],
+  ['GPU idle', 'gpu_idle_ns', duration],
+  ['Host time', 'host_ns', duration],
+  ['Host time of its own', 'host_self_ns', duration],
+  ['Host time per call', 'host_mean_ns', duration],
+  ['Kernels of its own', 'kernels', count],
+  ['Kernels', 'kernels_total', count],
+  ['Copies and sets', 'copies', count],
+  ['Operations', 'flops', value => amount(value, 'FLOP')],
+  ['Bytes', 'bytes', value => amount(value, 'B')],
+  ['Parameters', 'params', value => amount(value)],
+  ['Intensity', 'intensity', value => amount(value, 'FLOP/B')],
+  ['Speed', 'flops_per_s', value => amount(value, 'FLOP/s')],
+  ['Moved', 'bytes_per_s', value => amount(value, 'B/s')],
+  ['Precision', 'precision', String],
+  ['Of the roof', 'roof_share', percent],
+  ['Bound by', 'bound', String],
+  ['On Tensor Cores', 'tc_ns', duration],
+  ['Tensor Cores', 'reason', String],
+  ['Memory, change', 'memory_change_bytes', value => amount(value, 'B')],
+  ['Memory, peak', 'memory_peak_bytes', value => amount(value, 'B')],
+];
+const COUNTERS = [
+  ['Stalled', 'stall_share', percent],
+  ['Most frequent reason', 'stall_reason', String],
+  ['Instructions', 'instructions', value => amount(value)],
+  ['Loads and stores', 'load_store_share', percent],
+  ['L1 throughput', 'l1_throughput', value => `${amount(value)}%`],
+  ['L1 hits', 'l1_hit_rate', value => `${amount(value)}%`],
+  ['L2 throughput', 'l2_throughput', value => `${amount(value)}%`],
+  ['L2 hits', 'l2_hit_rate', value => `${amount(value)}%`],
+  ['L2 read', 'l2_read_bytes_per_s', value => amount(value, 'B/s')],
+  ['L2 written', 'l2_write_bytes_per_s', value => amount(value, 'B/s')],
+  ['DRAM read', 'dram_read_bytes_per_s', value => amount(value, 'B/s')],
+  ['DRAM written', 'dram_write_bytes_per_s', value => amount(value, 'B/s')],
+  ['DRAM throughput', 'dram_throughput', value => `${amount(value)}%`],
+];
+
+function layerView(run, state, place) {
+  const line = run.lines[place];
+  if (!line) return [h('h1', {}, 'Layer'), nothing('There is no such layer in this profile.')];
+  return [
+    crumbs(run, line),
+    h('h1', {}, name(title(line)), ' ', name(line.module, 'module')),
+    h(
+      'div',
+      {class: 'columns'},
+      panel('Times and work', factTable(run, line, 'Times and work', FACTS)),
+      h(
+        'div',
+        {},
+        panel('Share of the run', layerShare(run, line), shapesOf(run, line)),
+        childrenOf(run, place),
+        layerAdvice(run, line),
+      ),
+    ),
+    hasCounters(run, line) && panel('Hardware counters', factTable(run, line, 'Hardware counters', COUNTERS)),
+    kernelsOf(run, place),
+    layerSteps(run, line),
+    run.timeline.text.length > 0 &&
+      h(
+        'p',
+        {},
+        h(
+          'a',
+          {
+            href: '#timeline',
+            onclick: () => {
+              state.marked = place;
+            },
+          },
+          'Show it in the timeline',
+        ),
+      ),
+  ];
+}
+
+function crumbs(run, line) {
+  const above = [];
+  for (let at = line.parent; at >= 0; at = run.lines[at].parent) above.unshift(at);
+  return h(
+    'nav',
+    {class: 'crumbs', 'aria-label': 'Layers around it'},
+    h('a', {href: '#layers'}, 'Layers'),
+    above.map(place => [' › ', h('a', {href: `#layer/${place}`}, name(run.lines[place].label))]),
+  );
+}
+
+function factTable(run, line, caption, facts) {
+  const rows = Object.entries(line.rows);
+  const there = facts.filter(
+    ([, key]) =>
+      run.rows[key] &&
+      rows.some(([, row]) => known(run.rows[key][row]) && run.rows[key][row] !== '' && run.rows[key][row] !== 0),
+  );
+  return h(
+    'div',
+    {class: 'scroll'},
+    h(
+      'table',
+      {class: 'facts', 'aria-label': caption},
+      h(
+        'thead',
+        {},
+        h(
+          'tr',
+          {},
+          h('td'),
+          rows.map(([phase]) => h('th', {scope: 'col', class: 'number'}, h('span', {class: `key ${phase}`}, phase))),
+        ),
+      ),
+      h(
+        'tbody',
+        {},
+        there.map(([label, key, show]) =>
+          h(
+            'tr',
+            {},
+            h('th', {scope: 'row', class: 'text'}, label),
+            rows.map(([, row]) =>
+              h('td', {class: 'number'}, known(run.rows[key][row]) ? show(run.rows[key][row]) : ''),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function hasCounters(run, line) {
+  return COUNTERS.some(([, key]) => run.rows[key] && Object.values(line.rows).some(row => known(run.rows[key][row])));
+}
+
+function layerShare(run, line) {
+  const whole = run.meta[run.time];
+  return h(
+    'ul',
+    {class: 'shares'},
+    Object.entries(line.rows).map(([phase, row]) => {
+      const ns = run.rows[run.time][row];
+      return (
+        known(ns) &&
+        h(
+          'li',
+          {},
+          h('span', {class: 'what'}, phase),
+          h(
+            'span',
+            {class: 'bar', 'aria-hidden': 'true'},
+            sized(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * ns) / (whole || 1)),
+          ),
+          h('span', {class: 'value'}, `${duration(ns)}, ${share(ns, whole)}`),
+        )
+      );
+    }),
+  );
+}
+
+function shapesOf(run, line) {
+  const seen = Object.values(line.rows)
+    .map(row => run.rows.shapes[row])
+    .find(shapes => shapes.length);
+  return (
+    seen && [
+      h('h3', {}, 'Inputs, the most frequent first'),
+      h(
+        'ol',
+        {class: 'shapes'},
+        seen.map(shape => h('li', {}, name(shape))),
+      ),
+    ]
+  );
+}
+
+// The kernels of a layer and, added up, those of all below it.
+function kernelsOf(run, place) {
+  if (!run.names.row.length) return null;
+  const rows = new Map();
+  for (const one of below(run, place))
+    for (const [phase, row] of Object.entries(run.lines[one].rows)) rows.set(row, [phase, one === place]);
+  const sums = new Map();
+  const {row, name: code, calls, gpu_ns, kind, library, tensor_cores} = run.names;
+  for (let at = 0; at < row.length; at++) {
+    const [phase, own] = rows.get(row[at]) ?? [];
+    if (!phase) continue;
+    const key = `${phase} ${code[at]}`;
+    const sum = sums.get(key) ?? {
+      phase,
+      name: run.names.texts[code[at]],
+      calls: 0,
+      ns: 0,
+      own: 0,
+      kind: kind[at],
+      library: library[at],
+      tc: tensor_cores[at],
+    };
+    sum.calls += calls[at];
+    sum.ns += gpu_ns[at];
+    if (own) sum.own += gpu_ns[at];
+    sums.set(key, sum);
+  }
+  const found = [...sums.values()];
+  if (!found.length) return panel('Kernels', nothing('Nothing ran on a device for this layer.'));
+  const unit = unitFor(found.map(one => one.ns));
+  return panel(
+    'Kernels, with those of the layers in it',
+    sortTable(
+      'Kernels of the layer',
+      [
+        {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
+        {title: 'Phase', text: true, value: one => one.phase},
+        {title: 'Kind', text: true, value: one => one.kind},
+        {title: 'TC', text: true, help: 'Tensor Cores', value: one => (one.tc ? 'yes' : '')},
+        {title: 'Calls', value: one => one.calls, show: count},
+        {title: `Time ${unit.name}`, value: one => one.ns, show: value => inUnit(unit, value)},
+        {title: 'Own', value: one => one.own, show: value => inUnit(unit, value || null)},
+        {title: 'Mean', value: one => one.ns / one.calls, show: value => duration(Math.round(value))},
+      ],
+      found,
+      {by: 5},
+    ),
+  );
+}
+
+function layerSteps(run, line) {
+  const table = run.layer_steps;
+  if (table.kept < 2) return null;
+  const parts = Object.entries(line.rows).map(([phase, row]) => [phase, new Float64Array(table.kept), row]);
+  const first = table.step[0] ?? 0;
+  for (let at = 0; at < table.row.length; at++) {
+    for (const [, values, row] of parts)
+      if (table.row[at] === row) values[table.step[at] - first] = table[run.time][at];
+  }
+  const some = parts.filter(([, values]) => values.some(Boolean));
+  if (!some.length) return null;
+  return panel(
+    'In each step',
+    stepChart(
+      some.map(([phase, values]) => ({title: phase, values: [...values]})),
+      first,
+      [],
+    ),
+  );
+}
+
+function childrenOf(run, place) {
+  const children = run.children[place];
+  if (!children.length) return null;
+  const {numbers} = measured(run, {...NOTHING});
+  const longest = Math.max(1, ...children.map(child => numbers[child].total ?? 0));
+  return panel(
+    'Layers in it',
+    sortTable(
+      'Layers in it',
+      [
+        {
+          title: 'Layer',
+          text: true,
+          value: child => run.lines[child].label,
+          show: (value, child) => [
+            h('a', {href: `#layer/${child}`}, name(value)),
+            ' ',
+            name(run.lines[child].module, 'module'),
+          ],
+        },
+        {title: 'Time', value: child => numbers[child].total, show: duration},
+        {
+          title: 'Forward and backward',
+          class: 'bars',
+          value: child => numbers[child].total,
+          show: (_, child) => bars(numbers[child], longest),
+        },
+      ],
+      children,
+    ),
+  );
+}
+
+function layerAdvice(run, line) {
+  const mine = records(run.advice).filter(
+    one => one.layers.includes(title(line)) || one.layers.includes(line.layer || '(model)'),
+  );
+  return mine.length > 0 && panel('What to try', adviceList(run, mine));
+}
+
+function adviceList(run, found) {
+  return h(
+    'ol',
+    {class: 'advice'},
+    found.map(one =>
+      h(
+        'li',
+        {},
+        h('strong', {}, one.advice),
+        h('p', {}, `${one.evidence}.`),
+        one.layers.length > 0 &&
+          h(
+            'p',
+            {class: 'where'},
+            'Where: ',
+            one.layers.slice(0, 8).map((layer, place) => [place ? ', ' : '', layerLink(run, layer)]),
+            one.layers.length > 8 && ` and ${count(one.layers.length - 8)} more`,
+          ),
+        h('pre', {tabindex: '0'}, h('code', {}, one.code)),
+      ),
+    ),
+  );
+}
+
+function layerLink(run, layer) {
+  const line = run.lines.find(other => title(other) === layer && !other.other);
+  return line ? h('a', {href: `#layer/${line.place}`}, name(layer)) : name(layer);
+}

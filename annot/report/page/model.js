@@ -1,0 +1,124 @@
+// The data of the page, and what follows from it for the filters that are set.
+const PHASES = ['forward', 'backward', 'recompute'];
+const NOTHING = {phase: '', module: '', search: '', steps: '', time: ''};
+
+async function readData() {
+  const element = document.getElementById('data');
+  if (element.type === 'application/json') return JSON.parse(element.textContent);
+  const bytes = Uint8Array.from(atob(element.textContent), char => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// The rows of a table that is stored as columns.
+function records(table, names = Object.keys(table).filter(key => Array.isArray(table[key]))) {
+  const length = names.length ? table[names[0]].length : 0;
+  return Array.from({length}, (_, place) => Object.fromEntries(names.map(key => [key, table[key][place]])));
+}
+
+// Links the lines of the layer table to those above and below them.
+function linked(run) {
+  if (run.children) return run;
+  const above = [];
+  run.children = run.lines.map(() => []);
+  run.top = [];
+  run.lineOf = new Map();
+  run.lines.forEach((line, place) => {
+    above.length = line.depth;
+    line.place = place;
+    line.parent = line.depth ? above[line.depth - 1] : -1;
+    (line.parent < 0 ? run.top : run.children[line.parent]).push(place);
+    above[line.depth] = place;
+    for (const row of Object.values(line.rows)) run.lineOf.set(row, place);
+  });
+  return run;
+}
+
+function title(line) {
+  return line.layer || (line.other ? line.label : '(model)');
+}
+
+// Which steps a text such as 3:20 stands for, as Python counts; null: all; undefined: the text says nothing.
+function stepRange(text, steps) {
+  if (!text.trim()) return null;
+  const match = /^\s*(?:(\d+)|(\d*):(\d*))\s*$/.exec(text);
+  if (!match) return undefined;
+  if (match[1]) return [Number(match[1]), Number(match[1]) + 1];
+  return [Number(match[2] || 0), match[3] ? Number(match[3]) : steps];
+}
+
+// The times of all rows, in all of the profile or in some steps: arrays by the names of the columns.
+function timesOf(run, text) {
+  const range = stepRange(text, run.layer_steps.steps);
+  if (!range) return run.rows;
+  const table = run.layer_steps;
+  const names = ['host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns'];
+  const sums = Object.fromEntries(names.map(key => [key, new Float64Array(run.rows.layer.length)]));
+  for (let cell = 0; cell < table.row.length; cell++) {
+    if (table.step[cell] < range[0] || table.step[cell] >= range[1]) continue;
+    for (const key of names) sums[key][table.row[cell]] += table[key][cell] ?? 0;
+  }
+  return sums;
+}
+
+function sumOf(line, values, phase) {
+  let total = null;
+  for (const [name_, row] of Object.entries(line.rows)) {
+    if ((!phase || name_ === phase) && known(values[row])) total = (total ?? 0) + values[row];
+  }
+  return total;
+}
+
+// What each line shows under the filters: its times by phase, and whether it is asked for.
+function measured(run, filters) {
+  const time = filters.time || run.time;
+  const self = time.replace('_ns', '_self_ns');
+  const times = timesOf(run, filters.steps);
+  const needle = filters.search.trim().toLowerCase();
+  const some = filters.steps.trim() !== '';
+  const numbers = run.lines.map(line => {
+    const of = phase => (filters.phase && filters.phase !== phase ? null : sumOf(line, times[time], phase));
+    const total = sumOf(line, times[time], filters.phase);
+    return {
+      forward: of('forward'),
+      backward: of('backward'),
+      recompute: of('recompute'),
+      total,
+      self: sumOf(line, times[self], filters.phase),
+      calls: some ? null : callsOf(line, run, filters.phase),
+      kernels: some ? null : sumOf(line, run.rows.kernels, filters.phase),
+      host: sumOf(line, times.host_ns, filters.phase),
+      matches: matches(line, needle, filters, some && !total),
+    };
+  });
+  let whole = 0;
+  for (const value of times[self]) whole += value ?? 0;
+  return {numbers, whole, time};
+}
+
+// How often a layer ran: its forward calls, if there are any.
+function callsOf(line, run, phase) {
+  return sumOf(line, run.rows.calls, phase || ('forward' in line.rows ? 'forward' : ''));
+}
+
+function matches(line, needle, filters, empty) {
+  return (
+    !empty &&
+    (!filters.phase || filters.phase in line.rows) &&
+    (!filters.module || line.module === filters.module) &&
+    (!needle || `${title(line)} ${line.module}`.toLowerCase().includes(needle))
+  );
+}
+
+function phasesIn(run) {
+  return [...new Set(run.lines.flatMap(line => Object.keys(line.rows)))];
+}
+
+function modulesIn(run) {
+  return [...new Set(run.lines.filter(line => !line.other && line.module).map(line => line.module))].sort();
+}
+
+// The line and all that stand below it.
+function below(run, place) {
+  return [place, ...run.children[place].flatMap(child => below(run, child))];
+}

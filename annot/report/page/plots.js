@@ -1,0 +1,184 @@
+// Pictures of points and bars, as SVG; each thing in them can be reached by keyboard and says its values.
+
+function decades(low, high) {
+  const marks = [];
+  for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power++) marks.push(10 ** power);
+  return marks;
+}
+
+function evenly(high, parts = 4) {
+  const raw = high / parts,
+    power = 10 ** Math.floor(Math.log10(raw || 1));
+  const step = [1, 2, 2.5, 5, 10].find(factor => factor * power >= raw) * power;
+  const marks = [];
+  for (let mark = 0; mark <= high * 1.0001; mark += step) marks.push(mark);
+  return marks;
+}
+
+// A round number, without the zeros that say how exact others are.
+function round(number) {
+  return amount(number).replace(/\.0+(?= |$)/, '') || '0';
+}
+
+function label(x, y, text, anchor = 'middle', className = 'tick') {
+  return svg('text', {x, y, 'text-anchor': anchor, class: className}, text);
+}
+
+// The roofs of a device over the intensities shown: for each precision in use the slope of memory and the flat peak.
+function roofs(peaks, points) {
+  if (!peaks) return [];
+  const used = new Set(points.map(point => point.precision));
+  const named = Object.entries(peaks.flops);
+  const shown = named.filter(([precision]) => precision === 'any' || used.has(precision));
+  return (shown.length ? shown : named.slice(0, 1)).map(([precision, flops]) => ({
+    precision,
+    flops,
+    bandwidth: peaks.bandwidth,
+  }));
+}
+
+function rooflinePlot(run, points) {
+  const lines = roofs(run.peaks, points),
+    width = 1200,
+    height = 470,
+    box = {left: 70, right: 20, top: 20, bottom: 46};
+  const ridges = lines.filter(one => one.bandwidth).map(one => one.flops / one.bandwidth);
+  const xs = [...points.map(one => one.intensity), ...ridges],
+    ys = [...points.map(one => one.speed), ...lines.map(one => one.flops)];
+  const low = {x: Math.min(...xs) / 2, y: Math.min(...ys) / 3},
+    high = {x: Math.max(...xs) * 2, y: Math.max(...ys) * 2};
+  const scale = (from, to, begin, end) => value =>
+    begin + (Math.log(value / from) / Math.log(to / from)) * (end - begin);
+  const x = scale(low.x, high.x, box.left, width - box.right),
+    y = scale(low.y, high.y, height - box.bottom, box.top);
+  const longest = Math.max(1, ...points.map(one => one.ns));
+  const grid = [
+    decades(low.x, high.x).map(mark => [
+      svg('line', {class: 'grid', x1: x(mark), x2: x(mark), y1: box.top, y2: height - box.bottom}),
+      label(x(mark), height - box.bottom + 16, round(mark)),
+    ]),
+    decades(low.y, high.y).map(mark => [
+      svg('line', {class: 'grid', x1: box.left, x2: width - box.right, y1: y(mark), y2: y(mark)}),
+      label(box.left - 6, y(mark) + 4, round(mark), 'end'),
+    ]),
+  ];
+  const roof = lines.map(one => {
+    const corner = one.bandwidth ? Math.max(one.flops / one.bandwidth, low.x) : low.x;
+    const begin = one.bandwidth ? Math.max(low.x, low.y / one.bandwidth) : low.x;
+    const left = y(Math.min(one.flops, begin * (one.bandwidth ?? Infinity))),
+      flat = y(one.flops);
+    const path = `M${x(begin)},${left}L${x(corner)},${flat}L${x(high.x)},${flat}`;
+    return [
+      svg('path', {class: 'roof', d: path}),
+      label(width - box.right - 4, y(one.flops) - 6, `${one.precision} ${amount(one.flops, 'FLOP/s')}`, 'end'),
+    ];
+  });
+  const dots = [...points]
+    .sort((a, b) => b.ns - a.ns)
+    .map(one => {
+      const reached = `${amount(one.speed, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.ns)}`;
+      const said = `${one.title} ${one.module} ${one.phase}: ${reached}${one.bound ? `, bound by ${one.bound}` : ''}`;
+      return svg(
+        'a',
+        {href: `#layer/${one.place}`, 'aria-label': said},
+        svg(
+          'circle',
+          {
+            class: `dot ${one.phase}`,
+            cx: x(one.intensity),
+            cy: y(one.speed),
+            r: 4 + 10 * Math.sqrt(one.ns / longest),
+          },
+          svg('title', {}, said),
+        ),
+      );
+    });
+  return h(
+    'div',
+    {class: 'scroll plot'},
+    svg(
+      'svg',
+      {viewBox: `0 0 ${width} ${height}`, role: 'group', 'aria-label': 'Roofline: FLOP per second over FLOP per byte'},
+      grid,
+      roof,
+      dots,
+      label((box.left + width) / 2, height - 8, 'Intensity, FLOP per byte', 'middle', 'axis'),
+      label(box.left - 58, box.top - 6, 'FLOP/s', 'start', 'axis'),
+    ),
+  );
+}
+
+const BARS = 400;
+
+// Values by step, one above the other; of many steps each bar is the longest of some neighbours.
+function stepChart(series, first, warm) {
+  const steps = series[0].values.length,
+    width = 1200,
+    height = 260,
+    box = {left: 64, right: 10, top: 14, bottom: 34};
+  const group = Math.ceil(steps / BARS),
+    bars_ = Math.ceil(steps / group);
+  const totals = Array.from({length: steps}, (_, step) =>
+    series.reduce((sum, one) => sum + (one.values[step] ?? 0), 0),
+  );
+  const highest = Math.max(1, ...totals),
+    unit = unitFor(totals);
+  const y = value => height - box.bottom - (value / highest) * (height - box.bottom - box.top);
+  const room = (width - box.left - box.right) / bars_,
+    thick = Math.max(0.5, Math.min(room * 0.84, 72));
+  const marks = evenly(highest / unit.ns).map(mark => [
+    svg('line', {class: 'grid', x1: box.left, x2: width - box.right, y1: y(mark * unit.ns), y2: y(mark * unit.ns)}),
+    label(box.left - 6, y(mark * unit.ns) + 4, round(mark), 'end'),
+  ]);
+  const every = Math.ceil(bars_ / 12);
+  const columns = Array.from({length: bars_}, (_, bar) => {
+    let step = bar * group;
+    for (let other = step; other < Math.min(steps, step + group); other++)
+      if (totals[other] > totals[step]) step = other;
+    const parts = series.map(one => [one.title, one.values[step] ?? 0]).filter(([, ns]) => ns > 0);
+    const times = parts.map(([title_, ns]) => `${title_} ${duration(ns)}`).join(', ');
+    const said = `Step ${first + step}: ${times}${warm[step] ? ' (warm-up)' : ''}`;
+    let base = 0;
+    const x = box.left + bar * room;
+    return svg(
+      'g',
+      {class: warm[step] ? 'warm' : null},
+      svg('title', {}, said),
+      parts.map(([title_, ns]) => {
+        const rect = svg('rect', {
+          class: `fill ${title_.replace(/[^a-z]/g, '')}`,
+          x: x + (room - thick) / 2,
+          width: thick,
+          y: y(base + ns),
+          height: Math.max(0, y(base) - y(base + ns)),
+        });
+        base += ns;
+        return rect;
+      }),
+      bar % every === 0 && label(x + room / 2, height - box.bottom + 16, count(first + bar * group)),
+    );
+  });
+  const told = group > 1 ? h('p', {class: 'hint'}, `Each bar is the longest of ${group} steps.`) : null;
+  return h(
+    'div',
+    {},
+    h(
+      'p',
+      {class: 'legend'},
+      series.map(one => h('span', {class: `key ${one.title.replace(/[^a-z]/g, '')}`}, one.title)),
+    ),
+    h(
+      'div',
+      {class: 'scroll plot'},
+      svg(
+        'svg',
+        {viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Time in each of ${steps} steps, ${unit.name}`},
+        marks,
+        columns,
+        label(box.left - 58, 10, unit.name, 'start', 'axis'),
+        label(width / 2, height - 4, 'Step', 'middle', 'axis'),
+      ),
+    ),
+    told,
+  );
+}

@@ -1,0 +1,224 @@
+// The first view: the run in numbers, where its time went, what to look at and what to try.
+
+function summaryView(run) {
+  const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row]));
+  return [
+    h('h1', {}, 'Summary'),
+    cards(run, rows),
+    shareOfSteps(run, rows),
+    h('div', {class: 'columns'}, topLayers(run), topKernels(run)),
+    advicePanel(run),
+    notesPanel(run),
+    aboutPanel(run),
+  ];
+}
+
+function cards(run, rows) {
+  const {meta} = run,
+    device = run.time === 'gpu_ns',
+    steps = meta.step_ns,
+    shown = [];
+  const add = (label_, value, more) =>
+    value &&
+    shown.push(h('div', {class: 'card'}, h('dt', {}, label_), h('dd', {}, value, more && h('small', {}, more))));
+  if (device) {
+    add('GPU time', duration(meta.gpu_ns), `${share(meta.attributed_gpu_ns, meta.gpu_ns) || '0.0%'} in ranges`);
+    add('GPU busy', percent(rows.get('gpu busy')?.share), plural(rows.get('gpu busy')?.count ?? 0, 'device'));
+    add('On Tensor Cores', percent(rows.get('gpu tensor_cores')?.share), 'of kernel time');
+    add('Kernels', count(meta.kernels), plural(meta.copies, 'copy or set', 'copies and sets'));
+  }
+  if (meta.host_ns !== null && meta.ranges)
+    add('Host time', duration(meta.host_ns), `${plural(meta.ranges, 'range')}, ${plural(meta.threads, 'thread')}`);
+  if (meta.steps) {
+    add(
+      'Step',
+      steps ? duration(steps.median) : count(meta.steps),
+      steps
+        ? `median of ${count(meta.steps - steps.warmup)}${steps.warmup ? `, ${count(steps.warmup)} of warm-up` : ''}`
+        : 'steps',
+    );
+  }
+  return shown.length
+    ? h('dl', {class: 'cards'}, shown)
+    : nothing('The profile is empty: no ranges, and nothing ran on a device.');
+}
+
+// Where the time of the steps went: disjoint shares that add up to it.
+function shareOfSteps(run, rows) {
+  const wall = rows.get('time wall');
+  if (!wall?.ns) return null;
+  const parts = Object.entries(run.shares)
+    .map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)}))
+    .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
+  const words = key => key.replace('_', ' ');
+  const whole = run.meta.steps ? 'the steps' : 'the run';
+  const devices = wall.count > 1 ? ` on ${wall.count} devices` : '';
+  return panel(
+    `Where the time of ${whole} went`,
+    h(
+      'div',
+      {
+        class: 'bar tall',
+        role: 'img',
+        'aria-label': parts.map(one => `${words(one.key)} ${percent(one.share)}`).join(', '),
+      },
+      parts.map(one =>
+        sized(h('span', {class: `part-${one.key}`, title: `${words(one.key)} ${percent(one.share)}`}), 100 * one.share),
+      ),
+    ),
+    h(
+      'div',
+      {class: 'scroll'},
+      h(
+        'table',
+        {class: 'plain'},
+        h('caption', {class: 'hidden'}, `Shares of ${whole}`),
+        h(
+          'thead',
+          {},
+          h(
+            'tr',
+            {},
+            ['Part', 'Time', 'Share', 'Besides'].map((text, place) =>
+              h('th', {scope: 'col', class: place ? 'number' : 'text'}, text),
+            ),
+            h('th', {scope: 'col', class: 'text meaning'}, 'When'),
+          ),
+        ),
+        h(
+          'tbody',
+          {},
+          parts.map(one =>
+            h(
+              'tr',
+              {},
+              h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, words(one.key))),
+              h('td', {class: 'number'}, duration(one.ns)),
+              h('td', {class: 'number'}, percent(one.share)),
+              h('td', {class: 'number'}, one.hidden_ns ? duration(one.hidden_ns) : ''),
+              h('td', {class: 'text meaning'}, one.meaning),
+            ),
+          ),
+        ),
+      ),
+    ),
+    h(
+      'p',
+      {class: 'hint'},
+      `Of ${duration(wall.ns)}${devices}. Besides: how long it went on under what stands above it.`,
+    ),
+  );
+}
+
+function topLayers(run) {
+  const {numbers, whole} = measured(run, {...NOTHING});
+  const leaves = run.lines.filter(line => !line.other && numbers[line.place].self > 0);
+  const best = sorted(
+    leaves.length ? leaves : run.lines.filter(line => numbers[line.place].self > 0),
+    line => numbers[line.place].self,
+    true,
+  ).slice(0, 10);
+  if (!best.length) return panel('Layers', nothing('No ranges: use emit_ranges(model) around what you profile.'));
+  const longest = numbers[best[0].place].self;
+  return panel(
+    'Layers with the most time of their own',
+    h(
+      'ol',
+      {class: 'top'},
+      best.map(line =>
+        h(
+          'li',
+          {},
+          h('a', {href: `#layer/${line.place}`}, name(title(line))),
+          ' ',
+          line.module && name(line.module, 'module'),
+          h(
+            'span',
+            {class: 'value'},
+            `${duration(numbers[line.place].self)} · ${share(numbers[line.place].self, whole)}`,
+          ),
+          h('div', {class: 'bar', 'aria-hidden': 'true'}, selfBars(run, line, longest)),
+        ),
+      ),
+    ),
+    h('p', {}, h('a', {href: '#layers'}, 'All layers')),
+  );
+}
+
+function selfBars(run, line, longest) {
+  const self = run.rows[run.time.replace('_ns', '_self_ns')];
+  return Object.entries(line.rows).map(
+    ([phase, row]) =>
+      self[row] > 0 && sized(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * self[row]) / longest),
+  );
+}
+
+function topKernels(run) {
+  const rows = records(run.kernels).slice(0, 10);
+  if (!rows.length) return panel('Kernels', nothing('The profile has no device work: times are those of the host.'));
+  return panel(
+    'Kernels with the most time',
+    h(
+      'ol',
+      {class: 'top'},
+      rows.map(row =>
+        h(
+          'li',
+          {},
+          name(row.name, 'kernel'),
+          h('span', {class: 'value'}, `${duration(row.gpu_ns)} · ${share(row.gpu_ns, run.meta.gpu_ns)}`),
+          h(
+            'div',
+            {class: 'bar', 'aria-hidden': 'true'},
+            sized(h('span', {class: 'other'}), (100 * row.gpu_ns) / rows[0].gpu_ns),
+          ),
+        ),
+      ),
+    ),
+    h('p', {}, h('a', {href: '#kernels'}, 'All kernels')),
+  );
+}
+
+function advicePanel(run) {
+  const found = records(run.advice);
+  return panel('What to try', found.length ? adviceList(run, found) : nothing('No rule found something to try.'));
+}
+
+function notesPanel(run) {
+  return (
+    run.meta.notes.length > 0 &&
+    panel(
+      'Notes',
+      h(
+        'ul',
+        {class: 'notes'},
+        run.meta.notes.map(note => h('li', {}, note)),
+      ),
+    )
+  );
+}
+
+function aboutPanel(run) {
+  const {meta} = run;
+  const facts = [
+    ['Profile', meta.source],
+    ['Format', meta.format],
+    ['Written by', meta.producer],
+    ['Steps', meta.steps ? `${count(meta.steps)}, ${meta.steps_found_by}` : ''],
+    [
+      'Devices',
+      records(run.summary)
+        .filter(row => row.section === 'system' && row.item === 'device')
+        .map(row => `${row.count} × ${row.text}`)
+        .join(', '),
+    ],
+  ];
+  return panel(
+    'Profile',
+    h(
+      'dl',
+      {class: 'about'},
+      facts.filter(([, value]) => value).map(([key, value]) => [h('dt', {}, key), h('dd', {}, name(value))]),
+    ),
+  );
+}

@@ -1,0 +1,108 @@
+// Tables that sort by their headings. A column: title, value(row), show(value, row), and text: true if it is no number.
+const SHOWN = 500;
+
+function sortTable(caption, columns, rows, options = {}) {
+  const state = {by: options.by ?? -1, down: options.down ?? true, all: false};
+  const holder = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption});
+  const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
+  draw();
+  return holder;
+}
+
+function drawTable(caption, columns, rows, options, state, redraw) {
+  const ordered = state.by < 0 ? rows : sorted(rows, columns[state.by].value, state.down);
+  const shown = state.all ? ordered : ordered.slice(0, SHOWN);
+  const body = h(
+    'tbody',
+    {},
+    shown.map(row =>
+      h(
+        'tr',
+        {class: options.mark?.(row)},
+        columns.map((column, place) =>
+          h(place ? 'td' : 'th', {scope: place ? null : 'row', class: cellClass(column)}, cell(column, row)),
+        ),
+      ),
+    ),
+  );
+  const table = h(
+    'table',
+    {class: options.class},
+    h('caption', {class: 'hidden'}, caption),
+    h(
+      'thead',
+      {},
+      h(
+        'tr',
+        {},
+        columns.map((column, place) => heading(column, place, state, redraw)),
+      ),
+    ),
+    body,
+  );
+  if (ordered.length === shown.length) return table;
+  const more = h(
+    'button',
+    {
+      type: 'button',
+      onclick: () => {
+        state.all = true;
+        redraw();
+      },
+    },
+    `Show all ${count(ordered.length)} rows`,
+  );
+  return h('div', {}, table, more);
+}
+
+function cellClass(column) {
+  return [column.text ? 'text' : 'number', column.class].filter(Boolean).join(' ');
+}
+
+function cell(column, row) {
+  const value = column.value(row);
+  return column.show ? column.show(value, row) : known(value) ? value : '';
+}
+
+// The heading of a column, a button that sorts: numbers begin with the largest, texts with the first.
+function heading(column, place, state, redraw) {
+  const active = state.by === place;
+  const button = h(
+    'button',
+    {
+      type: 'button',
+      title: column.help,
+      onclick: () => {
+        state.down = active ? !state.down : !column.text;
+        state.by = place;
+        redraw();
+        say(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
+        document.querySelector(`[data-column="${place}"].sorted button`)?.focus();
+      },
+    },
+    column.text ? column.title : '',
+    h('span', {class: 'arrow', 'aria-hidden': 'true'}, active ? (state.down ? '▼' : '▲') : ''),
+    column.text ? '' : column.title,
+  );
+  return h(
+    'th',
+    {
+      scope: 'col',
+      'data-column': place,
+      class: `${cellClass(column)}${active ? ' sorted' : ''}`,
+      'aria-sort': active ? (state.down ? 'descending' : 'ascending') : 'none',
+    },
+    button,
+  );
+}
+
+// Rows by a value, unknown ones last whatever the direction, alike ones in their order.
+function sorted(rows, value, down) {
+  const keyed = rows.map((row, place) => [value(row), place, row]);
+  keyed.sort((a, b) => {
+    if (!known(a[0]) || !known(b[0])) return known(b[0]) - known(a[0]) || a[1] - b[1];
+    const order = typeof a[0] === 'string' ? a[0].localeCompare(b[0], 'en', {numeric: true}) : a[0] - b[0];
+    return (down ? -order : order) || a[1] - b[1];
+  });
+  return keyed.map(entry => entry[2]);
+}

@@ -1,0 +1,331 @@
+// The layer tree: bars of forward and backward, sorted among siblings, searched, filtered; arrows walk in it.
+const LINES = 1000;
+
+function layersView(run, state) {
+  const tree = (state.tree ??= {
+    by: -1,
+    down: true,
+    open: opened(run),
+    folded: new Set(),
+    filtered: false,
+    all: false,
+    focus: -1,
+  });
+  const holder = h('div', {class: 'scroll wide'});
+  const told = h('p', {class: 'told', role: 'status'});
+  const draw = () => drawTree(run, state, tree, holder, told, draw);
+  const filters = h(
+    'form',
+    {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
+    treeFilters(run, state, draw),
+  );
+  draw();
+  return [
+    h('h1', {}, 'Layers'),
+    filters,
+    told,
+    holder,
+    h('p', {class: 'hint'}, 'Arrow keys walk in the tree and open it, Enter shows a layer, / searches.'),
+  ];
+}
+
+// A small model is open, of a large one its upper part.
+function opened(run) {
+  const deepest = run.lines.length <= 300 ? Infinity : 2;
+  return new Set(run.lines.filter(line => line.depth < deepest).map(line => line.place));
+}
+
+function treeFilters(run, state, draw) {
+  const filters = state.filters;
+  const set = (key, value) => {
+    filters[key] = value;
+    state.tree.folded.clear();
+    later(draw);
+  };
+  const search = h('input', {
+    type: 'search',
+    id: 'search',
+    placeholder: 'Path or class',
+    value: filters.search,
+    autocomplete: 'off',
+    spellcheck: 'false',
+    'aria-keyshortcuts': '/',
+    oninput: event => set('search', event.target.value),
+  });
+  const parts = [
+    field('Search', search),
+    field(
+      'Phase',
+      choice('phase', [['', 'All phases'], ...phasesIn(run).map(phase => [phase, phase])], filters.phase, value =>
+        set('phase', value),
+      ),
+    ),
+  ];
+  if (modulesIn(run).length) {
+    parts.push(
+      field(
+        'Class',
+        choice('module', [['', 'All classes'], ...modulesIn(run).map(one => [one, one])], filters.module, value =>
+          set('module', value),
+        ),
+      ),
+    );
+  }
+  if (run.layer_steps.steps) parts.push(field('Steps', stepsInput(run, filters, draw)));
+  if (run.time === 'gpu_ns' && run.meta.host_ns !== null) {
+    parts.push(
+      field(
+        'Time',
+        choice(
+          'time',
+          [
+            ['gpu_ns', 'GPU'],
+            ['host_ns', 'Host'],
+          ],
+          filters.time || run.time,
+          value => set('time', value),
+        ),
+      ),
+    );
+  }
+  return parts;
+}
+
+function stepsInput(run, filters, draw) {
+  return h('input', {
+    id: 'steps',
+    size: 7,
+    placeholder: `0:${run.layer_steps.kept}`,
+    value: filters.steps,
+    inputmode: 'numeric',
+    title: 'Only these steps, as 3:20 or 7; empty: the whole profile',
+    oninput: event => {
+      const wrong = stepRange(event.target.value, run.layer_steps.steps) === undefined;
+      event.target.setAttribute('aria-invalid', wrong);
+      if (!wrong) {
+        filters.steps = event.target.value;
+        later(draw);
+      }
+    },
+  });
+}
+
+function treeColumns(run, shown) {
+  const present = phase => shown.numbers.some(one => known(one[phase]));
+  const timed = PHASES.filter(present).map(phase => ({key: phase, title: phase[0].toUpperCase() + phase.slice(1)}));
+  const columns = [...timed, {key: 'total', title: 'Total'}, {key: 'self', title: 'Self'}];
+  const unit = unitFor(shown.numbers.map(one => one.total));
+  for (const column of columns) column.show = value => inUnit(unit, value);
+  columns.push({key: 'total', title: 'Share', show: value => share(value, shown.whole)});
+  if (present('calls')) columns.push({key: 'calls', title: 'Calls', show: count});
+  if (run.time === 'gpu_ns' && present('kernels'))
+    columns.push({key: 'kernels', title: 'Kernels', show: value => count(value || null)});
+  if (shown.time === 'gpu_ns' && present('host')) {
+    const host = unitFor(shown.numbers.map(one => one.host));
+    columns.push({key: 'host', title: `Host ${host.name}`, show: value => inUnit(host, value)});
+  }
+  return {columns, unit};
+}
+
+function drawTree(run, state, tree, holder, told, draw) {
+  const shown = measured(run, state.filters);
+  const {columns, unit} = treeColumns(run, shown);
+  const all = [
+    {title: 'Layer', text: true, value: place => title(run.lines[place])},
+    ...columns.map(column => ({
+      ...column,
+      value: place => shown.numbers[place][column.key],
+      class: `col-${column.title.split(' ')[0].toLowerCase()}`,
+    })),
+  ];
+  const {places, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
+  if (!places.includes(tree.focus)) tree.focus = places[0] ?? -1;
+  const layers = shown.numbers.filter((one, place) => !run.lines[place].other && one.total);
+  const longest = Math.max(1, ...(layers.length ? layers : shown.numbers).map(one => one.total ?? 0));
+  const part = tree.all ? places : places.slice(0, LINES);
+  const context = {run, shown, columns: all, longest, tree, draw, found};
+  const head = h(
+    'tr',
+    {},
+    all.map((column, place) => heading(column, place, tree, draw)),
+  );
+  head.children[0].after(h('th', {scope: 'col', class: 'bars'}, legend(shown)));
+  const table = h(
+    'table',
+    {class: 'tree', role: 'treegrid', 'aria-label': 'Layers', onkeydown: event => walk(event, context)},
+    h('thead', {}, head),
+    h(
+      'tbody',
+      {},
+      part.map((place, row) => treeRow(place, context, part[row - 1])),
+    ),
+  );
+  const more =
+    part.length < places.length &&
+    h(
+      'button',
+      {
+        type: 'button',
+        onclick: () => {
+          tree.all = true;
+          draw();
+        },
+      },
+      `Show all ${count(places.length)} lines`,
+    );
+  holder.replaceChildren(table, more || '');
+  const what = shown.time === 'gpu_ns' ? 'GPU' : 'Host';
+  const kept =
+    run.layer_steps.kept < run.layer_steps.steps ? `; steps are known up to ${run.layer_steps.kept - 1}` : '';
+  told.textContent = run.lines.length
+    ? `${what} time in ${unit.name}, ${plural(found.size, 'line')} of ${count(run.lines.length)}${kept}`
+    : 'No layers: use emit_ranges(model) around what you profile.';
+}
+
+function legend(shown) {
+  return PHASES.filter(phase => shown.numbers.some(one => known(one[phase]))).map(phase =>
+    h('span', {class: `key ${phase}`}, phase),
+  );
+}
+
+// The lines that are there, in order: what is asked for, what stands above it, and what is not folded away.
+function visible(run, filters, tree, shown, value) {
+  const found = new Set(),
+    needed = new Set();
+  run.lines.forEach(line => {
+    if (!shown.numbers[line.place].matches) return;
+    found.add(line.place);
+    for (let at = line.place; at >= 0 && !needed.has(at); at = run.lines[at].parent) needed.add(at);
+  });
+  tree.filtered = Boolean(filters.search.trim() || filters.module || filters.phase);
+  const places = [];
+  const ordered = siblings => (value ? sorted(siblings, value, tree.down) : siblings);
+  const visit = siblings => {
+    for (const place of ordered(siblings.filter(one => needed.has(one)))) {
+      places.push(place);
+      if (isOpen(tree, place)) visit(run.children[place]);
+    }
+  };
+  visit(run.top.filter(place => !run.lines[place].other));
+  visit(run.top.filter(place => run.lines[place].other));
+  return {places, found};
+}
+
+function treeRow(place, context, before) {
+  const {run, shown, columns, longest, tree, draw, found} = context;
+  const line = run.lines[place],
+    numbers = shown.numbers[place],
+    inner = run.children[place].length > 0;
+  const opened_ = inner && isOpen(tree, place);
+  const fold = inner
+    ? h(
+        'button',
+        {
+          type: 'button',
+          class: 'fold',
+          tabindex: '-1',
+          'aria-hidden': 'true',
+          onclick: () => {
+            toggle(tree, place);
+            draw();
+          },
+        },
+        opened_ ? '▾' : '▸',
+      )
+    : h('span', {class: 'fold'});
+  const label = h('a', {href: `#layer/${place}`, tabindex: '-1'}, name(line.label));
+  const first = h(
+    'th',
+    {scope: 'row', role: 'rowheader', class: 'text'},
+    h('div', {class: 'label'}, fold, label, line.module && name(line.module, 'module')),
+  );
+  first.firstChild.style.paddingLeft = `${Math.min(line.depth, 12) * 0.9}rem`;
+  const gap = line.other && before !== undefined && !run.lines[before].other ? ' gap' : '';
+  return h(
+    'tr',
+    {
+      role: 'row',
+      'data-place': place,
+      'aria-level': line.depth + 1,
+      'aria-expanded': inner ? String(opened_) : null,
+      tabindex: tree.focus === place ? '0' : '-1',
+      class: (found.has(place) ? '' : 'context') + gap,
+      onfocus: () => {
+        tree.focus = place;
+      },
+    },
+    first,
+    h('td', {class: 'bars', role: 'gridcell'}, bars(numbers, longest)),
+    columns
+      .slice(1)
+      .map(column => h('td', {role: 'gridcell', class: cellClass(column)}, column.show(column.value(place)))),
+  );
+}
+
+function bars(numbers, longest) {
+  const known_ = PHASES.filter(phase => numbers[phase]);
+  const parts = known_.length ? known_.map(phase => [phase, numbers[phase]]) : [['other', numbers.total]];
+  return h(
+    'div',
+    {class: 'bar', 'aria-hidden': 'true'},
+    parts.map(([phase, ns]) => ns > 0 && sized(h('span', {class: phase}), (100 * ns) / longest)),
+  );
+}
+
+// What a filter leaves is open, whatever was open before, until it is folded.
+function isOpen(tree, place) {
+  return tree.filtered ? !tree.folded.has(place) : tree.open.has(place);
+}
+
+function toggle(tree, place) {
+  const set = tree.filtered ? tree.folded : tree.open;
+  if (!set.delete(place)) set.add(place);
+}
+
+function walk(event, context) {
+  const row = event.target.closest('tbody tr');
+  if (!row || event.target !== row) return;
+  const {run, tree, draw} = context,
+    place = Number(row.dataset.place);
+  const to = element => {
+    if (element?.dataset.place) focusRow(tree, row, element);
+  };
+  const again = () => {
+    draw();
+    document.querySelector(`tr[data-place="${place}"]`)?.focus();
+  };
+  const inner = run.children[place].length > 0;
+  const act = {
+    ArrowDown: () => to(row.nextElementSibling),
+    ArrowUp: () => to(row.previousElementSibling),
+    Home: () => to(row.parentNode.firstElementChild),
+    End: () => to(row.parentNode.lastElementChild),
+    ArrowRight: () => {
+      if (!inner) return;
+      if (isOpen(tree, place)) to(row.nextElementSibling);
+      else {
+        toggle(tree, place);
+        again();
+      }
+    },
+    ArrowLeft: () => {
+      if (inner && isOpen(tree, place)) {
+        toggle(tree, place);
+        again();
+      } else to(row.parentNode.querySelector(`tr[data-place="${run.lines[place].parent}"]`));
+    },
+    Enter: () => {
+      location.hash = `#layer/${place}`;
+    },
+  }[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function focusRow(tree, from, to) {
+  from.tabIndex = -1;
+  to.tabIndex = 0;
+  tree.focus = Number(to.dataset.place);
+  to.focus();
+}

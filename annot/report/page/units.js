@@ -1,0 +1,71 @@
+// Numbers as people read them; the rules are those of annot/report/units.py, and a test compares the two.
+const UNITS = [
+  [1e10, {name: 's', ns: 1e9, decimals: 3}],
+  [1e9, {name: 'ms', ns: 1e6, decimals: 1}],
+  [1e8, {name: 'ms', ns: 1e6, decimals: 2}],
+  [1e6, {name: 'ms', ns: 1e6, decimals: 3}],
+  [0, {name: 'µs', ns: 1e3, decimals: 2}],
+];
+const PREFIXES = [
+  [1e18, 'E'],
+  [1e15, 'P'],
+  [1e12, 'T'],
+  [1e9, 'G'],
+  [1e6, 'M'],
+  [1e3, 'k'],
+];
+
+function known(value) {
+  return value !== null && value !== undefined;
+}
+
+function fixed(value, decimals) {
+  return value.toLocaleString('en-US', {minimumFractionDigits: decimals, maximumFractionDigits: decimals});
+}
+
+// The unit in which all of the times (ns) read best in one column.
+function unitFor(times) {
+  let longest = 0;
+  for (const time of times) if (known(time) && Math.abs(time) > longest) longest = Math.abs(time);
+  return UNITS.find(([least]) => longest >= least)[1];
+}
+
+function inUnit(unit, ns) {
+  return known(ns) ? fixed(ns / unit.ns, unit.decimals) : '';
+}
+
+function duration(ns) {
+  if (!known(ns)) return '';
+  if (!ns) return '0';
+  const unit = unitFor([ns]);
+  return `${inUnit(unit, ns)} ${unit.name}`;
+}
+
+function percent(part) {
+  return known(part) ? `${fixed(100 * part, 1)}%` : '';
+}
+
+function share(part, whole) {
+  return known(part) && whole ? percent(part / whole) : '';
+}
+
+function count(number) {
+  return known(number) ? fixed(number, 0) : '';
+}
+
+function amount(number, unit = '') {
+  if (!known(number)) return '';
+  for (const [least, prefix] of PREFIXES) {
+    if (number >= least * 0.9995) {
+      const scaled = number / least;
+      return `${scaled.toFixed(Math.max(0, 3 - String(Math.round(scaled)).length))} ${prefix}${unit}`;
+    }
+  }
+  const size = Math.abs(number);
+  const text = number.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
+  return (text.includes('.') ? text.replace(/0+$/, '').replace(/\.$/, '') : text) + (unit && ` ${unit}`);
+}
+
+function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

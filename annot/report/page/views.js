@@ -1,0 +1,302 @@
+// Roofline, steps, kernels, ranks.
+
+function rooflineView(run) {
+  const points = run.lines
+    .flatMap(line =>
+      Object.entries(line.rows).map(([phase, row]) => ({
+        place: line.place,
+        title: title(line),
+        module: line.module,
+        phase,
+        intensity: run.rows.intensity[row],
+        speed: run.rows.flops_per_s[row],
+        moved: run.rows.bytes_per_s[row],
+        ns: run.rows.time_ns[row],
+        precision: run.rows.precision[row],
+        roof: run.rows.roof_share[row],
+        bound: run.rows.bound[row],
+      })),
+    )
+    .filter(one => one.intensity > 0 && one.speed > 0);
+  const {peaks} = run;
+  const said = peaks ? peaksTold(peaks) : 'The peaks of the device are not known: annot roofline measures them.';
+  if (!points.length)
+    return [
+      h('h1', {}, 'Roofline'),
+      nothing('No layer whose work is known: use emit_ranges(model), which says shapes.'),
+    ];
+  return [
+    h('h1', {}, 'Roofline'),
+    h('p', {class: 'told'}, said),
+    h(
+      'p',
+      {class: 'legend'},
+      [...new Set(points.map(one => one.phase))].map(phase => h('span', {class: `key ${phase}`}, phase)),
+      h('span', {class: 'hint'}, 'larger: more time'),
+    ),
+    panel('FLOP/s over FLOP per byte', rooflinePlot(run, points)),
+    sortTable(
+      'Layers under the roof',
+      [
+        {
+          title: 'Layer',
+          text: true,
+          value: one => one.title,
+          show: (value, one) => [h('a', {href: `#layer/${one.place}`}, name(value)), ' ', name(one.module, 'module')],
+        },
+        {title: 'Phase', text: true, value: one => one.phase},
+        {title: 'Time', value: one => one.ns, show: duration},
+        {title: 'FLOP/B', value: one => one.intensity, show: value => amount(value)},
+        {title: 'FLOP/s', value: one => one.speed, show: value => amount(value)},
+        {title: 'B/s', value: one => one.moved, show: value => amount(value)},
+        {title: 'Precision', text: true, value: one => one.precision},
+        {title: 'Of the roof', value: one => one.roof, show: percent},
+        {title: 'Bound by', text: true, value: one => one.bound},
+      ],
+      points,
+      {by: 2},
+    ),
+  ];
+}
+
+function peaksTold(peaks) {
+  const flops = Object.entries(peaks.flops).map(([precision, value]) => `${precision} ${amount(value, 'FLOP/s')}`);
+  const numbers = [...(peaks.bandwidth ? [amount(peaks.bandwidth, 'B/s')] : []), ...flops].join(', ');
+  return `${peaks.device ? `${peaks.device}: ` : ''}${numbers}; from ${peaks.source}`;
+}
+
+function stepsView(run) {
+  const rows = records(run.steps);
+  if (!rows.length)
+    return [h('h1', {}, 'Steps'), nothing('No steps: use "for … in batches(loader)" around what you profile.')];
+  const {meta} = run,
+    host = meta.host_ns !== null,
+    processes = [...new Set(rows.map(row => row.process))];
+  const of = meta.step_ns;
+  const ends = of && `${duration(of.min)} to ${duration(of.max)}, spread ${duration(of.iqr)}`;
+  const spread = of && `, median ${duration(of.median)}, ${ends}`;
+  const shown = processes.slice(0, 8).map((process, place) => {
+    const mine = rows.filter(row => row.process === process);
+    const chart = stepChart(
+      seriesOf(mine, host),
+      mine[0].step,
+      mine.map(row => row.warmup),
+    );
+    return panel(
+      processes.length > 1
+        ? `Process ${place + 1} of ${processes.length}`
+        : host
+          ? 'Host time in each step'
+          : 'GPU time in each step',
+      chart,
+    );
+  });
+  return [
+    h('h1', {}, 'Steps'),
+    h('p', {class: 'told'}, `${plural(rows.length, 'step')}, found by: ${meta.steps_found_by}${spread || ''}`),
+    shown,
+    stepTable(run, rows, processes),
+  ];
+}
+
+// On the host a step is the wait for data, its phases and the rest; without times there, what devices did.
+function seriesOf(rows, host) {
+  if (!host) return [{title: 'gpu', values: rows.map(row => row.gpu_ns)}];
+  const parts = ['data', 'forward', 'backward', 'optimizer'].map(key => ({
+    title: key,
+    values: rows.map(row => row[`${key}_ns`] ?? 0),
+  }));
+  const rest = rows.map(row => Math.max(0, row.host_ns - row.forward_ns - row.backward_ns - row.optimizer_ns));
+  return [...parts, {title: 'other', values: rest}].filter(one => one.values.some(Boolean));
+}
+
+function stepTable(run, rows, processes) {
+  const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
+  const columns = [
+    {title: 'Step', value: row => row.step, show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`},
+    ...(processes.length > 1
+      ? [{title: 'Process', value: row => processes.indexOf(row.process) + 1, show: count}]
+      : []),
+    timed('Host', 'host_ns'),
+    timed('Data', 'data_ns'),
+    timed('Forward', 'forward_ns'),
+    timed('Backward', 'backward_ns'),
+    timed('Optimizer', 'optimizer_ns'),
+    ...(run.time === 'gpu_ns'
+      ? [timed('GPU', 'gpu_ns'), {title: 'Kernels', value: row => row.kernels, show: count}]
+      : []),
+  ];
+  return sortTable(
+    'Steps',
+    columns.filter(column => rows.some(row => known(column.value(row)))),
+    rows,
+  );
+}
+
+function kernelsView(run, state) {
+  const rows = records(run.kernels);
+  if (!rows.length) return [h('h1', {}, 'Kernels'), nothing('The profile has no device work.')];
+  const classes = records(run.classes),
+    holder = h('div'),
+    whole = run.meta.gpu_ns;
+  const filter = (state.kernels ??= {search: '', kind: ''});
+  const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
+  const cut = rows.length < run.kernels.total;
+  const draw = () => {
+    const found = rows.filter(
+      row => (!filter.kind || row.kind === filter.kind) && row.name.toLowerCase().includes(filter.search.toLowerCase()),
+    );
+    holder.replaceChildren(
+      h(
+        'p',
+        {class: 'told', role: 'status'},
+        `${plural(found.length, 'name')} of ${count(run.kernels.total)}${cut ? '; only the longest are here' : ''}`,
+      ),
+      sortTable(
+        'Kernels',
+        [
+          {title: 'Name', text: true, value: row => row.name, show: value => name(value, 'kernel')},
+          {title: 'Kind', text: true, value: row => row.kind},
+          {title: 'Library', text: true, value: row => row.library},
+          {title: 'TC', help: 'Tensor Cores', text: true, value: row => (row.tensor_cores ? 'yes' : '')},
+          {title: 'Calls', value: row => row.calls, show: count},
+          timed('Time', 'gpu_ns'),
+          {title: 'Share', value: row => (whole ? row.gpu_ns / whole : null), show: percent},
+          timed('Mean', 'mean_ns'),
+          timed('Min', 'min_ns'),
+          timed('Max', 'max_ns'),
+          {title: 'Layers', value: row => row.layers, show: count},
+        ],
+        found,
+        {by: 5},
+      ),
+    );
+  };
+  draw();
+  return [
+    h('h1', {}, 'Kernels'),
+    panel('What kernels do', classTable(classes, whole)),
+    panel(
+      'Kernels by name',
+      h(
+        'form',
+        {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
+        field(
+          'Search',
+          h('input', {
+            type: 'search',
+            id: 'search',
+            value: filter.search,
+            'aria-keyshortcuts': '/',
+            oninput: event => {
+              filter.search = event.target.value;
+              later(draw);
+            },
+          }),
+        ),
+        field(
+          'Kind',
+          choice(
+            'kind',
+            [['', 'All kinds'], ...[...new Set(classes.map(one => one.kind))].map(kind => [kind, kind])],
+            filter.kind,
+            value => {
+              filter.kind = value;
+              draw();
+            },
+          ),
+        ),
+      ),
+      holder,
+    ),
+  ];
+}
+
+function classTable(classes, whole) {
+  const longest = Math.max(1, ...classes.map(one => one.gpu_ns));
+  return sortTable(
+    'Classes of kernels',
+    [
+      {title: 'Kind', text: true, value: one => one.kind},
+      {title: 'Library', text: true, value: one => one.library},
+      {title: 'TC', help: 'Tensor Cores', text: true, value: one => (one.tensor_cores ? 'yes' : '')},
+      {
+        title: 'Relative',
+        class: 'bars',
+        value: one => one.gpu_ns,
+        show: value =>
+          h('div', {class: 'bar', 'aria-hidden': 'true'}, sized(h('span', {class: 'other'}), (100 * value) / longest)),
+      },
+      {title: 'Time', value: one => one.gpu_ns, show: duration},
+      {title: 'Share', value: one => (whole ? one.gpu_ns / whole : null), show: percent},
+      {title: 'Calls', value: one => one.calls, show: count},
+      {title: 'Names', value: one => one.names, show: count},
+      {title: 'Layers', value: one => one.layers, show: count},
+    ],
+    classes,
+    {by: 4},
+  );
+}
+
+function ranksView(data) {
+  const {across, each, time, notes} = data.ranks,
+    what = time.startsWith('gpu') ? 'GPU' : 'Host';
+  const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
+  const there = (columns, rows) =>
+    columns.filter(column => rows.some(row => known(column.value(row)) && column.value(row) !== ''));
+  const layers = records(across);
+  return [
+    h('h1', {}, 'Ranks'),
+    panel(
+      'Each rank',
+      sortTable(
+        'Ranks',
+        there(
+          [
+            {title: 'Rank', value: row => row.rank, show: count},
+            timed('GPU', 'gpu_ns'),
+            timed('Host', 'host_ns'),
+            timed('Median step', 'step'),
+            {title: 'Steps', value: row => row.steps, show: count},
+            timed('Collectives', 'collective_ns'),
+            {title: 'Profile', text: true, value: row => row.source, show: value => name(value)},
+            {title: 'Problem', text: true, value: row => row.error},
+          ],
+          each.map(row => ({...row, step: row.step_ns?.median})),
+        ),
+        each.map(row => ({...row, step: row.step_ns?.median})),
+      ),
+    ),
+    panel(
+      `${what} time by layer, and who is slow in it`,
+      sortTable(
+        'Layers over ranks',
+        [
+          {
+            title: 'Layer',
+            text: true,
+            value: row => row.layer || '(model)',
+            show: (value, row) => [name(value), ' ', name(row.module, 'module')],
+          },
+          {title: 'Phase', text: true, value: row => row.phase},
+          timed('Median', 'median_ns'),
+          timed('Slowest', 'max_ns'),
+          {title: 'Rank', value: row => row.slowest, show: count},
+          timed('Spread', 'spread_ns'),
+          {title: 'On ranks', value: row => row.ranks, show: count},
+        ],
+        layers,
+        {by: 2},
+      ),
+    ),
+    notes.length > 0 &&
+      panel(
+        'Notes',
+        h(
+          'ul',
+          {class: 'notes'},
+          notes.map(note => h('li', {}, note)),
+        ),
+      ),
+  ];
+}
