@@ -21,6 +21,10 @@ _VERBS: Final = {
     "doctor": "show what is installed, what would be recorded, and why ranges or kernels would be missing",
     "guide": "show a chapter of the guide: frameworks, attribution, formats, extending",
 }
+_REPORTING: Final = {
+    "polars": "polars", "rich": "rich", "msgspec": "msgspec", "adbc_driver_sqlite": "adbc-driver-sqlite",
+}  # fmt: skip
+"""Modules that ranges do not need, and the packages they come from."""
 _EXAMPLES: Final = """\
 examples:
   annot run -- python train.py                            profile a script, then print its layers
@@ -91,6 +95,10 @@ def _dispatch(words: list[str]) -> int:
         return int(importlib.import_module(f"annot.cli.{args.verb}").run(args))
     except AnnotError as error:
         return _fail(str(error))
+    except ModuleNotFoundError as error:  # annot was installed for its ranges alone
+        if error.name not in _REPORTING:
+            raise
+        return _fail(f"annot {args.verb} needs {error.name}: pip install {_REPORTING[error.name]}")
 
 
 def make_parser(chosen: str | None) -> argparse.ArgumentParser:
