@@ -17,7 +17,7 @@ from sqlite_profile import training
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "annot/guide").glob("*.md"))]
-SECONDS = 300
+SECONDS = 900
 """After which a document that hangs is ended."""
 
 _FENCE = re.compile(r"^(?:<!-- (?P<marker>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)

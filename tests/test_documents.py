@@ -56,7 +56,7 @@ def test_readmes_table_is_what_the_sample_prints(tmp_path: Path) -> None:
     """The table of the README has the layers, phases, counts and order of the sample's, whatever the times."""
     pytest.importorskip("torch", reason="the sample needs PyTorch")
     sample = [sys.executable, ROOT / "samples/alexnet.py", "--batch", "1", "--image", "64"]
-    done = annot("run", "--collector", "recorder", "-o", "run.sqlite", "--", *sample, cwd=tmp_path, COLUMNS="120")
+    done = annot("run", "--collector", "recorder", "-o", "run.sqlite", "--", *sample, cwd=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr.decode()
     shown = next(block.text for block in blocks() if block.text.startswith("$ make demo\nHost time"))
     shown, printed = (text[: text.index("\nHost: ")] for text in (shown, done.stderr.decode()))
