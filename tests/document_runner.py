@@ -33,16 +33,13 @@ def main(framework: str) -> None:
     jobs = json.load(sys.stdin)
     if framework and any(block["language"] == "python" for job in jobs for block in job["blocks"]):
         importlib.import_module(framework)
-    at_once = os.cpu_count() or 1
-    for number, job in enumerate(jobs):
-        if number >= at_once:
-            os.wait()
-        if not os.fork():
+    for job in jobs:  # one after the other: two captures of Nsight Systems at a time can wait for each other
+        child = os.fork()
+        if not child:
             _run(job, framework, Path(jobs[0]["folder"]) / "results.jsonl")
             sys.stdout.flush()
             os._exit(0)
-    for _ in jobs[:at_once]:
-        os.wait()
+        os.waitpid(child, 0)
 
 
 def _run(job: dict[str, Any], framework: str, results: Path) -> None:

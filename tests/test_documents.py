@@ -17,9 +17,15 @@ from sqlite_profile import training
 
 from annot import load, tag
 from annot.cli.guide import CHAPTERS
+from annot.collect.tools import find_nsys
 from annot.report import TABLES, report_on
 
 SECTIONS = sections(of_keras=False)
+NSYS = find_nsys()
+NEEDS_NSYS = [pytest.mark.nsys, pytest.mark.skipif(NSYS is None, reason="Nsight Systems is not installed")]
+PARAMETERS = [
+    pytest.param(section, id=section.name, marks=NEEDS_NSYS if section.needs_nsys else []) for section in SECTIONS
+]
 TYPES = {
     pl.String: "text", pl.Int64: "integer", pl.Float64: "number", pl.Boolean: "true or false",
     pl.List(pl.String): "list of texts",
@@ -27,14 +33,18 @@ TYPES = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came of each section."""
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of each section that is asked for."""
     pytest.importorskip("torch", reason="the documents' blocks need PyTorch")
-    return run_all(tmp_path_factory.mktemp("documents"), SECTIONS, "torch")
+    asked = {getattr(item, "callspec", None) and item.callspec.id for item in request.session.items}
+    wanted = [section for section in SECTIONS if section.name in asked]
+    if NSYS is None:
+        wanted = [section for section in wanted if not section.needs_nsys]
+    return run_all(tmp_path_factory.mktemp("documents"), wanted, "torch")
 
 
 @needs_recorder
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+@pytest.mark.parametrize("section", PARAMETERS)
 def test_section_does_what_it_says(section: Section, results: dict[str, Any]) -> None:
     """Its blocks run in order, with ranges where it promises some, and print what stands below them."""
     if "lightning." in str(section.blocks):
