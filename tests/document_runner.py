@@ -33,7 +33,7 @@ def main(framework: str) -> None:
     jobs = json.load(sys.stdin)
     if framework and any(block["language"] == "python" for job in jobs for block in job["blocks"]):
         importlib.import_module(framework)
-    for job in jobs:  # one after the other: two captures of Nsight Systems at a time can wait for each other
+    for job in jobs:
         child = os.fork()
         if not child:
             _run(job, framework, Path(jobs[0]["folder"]) / "results.jsonl")

@@ -52,11 +52,6 @@ class Section:
         return f"{self.document}: {self.title}"
 
     @property
-    def needs_nsys(self) -> bool:
-        """Whether it has commands of Nsight Systems."""
-        return any(block.marker == "needs nsys" for block in self.blocks)
-
-    @property
     def of_keras(self) -> bool:
         """Whether its Python needs Keras or TensorFlow."""
         return any(block.language == "python" and _KERAS.search(block.text) for block in self.blocks)
