@@ -13,6 +13,8 @@ from annot.schedule import schedule
 from annot.trace import mark, trace
 
 if TYPE_CHECKING:
+    from annot import tf as tf
+    from annot import torch as torch
     from annot.correlate import correlate
     from annot.magics import load_ipython_extension, unload_ipython_extension
     from annot.read import load
@@ -50,7 +52,13 @@ _LAZY = {
 }
 
 
+# For `annot.torch.AnnotCallback()` after `import annot`; each brings its framework.
+_PACKAGES = ("tf", "torch")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"annot.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'annot' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

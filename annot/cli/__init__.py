@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _VERBS: Final = {
     "run": "run a command under a profiler, then print which layer used the time",
@@ -18,14 +18,33 @@ _VERBS: Final = {
     "compare": "compare two profiles, layer by layer: what became faster, what slower, and how sure that is",
     "roofline": "print how far layers are from the peaks of their device, or measure the peaks",
     "sweep": "run a command with every combination of some parameters: one table, and its plots",
-    "doctor": "show what is installed, what would be recorded, and why ranges would be missing",
+    "doctor": "show what is installed, what would be recorded, and why ranges or kernels would be missing",
+    "guide": "show a chapter of the guide: frameworks, attribution, formats, extending",
 }
+_REPORTING: Final = {
+    "polars": "polars", "rich": "rich", "msgspec": "msgspec", "adbc_driver_sqlite": "adbc-driver-sqlite",
+}  # fmt: skip
+"""Modules that ranges do not need, and the packages they come from."""
 _EXAMPLES: Final = """\
 examples:
-  annot run -- python train.py               profile a script, then print its layers
-  annot report annot1.sqlite --by kernel     the same profile, by kernel
-  annot report annot1.sqlite --format json   for programs
-  annot doctor                               why are there no ranges?
+  annot run -- python train.py                            profile a script, then print its layers
+  annot report annot1.sqlite --by kernel                  the same profile, by kernel
+  annot report annot1.sqlite --format html -o page.html   as a page to look through
+  annot report annot1.sqlite --format json                for programs
+  annot doctor                                            why are there no ranges?
+  annot guide attribution                                 how time gets to layers
+
+exit status:
+  0 done, 1 an error that is said in one line, 2 wrong usage, 130 Ctrl-C; annot run: that of the command it ran;
+  annot compare: 3 with --fail-above if something became slower
+
+environment:
+  ANNOT_DISABLE, NVTX_DISABLE    1: no ranges at all
+  ANNOT_ENABLE                   1: ranges also before a profiler is there
+  ANNOT_DISABLE_NATIVE           1: without the C parts, except the recorder
+  ANNOT_NSYS, ANNOT_NCU          the Nsight Systems and the Nsight Compute to use
+
+annot VERB --help says more about each verb.
 """
 
 
@@ -67,7 +86,7 @@ def _dispatch(words: list[str]) -> int:
     from annot.errors import AnnotError
 
     chosen = next((word for word in words if not word.startswith("-")), None)
-    parser = _parser(chosen)
+    parser = make_parser(chosen)
     args = parser.parse_args(words)
     if args.verb is None:
         parser.print_help()
@@ -76,9 +95,18 @@ def _dispatch(words: list[str]) -> int:
         return int(importlib.import_module(f"annot.cli.{args.verb}").run(args))
     except AnnotError as error:
         return _fail(str(error))
+    except ModuleNotFoundError as error:  # annot was installed for its ranges alone
+        if error.name not in _REPORTING:
+            raise
+        return _fail(f"annot {args.verb} needs {error.name}: pip install {_REPORTING[error.name]}")
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def make_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        chosen: the verb whose options it knows; those of others are left out, so that only one module is imported.
+    """
     parser = argparse.ArgumentParser(
         prog="annot",
         description="Which layer of a deep-learning model, forward and backward, used the time.",

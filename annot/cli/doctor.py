@@ -1,6 +1,10 @@
-"""Show what is installed, what would be recorded, and why ranges would be missing.
+"""Show what is installed, what would be recorded, and why ranges or kernels would be missing.
 
-Exit status 0 if `annot run` records ranges here, 1 if not.
+Looked at are variables that switch ranges off or name another tool, annot's C parts, the nvtx package, Nsight Systems
+and Nsight Compute, the driver and the CUDA that it and the frameworks need, who may read counters, containers and WSL;
+then three ranges are recorded as annot run would. "problem" is what loses ranges or kernels, "note" what may, and the
+line with an arrow is what to type against it. Exit status 0 if annot run records ranges here and nothing is a
+problem, 1 if not.
 """
 
 from __future__ import annotations
@@ -15,6 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_EXAMPLES = """\
+examples:
+  annot doctor
+  annot doctor --collector nsys
+  annot doctor --format json
+"""
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
@@ -22,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `annot doctor` accepts."""
     from annot.collect import COLLECTORS
 
+    parser.epilog = _EXAMPLES
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument(
         "--collector", choices=COLLECTORS, default="auto", help="try this one (default: what annot run takes)"

@@ -18,11 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_EXAMPLES = """\
+examples:
+  annot run -- python train.py
+  annot run -o run.sqlite --force -- python train.py --epochs 1
+  annot run --collector recorder -- python -m package.train
+  annot run --collector torch -o trace.json.gz -- python train.py
+  annot run -- torchrun --nproc-per-node 2 train.py
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `annot run` accepts."""
     from annot.collect import COLLECTORS
 
+    parser.epilog = _EXAMPLES
     parser.usage = "annot run [-o OUT] [--collector NAME] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT",

@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_EXAMPLES = """\
+examples:
+  annot sweep sweep.toml --dry-run
+  annot sweep sweep.toml -o results
+  annot sweep sweep.toml -o results --retry
+  annot sweep sweep.toml -o results --against results-of-before
+"""
 _BATCH = ("batch", "batch_size", "bs")
 _HIDDEN = ("hidden", "hidden_size", "nodes", "embedding", "width", "dim")
 """What parameters are usually called; CONFIG can say otherwise."""
@@ -56,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `annot sweep` accepts."""
     from annot.collect import COLLECTORS
 
+    parser.epilog = _EXAMPLES
     parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file that describes the sweep")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT",

@@ -8,16 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Nsys", "find_nsys", "has_gpu_driver", "loses_nvtx_package", "nvtx_version_of", "python_of"]
+__all__ = ["Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "loses_nvtx_package", "nvtx_version_of", "python_of"]
 
 _ANSWER_SECONDS = 60
 # Neither libcuda.so.1 nor /dev/nvidiactl is a sign: Debian installs the one along with Nsight Systems, and that
 # makes the other. The last two are those of WSL and Jetson.
-_DRIVER_SIGNS = ("/proc/driver/nvidia", "/dev/dxg", "/dev/nvhost-gpu")
+_DRIVER_SIGNS = ("proc/driver/nvidia", "dev/dxg", "dev/nvhost-gpu")
 _USUAL_PLACES = (
     "opt/nvidia/nsight-systems/*/bin/nsys",
     "opt/nvidia/nsight-systems/*/target-linux-*/nsys",
@@ -26,6 +26,7 @@ _USUAL_PLACES = (
     "usr/local/cuda*/bin/nsys",
     "usr/lib/nsight-systems/bin/nsys",
 )
+_USUAL_PLACES_OF_NCU = ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu", "usr/lib/nsight-compute/ncu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,28 @@ def find_nsys(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
         environ: read for ``PATH``, and for ``ANNOT_NSYS``, which names the only one to try.
         root: where the usual folders are looked for.
     """
-    for path in _candidates(environ, root):
+    for path in _candidates("nsys", _USUAL_PLACES, environ, root):
         answer = _ask([str(path), "--version"])
         if answer is not None:
             return Nsys(path, parse_version(answer))
     return None
 
 
+def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Path, str] | None:
+    """Find a Nsight Compute that answers: on PATH, then in the usual folders; ``ANNOT_NCU`` names the only one to try.
+
+    Returns:
+        The command and its version as a text.
+    """
+    for path in _candidates("ncu", _USUAL_PLACES_OF_NCU, environ, root):
+        answer = _ask([str(path), "--version"])
+        if answer is not None:
+            return path, ".".join(map(str, parse_version(answer))) or "of unknown version"
+    return None
+
+
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return year, minor and patch from the answer of ``nsys --version``.
+    """Return year, minor and patch from the answer of ``nsys --version``, or of ``ncu --version``.
 
     Example:
         >>> parse_version("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
@@ -96,9 +110,13 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups() if part is not None) if found else ()
 
 
-def has_gpu_driver() -> bool:
-    """Return whether an NVIDIA driver is on this machine."""
-    return any(map(os.path.exists, _DRIVER_SIGNS))
+def has_gpu_driver(root: Path = Path("/")) -> bool:
+    """Return whether an NVIDIA driver is on this machine.
+
+    Args:
+        root: the folder that stands for ``/``.
+    """
+    return any((root / sign).exists() for sign in _DRIVER_SIGNS)
 
 
 def python_of(command: str) -> Path | None:
@@ -141,14 +159,14 @@ def loses_nvtx_package(nsys: Nsys, nvtx_version: str | None) -> bool:
     return tuple(int(number) for number in re.findall(r"\d+", nvtx_version)[:3]) >= (0, 2, 12)
 
 
-def _candidates(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
-    if environ.get("ANNOT_NSYS"):
-        yield Path(environ["ANNOT_NSYS"])
+def _candidates(name: str, places: Iterable[str], environ: Mapping[str, str], root: Path) -> Iterator[Path]:
+    if named := environ.get(f"ANNOT_{name.upper()}"):
+        yield Path(named)
         return
-    on_path = shutil.which("nsys", path=environ.get("PATH", os.defpath))
+    on_path = shutil.which(name, path=environ.get("PATH", os.defpath))
     if on_path:
         yield Path(on_path)
-    for pattern in _USUAL_PLACES:
+    for pattern in places:
         yield from sorted(root.glob(pattern), key=lambda path: parse_version(str(path)), reverse=True)
 
 

@@ -114,7 +114,7 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     which = operations.gather(forest.tree["says"])
     columns = ("layer", "phase", "host_self_ns", "gpu_self_ns", "kernels", "copies")
     rows = attribution.ranges().select(columns).filter(which).rename({"layer": "op"})
-    sums = pl.col("host_self_ns", "gpu_self_ns", "kernels", "copies").sum()
+    sums = pl.col("host_self_ns", "gpu_self_ns", "kernels", "copies").sum().cast(pl.Int64)
     table = rows.group_by("op", "phase").agg(pl.len().cast(pl.Int64).alias("calls"), sums)
     table = table.sort("gpu_self_ns", "host_self_ns", "op", "phase", descending=[True, True, False, False])
     return without_unknown(table, attribution.meta)

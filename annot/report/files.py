@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import polars as pl
 
-__all__ = ["Tabular", "as_csv", "as_json", "as_jsonl", "as_parquet"]
+__all__ = ["SCHEMA", "Tabular", "as_csv", "as_json", "as_jsonl", "as_parquet"]
+
+SCHEMA: Final = 1
+"""The number of the columns' and keys' meaning: it rises when one goes or changes, not when one is added."""
 
 
 class Tabular(Protocol):
@@ -29,7 +32,7 @@ class Tabular(Protocol):
 
 def as_json(report: Tabular) -> str:
     """Return one object: `meta`, and the rows as a list named by what they stand for, such as `layers`."""
-    return json.dumps({"meta": report.meta, report.name: report.rows.to_dicts()}, indent=2) + "\n"
+    return json.dumps({"meta": _meta(report), report.name: report.rows.to_dicts()}, indent=2) + "\n"
 
 
 def as_jsonl(report: Tabular) -> str:
@@ -46,5 +49,9 @@ def as_csv(report: Tabular) -> str:
 def as_parquet(report: Tabular) -> bytes:
     """Return the rows as a Parquet file, with `meta` as JSON in its metadata under ``annot``."""
     file = io.BytesIO()
-    report.rows.write_parquet(file, metadata={"annot": json.dumps(report.meta)})
+    report.rows.write_parquet(file, metadata={"annot": json.dumps(_meta(report))})
     return file.getvalue()
+
+
+def _meta(report: Tabular) -> dict[str, Any]:
+    return {"schema": SCHEMA, **report.meta}

@@ -1,0 +1,51 @@
+"""Nsight Systems and Nsight Compute: are they here, do they work."""
+
+from __future__ import annotations
+
+from annot.collect.checks.finding import Check, Machine
+from annot.collect.tools import Nsys, find_ncu, has_gpu_driver
+
+__all__ = ["examine"]
+
+_INSTALL_NSYS = "sudo apt install nsight-systems"
+
+
+def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
+    """Look at the profilers of NVIDIA."""
+    return [_nsys(machine, nsys), *_import_of(nsys), _ncu(machine)]
+
+
+def _nsys(machine: Machine, nsys: Nsys | None) -> Check:
+    if nsys is not None:
+        return Check("Nsight Systems", "ok", f"{nsys.version_text} at {nsys.path}")
+    named = machine.environ.get("ANNOT_NSYS")
+    if named:
+        return Check("Nsight Systems", "note", f"ANNOT_NSYS names {named}, which does not answer", "unset ANNOT_NSYS")
+    text = "not found; GPU times need it or --collector torch, ranges do not"
+    return Check("Nsight Systems", "note", text, _INSTALL_NSYS)
+
+
+def _import_of(nsys: Nsys | None) -> list[Check]:
+    if nsys is None:
+        return []
+    if nsys.imports_by_itself:
+        return [Check("import of reports", "ok", "Nsight Systems finds its importer")]
+    importer = nsys.importer()
+    if importer is None:
+        text = "the part that turns captures into reports is missing"
+        return [Check("import of reports", "problem", text, _INSTALL_NSYS)]
+    text = f"Nsight Systems does not find its importer; annot calls {importer}"
+    return [Check("import of reports", "note", text, nsys.link_command())]
+
+
+def _ncu(machine: Machine) -> Check:
+    found = find_ncu(machine.environ, machine.root)
+    if found is not None:
+        path, version = found
+        return Check("Nsight Compute", "ok", f"{version} at {path}")
+    named = machine.environ.get("ANNOT_NCU")
+    if named:
+        return Check("Nsight Compute", "note", f"ANNOT_NCU names {named}, which does not answer", "unset ANNOT_NCU")
+    if not has_gpu_driver(machine.root):
+        return Check("Nsight Compute", "ok", "not found; without a GPU it has nothing to do")
+    return Check("Nsight Compute", "note", "not found; hardware counters need it", "sudo apt install nsight-compute")

@@ -1,0 +1,124 @@
+"""The documents as the tests run them: sections with their blocks, and the folder and names that they speak of."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ranked import write_ranks
+from sqlite_profile import training
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "annot/guide").glob("*.md"))]
+SECONDS = 900
+"""After which a document that hangs is ended."""
+
+_FENCE = re.compile(r"^(?:<!-- (?P<marker>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_KERAS = re.compile(r"\b(?:keras|tensorflow|tf|xplane)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block; the marker is the HTML comment in the line before it."""
+
+    language: str
+    text: str
+    marker: str
+
+    @property
+    def left_out(self) -> bool:
+        """Whether a marker says that the block is not run here."""
+        return self.marker.startswith("not run")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What stands under one heading."""
+
+    document: str
+    title: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def name(self) -> str:
+        """For the test's id."""
+        return f"{self.document}: {self.title}"
+
+    @property
+    def of_keras(self) -> bool:
+        """Whether its Python needs Keras or TensorFlow."""
+        return any(block.language == "python" and _KERAS.search(block.text) for block in self.blocks)
+
+
+def sections(*, of_keras: bool) -> list[Section]:
+    """Return the sections that have something to run."""
+    found = [section for path in DOCUMENTS for section in _sections(path)]
+    wanted = [section for section in found if any(block.language in ("python", "console") for block in section.blocks)]
+    return [section for section in wanted if section.of_keras == of_keras]
+
+
+def blocks() -> list[Block]:
+    """Return all blocks of all documents."""
+    return [block for path in DOCUMENTS for section in _sections(path) for block in section.blocks]
+
+
+def _sections(path: Path) -> list[Section]:
+    parts = re.split(r"^##+ (.*)$", path.read_text(encoding="utf-8"), flags=re.M)
+    titled = zip(["", *parts[1::2]], [parts[0], *parts[2::2]], strict=True)
+    return [
+        Section(path.name, title, tuple(Block(*match.group("language", "text"), match["marker"] or "")
+                                        for match in _FENCE.finditer(text)))
+        for title, text in titled
+    ]  # fmt: skip
+
+
+def prepare(folder: Path) -> None:
+    """Put the files into a folder that the documents speak of, and the command `annot`."""
+    training(device=False).write(folder / "run.sqlite")
+    training(device=True).write(folder / "gpu.sqlite")
+    for name in ("before", "after"):
+        shutil.copy(folder / "gpu.sqlite", folder / f"{name}.sqlite")
+    write_ranks(folder, 3)
+    (folder / "train.py").write_text("from annot import trace\nwith trace('work'):\n    pass\n")
+    (folder / "samples").symlink_to(ROOT / "samples")
+    (folder / "bin").mkdir()
+    for name, command in (("annot", f"{sys.executable} -m annot"), ("python", sys.executable)):
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    for block in blocks():
+        if block.language == "toml" and (name := re.match(r"# (\S+\.toml)\n", block.text)):
+            (folder / name[1]).write_text(block.text)
+
+
+def run_all(folder: Path, wanted: list[Section], framework: str) -> dict[str, Any]:
+    """Run sections, each in a process of its own that begins with the framework imported; empty: with none.
+
+    Returns:
+        By the section's name: error (a traceback, or null), ranges (how many it made, null if it recorded itself), and
+        outputs (what each console block printed).
+    """
+    jobs = []
+    for number, section in enumerate(wanted):
+        place = folder / str(number)
+        place.mkdir()
+        prepare(place)
+        run = [asdict(block) for block in section.blocks if not block.left_out]
+        jobs.append({"name": section.name, "folder": str(place), "blocks": run})
+    script = Path(__file__).with_name("document_runner.py")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))), "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, str(script), framework], input=json.dumps(jobs), env=environ, text=True, capture_output=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip
+    results = (folder / "0" / "results.jsonl").read_text().splitlines() if jobs else []
+    found = {result["name"]: result for result in map(json.loads, results)}
+    for job in jobs:
+        found.setdefault(job["name"], {"error": f"the process ended: {done.stdout}\n{done.stderr}"})
+    return found
