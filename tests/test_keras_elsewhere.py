@@ -19,10 +19,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "needs"), [("numpy", "scipy"), ("jax", "jax")])
-def test_another_backend(backend: str, needs: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed")
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+def test_another_backend(backend: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("jax") is None:  # the backend numpy imports it, too
+        pytest.skip("jax is not installed")
     program = [sys.executable, str(Path(__file__).with_name("keras_elsewhere.py")), backend, str(tmp_path)]
     result = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr

@@ -132,7 +132,8 @@ _FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
     **({_ADAPTIVE: (("out", "output_size", ALWAYS), _LAYOUT)} if _ADAPTIVE else {}),
     (layers.Dot,): (("axes", "axes", ALWAYS),),
     (layers.RepeatVector,): (("times", "n", ALWAYS),),
-    (layers.AdditiveAttention,): (("scale", "use_scale", True),),
+    (layers.AdditiveAttention,): (("score", lambda _: "additive", ALWAYS), ("scale", "use_scale", True)),
+    (layers.Attention,): (("score", "score_mode", ALWAYS),),
     (layers.PReLU,): (("num", lambda layer: layer.alpha.shape.num_elements(), 1),),
 }  # fmt: skip
 """What the layers of Keras say, by class; a subclass says what the first of these that it is says."""

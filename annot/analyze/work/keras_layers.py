@@ -61,11 +61,17 @@ def _reversible(call: Call) -> Cost:
 
 
 def _attention(call: Call) -> Cost:
-    """Count scores and weighted sums; query, value, and key come in this order."""
+    """Count scores and weighted sums; query, value, and key come in this order.
+
+    Keras's layers say how they score; many a class in PyTorch is called Attention, too, and computes what else.
+    """
+    score = call.arguments.get("score")
+    if score not in ("dot", "additive"):
+        raise UncountableError
     query, value = call.shape(0), call.shape(1)
     key = call.shape(2) if len(call.tensors) > 2 else value
     flops, params = 2 * math.prod(query[:-1]) * value[-2] * (query[-1] + value[-1]), 0
-    if call.name == "AdditiveAttention":  # tanh(query + key) · scale: 4 an element of the width, in place of 2
+    if score == "additive":  # tanh(query + key) · scale: 4 an element of the width, in place of 2
         scaled = call.flag("scale")
         flops += (1 + scaled) * math.prod(query) * key[-2]
         params = query[-1] * scaled
