@@ -36,8 +36,8 @@ demo: $(VENV)/.installed
 test: lint $(TF_VENV)/.dev
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q tests/test_emit.py tests/test_trace.py tests/test_loop.py tests/test_torch_*.py
 	$(PYTEST)
-	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q tests/test_tf_*.py
-	$(TF_PYTEST) tests/test_tf_*.py tests/test_samples_keras.py tests/test_torch_*.py
+	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q tests/test_tf_ops.py tests/test_tf_sizes.py tests/test_tf_trace.py
+	$(TF_PYTEST) tests/test_tf_*.py tests/test_samples_keras.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

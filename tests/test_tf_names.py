@@ -106,7 +106,7 @@ def test_layers_of_an_xplane_file(model: keras.Model, tmp_path: Path) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: bool) -> None:
     """`tf.profiler` is enough: the mode that was asked for notes layers where no tool of NVTX is there."""
-    model.compile("adam", "mse", jit_compile=compiled)
+    model.compile(keras.optimizers.Adam(name="adam"), "mse", jit_compile=compiled)
     assert not annot.enabled()
     with annot.emit_ranges(model, mode="names"):
         train(model)

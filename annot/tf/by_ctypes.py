@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -147,6 +148,7 @@ class Operations:
         self._events: dict[bytes, Any] = {}
         self._kernels: list[_Kernel] = []
         self._statuses: list[Any] = []
+        self._lock = threading.Lock()
         self._open: dict[int, Any] = {}
         self._tokens = itertools.count(1)
         self._kept: list[Any] = []  # what TensorFlow calls must outlive every graph
@@ -238,9 +240,10 @@ class Operations:
         return self._kernel(_Kernel(None, self._number(construction, b"N", status), 0), status)
 
     def _kernel(self, kernel: _Kernel, status: Any) -> int:
-        self._statuses.append(status)
-        self._kernels.append(kernel)
-        return len(self._kernels)
+        self._give_back(status)
+        with self._lock:
+            self._kernels.append(kernel)
+            return len(self._kernels)
 
     def _event(self, construction: Any, status: Any) -> Any:
         """Return the event, or None where another process made the graph."""
@@ -265,7 +268,7 @@ class Operations:
             token = next(self._tokens) & 0x7FFFFFFF
             self._open[token] = emit.start(event)
         self._put_token(context, token, status)
-        self._statuses.append(status)
+        self._give_back(status)
 
     def _sized(self, kernel: _Kernel, context: Any, status: Any) -> Any:
         c, shapes, tensor = self._c, [], ctypes.c_void_p()
@@ -287,12 +290,12 @@ class Operations:
         if tensors:
             self._pass_through(context, 1, status)
         self._put_token(context, 0, status)
-        self._statuses.append(status)
+        self._give_back(status)
 
     def _gate(self, _number: int | None, context: Any) -> None:
         status = self._take_status()
         self._pass_through(context, 0, status)
-        self._statuses.append(status)
+        self._give_back(status)
 
     def _close(self, token: int) -> bool:
         started = self._open.pop(token, None)
@@ -320,7 +323,7 @@ class Operations:
             c.TF_OpKernelContext_Failure(context, status)
 
     def _take_status(self) -> Any:
-        """Return a status that no other kernel uses meanwhile; each function of TensorFlow sets it anew.
+        """Return a status that no other kernel uses meanwhile, and that says OK.
 
         What is local to a thread does not last here, for to Python each call of a kernel is another thread.
         """
@@ -328,6 +331,13 @@ class Operations:
             return self._statuses.pop()
         except IndexError:
             return self._c.TF_NewStatus()
+
+    def _give_back(self, status: Any) -> None:
+        """Keep a status for the next kernel, unless it holds an error: with one, functions of TensorFlow do nothing."""
+        if self._c.TF_GetCode(status):
+            self._c.TF_DeleteStatus(status)
+        else:
+            self._statuses.append(status)
 
 
 def _functions_of(library: ctypes.CDLL) -> Any:
