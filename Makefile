@@ -11,8 +11,9 @@ TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
 PYTEST_OPTIONS := --numprocesses auto --dist loadfile
-PYTEST := $(BIN)/pytest $(PYTEST_OPTIONS)
-TF_PYTEST := $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
+# A process for each core, and not as many threads in each.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
+TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
 SOURCES := pyproject.toml $(wildcard annot/native/*.c annot/native/*.h annot/native/*.py)
 PROFILE := build/alexnet.sqlite
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -31,7 +31,7 @@ CASES = {
     "nsys": 200, "nvprof": 120, "kineto": 500, "ncu_csv": 180, "nvprof_csv": 200, "xplane": 300, "nsys_real": 20,
     "kineto_real": 40, "parts": 12, "parquet": 4, "ncu_rep": 6, "nsys_rep": 2, "bomb": 4,
 }  # fmt: skip
-EXAMPLES = 120
+EXAMPLES = 250
 NEVER_READ = ("nsys_rep", "bomb")
 NEVER_REFUSED = ("parts",)
 """Of a recording that is damaged, what is whole is read."""
