@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
 from annot import emit, loop
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["SwitchedBlock"]
 
 
-class SwitchedBlock:
+class SwitchedBlock(ABC):
     """A context manager that installs something on entry, and takes it away on exit and while it is paused.
 
     `pause` takes everything away that the block has installed, so that nothing is left to cost anything, and `resume`
@@ -35,17 +36,17 @@ class SwitchedBlock:
         self._by_hand = False
         self._installed: Any = None
 
+    @abstractmethod
     def _install(self) -> Any:
         """Install what makes the ranges; return what `_remove` needs, which is not None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove(self, installed: Any) -> None:
         """Take away what `_install` has returned."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _capture(self, on: bool) -> None:
         """Tell a collector that the steps that are to be collected begin or end."""
-        raise NotImplementedError
 
     def _is_wanted(self) -> bool:
         """Return whether anybody would see what is installed."""

@@ -2,8 +2,7 @@
 
 A record is its length (8 bytes), the check sum of the length (4), the data and the check sum of the data (4), little
 endian; the sums are CRC-32C, masked. The fields are those of ``tensorflow/core/util/event.proto``, ``summary.proto``
-and ``tensor.proto``. Their classes live in a pool of descriptors of their own: TensorBoard may have registered the
-same messages in the same process.
+and ``tensor.proto``.
 """
 
 from __future__ import annotations
@@ -13,31 +12,28 @@ import struct
 from typing import Any, Final
 
 from annot.errors import AnnotError
+from annot.messages import BYTES, DOUBLE, FLOAT, INT32, INT64, STRING, Fields, message_classes
 
 __all__ = ["crc32c", "image", "record", "scalars", "text", "version"]
 
-_PACKAGE: Final = "annot.tensorboard"
-_DOUBLE, _FLOAT, _INT64, _INT32, _STRING, _MESSAGE, _BYTES = 1, 2, 3, 5, 9, 11, 12  # FieldDescriptorProto.Type
-_ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
 _DT_STRING: Final = 7  # tensorflow.DataType
 _RGB: Final = 3
 
-# Of each message: name, number and type of its fields; a list is a repeated message, a string a single one.
-_FIELDS: Final[dict[str, tuple[tuple[str, int, int | str | list[Any]], ...]]] = {
-    "Event": (("wall_time", 1, _DOUBLE), ("step", 2, _INT64), ("file_version", 3, _STRING), ("summary", 5, "Summary")),
+_FIELDS: Final[dict[str, Fields]] = {
+    "Event": (("wall_time", 1, DOUBLE), ("step", 2, INT64), ("file_version", 3, STRING), ("summary", 5, "Summary")),
     "Summary": (("value", 1, ["Value"]),),
     "Value": (
-        ("tag", 1, _STRING), ("simple_value", 2, _FLOAT), ("image", 4, "Image"), ("tensor", 8, "Tensor"),
+        ("tag", 1, STRING), ("simple_value", 2, FLOAT), ("image", 4, "Image"), ("tensor", 8, "Tensor"),
         ("metadata", 9, "Metadata"),
     ),
     "Image": (
-        ("height", 1, _INT32), ("width", 2, _INT32), ("colorspace", 3, _INT32), ("encoded_image_string", 4, _BYTES),
+        ("height", 1, INT32), ("width", 2, INT32), ("colorspace", 3, INT32), ("encoded_image_string", 4, BYTES),
     ),
-    "Tensor": (("dtype", 1, _INT32), ("tensor_shape", 2, "Shape"), ("string_val", 8, [_BYTES])),
+    "Tensor": (("dtype", 1, INT32), ("tensor_shape", 2, "Shape"), ("string_val", 8, [BYTES])),
     "Shape": (("dim", 2, ["Dim"]),),
-    "Dim": (("size", 1, _INT64),),
+    "Dim": (("size", 1, INT64),),
     "Metadata": (("plugin_data", 1, "PluginData"),),
-    "PluginData": (("plugin_name", 1, _STRING),),
+    "PluginData": (("plugin_name", 1, STRING),),
 }  # fmt: skip
 
 
@@ -69,7 +65,7 @@ def image(wall_time: float, tag: str, png: bytes, width: int, height: int) -> by
     """Return an event of a picture."""
     event = _event(wall_time)
     event.summary.value.add(tag=tag).image.MergeFrom(
-        _messages()["Image"](height=height, width=width, colorspace=_RGB, encoded_image_string=png)
+        _messages().Image(height=height, width=width, colorspace=_RGB, encoded_image_string=png)
     )
     return record(event)
 
@@ -111,41 +107,16 @@ def _table() -> list[int]:
 
 
 def _event(wall_time: float, **fields: Any) -> Any:
-    return _messages()["Event"](wall_time=wall_time, **fields)
+    return _messages().Event(wall_time=wall_time, **fields)
 
 
 @functools.cache
-def _messages() -> dict[str, Any]:
+def _messages() -> Any:
     try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        return message_classes(
+            "annot.tensorboard", _FIELDS, ("Event", "Image"), ("Value", ("simple_value", "image", "tensor"))
+        )
     except ImportError:
         raise AnnotError(
             "event files of TensorBoard need the package protobuf: pip install annot[tensorboard]"
         ) from None
-
-    file = descriptor_pb2.FileDescriptorProto(name="annot/tensorboard.proto", package=_PACKAGE, syntax="proto3")
-    for name, fields in _FIELDS.items():
-        message = file.message_type.add(name=name)
-        for field, number, kind in fields:
-            repeated = isinstance(kind, list)
-            _describe(message.field.add(name=field, number=number, label=_MANY if repeated else _ONE), kind)
-    # A number that is 0 must be told from one that is not there.
-    value = next(message for message in file.message_type if message.name == "Value")
-    value.oneof_decl.add(name="value")
-    for described in value.field:
-        if described.name in ("simple_value", "image", "tensor"):
-            described.oneof_index = 0
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in ("Event", "Image")
-    }
-
-
-def _describe(field: Any, kind: Any) -> None:
-    single = kind[0] if isinstance(kind, list) else kind
-    if isinstance(single, str):
-        field.type, field.type_name = _MESSAGE, f".{_PACKAGE}.{single}"
-    else:
-        field.type = single
