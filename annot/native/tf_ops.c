@@ -377,46 +377,57 @@ static void put_token(void *context, int32_t token, void *status) {
         TF_DeleteTensor(tensor);
 }
 
-static void fail_or_free(void *context, void *status) {
-    if (TF_GetCode(status) != 0)
-        TF_OpKernelContext_Failure(context, status);
+/* The status of this thread, kept from one kernel to the next while all is well; it goes with the process. */
+static _Thread_local void *kept_status = NULL;
+
+static void *own_status(void) {
+    if (!kept_status)
+        kept_status = TF_NewStatus();
+    return kept_status;
+}
+
+static void fail_if_bad(void *context, void *status) {
+    if (TF_GetCode(status) == 0)
+        return;
+    TF_OpKernelContext_Failure(context, status);
     TF_DeleteStatus(status);
+    kept_status = NULL;
 }
 
 static void compute_start(void *kernel, void *context) {
-    void *status = TF_NewStatus();
+    void *status = own_status();
     int tensors = TF_NumOutputs(context) - 1;
     for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
         pass_through(context, i, i + 1, status);
     void *event = event_to_open(kernel, context, status);
     if (TF_GetCode(status) == 0)
         put_token(context, open_range(event), status);
-    fail_or_free(context, status);
+    fail_if_bad(context, status);
 }
 
+/* `done` is the token, whose value says nothing once its range is closed: a new tensor would cost an allocation. */
 static void compute_end(void *kernel, void *context) {
     (void)kernel;
-    void *status = TF_NewStatus(), *token = NULL;
+    void *status = own_status(), *token = NULL;
     int tensors = TF_NumOutputs(context) - 1;
     TF_GetInput(context, tensors, &token, status);
     if (token) {
         int32_t number;
         memcpy(&number, TF_TensorData(token), sizeof number);
         close_range(number);
+        TF_SetOutput(context, 0, token, status);
         TF_DeleteTensor(token);
     }
     for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
         pass_through(context, i, i + 1, status);
-    if (TF_GetCode(status) == 0)
-        put_token(context, 0, status);
-    fail_or_free(context, status);
+    fail_if_bad(context, status);
 }
 
 static void compute_gate(void *kernel, void *context) {
     (void)kernel;
-    void *status = TF_NewStatus();
+    void *status = own_status();
     pass_through(context, 0, 0, status);
-    fail_or_free(context, status);
+    fail_if_bad(context, status);
 }
 
 /* ---------------------------------------------------------------- registration */

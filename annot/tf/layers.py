@@ -11,15 +11,14 @@ from typing import Any, Final, Literal, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER
 from tensorflow.python.eager import record
 
 from annot import emit
 from annot.choice import EVERYTHING, Choice
 from annot.tf import names, ops
 from annot.tf.around import call_in_range, call_through_operations
-from annot.tf.paths import SEPARATOR, children, paths, sublayers
+from annot.tf.paths import SEPARATOR, children, paths
 from annot.tf.sites import Site, tensors_among
 from annot.tf.weights import weights_of
 
@@ -154,9 +153,10 @@ class StandIn:
 
         @functools.wraps(self._original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._on or suspended.blocks or in_stateless_scope() or in_symbolic_scope():
+            if not self._on or suspended.blocks or _keras_only_looks():
                 return self._original(*args, **kwargs)
-            self._look_for_layers()
+            if len(self.site.layer._layers) != self._known:
+                self._look_for_layers()
             return self._call(args, kwargs)
 
         self.stand_in = call
@@ -179,15 +179,14 @@ class StandIn:
         return {id(one) for variable in variables for one in (variable, variable._value)}
 
     def _look_for_layers(self) -> None:
-        count = len(sublayers(self.site.layer))
-        if count != self._known:
-            self._known = count
-            self.layers.discover(self)
+        """Find the layers that came since the last call; each call only counts them, for it has to be quick."""
+        self._known = len(self.site.layer._layers)
+        self.layers.discover(self)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options, eager = self.options, tf.executing_eagerly()
-        taped = record.could_possibly_record()
-        if eager and not (taped and options.mode == "ops"):
+        taped = options.mode == "ops" and record.could_possibly_record()
+        if eager and not taped:
             if not options.forward:
                 return self._original(*args, **kwargs)
             return call_in_range(self.site, self._original, args, kwargs)
@@ -217,6 +216,15 @@ class StandIn:
         if self.site.is_model and not needs_inputs and tf.executing_eagerly():
             return []
         return weights_of(self.site.layer, self.layers.has if needs_inputs else lambda _: False)
+
+
+def _keras_only_looks() -> bool:
+    """Return whether Keras calls layers for something else than their outputs, as to infer shapes.
+
+    Both scopes are attributes of one object, if they are there; its dictionary says so ten times as fast as Keras.
+    """
+    scopes = vars(GLOBAL_STATE_TRACKER)
+    return scopes.get("stateless_scope") is not None or scopes.get("symbolic_scope") is not None
 
 
 def _none(*, needs_inputs: bool) -> list[Any]:

@@ -190,7 +190,7 @@ class Installed:
     def _install(self, options: Options) -> None:
         for install in (
             lambda: ops.close_open_ranges,
-            weights.install,
+            lambda: weights.remove,
             lambda: tapes.install(self._layers.backward_event),
             lambda: exports.install(suspended),
         ):

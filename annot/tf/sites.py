@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
 
 from annot import emit, tag
 from annot.hyperparameters import Arguments
@@ -20,6 +21,8 @@ __all__ = ["Site", "tensors_among"]
 
 _TOO_MANY: Final = "too many different input shapes for one run: further ranges show none"
 _DEPTH: Final = 3
+_PLAIN: Final = (type(None), bool, int, float, str)
+"""What tells at once that it is no tensor; asking TensorFlow's classes takes long."""
 
 _Specs: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, Arguments]
 
@@ -103,10 +106,12 @@ class Site:
 
 def tensors_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the tensors that come into a call: not masks, which say which part of these counts."""
-    found = list(_tensors(args, _DEPTH))
+    found: list[Any] = []
+    for value in args:
+        _collect(value, _DEPTH, found)
     for name, value in kwargs.items():
         if value is not None and not _is_mask(name):
-            found.extend(_tensors((value,), _DEPTH))
+            _collect(value, _DEPTH, found)
     return found
 
 
@@ -114,23 +119,24 @@ def _is_mask(name: str) -> bool:
     return name == "mask" or name.endswith("_mask")
 
 
-def _tensors(values: Iterable[Any], depth: int) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
-            yield value
-        elif depth and isinstance(value, (list, tuple)):
-            yield from _tensors(value, depth - 1)
-        elif depth and isinstance(value, dict):
-            yield from _tensors(value.values(), depth - 1)
+def _collect(value: Any, depth: int, found: list[Any]) -> None:
+    if isinstance(value, tf.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple, dict)):
+        if depth:
+            for item in value.values() if isinstance(value, dict) else value:
+                _collect(item, depth - 1, found)
+    elif not isinstance(value, _PLAIN) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        found.append(value)
 
 
 def _key(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """What tells the texts of two calls apart; reading `shape` would cost a microsecond for each eager tensor."""
-    return tuple(
-        (tensor._shape_tuple() if hasattr(tensor, "_shape_tuple") else _sizes(tensor.shape), tensor.dtype)
-        for tensor in tensors
-    )
+    """What tells the texts of two calls apart."""
+    return tuple([_shape_and_dtype(tensor) for tensor in tensors])
 
 
-def _sizes(shape: Any) -> tuple[int | None, ...] | None:
-    return None if shape.rank is None else tuple(shape)
+def _shape_and_dtype(tensor: Any) -> tuple[Any, Any]:
+    if isinstance(tensor, EagerTensor):  # whose `shape` would cost a microsecond
+        return tensor._shape_tuple(), tensor._datatype_enum()
+    shape = tensor.shape
+    return None if shape.rank is None else tuple(shape), tensor.dtype

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ from annot.tf.paths import sublayers
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Gate", "install", "read", "weights_of"]
+__all__ = ["Gate", "read", "remove", "weights_of"]
 
 
 class _Gated(threading.local):
@@ -46,7 +46,9 @@ class Gate:
 
     def __enter__(self) -> None:
         self._before = _GATED.by_id
-        _GATED.by_id = {**self._before, **self._values} if self._values else self._before
+        if self._values:
+            _install()
+            _GATED.by_id = {**self._before, **self._values}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
@@ -71,8 +73,25 @@ def read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [gated[id(one)] if id(one) in gated else tf.convert_to_tensor(one._value) for one in variables]
 
 
-def install() -> Callable[[], None]:
-    """Have all variables of Keras look for their gated value; return what undoes it."""
+_lock: Final = threading.Lock()
+_undo: list[Callable[[], None]] = []
+
+
+def remove() -> None:
+    """Let Keras's variables be as they were before the first gate."""
+    with _lock:
+        while _undo:
+            _undo.pop()()
+
+
+def _install() -> None:
+    """Have all variables of Keras look for their gated value, once; not before, for each look costs a little."""
+    with _lock:
+        if not _undo:
+            _undo.append(_patch())
+
+
+def _patch() -> Callable[[], None]:
     cls: Any = keras.Variable
     plain_value, plain_handle, plain_assign = cls.value, cls.handle, cls._direct_assign
     own = {name: vars(cls)[name] for name in ("value", "handle", "_direct_assign") if name in vars(cls)}
