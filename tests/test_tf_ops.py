@@ -11,6 +11,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from commands import needs_recorder  # noqa: E402
+from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
 from tf_recorded import counts, recorded, same  # noqa: E402
 
 from annot import emit  # noqa: E402
@@ -24,38 +25,6 @@ def ranges_wanted():
     emit.enable()
     yield
     emit.enable(False)
-
-
-def ranged(name: str, tensors: Any, work: Any, **options: Any) -> Any:
-    """Do some work on tensors in the range `name`, with the backward range `name'`."""
-    tensors, token = ops.begin(tensors, emit.event(name), emit.event(f"{name}'"), **options)
-    outputs = work(*tensors)
-    found = ops.finish(list(outputs) if isinstance(outputs, tuple) else [outputs], token)
-    return tuple(found) if isinstance(outputs, tuple) else found[0]
-
-
-def plain(_name: str, tensors: Any, work: Any) -> Any:
-    return work(*tensors)
-
-
-def variables(count: int, size: int = 6) -> list[Any]:
-    return [tf.Variable(tf.random.stateless_normal([size, size], [7, i])) for i in range(count)]
-
-
-def dense(x: Any, weight: Any) -> Any:
-    return tf.tanh(x @ weight)
-
-
-def chain(x: Any, weights: Any, put: Any) -> Any:
-    for i, weight in enumerate(weights):
-        x = put(f"layer{i}", [x, weight], dense)
-    return x
-
-
-def step(x: Any, weights: Any, put: Any, sources: Any = None) -> Any:
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(chain(x, weights, put) ** 2)
-    return loss, tape.gradient(loss, weights if sources is None else sources)
 
 
 def test_each_range_comes_once_a_step_in_a_graph(tmp_path: Path) -> None:
@@ -84,57 +53,6 @@ def test_eager_ranges_come_from_the_tape(tmp_path: Path) -> None:
     wanted = step(x, weights, plain)
     captured = recorded(tmp_path, lambda: same(step(x, weights, ranged), wanted) or pytest.fail("changed"))
     assert captured.texts == ["layer0", "layer1", "layer2", "layer2'", "layer1'", "layer0'"]
-
-
-def test_a_gradient_that_is_none_stays_none(tmp_path: Path) -> None:
-    """Zeros instead would reach the optimizer, and NaN where the unused branch has an infinite slope."""
-    used, unused = variables(2)
-
-    def work(x: Any, used: Any, unused: Any) -> Any:
-        return x @ used, tf.sqrt(x * 0.0) @ used, tf.stop_gradient(x @ unused)
-
-    def gradients(put: Any) -> Any:
-        x = tf.ones([2, 6])
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            first, _second, third = put("both", [x, used, unused], work)
-            loss = tf.reduce_sum(first) + tf.reduce_sum(third)
-        return tape.gradient(loss, [x, used, unused])
-
-    eager, graph = gradients(plain), tf.function(gradients)
-    assert eager[2] is None
-    captured = recorded(
-        tmp_path,
-        lambda: (same(gradients(ranged), eager), same(graph(ranged), eager)) == (True, True) or pytest.fail("changed"),
-    )
-    assert counts(captured) == {"both": 2, "both'": 2}
-
-
-def test_the_gradient_of_the_weights_lies_in_the_range_where_no_input_needs_one(tmp_path: Path) -> None:
-    """And neither does anybody compute the gradient of that input."""
-    weights, x = variables(1), tf.ones([3, 6])
-    train = tf.function(step)
-    captured = recorded(tmp_path, lambda: train(x, weights, ranged))
-    assert captured.texts == ["layer0", "layer0'"]
-    graph = train.get_concrete_function(x, weights, ranged).graph
-    (closing,) = [op for op in graph.get_operations() if op.type == "AnnotEnd" and "gradient_tape" in op.name]
-    assert _products(_before(closing)) == _products(_before(*(tensor.op for tensor in graph.outputs)))
-    assert len(_products(_before(closing))) == 2  # forward, and the gradient of the weight
-
-
-def _products(operations: set[Any]) -> set[str]:
-    return {op.name for op in operations if op.type == "MatMul"}
-
-
-def _before(*operations: Any) -> set[Any]:
-    found, pending = set(operations), list(operations)
-    while pending:
-        one = pending.pop()
-        for source in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
-            if source not in found:
-                found.add(source)
-                pending.append(source)
-    return found
 
 
 def test_tensors_of_every_kind_pass(tmp_path: Path) -> None:
@@ -215,82 +133,6 @@ def test_one_output_of_several_opens_and_closes_the_range(tmp_path: Path) -> Non
     assert captured.texts == ["two", "two'"]
 
 
-@pytest.mark.parametrize("graph", [True, False])
-def test_gradients_of_gradients(tmp_path: Path, graph: bool) -> None:
-    weights, x = variables(2), tf.ones([3, 6])
-
-    def penalty(put: Any) -> Any:
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                y = tf.reduce_sum(chain(x, weights, put))
-            slope = inner.gradient(y, x)
-            loss = y + tf.reduce_sum(slope**2)
-        return outer.gradient(loss, weights)
-
-    run = tf.function(penalty) if graph else penalty
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert {"layer0", "layer1", "layer0'", "layer1'"} == set(captured.texts)
-    assert counts(captured)["layer0"] == 1
-
-
-@pytest.mark.parametrize("graph", [True, False])
-def test_a_persistent_tape_has_a_backward_range_for_each_gradient(tmp_path: Path, graph: bool) -> None:
-    weights, x = variables(2), tf.ones([3, 6])
-
-    def twice(put: Any) -> Any:
-        with tf.GradientTape(persistent=True) as tape:
-            y = chain(x, weights, put)
-            losses = tf.reduce_sum(y), tf.reduce_sum(y**2)
-        return [tape.gradient(loss, weights) for loss in losses]
-
-    run = tf.function(twice) if graph else twice
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"layer0": 1, "layer1": 1, "layer0'": 2, "layer1'": 2}
-
-
-@pytest.mark.parametrize("graph", [True, False])
-def test_gradients_of_one_output_after_the_other(tmp_path: Path, graph: bool) -> None:
-    x = tf.constant([2.0, 3.0])
-
-    def each(put: Any) -> Any:
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            outputs = put("two", [x], lambda x: (x * x, tf.sin(x)))
-        return [tape.gradient(one, x) for one in outputs]
-
-    run = tf.function(each) if graph else each
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"two": 1, "two'": 2}
-
-
-def test_a_gradient_through_another_gradient_of_the_same_work(tmp_path: Path) -> None:
-    """The backward range must not wait for what is computed from its own results."""
-    x, weight = tf.constant([2.0, 3.0]), tf.Variable([5.0, 7.0])
-
-    @tf.function
-    def run(put: Any) -> Any:
-        beside = []
-
-        def work(x: Any, weight: Any) -> Any:
-            beside.append(weight * 3.0)
-            return x * x
-
-        with tf.GradientTape() as outer:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                y = put("work", [x, weight], work)
-            loss = tf.reduce_sum(beside.pop() * inner.gradient(y, x))
-        return outer.gradient(loss, weight)
-
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"work": 1, "work'": 1}
-
-
 def test_work_without_outputs_closes_its_range(tmp_path: Path) -> None:
     @tf.function
     def aside(x: Any) -> Any:
@@ -299,51 +141,6 @@ def test_work_without_outputs_closes_its_range(tmp_path: Path) -> None:
         return x + 1.0
 
     assert recorded(tmp_path, lambda: aside(tf.constant(1.0))).texts == ["aside"]
-
-
-@pytest.mark.parametrize("graph", [True, False])
-def test_gradients_of_some_weights_close_what_they_open(tmp_path: Path, graph: bool) -> None:
-    """As when one of two networks is trained: the other's weights are on the tape, but nobody asks for them."""
-    weights, x = variables(3), tf.ones([3, 6])
-    run = tf.function(step) if graph else step
-    wanted = run(x, weights, plain, weights[0])
-
-    def body() -> None:
-        for _ in range(3):
-            assert same(run(x, weights, ranged, weights[0]), wanted)
-
-    captured = recorded(tmp_path, body)
-    assert counts(captured) == {f"layer{i}{sign}": 3 for i in range(3) for sign in ("", "'")}
-
-
-def test_a_tape_around_a_function(tmp_path: Path) -> None:
-    """TensorFlow builds the gradient of the graph later, from the operations."""
-    weights, x = variables(2), tf.ones([3, 6])
-    forward = tf.function(chain)
-
-    def gradients(put: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(forward(x, weights, put))
-        return tape.gradient(loss, weights)
-
-    wanted = gradients(plain)
-    captured = recorded(tmp_path, lambda: same(gradients(ranged), wanted) or pytest.fail("changed"))
-    assert captured.texts == ["layer0", "layer1", "layer1'", "layer0'"]
-
-
-def test_jacobian_and_vectorized_map(tmp_path: Path) -> None:
-    weights, x = variables(1), tf.ones([2, 6])
-
-    def work(put: Any) -> Any:
-        with tf.GradientTape() as tape:
-            y = chain(x, weights, put)
-        return tape.jacobian(y, weights[0]), tf.vectorized_map(lambda row: put("row", [row], tf.sin), x)
-
-    run = tf.function(work)
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"layer0": 1, "layer0'": 1, "row": 1}
-    assert same(work(ranged)[0], work(plain)[0])  # of an eager tape
 
 
 def test_loops_and_branches(tmp_path: Path) -> None:
@@ -364,23 +161,6 @@ def test_loops_and_branches(tmp_path: Path) -> None:
     wanted = run(x, plain)
     captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
     assert counts(captured) == {"loop": 3, "loop'": 3, "yes": 1, "yes'": 1, "map": 2, "map'": 2}
-
-
-def test_sparse_gradients_stay_sparse(tmp_path: Path) -> None:
-    table = tf.Variable(tf.random.stateless_normal([9, 4], [1, 2]))
-    weight = tf.Variable(tf.random.stateless_normal([9, 4], [3, 4]))
-
-    def lookup(put: Any) -> Any:
-        with tf.GradientTape() as tape:
-            y = put("lookup", [table, weight], lambda table, weight: tf.gather(table, [1, 5]) * weight[:2])
-        return tape.gradient(y, [table, weight])
-
-    for run in (lookup, tf.function(lookup)):
-        wanted = run(plain)
-        captured = recorded(
-            tmp_path, lambda run=run, wanted=wanted: same(run(ranged), wanted) or pytest.fail("changed")
-        )
-        assert captured.texts == ["lookup", "lookup'"]
 
 
 def test_a_failed_step_leaves_ranges_that_can_be_closed(tmp_path: Path) -> None:
@@ -441,38 +221,6 @@ def test_a_text_that_this_process_does_not_know_opens_nothing(tmp_path: Path) ->
 
     captured = recorded(tmp_path, lambda: same(foreign(tf.constant(2.0)), tf.constant(3.0)) or pytest.fail("changed"))
     assert captured.texts == []
-
-
-@pytest.mark.parametrize("graph", [True, False])
-def test_forward_mode_derivatives(tmp_path: Path, graph: bool) -> None:
-    weights, x = variables(2), tf.ones([3, 6])
-
-    def derivative(put: Any) -> Any:
-        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x) * 2.0) as accumulator:
-            y = chain(x, weights, put)
-        return y, accumulator.jvp(y)
-
-    run = tf.function(derivative) if graph else derivative
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"layer0": 1, "layer1": 1}
-
-
-@pytest.mark.parametrize("graph", [True, False])
-def test_work_that_is_computed_again_for_its_gradient(tmp_path: Path, graph: bool) -> None:
-    weights, x = variables(2), tf.ones([3, 6])
-
-    def gradients(put: Any) -> Any:
-        again = tf.recompute_grad(lambda x: put("layer", [x, weights[0]], dense))
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(again(x) @ weights[1])
-        return loss, tape.gradient(loss, [x, *weights])
-
-    run = tf.function(gradients) if graph else gradients
-    wanted = run(plain)
-    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"layer": 2, "layer'": 1}
 
 
 def test_a_graph_and_session_of_version_1(tmp_path: Path) -> None:

@@ -95,9 +95,45 @@ def test_the_gradients_of_the_weights_come_before_the_end_of_the_range(wanted: N
         new = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - before
         before |= new
         pending += new
-    products = [op for op in graph.get_operations() if op.type == "MatMul" and op.get_attr("grad_b")]
+    products = [op for op in graph.get_operations() if op.type == "MatMul" and op.get_attr("transpose_a")]
     assert len(products) == 3
     assert before.issuperset(products)
+
+
+@both
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x, weight: tf.ones([4, 4]) * weight + x[:1],
+        lambda x, weight: tf.einsum("ab,bc->ac", x, weight),
+        lambda x, weight: tf.matmul(x, weight, transpose_b=True),
+        lambda x, weight: tf.gather_nd(weight, [[0, 1]]) + x,
+        lambda x, weight: tf.nn.embedding_lookup(weight, [0, 1, 1]) + x,
+    ],
+    ids=["mul", "einsum", "matmul", "gather", "embedding"],
+)
+def test_variables_that_operations_are_given_as_they_are(tmp_path: Path, wanted: None, graph: bool, work: Any) -> None:
+    """TensorFlow's C part reads them by itself in eager mode."""
+    weights = [tf.Variable(tf.random.stateless_normal([4, 4], [7, 1]))]
+
+    def first(net: Any, weights: Any) -> Any:
+        return work(net, weights[0])
+
+    captured = unchanged(tmp_path, train(first, weights, graph), train(trace("first")(first), weights, graph))
+    assert captured.texts == ["first |fwd", "first |bwd"]
+    assert vars(weights[0])["_handle"] is weights[0].handle
+
+
+@both
+def test_a_variable_read_in_a_loop_is_not_waited_for(tmp_path: Path, wanted: None, graph: bool) -> None:
+    """Where nothing tells when its gradient is there, no backward range opens that nothing would close."""
+    weights = variables(1)
+
+    def loop(net: Any, weights: Any) -> Any:
+        return tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, tf.tanh(x @ weights[0])), [0, net])[1]
+
+    captured = unchanged(tmp_path, train(loop, weights, graph), train(trace("loop")(loop), weights, graph))
+    assert captured.texts == (["loop |fwd"] if graph else ["loop |fwd", "loop |bwd"])
 
 
 @both

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from captured import capture
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
+
+from torch_block import Block  # noqa: E402
 
 from annot import emit_ranges  # noqa: E402
 
@@ -38,16 +39,6 @@ def nothing_left() -> Iterator[None]:
     before = nn.Module.__call__, torch.autograd.Variable._execution_engine
     yield
     assert (nn.Module.__call__, torch.autograd.Variable._execution_engine) == before
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        return self.act(self.fc(x)) * scale
 
 
 def test_ranges_carry_path_class_shape_and_dtype(tmp_path: Path) -> None:
@@ -250,29 +241,6 @@ def test_a_function_module_made_on_the_fly_has_no_range(forward: Run) -> None:
     assert forward(model, lambda: [model(torch.ones(1)) for _ in range(3)]) == ["OnTheFly>"] * 3
 
 
-def test_threads_have_ranges_of_their_own(tmp_path: Path) -> None:
-    """Each thread's calls nest on that thread."""
-    model = Block()
-    barrier = threading.Barrier(4)
-
-    def work() -> None:
-        barrier.wait()
-        for _ in range(20):
-            model(torch.ones(1, 3))
-
-    def body() -> None:
-        with emit_ranges(model):
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-    captured = capture(tmp_path, body)
-    assert captured.trees == [("Block>", "fc>", "act>")] * 80
-    assert len({one.thread for one in captured.ranges}) == 4
-
-
 def test_nested_blocks_give_one_range_a_call(forward: Run) -> None:
     """An inner `emit_ranges` of the same model, or of a part of it, adds nothing; it takes nothing away either."""
     model = nn.Sequential(Block())
@@ -283,24 +251,6 @@ def test_nested_blocks_give_one_range_a_call(forward: Run) -> None:
         model(torch.ones(1, 3))
 
     assert forward(model, body) == [("Sequential>", ("0>", "0.fc>", "0.act>"))] * 2
-
-
-def test_two_models_side_by_side(tmp_path: Path) -> None:
-    """Blocks of two models may overlap and end in any order."""
-    one, two = Block(), nn.Sequential(nn.Tanh())
-
-    def body() -> None:
-        first, second = emit_ranges(one), emit_ranges(two)
-        first.__enter__()
-        second.__enter__()
-        one(torch.ones(1, 3))
-        first.__exit__(None, None, None)
-        one(torch.ones(1, 3))
-        two(torch.ones(1, 3))
-        second.__exit__(None, None, None)
-        two(torch.ones(1, 3))
-
-    assert capture(tmp_path, body).trees == [("Block>", "fc>", "act>"), ("Sequential>", "0>")]
 
 
 def test_another_patch_of_call_may_leave_out_of_order(forward: Run) -> None:
@@ -417,22 +367,6 @@ def test_a_wrap_of_call_that_outlives_the_block(forward: Run) -> None:
         assert forward(model, lambda: model(torch.ones(1, 3))) == [tree]
     finally:
         nn.Module.__call__ = original
-
-
-def test_overlapping_blocks_of_one_model(tmp_path: Path) -> None:
-    """Two blocks hold the model; the one that ends first does not take it from the other."""
-    model = Block()
-
-    def body() -> None:
-        first, second = emit_ranges(model), emit_ranges(model)
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        model(torch.ones(1, 3))
-        second.__exit__(None, None, None)
-        model(torch.ones(1, 3))
-
-    assert capture(tmp_path, body).trees == [("Block>", "fc>", "act>")]
 
 
 def test_arguments_that_do_not_let_themselves_be_looked_at(forward: Run) -> None:

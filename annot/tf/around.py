@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 from keras import tree
-from tensorflow.python.eager import record
 
 from annot import emit
 from annot.tf import ops
+from annot.tf.eager import is_watched
 from annot.tf.sites import Site, tensors_among
 from annot.tf.weights import Gate, read
 
@@ -51,9 +51,9 @@ def call_through_operations(
     """
     tensors = tensors_among(args, kwargs)
     inputs = _watched_first(tensors)
-    needs_inputs = bool(inputs) and _is_watched(inputs[0])
+    needs_inputs = bool(inputs) and is_watched(inputs[0])
     variables = weights(needs_inputs=needs_inputs)
-    watched = [(one, value) for one, value in zip(variables, read(variables), strict=True) if _is_watched(value)]
+    watched = [(one, value) for one, value in zip(variables, read(variables), strict=True) if is_watched(value)]
     values = [value for _, value in watched]
     grad_event = None
     if backward and (values or needs_inputs):
@@ -71,18 +71,13 @@ def call_through_operations(
     return _replaced(outputs, results, ops.finish(results, token))
 
 
-def _is_watched(tensor: Any) -> bool:
-    """Return whether a tape asks for the gradient of a tensor."""
-    return bool(record.should_record_backprop([tensor]))
-
-
 def _watched_first(values: Sequence[Any]) -> list[Any]:
     """Return the dense tensors, each once; ragged and sparse ones stay as they are.
 
     What comes out of the first operation counts as watched if anything that goes in is, so the first one should be.
     """
     dense = {id(value): value for value in values if isinstance(value, tf.Tensor)}
-    return sorted(dense.values(), key=lambda tensor: not _is_watched(tensor))
+    return sorted(dense.values(), key=lambda tensor: not is_watched(tensor))
 
 
 def _replaced(nest: Any, tensors: Sequence[Any], by: Sequence[Any]) -> Any:

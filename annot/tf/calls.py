@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx, converter
@@ -20,6 +20,8 @@ from annot.tf.eager import may_be_taped
 
 __all__ = ["Context", "end", "start", "trace"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 _NO_OPERATIONS = "TensorFlow compiles this for XLA, where annot's operations cannot run: no ranges of trace and start"
@@ -54,6 +56,12 @@ class Context:
         self.token = token
 
 
+def _unconverted(function: Callable[P, R]) -> Callable[P, R]:
+    """Have AutoGraph leave a function as it is."""
+    function.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
+    return function
+
+
 @overload
 def trace(message: F, /) -> F: ...
 
@@ -81,7 +89,7 @@ def trace(
     `tf.compat.v1`. The ranges of a graph open and close while the graph runs. The gradient's range begins with the
     gradient of the first output and ends when the gradients of all inputs and of all trainable variables that were
     read inside are there, also where no input needs a gradient. Variables that are read inside a `tf.while_loop` or
-    `tf.cond`, or only looked up as an embedding is, are not waited for. Under XLA there are no ranges, and a warning
+    `tf.cond` are not waited for. Under XLA there are no ranges, and a warning
     says so. If `annot.enabled` is false when the function is decorated, the very function comes back.
 
     Args:
@@ -108,6 +116,7 @@ def trace(
     return _decorate(message, None, domain_name, grad_domain_name, grad_message, enabled)
 
 
+@_unconverted
 def start(
     inputs: Any,
     message: str,
@@ -150,6 +159,7 @@ def start(
     return nest.replace_tensors(inputs, tensors), Context(token)
 
 
+@_unconverted
 def end(outputs: Any, context: Context) -> Any:
     """Close the range that `start` opened, once the outputs are there.
 
@@ -208,9 +218,7 @@ def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any
     with contextlib.suppress(TypeError, ValueError):
         call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     del call.__wrapped__
-    # AutoGraph is to leave this function alone, and convert the user's as if it had been called directly.
-    call.autograph_info__ = {"do_not_convert": True}  # type: ignore[attr-defined]
-    return call
+    return _unconverted(call)  # the user's function is to be converted, as if it had been called directly
 
 
 def _converted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from annot import emit
+
+try:
+    from tensorflow.python.eager import record
+except ImportError:  # TensorFlow 2.12 has it among the tapes
+    from tensorflow.python.eager import tape as record
 
 __all__ = ["Span", "close_leftovers", "is_watched", "may_be_taped"]
 

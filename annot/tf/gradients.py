@@ -28,6 +28,8 @@ class Pass:
     """One computation of gradients through one piece of a graph, as far as it has been built."""
 
     token: Any = None
+    key: str = ""
+    """Of the range; the operation that opens it does not know it before there is one that closes it."""
     closing: Any = None
     """The operation AnnotEnd that the backward range ends with."""
     done: Any = None
@@ -89,7 +91,8 @@ def _open_backward(op: Any, grad: Any, done: Any) -> Any:
     current = _current_pass(group, op.outputs[-1].name, OUT)
     if current.token is not None:
         return grad
-    current.token, passed = operations.start([_values(grad)], [], key, after=[done], shapes=operations.shapes_of(done))
+    current.key = key
+    current.token, passed = operations.start([_values(grad)], [], "", after=[done], shapes=operations.shapes_of(done))
     return _with_values(grad, passed[0])
 
 
@@ -103,6 +106,7 @@ def _close_backward(op: Any, grad: Any) -> Any:
     if current.closing is None:
         current.done, passed = operations.end([values], current.token, [])
         current.closing = current.done.op
+        operations.set_event(current.token, current.key)
         return _with_values(grad, passed[0])
     if current.is_waited_for_by(values.op):  # a pass through the gradients of this one
         return grad

@@ -12,12 +12,12 @@ from typing import Any, Final, Literal, TypeAlias
 import keras
 import tensorflow as tf
 from keras.src.backend.common.global_state import GLOBAL_STATE_TRACKER
-from tensorflow.python.eager import record
 
 from annot import emit
 from annot.choice import EVERYTHING, Choice
 from annot.tf import names, ops
 from annot.tf.around import call_in_range, call_through_operations
+from annot.tf.eager import may_be_taped
 from annot.tf.paths import SEPARATOR, children, paths
 from annot.tf.sites import Site, tensors_among
 from annot.tf.weights import weights_of
@@ -185,7 +185,7 @@ class StandIn:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options, eager = self.options, tf.executing_eagerly()
-        taped = options.mode == "ops" and record.could_possibly_record()
+        taped = options.mode == "ops" and may_be_taped()
         if eager and not taped:
             if not options.forward:
                 return self._original(*args, **kwargs)

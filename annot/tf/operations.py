@@ -11,7 +11,19 @@ from tensorflow.python.eager import execute
 
 from annot.tf import library
 
-__all__ = ["IN", "OUT", "end", "gate", "is_handle", "is_passed", "key_of", "shape_of", "shapes_of", "start"]
+__all__ = [
+    "IN",
+    "OUT",
+    "end",
+    "gate",
+    "is_handle",
+    "is_passed",
+    "key_of",
+    "set_event",
+    "shape_of",
+    "shapes_of",
+    "start",
+]
 
 IN: Final = "in"
 """The role of a gate that an input or weight of the work goes through."""
@@ -55,6 +67,11 @@ def start(
             {"event": key.encode(), "group": group, "A": len(after), "S": len(shapes), **_kind(tensors)},
         )  # fmt: skip
     return token, passed
+
+
+def set_event(token: Any, key: str) -> None:
+    """Have the operation `start` that gave this token open another range than it was made for."""
+    token.op._set_attr("event", _attribute(key.encode()))
 
 
 def end(

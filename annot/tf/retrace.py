@@ -45,6 +45,6 @@ def keep_from_xla() -> None:
         eager = getattr(context, "context", None)
         if not in_xla() or not isinstance(eager, EagerContext) or eager.xla_context_id:
             return context
-        return type(context)(eager._replace(xla_context_id=_XLA), context.scope_type)
+        return context._replace(context=eager._replace(xla_context_id=_XLA))
 
     function_context.make_function_context = make

@@ -16,10 +16,10 @@ __all__ = ["register"]
 def register() -> None:
     """Tell TensorFlow, where it has a place to tell it."""
     with contextlib.suppress(ImportError, AttributeError):
-        from tensorflow.python.ops.parallel_for import pfor
+        from tensorflow.python.ops.parallel_for.pfor import RegisterPFor
 
         for name in ("AnnotStart", "AnnotEnd", "AnnotGate"):
-            pfor.RegisterPFor(name)(_convert)
+            RegisterPFor(name)(_convert)
 
 
 def _convert(pfor_input: Any) -> list[Any]:

@@ -1,0 +1,42 @@
+"""Small pieces of TensorFlow programs that run with ranges, or plainly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from annot import emit
+from annot.tf import ops
+
+
+def ranged(name: str, tensors: Any, work: Any, **options: Any) -> Any:
+    """Do some work on tensors in the range `name`, with the backward range `name'`."""
+    tensors, token = ops.begin(tensors, emit.event(name), emit.event(f"{name}'"), **options)
+    outputs = work(*tensors)
+    found = ops.finish(list(outputs) if isinstance(outputs, tuple) else [outputs], token)
+    return tuple(found) if isinstance(outputs, tuple) else found[0]
+
+
+def plain(_name: str, tensors: Any, work: Any) -> Any:
+    return work(*tensors)
+
+
+def variables(count: int, size: int = 6) -> list[Any]:
+    return [tf.Variable(tf.random.stateless_normal([size, size], [7, i])) for i in range(count)]
+
+
+def dense(x: Any, weight: Any) -> Any:
+    return tf.tanh(x @ weight)
+
+
+def chain(x: Any, weights: Any, put: Any) -> Any:
+    for i, weight in enumerate(weights):
+        x = put(f"layer{i}", [x, weight], dense)
+    return x
+
+
+def step(x: Any, weights: Any, put: Any, sources: Any = None) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(chain(x, weights, put) ** 2)
+    return loss, tape.gradient(loss, weights if sources is None else sources)
