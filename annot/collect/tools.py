@@ -55,11 +55,11 @@ class Nsys:
 
     def importer(self) -> Path | None:
         """Return its QdstrmImporter, or None if the part that holds it is not installed."""
-        packaged = sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*"))
-        for folder in [*self._host_folders_beside(), *packaged]:
-            if os.access(folder / "QdstrmImporter", os.X_OK):
-                return folder / "QdstrmImporter"
-        return None
+        return self._host_program("QdstrmImporter")
+
+    def nvtxt_importer(self) -> Path | None:
+        """Return its ImportNvtxt, or None if it has none or the part that holds it is not installed."""
+        return self._host_program("ImportNvtxt")
 
     def link_command(self) -> str | None:
         """Return the shell command that lets `nsys profile` import by itself, None if no link does."""
@@ -67,6 +67,13 @@ class Nsys:
         if importer is None or self.imports_by_itself:
             return None
         return f"sudo ln -s {importer.parent} {self.path.resolve().parent.parent / importer.parent.name}"
+
+    def _host_program(self, name: str) -> Path | None:
+        packaged = sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*"))
+        for folder in [*self._host_folders_beside(), *packaged]:
+            if os.access(folder / name, os.X_OK):
+                return folder / name
+        return None
 
     def _host_folders_beside(self) -> list[Path]:
         return sorted(self.path.resolve().parent.parent.glob("host-linux-*"))
