@@ -1,0 +1,180 @@
+"""When each layer was at work on each stream of a device: its calls, projected onto what they had launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.pieces import KEY, pieces
+from annot.analyze.process_lanes import process_lanes
+from annot.analyze.tracks import Tracks
+from annot.correlate import UNATTRIBUTED, Attribution
+from annot.correlate.host_times import known
+from annot.correlate.sweep import NONE
+
+__all__ = ["SPANS", "Spans", "spans"]
+
+SPANS: Final = {
+    "track": pl.Int32,  # number in `Spans.tracks`; spans of a track nest
+    "layer": pl.String,
+    "module": pl.String,
+    "phase": pl.String,
+    "shapes": pl.String,  # what the call says of its inputs; null: nothing, or it is not known which call this is
+    "number": pl.Int64,  # of the epoch or batch; null: it is none
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "time_ns": pl.Int64,  # of the device work in it, added up; of the range if these are ranges
+    "kernels": pl.Int64,  # kernels in it
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Layers in time.
+
+    Args:
+        rows: as `SPANS`, by track and start, the outer before the inner.
+        tracks: the streams that the rows are on, or the threads.
+        on_device: whether these are spans of device work; else they are ranges of the host.
+    """
+
+    rows: pl.DataFrame
+    tracks: Tracks
+    on_device: bool
+
+
+def spans(attribution: Attribution) -> Spans:
+    """Return when each layer, phase and loop was at work.
+
+    On a stream a span is what lies between the first start and the last end of work of one call with nothing of
+    anything else in between; so a call whose work others interrupt has several. Of a profile without device work the
+    spans are the ranges on the host.
+
+    Args:
+        attribution: the profile; what takes no part has no span.
+
+    Example:
+        >>> from annot.profile import Profile
+        >>> from annot.correlate import attribute
+        >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
+        >>> ranges = pl.DataFrame([range_ | {"start": 0, "end": 900}])
+        >>> spans(attribute(Profile.build({}, ranges=ranges))).rows.select("layer", "phase", "end").row(0)
+        ('fc', 'forward', 900)
+    """
+    tracks = Tracks(attribution.meta)
+    work = pieces(attribution, _WORK).drop_nulls("start").with_columns(pl.col(_PLACES).cast(pl.Int64))
+    if work.height:
+        rows = _of_work(attribution, work, tracks)
+    elif known(attribution.meta):
+        rows = _of_ranges(attribution, tracks)
+    else:
+        rows = pl.DataFrame(schema=_SPAN)
+    named = _named(attribution, rows).sort("track", "start", "depth", maintain_order=True)
+    return Spans(named.select(pl.col(name).cast(dtype) for name, dtype in SPANS.items()), tracks, work.height > 0)
+
+
+_PLACES: Final = ("process", "device", "stream")
+_WORK: Final = (*_PLACES, "start", "gpu_ns", "kernel", "range", "node", "step")
+_SPAN: Final = {
+    "track": pl.Int32, "node": pl.Int32, "call": pl.Int32, "start": pl.Int64, "end": pl.Int64, "time_ns": pl.Int64,
+    "kernels": pl.Int64, "depth": pl.Int32,
+}  # fmt: skip
+
+
+def _of_work(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
+    """Merge neighbours on a track that are of one call, level by level, from the innermost layers outwards."""
+    work = work.sort("start", maintain_order=True)
+    work = work.with_columns(tracks.of_work(work.rename({"gpu_ns": "length"})))
+    nodes, calls = _depths(attribution), _calls(attribution)
+    rows = work.select(
+        "track", "node", "step", "start", call=pl.when(pl.col("range") != NONE).then("range"),
+        end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns", kernels=pl.col("kernel").cast(pl.Int64),
+    ).sort("track", "start", maintain_order=True)  # fmt: skip
+    rows = rows.with_columns(calls["call"].gather(rows["call"]))
+    found = [pl.DataFrame(schema=_SPAN)]
+    rows = _checked(rows.with_columns(depth=_gather(nodes["depth"], rows["node"])), calls)
+    for depth in range(_deepest(rows), 0, -1):
+        rows = _merged(rows)
+        here = pl.col("depth") == depth
+        found.append(rows.filter(here).select(*_SPAN))
+        outer = rows.select(node=_gather(nodes["parent"], rows["node"]), call=calls["above"].gather(rows["call"]))
+        lifted = [pl.when(here).then(outer[name]).otherwise(pl.col(name)).alias(name) for name in outer.columns]
+        depths = pl.when(here).then(depth - 1).otherwise("depth").cast(pl.Int32).alias("depth")
+        rows = _checked(rows.with_columns(*lifted, depths), calls)
+    return pl.concat(found)
+
+
+def _deepest(rows: pl.DataFrame) -> int:
+    deepest = rows["depth"].max()
+    return deepest if isinstance(deepest, int) else 0
+
+
+def _merged(rows: pl.DataFrame) -> pl.DataFrame:
+    """Neighbours of one call; where the call is not known, of one layer and step."""
+    same = pl.struct("track", "node", "call", step=pl.when(pl.col("call").is_null()).then("step"))
+    groups = rows.group_by(same.rle_id().alias("run"), maintain_order=True)
+    return groups.agg(
+        pl.col("track", "node", "call", "step", "depth", "start").first(), pl.col("end").max(),
+        pl.col("time_ns", "kernels").sum(),
+    ).drop("run")  # fmt: skip
+
+
+def _checked(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Forget calls that are of another layer: work can belong to one that a number or a graph leads to."""
+    of_call = calls["node"].gather(rows["call"])
+    return rows.with_columns(call=pl.when(of_call == pl.col("node")).then("call"))
+
+
+def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:
+    """Values by row; null for row -1."""
+    return values.gather(pl.select(pl.when(rows != NONE).then(rows)).to_series())
+
+
+def _depths(attribution: Attribution) -> pl.DataFrame:
+    """Of each node its parent and how many keys its chain has: parent, depth."""
+    parents = attribution.forest.nodes.parents
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == NONE else depths[parent] + 1)
+    return pl.DataFrame({"parent": parents, "depth": depths}, schema={"parent": pl.Int32, "depth": pl.Int32})
+
+
+def _calls(attribution: Attribution) -> pl.DataFrame:
+    """Of each range in the tree: node; call: the range that began it, for what lies in it can be of the same node;
+    above: the call around that one; null: none."""
+    tree = attribution.forest.tree
+    parents, nodes = tree["parent"].to_list(), tree["path"].to_list()
+    calls: list[int] = []
+    above: list[int | None] = []
+    for row, parent in enumerate(parents):
+        inside = parent != NONE and nodes[parent] == nodes[row]
+        calls.append(calls[parent] if inside else row)
+        above.append(above[parent] if inside else None if parent == NONE else calls[parent])
+    columns = {"node": tree["path"], "call": calls, "above": above}
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
+
+
+def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
+    """The ranges that begin a call, on the tracks of their threads and processes."""
+    forest = attribution.forest
+    tree, calls = forest.tree, _calls(attribution)
+    where = forest.threads.table.select("process", "thread")[tree["thread"].head(forest.trunk)]
+    track = pl.concat([tracks.of_threads(where), tracks.of_layers(process_lanes(forest))]).alias("track")
+    depth = _gather(_depths(attribution)["depth"], tree["path"]).alias("depth")
+    rows = tree.select(
+        track, "start", "end", depth, node="path", call=pl.int_range(pl.len(), dtype=pl.Int32),
+        time_ns=pl.col("end") - pl.col("start"), kernels=pl.lit(0, pl.Int64),
+    )  # fmt: skip
+    return rows.filter((calls["call"] == rows["call"]) & (pl.col("node") != NONE)).select(*_SPAN)
+
+
+def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
+    """Say what the spans are of, without what could not be attributed."""
+    forest = attribution.forest
+    keys = pl.DataFrame(forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+    of_node = pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(rows["node"])
+    says = forest.tree["says"].gather(rows["call"])
+    said = pl.DataFrame([forest.says["shapes"].gather(says), forest.says["number"].gather(says)])
+    return pl.concat([rows, keys[of_node], said], how="horizontal").filter(pl.col("layer") != UNATTRIBUTED)
