@@ -7,10 +7,12 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.bottleneck import default_peaks
 from annot.analyze.pieces import KEY, pieces
 from annot.analyze.process_lanes import process_lanes
+from annot.analyze.roofline import layer_roofline
 from annot.analyze.tracks import Tracks
-from annot.correlate import UNATTRIBUTED, Attribution
+from annot.correlate import UNATTRIBUTED, Attribution, by_layer
 from annot.correlate.host_times import known
 from annot.correlate.sweep import NONE
 
@@ -21,12 +23,15 @@ SPANS: Final = {
     "layer": pl.String,
     "module": pl.String,
     "phase": pl.String,
-    "shapes": pl.String,  # what the call says of its inputs; null: nothing, or it is not known which call this is
+    "shapes": pl.String,  # of the inputs, if the call or all calls of the layer, forward or not, say the same; or null
     "number": pl.Int64,  # of the epoch or batch; null: it is none
     "start": pl.Int64,  # ns
     "end": pl.Int64,  # ns
     "time_ns": pl.Int64,  # of the device work in it, added up; of the range if these are ranges
     "kernels": pl.Int64,  # kernels in it
+    "flops": pl.Int64,  # that a call of the layer takes, on average; null: not counted
+    "bound": pl.String,  # this and the next as `annot.analyze.roofline.layer_roofline` says of all calls
+    "roof_share": pl.Float64,
 }
 
 
@@ -72,6 +77,8 @@ def spans(attribution: Attribution) -> Spans:
     else:
         rows = pl.DataFrame(schema=_SPAN)
     named = _named(attribution, rows).sort("track", "start", "depth", maintain_order=True)
+    named = named.join(_facts(attribution), on=list(KEY), how="left", maintain_order="left")
+    named = named.with_columns(pl.coalesce("shapes", "only_shapes").alias("shapes"))
     return Spans(named.select(pl.col(name).cast(dtype) for name, dtype in SPANS.items()), tracks, work.height > 0)
 
 
@@ -178,3 +185,14 @@ def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     says = forest.tree["says"].gather(rows["call"])
     said = pl.DataFrame([forest.says["shapes"].gather(says), forest.says["number"].gather(says)])
     return pl.concat([rows, keys[of_node], said], how="horizontal").filter(pl.col("layer") != UNATTRIBUTED)
+
+
+def _facts(attribution: Attribution) -> pl.DataFrame:
+    """What is known of each layer: flops, bound, roof_share and only_shapes, in which all its calls agree."""
+    rows = by_layer(attribution).select(*KEY, "calls", "shapes")
+    only = pl.when(pl.col("shapes").list.len() == 1).then(pl.col("shapes").list.first()).alias("only_shapes")
+    forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", only)
+    limits = layer_roofline(attribution, default_peaks(attribution)).select(*KEY, "flops", "bound", "roof_share")
+    rows = rows.join(limits, on=list(KEY), how="left").join(forward, on=["layer", "module"], how="left")
+    calls = pl.when(pl.col("calls") > 0).then("calls")
+    return rows.select(*KEY, (pl.col("flops") / calls).round().alias("flops"), "bound", "roof_share", "only_shapes")
