@@ -29,7 +29,7 @@ SPANS: Final = {
     "end": pl.Int64,  # ns
     "time_ns": pl.Int64,  # of the device work in it, added up; of the range if these are ranges
     "kernels": pl.Int64,  # kernels in it
-    "flops": pl.Int64,  # that a call of the layer takes, on average; null: not counted
+    "flops": pl.Int64,  # that a call takes; null: not counted, or not all calls of the layer have the same shapes
     "bound": pl.String,  # this and the next as `annot.analyze.roofline.layer_roofline` says of all calls
     "roof_share": pl.Float64,
 }
@@ -194,5 +194,6 @@ def _facts(attribution: Attribution) -> pl.DataFrame:
     forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", only)
     limits = layer_roofline(attribution, default_peaks(attribution)).select(*KEY, "flops", "bound", "roof_share")
     rows = rows.join(limits, on=list(KEY), how="left").join(forward, on=["layer", "module"], how="left")
-    calls = pl.when(pl.col("calls") > 0).then("calls")
-    return rows.select(*KEY, (pl.col("flops") / calls).round().alias("flops"), "bound", "roof_share", "only_shapes")
+    alike = pl.col("only_shapes").is_not_null() & (pl.col("calls") > 0)
+    flops = pl.when(alike).then((pl.col("flops") / pl.col("calls")).round())
+    return rows.select(*KEY, flops.alias("flops"), "bound", "roof_share", "only_shapes")

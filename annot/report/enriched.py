@@ -55,7 +55,7 @@ def report_of_profile(profile: Path) -> Path:
         report = profile.with_suffix(".nsys-rep")
         if profile.suffix != ".sqlite" or not report.exists():
             raise AnnotError(
-                f"{profile} is no report of Nsight Systems (.nsys-rep), nor an export to SQLite with its report beside it"
+                f"{profile} is neither a report of Nsight Systems nor an export to SQLite with its report beside it"
             )
         if profile.stat().st_mtime < report.stat().st_mtime:
             raise AnnotError(f"{profile} is older than {report}, so it may be of another run: give the report itself")
