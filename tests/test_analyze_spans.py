@@ -185,5 +185,5 @@ def test_facts_are_those_of_the_analyses():
     for row in found.select(*KEY, "flops", "bound", "roof_share").iter_rows():
         flops, bound, roof_share = limits[row[:3]]
         assert row[3:] == (None if row[0] == "fc" or flops is None else flops // 3, bound, roof_share)
-    assert found.filter((pl.col("layer") == "out") & (pl.col("phase") == "forward"))["flops"].to_list() == [2 * 4 * 16 * 2] * 3
+    assert found.filter(layer="out", phase="forward")["flops"].to_list() == [2 * 4 * 16 * 2] * 3
     assert None not in found.filter(phase="forward")["roof_share"]
