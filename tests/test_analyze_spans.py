@@ -115,7 +115,7 @@ def test_operations_are_part_of_their_layer():
 
 
 def test_backward_work_belongs_to_the_layer_its_number_leads_to():
-    """It has no call of its own, so neighbours of a layer are one span, as far as they are of one step."""
+    """Its call is the operation of the backward pass, and each step has its own."""
     rows = Rows()
     for step, zero in enumerate((0, 1000)):
         rows.range(f"ProfilerStep#{step}", zero, zero + 900).range(
@@ -130,6 +130,19 @@ def test_backward_work_belongs_to_the_layer_its_number_leads_to():
     assert [one for one in found if one[0].startswith("fc")] == [
         ("fc Linear backward", 5210, 5225, 10), ("fc Linear backward", 5310, 5325, 10),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("around", ["ProfilerStep#{}", "replay"])
+def test_each_replay_of_a_graph_is_a_span(around):
+    """Work that was captured in a layer is of it each time that its graph is launched, whatever it is launched in."""
+    rows = Rows().range("fc Linear [4,8]f32 |fwd", 0, 100, domain="annot")
+    for call in range(3):
+        start = 1000 + 100 * call
+        rows.range(around.format(call), start, start + 50)
+        for at in (10, 20):
+            rows.kernel(start + 5, (start + at, start + at + 5), origin_thread=101, origin_start=50)
+    found = [one for one in said(attribute(rows.build())) if one[0].startswith("fc")]
+    assert found == [("fc Linear forward", start + 10, start + 25, 10) for start in (1000, 1100, 1200)]
 
 
 def test_work_at_once_on_one_stream_has_tracks_of_its_own():

@@ -83,10 +83,10 @@ def spans(attribution: Attribution) -> Spans:
 
 
 _PLACES: Final = ("process", "device", "stream")
-_WORK: Final = (*_PLACES, "start", "gpu_ns", "kernel", "range", "node", "step")
+_WORK: Final = (*_PLACES, "start", "gpu_ns", "kernel", "range", "node")
 _SPAN: Final = {
     "track": pl.Int32, "node": pl.Int32, "call": pl.Int32, "start": pl.Int64, "end": pl.Int64, "time_ns": pl.Int64,
-    "kernels": pl.Int64, "depth": pl.Int32,
+    "kernels": pl.Int64, "depth": pl.Int32, "own": pl.Boolean,
 }  # fmt: skip
 
 
@@ -96,47 +96,48 @@ def _of_work(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl
     work = work.with_columns(tracks.of_work(work.rename({"gpu_ns": "length"})))
     nodes, calls = _depths(attribution), _calls(attribution)
     rows = work.select(
-        "track", "node", "step", "start", call=pl.when(pl.col("range") != NONE).then("range"),
-        end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns", kernels=pl.col("kernel").cast(pl.Int64),
+        "track", "node", "start", end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns",
+        kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], work["node"]),
+        call=calls["call"].gather(_known(work["range"])),
     ).sort("track", "start", maintain_order=True)  # fmt: skip
-    rows = rows.with_columns(calls["call"].gather(rows["call"]))
     found = [pl.DataFrame(schema=_SPAN)]
-    rows = _checked(rows.with_columns(depth=_gather(nodes["depth"], rows["node"])), calls)
-    for depth in range(_deepest(rows), 0, -1):
-        rows = _merged(rows)
+    deepest = rows["depth"].max()
+    for depth in range(deepest if isinstance(deepest, int) else 0, 0, -1):
+        rows = _merged(rows.with_columns(_is_own(rows, calls)))
         here = pl.col("depth") == depth
         found.append(rows.filter(here).select(*_SPAN))
         outer = rows.select(node=_gather(nodes["parent"], rows["node"]), call=calls["above"].gather(rows["call"]))
-        lifted = [pl.when(here).then(outer[name]).otherwise(pl.col(name)).alias(name) for name in outer.columns]
-        depths = pl.when(here).then(depth - 1).otherwise("depth").cast(pl.Int32).alias("depth")
-        rows = _checked(rows.with_columns(*lifted, depths), calls)
+        rows = rows.with_columns(
+            node=pl.when(here).then(outer["node"]).otherwise("node"),
+            call=pl.when(here & pl.col("own")).then(outer["call"]).otherwise("call"),
+            depth=pl.when(here).then(depth - 1).otherwise("depth").cast(pl.Int32),
+        )
     return pl.concat(found)
 
 
-def _deepest(rows: pl.DataFrame) -> int:
-    deepest = rows["depth"].max()
-    return deepest if isinstance(deepest, int) else 0
-
-
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Neighbours of one call; where the call is not known, of one layer and step."""
-    same = pl.struct("track", "node", "call", step=pl.when(pl.col("call").is_null()).then("step"))
+    """Neighbours of one layer that were launched in one call, of that layer or another."""
+    same = pl.struct("track", "node", "call")
     groups = rows.group_by(same.rle_id().alias("run"), maintain_order=True)
     return groups.agg(
-        pl.col("track", "node", "call", "step", "depth", "start").first(), pl.col("end").max(),
+        pl.col("track", "node", "call", "own", "depth", "start").first(), pl.col("end").max(),
         pl.col("time_ns", "kernels").sum(),
     ).drop("run")  # fmt: skip
 
 
-def _checked(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Forget calls that are of another layer: work can belong to one that a number or a graph leads to."""
-    of_call = calls["node"].gather(rows["call"])
-    return rows.with_columns(call=pl.when(of_call == pl.col("node")).then("call"))
+def _is_own(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """Whether the call is one of the layer: work of a CUDA graph is launched in another, for one."""
+    return (calls["node"].gather(rows["call"]) == rows["node"]).fill_null(False).alias("own")
+
+
+def _known(rows: pl.Series) -> pl.Series:
+    """Rows with null for -1."""
+    return pl.select(pl.when(rows != NONE).then(rows)).to_series()
 
 
 def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:
     """Values by row; null for row -1."""
-    return values.gather(pl.select(pl.when(rows != NONE).then(rows)).to_series())
+    return values.gather(_known(rows))
 
 
 def _depths(attribution: Attribution) -> pl.DataFrame:
@@ -172,7 +173,7 @@ def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
     depth = _gather(_depths(attribution)["depth"], tree["path"]).alias("depth")
     rows = tree.select(
         track, "start", "end", depth, node="path", call=pl.int_range(pl.len(), dtype=pl.Int32),
-        time_ns=pl.col("end") - pl.col("start"), kernels=pl.lit(0, pl.Int64),
+        time_ns=pl.col("end") - pl.col("start"), kernels=pl.lit(0, pl.Int64), own=pl.lit(True),
     )  # fmt: skip
     return rows.filter((calls["call"] == rows["call"]) & (pl.col("node") != NONE)).select(*_SPAN)
 
@@ -182,7 +183,8 @@ def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     forest = attribution.forest
     keys = pl.DataFrame(forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
     of_node = pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(rows["node"])
-    says = forest.tree["says"].gather(rows["call"])
+    call = rows.select(pl.when("own").then("call")).to_series()
+    says = forest.tree["says"].gather(call)
     said = pl.DataFrame([forest.says["shapes"].gather(says), forest.says["number"].gather(says)])
     return pl.concat([rows, keys[of_node], said], how="horizontal").filter(pl.col("layer") != UNATTRIBUTED)
 
