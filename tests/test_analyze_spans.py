@@ -132,17 +132,22 @@ def test_backward_work_belongs_to_the_layer_its_number_leads_to():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("around", ["ProfilerStep#{}", "replay"])
+@pytest.mark.parametrize("around", ["ProfilerStep#{}", "replay", "Forward Net [9,9]f32 |fwd"])
 def test_each_replay_of_a_graph_is_a_span(around):
     """Work that was captured in a layer is of it each time that its graph is launched, whatever it is launched in."""
     rows = Rows().range("fc Linear [4,8]f32 |fwd", 0, 100, domain="annot")
     for call in range(3):
         start = 1000 + 100 * call
-        rows.range(around.format(call), start, start + 50)
+        rows.range(around.format(call), start, start + 50, domain="annot" if "|" in around else "")
         for at in (10, 20):
             rows.kernel(start + 5, (start + at, start + at + 5), origin_thread=101, origin_start=50)
-    found = [one for one in said(attribute(rows.build())) if one[0].startswith("fc")]
-    assert found == [("fc Linear forward", start + 10, start + 25, 10) for start in (1000, 1100, 1200)]
+    found = spans(attribute(rows.build())).rows
+    expected = [(start + 10, start + 25, 10) for start in (1000, 1100, 1200)]
+    for part in (found.filter(layer="fc"), found.filter(pl.col("layer") != "fc")):
+        assert part.select("start", "end", "time_ns").rows() == expected
+    assert set(found.filter(layer="fc")["shapes"]) == {"[4,8]f32"}
+    if "#" in around:
+        assert found.filter(layer="(batch)")["number"].to_list() == [0, 1, 2]
 
 
 def test_work_at_once_on_one_stream_has_tracks_of_its_own():

@@ -44,6 +44,7 @@ def findings(spans: Spans) -> Iterator[Finding]:
         spans: when each layer was at work.
 
     Example:
+        >>> import polars as pl
         >>> from annot.analyze.spans import spans
         >>> from annot.correlate import attribute
         >>> from annot.profile import Profile

@@ -31,6 +31,7 @@ def nvtxt(findings: Iterable[Finding], tracks: Tracks) -> Iterator[str]:
         tracks: names the tracks.
 
     Example:
+        >>> import polars as pl
         >>> tracks = Tracks({})
         >>> number = tracks.of_steps(pl.Series([1]))[0]
         >>> print(*nvtxt([Finding(number, 5, 9, 'say "fc"', 0xFF4C9F38)], tracks), sep="\\n")
