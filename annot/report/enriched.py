@@ -1,11 +1,11 @@
-"""A copy of a report of Nsight Systems with what annot found, on the timeline beside what was found it in.
+"""A copy of a report of Nsight Systems with what annot found, on the timeline beside what it was found in.
 
 Two programs of Nsight Systems can add to a report, and what is installed decides:
 
 - ``nsys_writer``, a Python package in the folder of newer releases, which fills the interface `nvtx.writer`. What is
   called here follows NVIDIA's Analysis Guide ("Writing post-collection events") and is tested through that interface;
   NVIDIA's own backend has not been seen.
-- ``ImportNvtxt`` of releases since 2018 or before, which merges text (`annot.report.nvtxt`); tested with 2022.4.
+- ``ImportNvtxt`` of older releases, which merges text (`annot.report.nvtxt`); tested with 2022.4.
 """
 
 from __future__ import annotations
