@@ -205,3 +205,19 @@ def test_facts_are_those_of_the_analyses():
         assert row[3:] == (None if row[0] == "fc" or flops is None else flops // 3, bound, roof_share)
     assert found.filter(layer="out", phase="forward")["flops"].to_list() == [2 * 4 * 16 * 2] * 3
     assert None not in found.filter(phase="forward")["roof_share"]
+
+
+def test_ranges_of_a_process_lie_beside_each_other():
+    """Layers of a graph that run at the same time on the host are on tracks that nest."""
+    ours = {"domain": "annot", "kind": "start"}
+    rows = Rows().range("Forward Net |fwd", 0, 1000, **ours)
+    for number, (start, end) in enumerate(((10, 500), (200, 700))):
+        rows.range(f"layer.{number} Dense |fwd", start, end, thread=101 + number, end_thread=103, **ours)
+    found = spans(attribute(rows.build()))
+    nested(found.rows)
+    assert found.rows.select("layer", "start", "end").rows() == [
+        ("", 0, 1000),
+        ("layer.0", 10, 500),
+        ("layer.1", 200, 700),
+    ]
+    assert [track.name for track in found.tracks.all()] == ["layers", "layers, beside"]
