@@ -43,7 +43,7 @@ __all__ = [
 MAX_TEXTS: Final = 16384
 """How many different texts are ever registered with the tool; a tool keeps each one for the whole run."""
 
-_COLORS: Final = {
+COLORS: Final = {
     "forward": 0xFF4C9F38,
     "backward": 0xFFE07B39,
     "recompute": 0xFF9BBF4B,
@@ -53,6 +53,7 @@ _COLORS: Final = {
     "collective": 0xFFB8A02E,
     "loop": 0xFF6C7A89,
 }
+"""The colour of each category, 0xAARRGGBB."""
 _DEFAULT_COLOR: Final = 0xFF3C78D8
 
 
@@ -454,7 +455,7 @@ def _category(domain: str, name: str) -> int:
 
 def _argb(color: str | int | None, category: str | None) -> int:
     if color is None:
-        return _COLORS.get(category or "", _DEFAULT_COLOR)
+        return COLORS.get(category or "", _DEFAULT_COLOR)
     if isinstance(color, int):
         return color
     from nvtx.colors import color_to_hex

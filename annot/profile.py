@@ -19,6 +19,7 @@ and, where it differs from the default,
     processes     list[dict]  process, pid and name of those in the profile; rank and world_size of those that say them
     scopes        list[str]   what annot's marks say of the name scopes of layers; see `annot.scope_text`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
+    analysis_start_ns  int    when Nsight Systems began to collect (ns): what its tools call relative times count from
     rank        int       number of the process among those that train together, if the profile is of one only
     world_size  int       how many train together
 """

@@ -31,6 +31,7 @@ from typing import Final, Literal, TypeAlias, get_args
 __all__ = [
     "COMPILED",
     "DOMAIN",
+    "FINDINGS",
     "FUSED",
     "NOTE",
     "PHASES",
@@ -46,6 +47,9 @@ __all__ = [
 
 DOMAIN: Final = "annot"
 """The NVTX domain of annot's own ranges."""
+
+FINDINGS: Final = "annot findings"
+"""The NVTX domain of what annot writes into a report about a profile; readers leave it out, for it is no event."""
 
 NOTE: Final = "Note: "
 """What a mark of annot's begins with whose text is a sentence for the report."""

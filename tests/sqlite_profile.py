@@ -104,8 +104,8 @@ class SqliteProfile:
         """Add a kernel without its launch."""
         text = self.string(name)
         self.add(
-            "CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, deviceId=device, streamId=7,
-            correlationId=correlation, demangledName=text, shortName=text, **{"globalPid": process(of_process)} | more,
+            "CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, deviceId=device, correlationId=correlation,
+            demangledName=text, shortName=text, **{"globalPid": process(of_process), "streamId": 7} | more,
         )  # fmt: skip
 
     def copy(

@@ -1,4 +1,4 @@
-"""`annot report --format trace` and `--format tensorboard`: what other tools show of a profile, beyond a table."""
+"""`annot report --format trace`, `tensorboard` and `nsys-rep`: what other tools show of a profile, beyond a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "export", "export_problem"]
 
-FORMATS = ("trace", "tensorboard")
+FORMATS = ("trace", "tensorboard", "nsys-rep")
 _OF_TABLES = ("by", "sort", "rank", "by_process", "workers", "dask")
 
 
@@ -42,9 +42,12 @@ def export(args: argparse.Namespace) -> None:
     from annot.ranks.files import local
 
     with local(args.profiles[0]) as path:
+        report = _report_to_enrich(path, args) if args.format == "nsys-rep" else None
         attribution = _attributed(path, args)
         try:
-            if args.format == "trace":
+            if report is not None:
+                _write_report(attribution, report, args)
+            elif args.format == "trace":
                 _write_trace(attribution, args)
             else:
                 _write_tensorboard(attribution, args)
@@ -81,6 +84,22 @@ def _write_tensorboard(attribution: Attribution, args: argparse.Namespace) -> No
     with _created(args.output / FILE, force=args.force) as file:
         for record in event_file(attribution, args.profiles[0]):
             file.write(record)
+
+
+def _report_to_enrich(path: Path, args: argparse.Namespace) -> Path:
+    from annot.errors import AnnotError
+    from annot.report.enriched import report_of_profile
+
+    report = report_of_profile(path)
+    if args.output.exists() and any(args.output.samefile(read) for read in (path, report)):
+        raise AnnotError(f"{args.output} is what is read; write the copy elsewhere")
+    return report
+
+
+def _write_report(attribution: Attribution, report: Path, args: argparse.Namespace) -> None:
+    from annot.report.enriched import enrich
+
+    enrich(attribution, report, args.output)
 
 
 @contextmanager

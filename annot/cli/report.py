@@ -12,7 +12,8 @@ rank is what its profile says, else what tells the names apart.
 --format trace writes what happened when, for the Perfetto UI (https://ui.perfetto.dev) and chrome://tracing: layers,
 launches and device work on their tracks, with arrows from launch to kernel and from forward to backward; compressed
 if OUT ends in .gz. --format tensorboard writes a folder that TensorBoard shows: times per step and layer, the table of
-layers as text, and pictures.
+layers as text, and pictures. --format nsys-rep writes a copy of a report of Nsight Systems that has, on the timeline,
+when each layer was at work on which stream, with what was found about it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ examples:
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot report run.sqlite --format trace -o run.json.gz
   annot report run.sqlite --format tensorboard -o logs/run
+  annot report run.nsys-rep --format nsys-rep -o enriched.nsys-rep
   annot report 'run_rank*.sqlite'
   annot report 'run_rank*.sqlite' --rank 3 --by advice
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -12,7 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "loses_nvtx_package", "nvtx_version_of", "python_of"]
+__all__ = [
+    "WRITER_BACKEND", "Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "has_nsys_writer", "loses_nvtx_package",
+    "nvtx_version_of", "python_of",
+]  # fmt: skip
+
+WRITER_BACKEND = "NSYS_WRITER_BACKEND"
+"""The variable that tells nsys_writer which library to write with."""
 
 _ANSWER_SECONDS = 60
 # Neither libcuda.so.1 nor /dev/nvidiactl is a sign: Debian installs the one along with Nsight Systems, and that
@@ -55,11 +62,11 @@ class Nsys:
 
     def importer(self) -> Path | None:
         """Return its QdstrmImporter, or None if the part that holds it is not installed."""
-        packaged = sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*"))
-        for folder in [*self._host_folders_beside(), *packaged]:
-            if os.access(folder / "QdstrmImporter", os.X_OK):
-                return folder / "QdstrmImporter"
-        return None
+        return self._host_program("QdstrmImporter")
+
+    def nvtxt_importer(self) -> Path | None:
+        """Return its ImportNvtxt, or None if it has none or the part that holds it is not installed."""
+        return self._host_program("ImportNvtxt")
 
     def link_command(self) -> str | None:
         """Return the shell command that lets `nsys profile` import by itself, None if no link does."""
@@ -67,6 +74,23 @@ class Nsys:
         if importer is None or self.imports_by_itself:
             return None
         return f"sudo ln -s {importer.parent} {self.path.resolve().parent.parent / importer.parent.name}"
+
+    def writer_backend(self) -> Path | None:
+        """Return the library by which nsys_writer writes into reports, or None if this release has none."""
+        found = (folder / "libNvtxwBackend.so" for folder in self._host_folders_beside())
+        return next((path for path in found if path.exists()), None)
+
+    def writer_package(self) -> Path | None:
+        """Return the folder from which pip installs nsys_writer, or None if this release has none."""
+        folder = self.path.resolve().parent.parent
+        return next(iter(sorted(folder.glob("target-linux-*/python/packages/nsys_writer"))), None)
+
+    def _host_program(self, name: str) -> Path | None:
+        packaged = sorted(Path("/usr/lib/nsight-systems").glob("host-linux-*"))
+        for folder in [*self._host_folders_beside(), *packaged]:
+            if os.access(folder / name, os.X_OK):
+                return folder / name
+        return None
 
     def _host_folders_beside(self) -> list[Path]:
         return sorted(self.path.resolve().parent.parent.glob("host-linux-*"))
@@ -117,6 +141,11 @@ def has_gpu_driver(root: Path = Path("/")) -> bool:
         root: the folder that stands for ``/``.
     """
     return any((root / sign).exists() for sign in _DRIVER_SIGNS)
+
+
+def has_nsys_writer() -> bool:
+    """Return whether the package that writes into reports of Nsight Systems is installed here."""
+    return importlib.util.find_spec("nsys_writer") is not None
 
 
 def python_of(command: str) -> Path | None:

@@ -26,6 +26,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
             computeMinor, uuid ...; `cuDevice` is the number that kernels have as their device.
         processes: a dictionary per process of the machine: process, as in the tables, pid, name.
         utc_start_ns: time 0 of the profile, in ns since 1970.
+        analysis_start_ns: when the collection began (ns).
         rank, world_size: if annot noted them.
         What the file does not hold is absent, but for the producer.
     """
@@ -33,7 +34,8 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "devices": _devices(tables),
         "processes": _processes(tables),
-        "utc_start_ns": _utc_start(tables),
+        "utc_start_ns": _instant(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
+        "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
         "rank": _number(dict(capture).get("ANNOT_RANK")),
         "world_size": _number(dict(capture).get("ANNOT_WORLD_SIZE")),
     }
@@ -111,10 +113,10 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"process": process, "pid": row.get("pid", process >> 24 & 0xFFFFFF), "name": str(row.get("name", ""))}
 
 
-def _utc_start(tables: Tables) -> int | None:
-    for row in tables.records("TARGET_INFO_SESSION_START_TIME"):
-        if isinstance(row.get("utcEpochNs"), int):
-            return int(row["utcEpochNs"])
+def _instant(tables: Tables, table: str, column: str) -> int | None:
+    for row in tables.records(table):
+        if isinstance(row.get(column), int):
+            return int(row[column])
     return None
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 import polars as pl
 
 from annot.profile import MARKS, RANGES
 from annot.read.nsys_layout import ROW, Tables, fetch, fetch_blocks, process_of, spelt, with_times
+from annot.tag import FINDINGS
 
-__all__ = ["TABLE", "Names", "as_marks", "as_ranges", "event_blocks"]
+__all__ = ["FINDINGS_PROCESS", "TABLE", "Names", "as_marks", "as_ranges", "event_blocks"]
+
+FINDINGS_PROCESS: Final = 10 * 2**20
+"""The process number from which on those count that annot makes up; Linux gives none from 4 * 2**20 on."""
 
 TABLE: Final = "NVTX_EVENTS"
 
 _CATEGORY, _MARK, _DOMAIN = 33, 34, 75
 _PUSH: Final = (59, 70)  # the second of each pair is an import of NVTXT
 _START: Final = (60, 71)
+_IMPORTED: Final = 70
 
 _COLUMNS: Final = {
     "id": ROW, "type": "eventType", "start": "start", "end": "end", "thread": "globalTid",
@@ -44,6 +50,11 @@ class Names:
         if TABLE in tables.columns:
             rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
             self._said = _spelt_out(rows, strings).with_columns(pl.col("text").cast(pl.String))
+
+    @cached_property
+    def has_findings(self) -> bool:
+        """Whether annot wrote into the report what it found."""
+        return FINDINGS in self._said.filter(pl.col("type") == _DOMAIN)["text"] if self._said.height else False
 
     @property
     def domains(self) -> int:
@@ -88,7 +99,17 @@ def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: b
         rows = _spelt_out(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
         if reals is not None:
             rows = names.spell_categories(rows.with_columns(_payload(rows, reals)))
-        yield names.spell_domains(rows)
+        rows = names.spell_domains(_without_imported_findings(rows))
+        yield rows.filter(pl.col("domain").cast(pl.String) != FINDINGS) if names.has_findings else rows
+
+
+def _without_imported_findings(rows: pl.DataFrame) -> pl.DataFrame:
+    """What annot itself wrote into a report is no event of the run; NVTXT has no domains, so its process tells."""
+    latest = rows["type"].max()
+    if isinstance(latest, int) and latest >= _IMPORTED:
+        number = pl.col("thread") // 2**24 % 2**24
+        rows = rows.filter(~((pl.col("type") >= _IMPORTED) & (number >= FINDINGS_PROCESS)).fill_null(False))
+    return rows
 
 
 def as_ranges(events: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from annot.read import nsys_sqlite
 if TYPE_CHECKING:
     from annot.collect.tools import Nsys
 
-__all__ = ["NAME", "read", "sniff"]
+__all__ = ["NAME", "newest_nsys", "read", "sniff"]
 
 NAME: Final = "nsys_report"
 
@@ -47,7 +47,7 @@ def read(path: Path) -> Profile:
         AnnotError: no Nsight Systems is installed that can open the report, or the report is damaged or holds
             neither NVTX ranges nor CUDA activity.
     """
-    nsys = _newest_nsys()
+    nsys = newest_nsys()
     with path.open("rb") as file:
         written_by = _version(_WRITTEN_BY.match(file.read(256)))
     if nsys is None:
@@ -65,8 +65,8 @@ def read(path: Path) -> Profile:
     return replace(profile, meta=profile.meta | {"source": str(path), "format": NAME})
 
 
-def _newest_nsys() -> Nsys | None:
-    """The command on PATH, or the newest in the usual folders, if that is newer."""
+def newest_nsys() -> Nsys | None:
+    """Return the command on PATH, or the newest in the usual folders, if that is newer."""
     from annot.collect.tools import find_nsys  # not needed for any other profile
 
     found = [find_nsys()]

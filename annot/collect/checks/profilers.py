@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 from annot.collect.checks.finding import Check, Machine
-from annot.collect.tools import Nsys, find_ncu, has_gpu_driver
+from annot.collect.tools import Nsys, find_ncu, has_gpu_driver, has_nsys_writer
 
 __all__ = ["examine"]
 
@@ -12,7 +15,7 @@ _INSTALL_NSYS = "sudo apt install nsight-systems"
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
     """Look at the profilers of NVIDIA."""
-    return [_nsys(machine, nsys), *_import_of(nsys), _ncu(machine)]
+    return [_nsys(machine, nsys), *_import_of(nsys), *_writing_of(nsys), _ncu(machine)]
 
 
 def _nsys(machine: Machine, nsys: Nsys | None) -> Check:
@@ -36,6 +39,21 @@ def _import_of(nsys: Nsys | None) -> list[Check]:
         return [Check("import of reports", "problem", text, _INSTALL_NSYS)]
     text = f"Nsight Systems does not find its importer; annot calls {importer}"
     return [Check("import of reports", "note", text, nsys.link_command())]
+
+
+def _writing_of(nsys: Nsys | None) -> list[Check]:
+    """Whether `annot report --format nsys-rep` can write here, and with what."""
+    if nsys is None:
+        return []
+    name = "writing into reports"
+    if has_nsys_writer():
+        return [Check(name, "ok", "with nsys_writer of Nsight Systems")]
+    importer, package = nsys.nvtxt_importer(), nsys.writer_package()
+    if importer is not None:
+        return [Check(name, "ok", f"with {importer}")]
+    text = "neither nsys_writer nor ImportNvtxt of Nsight Systems is installed"
+    mend = _INSTALL_NSYS if package is None else shlex.join([sys.executable, "-m", "pip", "install", str(package)])
+    return [Check(name, "note", text, mend)]
 
 
 def _ncu(machine: Machine) -> Check:
