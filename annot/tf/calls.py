@@ -87,10 +87,10 @@ def trace(
 
     Works on functions and methods (the `call` of a layer too), in eager mode, in `tf.function` and in graphs of
     `tf.compat.v1`. The ranges of a graph open and close while the graph runs. The gradient's range begins with the
-    gradient of the first output and ends when the gradients of all inputs and of all trainable variables that were
-    read inside are there, also where no input needs a gradient. Variables that are read inside a `tf.while_loop` or
-    `tf.cond` are not waited for. Under XLA there are no ranges, and a warning
-    says so. If `annot.enabled` is false when the function is decorated, the very function comes back.
+    gradient of the first output and ends when the gradients of all inputs and of all trainable variables that were read
+    inside are there, also where no input needs a gradient. Variables that are read inside a `tf.while_loop` or
+    `tf.cond` are not waited for. Under XLA there are no ranges, and a warning says so. If `annot.enabled` is false when
+    the function is decorated, the very function comes back.
 
     Args:
         message: text of the range; by default the qualified name of the function.
