@@ -217,9 +217,9 @@ function kernelsOf(run, place) {
       [
         {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
         {title: 'Phase', text: true, value: one => one.phase},
-        {title: 'Kind', text: true, value: one => one.kind},
-        {title: 'TC', text: true, help: 'Tensor Cores', value: one => (one.tc ? 'yes' : '')},
-        {title: 'Calls', value: one => one.calls, show: count},
+        {title: 'Kind', text: true, class: 'minor', value: one => one.kind},
+        {title: 'TC', text: true, help: 'Tensor Cores', class: 'minor', value: one => (one.tc ? 'yes' : '')},
+        {title: 'Calls', class: 'minor', value: one => one.calls, show: count},
         {title: `Time ${unit.name}`, value: one => one.ns, show: value => inUnit(unit, value)},
         {title: 'Own', value: one => one.own, show: value => inUnit(unit, value || null)},
         {title: 'Mean', value: one => one.ns / one.calls, show: value => duration(Math.round(value))},

@@ -384,7 +384,7 @@ function listLongest(view) {
                   name(value, 'kernel'),
                 ),
             },
-            {title: 'Lane', text: true, value: event => view.lanes[view.rows[view.row[event]].lane].name},
+            {title: 'Lane', text: true, class: 'minor', value: event => view.lanes[view.rows[view.row[event]].lane].name},
             {title: 'From', value: event => view.start[event], show: duration},
             {title: 'Time', value: event => view.length[event], show: duration},
           ],

@@ -239,7 +239,7 @@ function treeRow(place, context, before) {
     {scope: 'row', role: 'rowheader', class: 'text'},
     h('div', {class: 'label'}, fold, label, line.module && name(line.module, 'module')),
   );
-  first.firstChild.style.paddingLeft = `${Math.min(line.depth, 12) * 0.9}rem`;
+  first.firstChild.style.setProperty('--depth', Math.min(line.depth, 12));
   const gap = line.other && before !== undefined && !run.lines[before].other ? ' gap' : '';
   return h(
     'tr',

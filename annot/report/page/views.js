@@ -46,13 +46,13 @@ function rooflineView(run) {
         },
         {title: 'Phase', text: true, value: one => one.phase},
         {title: 'Time', value: one => one.ns, show: duration},
-        {title: 'FLOP/B', value: one => one.intensity, show: value => amount(value)},
+        {title: 'FLOP/B', class: 'minor', value: one => one.intensity, show: value => amount(value)},
         {title: 'FLOP/s', value: one => one.speed, show: value => amount(value)},
-        {title: 'B/s', value: one => one.moved, show: value => amount(value)},
-        {title: 'Precision', text: true, value: one => one.precision},
+        {title: 'B/s', class: 'minor', value: one => one.moved, show: value => amount(value)},
+        {title: 'Precision', text: true, class: 'minor', value: one => one.precision},
         {title: 'Of the roof', value: one => one.roof, show: percent},
         {title: 'Bound by', text: true, value: one => one.bound},
-      ],
+      ].filter(column => points.some(one => column.value(one))),
       points,
       {by: 2},
     ),
@@ -128,7 +128,7 @@ function stepTable(run, rows, processes) {
   ];
   return sortTable(
     'Steps',
-    columns.filter(column => rows.some(row => known(column.value(row)))),
+    columns.filter(column => column.title === 'Step' || rows.some(row => column.value(row))),
     rows,
   );
 }
@@ -156,10 +156,16 @@ function kernelsView(run, state) {
         'Kernels',
         [
           {title: 'Name', text: true, value: row => row.name, show: value => name(value, 'kernel')},
-          {title: 'Kind', text: true, value: row => row.kind},
-          {title: 'Library', text: true, value: row => row.library},
-          {title: 'TC', help: 'Tensor Cores', text: true, value: row => (row.tensor_cores ? 'yes' : '')},
-          {title: 'Calls', value: row => row.calls, show: count},
+          {title: 'Kind', text: true, class: 'minor', value: row => row.kind},
+          {title: 'Library', text: true, class: 'minor', value: row => row.library},
+          {
+            title: 'TC',
+            help: 'Tensor Cores',
+            text: true,
+            class: 'minor',
+            value: row => (row.tensor_cores ? 'yes' : ''),
+          },
+          {title: 'Calls', class: 'minor', value: row => row.calls, show: count},
           timed('Time', 'gpu_ns'),
           {title: 'Share', value: row => (whole ? row.gpu_ns / whole : null), show: percent},
           timed('Mean', 'mean_ns'),
@@ -219,10 +225,10 @@ function classTable(classes, whole) {
     [
       {title: 'Kind', text: true, value: one => one.kind},
       {title: 'Library', text: true, value: one => one.library},
-      {title: 'TC', help: 'Tensor Cores', text: true, value: one => (one.tensor_cores ? 'yes' : '')},
+      {title: 'TC', help: 'Tensor Cores', text: true, class: 'minor', value: one => (one.tensor_cores ? 'yes' : '')},
       {
         title: 'Relative',
-        class: 'bars',
+        class: 'bars minor',
         value: one => one.gpu_ns,
         show: value =>
           h('div', {class: 'bar', 'aria-hidden': 'true'}, sized(h('span', {class: 'other'}), (100 * value) / longest)),
