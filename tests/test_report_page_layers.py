@@ -10,6 +10,7 @@ import pytest
 from chromium import Page
 from report_pages import choose, column_of, page_of, tree_of
 from shared_data import shared
+from tables import Rows
 
 from annot.analyze.counters import layer_counters
 from annot.correlate import attribute, by_layer
@@ -144,3 +145,19 @@ def test_tables_sort_and_search(fresh: Page, trained: Path) -> None:
     fresh.press("/")
     fresh.type("RELU")
     fresh.wait(f"document.querySelectorAll('{names}').length === 2")
+
+
+def test_no_share_of_nothing(fresh: Page, tmp_path: Path) -> None:
+    """Kernels whose lengths nobody knows have no bar and no share beside their time."""
+    fresh.open(page_of(Rows().kernel(None, (10, 10)).build(), tmp_path), "summary")
+    assert fresh.texts("ol.top .value") == ["0"]
+    assert fresh.run("document.querySelectorAll('ol.top .bar span').length") == 0
+
+
+def test_all_colours_of_bars_are_explained(fresh: Page, tmp_path: Path) -> None:
+    """Ranges without a phase are grey, and the legend says so; where all have one, it does not."""
+    rows = Rows().range("fc Linear |fwd", 0, 900)
+    fresh.open(page_of(rows.build(), tmp_path), "layers")
+    assert fresh.texts(".tree thead .key") == ["forward"]
+    fresh.open(page_of(rows.range("load", 1000, 1100).build(), tmp_path), "layers")
+    assert fresh.texts(".tree thead .key") == ["forward", "other"]

@@ -22,7 +22,8 @@ def _outside(page: Page, selector: str) -> list[str]:
         page.run(
             f"(() => {{ const all = [...document.querySelectorAll({selector!r})];"
             "if (!all.length) return ['nothing']; return all.filter(one => one.getBoundingClientRect().right >"
-            "(one.closest('.scroll') ?? document.body).getBoundingClientRect().right + 1).map(one => one.innerText); })()"
+            "(one.closest('.scroll') ?? document.body).getBoundingClientRect().right + 1)"
+            ".map(one => one.innerText); })()"
         )
     )
 

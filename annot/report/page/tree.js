@@ -183,9 +183,9 @@ function drawTree(run, state, tree, holder, told, draw) {
 }
 
 function legend(shown) {
-  return PHASES.filter(phase => shown.numbers.some(one => known(one[phase]))).map(phase =>
-    h('span', {class: `key ${phase}`}, phase),
-  );
+  const bare = shown.numbers.some(one => one.total && !PHASES.some(phase => one[phase]));
+  const keys = [...PHASES.filter(phase => shown.numbers.some(one => known(one[phase]))), ...(bare ? ['other'] : [])];
+  return keys.map(key => h('span', {class: `key ${key}`}, key));
 }
 
 // The lines that are there, in order: what is asked for, what stands above it, and what is not folded away.

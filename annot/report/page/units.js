@@ -20,7 +20,9 @@ function known(value) {
 }
 
 function fixed(value, decimals) {
-  return value.toLocaleString('en-US', {minimumFractionDigits: decimals, maximumFractionDigits: decimals});
+  // What rounds to zero has no sign.
+  const digits = {minimumFractionDigits: decimals, maximumFractionDigits: decimals, signDisplay: 'negative'};
+  return value.toLocaleString('en-US', digits);
 }
 
 // The unit in which all of the times (ns) read best in one column.
