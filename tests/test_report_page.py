@@ -241,21 +241,7 @@ def test_light_and_dark(fresh: Page, trained: Path) -> None:
 
 def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
     """The rules of `annot.report.units` hold in the page, number by number."""
-    times = [
-        0,
-        1,
-        999,
-        1_234,
-        999_999,
-        1_000_000,
-        12_345_678,
-        100_000_000,
-        999_999_999,
-        1_000_000_001,
-        98_765_432_101,
-        -4,
-        -12_345,
-    ]
+    times = [-4, 0, 1, 999, 1_234, 999_999, 1_000_000, 12_345_678, 100_000_000, 999_999_999, 98_765_432_101]
     amounts = [0, 0.25, 1, 9.994, 12.34, 99.96, 123.4, 999, 999.6, 1000, 140_553_600, 19.5e12, 3.1e15, 2e18, 4.2e19]
     fresh.open(trained)
     script = (SCRIPTS / "units.js").read_text()
@@ -263,6 +249,7 @@ def test_numbers_read_as_on_the_terminal(fresh: Page, trained: Path) -> None:
         f"(() => {{ {script}; return [{times}.map(duration), {amounts}.map(one => amount(one)),"
         "share(1, 3), count(1234567)]; })()"
     )
+    assert found[0][0] == "0.00 µs"
     assert found[0] == [units.duration(time) for time in times]
     assert found[1] == [units.amount(number) for number in amounts]
     assert found[2:] == [units.share(1, 3), units.count(1_234_567)]

@@ -54,6 +54,16 @@ function choice(id, options, value, change) {
   return select;
 }
 
+// Lets the names in an element be cut to one line, or shows them whole.
+function wholeNames(holder) {
+  const box = h('input', {
+    type: 'checkbox',
+    class: 'whole-names',
+    onchange: event => holder.classList.toggle('whole', event.target.checked),
+  });
+  return h('label', {class: 'check'}, box, ' Whole names');
+}
+
 function panel(title, ...children) {
   const id = `panel-${++panel.count}`;
   return h('section', {class: 'panel', 'aria-labelledby': id}, h('h2', {id}, title), ...children);

@@ -212,6 +212,7 @@ function kernelsView(run, state) {
             },
           ),
         ),
+        wholeNames(holder),
       ),
       holder,
     ),
