@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -124,6 +125,31 @@ def test_progress_on_a_terminal(terminal: tuple[int, TextIO], monkeypatch: pytes
     assert "250 k rows" in said
     assert "0:00:0" in said
     assert said.endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_progress_is_one_line(terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """However long the name of the work is: its rate and times stand whole on the same line."""
+    fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    monkeypatch.setattr(sys, "stderr", terminal[1])
+    with shown(after=0) as started:
+        assert started is not None
+        assert started.wait(60)
+        for done in (262_144, 1_572_864, 3_670_016):
+            progress.tell("reading CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", done, 4_440_000, "rows")
+    lines = [line for line in re.split(r"[\r\n]", _written(terminal)) if "3.67 M rows" in line]
+    assert lines
+    assert all(re.search(r"rows, [\d.]+ .?.?rows/s.*:\d\d", line) for line in lines)
+
+
+def test_the_page_tells(trained: Path, tmp_path: Path) -> None:
+    """Making a page is said, view by view, when all is read."""
+    heard: list[tuple[str, int, int | None, str]] = []
+    with progress.listening(lambda *said: heard.append(said)):
+        assert main(["report", str(trained), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
+    assert ("finding the layers", 0, None, "") in heard
+    made = [said[1:] for said in heard if said[0] == "making the page"]
+    assert made == [(number, 10, "views") for number in range(11)]
 
 
 def test_work_that_is_done_says_nothing(
