@@ -21,6 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from shared_data import shared, unpacked
 from sqlite_profile import training
+from tables import Rows
 
 from annot import progress
 from annot.cli import main
@@ -51,6 +52,27 @@ def test_every_table_fits_every_width(name: str, tmp_path: Path) -> None:
             lines = text.getvalue().splitlines()
             assert max(map(cell_len, lines)) <= width, (by, width)
             assert report.rows.is_empty() or "…" not in lines[1], (by, width)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_kernels_as_they_ran_have_their_names(width: int) -> None:
+    """However long the layer's name is, there is room for what tells its kernels apart."""
+    rows = Rows().range("encoder.layers.10.feed_forward.dense_in Linear |fwd", 0, 900)
+    rows.kernel(10, (20, 30), name="void at::native::ampere_sgemm_128x64_tn").kernel(12, (30, 40), name="splitKreduce")
+    text = io.StringIO()
+    print_analysis(report_on(rows.build(), by="iteration"), Console(file=text, width=width, color_system=None))
+    assert "ampere_sgemm" in text.getvalue()
+    assert "splitKreduce" in text.getvalue()
+
+
+def test_all_heads_are_bold_and_shapes_dim() -> None:
+    """The first head as the others, and what is said at the end of lines fainter than the numbers."""
+    rows = Rows().range("fc Linear [4,8]f32 |fwd", 0, 900)
+    text = io.StringIO()
+    print_table(report_on(rows.build()), Console(file=text, width=120, color_system="standard", force_terminal=True))
+    head, line = text.getvalue().splitlines()[1:3]
+    assert head.startswith("\x1b[1mLayer")
+    assert "\x1b[2m[4,8]f32" in line
 
 
 def test_long_notes_hang_behind_their_word(trained: Path) -> None:
