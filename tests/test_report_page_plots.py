@@ -105,6 +105,25 @@ def test_timeline_says_what_an_event_is(fresh: Page, trained: Path) -> None:
     fresh.wait("document.querySelector('main section table').textContent.split('conv_fwd').length === 2")  # one of two
 
 
+def test_keys_reach_all_lanes_of_the_timeline(fresh: Page, trained: Path) -> None:
+    """Down goes from the first row of the first thread to the work of the device, and up back; it is in sight."""
+    fresh.open(trained, "timeline", height=300)
+    fresh.wait("document.getElementById('timeline').dataset.drawn === '50'")
+    fresh.run("document.getElementById('timeline').focus()")
+    fresh.run("scrollTo(0, 0)")
+    fresh.press("n")
+    lanes = []
+    for _ in range(30):
+        fresh.press("ArrowDown")
+        lanes.append(fresh.texts(".detail dd")[2])
+    assert lanes[0] == "Thread 1"
+    assert lanes[-1] == "GPU 0 stream 7"
+    assert 0 < fresh.run("document.getElementById('timeline').getBoundingClientRect().bottom") < 300 + 17
+    for _ in range(30):
+        fresh.press("ArrowUp")
+    assert "Epoch 0" in fresh.text(".detail")
+
+
 def test_a_large_timeline_is_a_sample_and_says_so(fresh: Page, tmp_path: Path) -> None:
     """The page says how the events were chosen, and draws what can be seen."""
     fresh.open(page_of(many_kernels(250_000), tmp_path), "timeline")
