@@ -147,6 +147,19 @@ def test_tables_sort_and_search(fresh: Page, trained: Path) -> None:
     fresh.wait(f"document.querySelectorAll('{names}').length === 2")
 
 
+def test_long_paths_show_their_ends(fresh: Page, tmp_path: Path) -> None:
+    """Paths of layers begin alike: where there is no room, their ends are in sight and tell them apart."""
+    rows = Rows()
+    for number in range(2):
+        path = f"language_model.encoder.layers.{'block.' * 9}dense_{number}"
+        rows.range(f"{path} Linear |fwd", 1000 * number, 1000 * number + 900)
+    fresh.open(page_of(rows.build(), tmp_path), "summary")
+    ends = "[...document.querySelectorAll('ol.top .path')].map(one => [one.textContent.slice(-7),"
+    ends += "one.lastChild.getBoundingClientRect().right <= one.getBoundingClientRect().right + 1,"
+    ends += "one.firstChild.scrollWidth > one.firstChild.clientWidth])"
+    assert fresh.run(ends) == [["dense_0", True, True], ["dense_1", True, True]]
+
+
 def test_no_share_of_nothing(fresh: Page, tmp_path: Path) -> None:
     """Kernels whose lengths nobody knows have no bar and no share beside their time."""
     fresh.open(page_of(Rows().kernel(None, (10, 10)).build(), tmp_path), "summary")

@@ -145,7 +145,7 @@ function comparisonTable(data, one) {
       text: true,
       value: label_,
       show: (value, row) => [
-        name(value, by === 'kernel' ? 'kernel' : 'name'),
+        by === 'layer' ? pathName(value) : name(value, by === 'kernel' ? 'kernel' : 'name'),
         ' ',
         by === 'layer' && name(row.module, 'module'),
       ],

@@ -35,6 +35,15 @@ function name(text, className = 'name') {
   return text === '' ? null : h('bdi', {class: className, title: text}, text);
 }
 
+// A path, whose end says more than its begin: if there is no room, it is cut before its last characters.
+const TAIL = 18;
+function pathName(text) {
+  if (text.length <= TAIL) return name(text);
+  const end = [...text].slice(-TAIL).join('');
+  const parts = [text.slice(0, text.length - end.length), end].map(part => h('span', {}, part));
+  return h('bdi', {class: 'name path', title: text}, parts);
+}
+
 function sized(element, width) {
   element.style.width = `${Math.max(0, Math.min(100, width))}%`;
   return element;

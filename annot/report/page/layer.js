@@ -315,5 +315,5 @@ function adviceList(run, found) {
 
 function layerLink(run, layer) {
   const line = run.lines.find(other => title(other) === layer && !other.other);
-  return line ? h('a', {href: `#layer/${line.place}`}, name(layer)) : name(layer);
+  return line ? h('a', {href: `#layer/${line.place}`}, pathName(layer)) : pathName(layer);
 }

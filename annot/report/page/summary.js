@@ -129,7 +129,7 @@ function topLayers(run) {
         h(
           'li',
           {},
-          h('a', {href: `#layer/${line.place}`}, name(title(line))),
+          h('a', {href: `#layer/${line.place}`}, pathName(title(line))),
           ' ',
           line.module && name(line.module, 'module'),
           h(
