@@ -143,8 +143,8 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
         return events, 1
     step = -(-2 * events.height // most)
     longest = (most * step - events.height) // (step - 1)  # so that with the others there are as many as may be
-    # Only what decides is sorted: that takes a third of the time of sorting all there is.
-    order = events["length_ns"].arg_sort(descending=True)
+    # Only what decides is sorted: that takes half the time of sorting all there is.
+    order = events.select(pl.arg_sort_by("length_ns", descending=True, maintain_order=True)).to_series()
     rest = events[order.slice(longest)].select("lane", "start_ns", pl.Series("event", order.slice(longest)))
     rest = rest.sort("lane", "start_ns", maintain_order=True).gather_every(step)
     return events[pl.concat([order.head(longest), rest["event"]]).head(most)], step

@@ -87,6 +87,8 @@ def _phase_ranges(forest: Forest) -> pl.DataFrame:
 
 def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
     """Whether a marked row stands above each row, however far; each round looks twice as far as the one before."""
+    if not marked.any():
+        return marked
     above = _there(parent)
     inside = marked.gather(above).fill_null(False)
     while above.null_count() < above.len():
