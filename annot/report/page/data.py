@@ -37,6 +37,7 @@ _NAMES: Final = 50_000
 _KERNELS: Final = 5_000
 _MAKING: Final = "making the page"
 _VIEWS: Final = 10
+"""What is told of `run_data`: the rows, what several views need, and eight views."""
 _DETAIL: Final = (
     "tc_eligible",
     "tc_used",
