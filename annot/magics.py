@@ -107,7 +107,10 @@ def _run(shell: Any, cell: str, models: list[Any]) -> None:
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(emit_ranges(model))
-        error = shell.run_cell(cell, store_history=False).error_in_exec
+        result = shell.run_cell(cell, store_history=False)
+    if result.error_before_exec is not None:  # the shell has shown it, and would again if it went on
+        raise _WordsError("%%annot: the cell did not run")
+    error = result.error_in_exec
     if error is not None:
         error._render_traceback_ = list
         raise error

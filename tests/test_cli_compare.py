@@ -183,12 +183,23 @@ def test_command_prints_regressions_first(profiles: tuple[Path, Path], capsys: p
     assert main(["compare", *map(str, profiles)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "GPU time per step by layer, ms"
-    first = next(line for line in lines if line.startswith("features.0 Conv2d forward"))
+    first = next(line for line in lines if line.split()[:3] == ["features.0", "Conv2d", "forward"])
     assert first.split()[3:7] == ["0.900", "1.800", "0.900", "0.500"]
     assert lines.index(first) < next(
-        place for place, line in enumerate(lines) if line.startswith("features.0 Conv2d backward")
+        place for place, line in enumerate(lines) if line.split()[:3] == ["features.0", "Conv2d", "backward"]
     )
     assert lines[-1] == "All: 3.480 ms → 4.380 ms, speed-up 0.795 ± 0.000 (2 and 2 steps)"
+
+
+def test_narrow_terminals_tell_layers_and_phases_apart(
+    profiles: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 60 columns names and phases are whole, and what is compared is the difference and the speed-up."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["compare", *map(str, profiles)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["features.0", "Conv2d", "fwd", "0.900", "0.500", "0.000"] in [line.split()[:6] for line in lines]
+    assert not any("…" in line for line in lines[:8])
 
 
 def test_threshold_is_the_exit_status(profiles: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,3 +152,17 @@ def test_largest_repetition_against_all_of_them(codes: list[int]) -> None:
 def test_main_is_the_thread_of_the_rows() -> None:
     """The helper's default thread is the one that has the ranges."""
     assert attribute(Rows().range("x", 0, 1).build()).ranges()["thread"].to_list() == [MAIN]
+
+
+def test_backward_of_layers_within_others_counts_once() -> None:
+    """No range of the engine's thread is that of the block, whose layer's backward is found by number; it counts."""
+    rows = Rows()
+    for step in range(3):
+        zero = 1000 * step
+        rows.range(f"Batch {step} |step", zero, zero + 900).range("block Block |fwd", zero, zero + 100)
+        rows.range("block.fc Linear |fwd", zero + 10, zero + 60).range("aten::relu, op_id = 3", zero + 70, zero + 90)
+        rows.range(f"aten::linear, seq = {step}, op_id = 1", zero + 20, zero + 50)
+        rows.range("autograd::engine::evaluate_function: AddmmBackward0, op_id = 9", zero + 200, zero + 300, ENGINE)
+        rows.range(f"AddmmBackward0, seq = {step}, op_id = 10", zero + 210, zero + 290, ENGINE)
+    steps = by_step(attribute(rows.build()))
+    assert steps.select("forward_ns", "backward_ns").rows() == [(100, 100)] * 3

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from chromium import browser
 from sqlite_profile import SqliteProfile, training
 
 import annot
@@ -67,6 +68,20 @@ def test_table(trained: Path) -> None:
     html = layers(trained)._repr_html_()
     assert "GPU: 7.000 ms = 6.970 ms in ranges + 30.00 µs unattributed" in html
     assert "Note: 1 kernel or copy with no launch recorded" in html
+
+
+def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
+    """A name that is cut can be read whole in its title; in a browser, the numbers stay within a notebook's width."""
+    profile = SqliteProfile()
+    name = "autograd::engine::evaluate_function: torch::autograd::" + "AccumulateGrad" * 20
+    profile.range(name, 0, 900)
+    html = _page(profile.write(tmp_path / "run.sqlite"))
+    assert next(attributes.get("title") for tag, attributes in html.tags if tag == "td") == name
+    out = tmp_path / "page.html"
+    out.write_text(f"<!doctype html><main><h1>x</h1>{layers(tmp_path / 'run.sqlite')._repr_html_()}</main>")
+    with browser() as page:
+        page.open(out, width=900)
+        assert page.run("document.querySelector('.annot-bar').getBoundingClientRect().right") < 900
 
 
 def test_pictures_are_self_contained(trained: Path) -> None:
@@ -201,6 +216,16 @@ def test_cell_that_fails(shell: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     output = capsys.readouterr()
     assert (output.out + output.err).count("ZeroDivisionError: division by zero") == 1
     assert layers(tmp_path / "kept.sqlite").table["layer"].to_list() == ["before"]
+
+
+@needs_recorder
+def test_cell_that_is_no_python(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cell with a wrong syntax fails, which stops what runs a whole notebook, and says nothing about ranges."""
+    result = shell.run_cell("%%annot\nx = (")
+    assert not result.success
+    output = capsys.readouterr()
+    assert (output.out + output.err).count("SyntaxError") == 1
+    assert "made no ranges" not in output.out
 
 
 @needs_recorder

@@ -86,6 +86,8 @@ def test_scalars(trained: Path, tmp_path: Path) -> None:
     assert values("backward ms/(model) AlexNet") == [(0, 2.13), (1, 2.13)]
     assert values("optimizer ms/Optimizer SGD") == [(0, 0.08), (1, 0.08)]
     assert "forward ms/features Sequential" in tags
+    first, second = (event.wall_time for event in accumulator.Scalars("step/time ms"))
+    assert second - first == pytest.approx(2.2e-3, abs=1e-6)  # seconds between the begins of the steps
 
 
 def test_without_steps(tmp_path: Path) -> None:
@@ -103,6 +105,9 @@ def test_table_as_text(trained: Path, tmp_path: Path) -> None:
     lines = _text(accumulator, "layers").splitlines()
     assert lines[0].startswith("| Layer | Module | Phase | GPU time | Self |")
     assert lines[1].count("---") == 9
+    assert next(line for line in lines if line.startswith("| features | Sequential | forward |")).split("|")[4:6] == [
+        " 1.840 ms ", " 0 ",
+    ]  # fmt: skip
     assert "| features.0 | Conv2d | backward | 3.000 ms | 3.000 ms | 42.9% | 2 | 2 |  |" in lines
     assert "| Note | 1 kernel or copy with no launch recorded |" in _text(accumulator, "summary")
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from shared_data import shared, unpacked
 from sqlite_profile import training
+from tables import Rows
 
 from annot import progress
 from annot.cli import main
@@ -50,6 +52,27 @@ def test_every_table_fits_every_width(name: str, tmp_path: Path) -> None:
             lines = text.getvalue().splitlines()
             assert max(map(cell_len, lines)) <= width, (by, width)
             assert report.rows.is_empty() or "…" not in lines[1], (by, width)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_kernels_as_they_ran_have_their_names(width: int) -> None:
+    """However long the layer's name is, there is room for what tells its kernels apart."""
+    rows = Rows().range("encoder.layers.10.feed_forward.dense_in Linear |fwd", 0, 900)
+    rows.kernel(10, (20, 30), name="void at::native::ampere_sgemm_128x64_tn").kernel(12, (30, 40), name="splitKreduce")
+    text = io.StringIO()
+    print_analysis(report_on(rows.build(), by="iteration"), Console(file=text, width=width, color_system=None))
+    assert "ampere_sgemm" in text.getvalue()
+    assert "splitKreduce" in text.getvalue()
+
+
+def test_all_heads_are_bold_and_shapes_dim() -> None:
+    """The first head as the others, and what is said at the end of lines fainter than the numbers."""
+    rows = Rows().range("fc Linear [4,8]f32 |fwd", 0, 900)
+    text = io.StringIO()
+    print_table(report_on(rows.build()), Console(file=text, width=120, color_system="standard", force_terminal=True))
+    head, line = text.getvalue().splitlines()[1:3]
+    assert head.startswith("\x1b[1mLayer")
+    assert "\x1b[2m[4,8]f32" in line
 
 
 def test_long_notes_hang_behind_their_word(trained: Path) -> None:
@@ -124,6 +147,31 @@ def test_progress_on_a_terminal(terminal: tuple[int, TextIO], monkeypatch: pytes
     assert "250 k rows" in said
     assert "0:00:0" in said
     assert said.endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_progress_is_one_line(terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """However long the name of the work is: its rate and times stand whole on the same line."""
+    fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    monkeypatch.setattr(sys, "stderr", terminal[1])
+    with shown(after=0) as started:
+        assert started is not None
+        assert started.wait(60)
+        for done in (262_144, 1_572_864, 3_670_016):
+            progress.tell("reading CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", done, 4_440_000, "rows")
+    lines = [line for line in re.split(r"[\r\n]", _written(terminal)) if "3.67 M rows" in line]
+    assert lines
+    assert all(re.search(r"rows, [\d.]+ .?.?rows/s.*:\d\d", line) for line in lines)
+
+
+def test_the_page_tells(trained: Path, tmp_path: Path) -> None:
+    """Making a page is said, view by view, when all is read."""
+    heard: list[tuple[str, int, int | None, str]] = []
+    with progress.listening(lambda *said: heard.append(said)):
+        assert main(["report", str(trained), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
+    assert ("finding the layers", 0, None, "") in heard
+    made = [said[1:] for said in heard if said[0] == "making the page"]
+    assert made == [(number, 10, "views") for number in range(11)]
 
 
 def test_work_that_is_done_says_nothing(

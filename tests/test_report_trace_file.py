@@ -106,6 +106,9 @@ def test_device_work_stands_on_streams(trained: Path, tmp_path: Path) -> None:
     tracks = {event["tid"]: event["args"]["name"] for event in data["traceEvents"] if event["name"] == "thread_name"}
     assert tracks[_by_name(data, "(copy HtoD)")[0]["tid"]] == "stream 7"
     assert tracks[kernel["tid"]] == "stream 7, beside"
+    order = {e["pid"]: e["args"]["sort_index"] for e in data["traceEvents"] if e["name"] == "process_sort_index"}
+    assert max(order, key=order.__getitem__) == kernel["pid"]
+    assert min(order.values()) < 1000 < max(order.values())
     group = next(e for e in data["traceEvents"] if e["name"] == "process_name" and e["pid"] == kernel["pid"])
     assert group["args"]["name"] == "GPU 0 of process 1"
 

@@ -20,6 +20,7 @@ _EVENTS: Final = {
     "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.String, "key": pl.Int32,
 }  # fmt: skip
 _PLACE: Final = ("process", "thread", "device", "stream")
+_KIND: Final = pl.Enum(["range", "process", "crossing", "work"])
 _LANES: Final = 64
 _ROWS: Final = 24
 """Rows of one lane; what would need more is drawn in the last."""
@@ -78,7 +79,7 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
 
 
 _COLUMNS: Final = [
-    pl.col("kind").cast(pl.String), *(pl.col(name).cast(pl.Int64) for name in _PLACE),
+    pl.col("kind").cast(_KIND), *(pl.col(name).cast(pl.Int64) for name in _PLACE),
     pl.col("row").cast(pl.Int64), pl.col("start_ns").cast(pl.Int64),
     pl.col("length_ns").cast(pl.Int64).clip(0).fill_null(0), pl.col("text").cast(pl.String),
     pl.col("key").cast(pl.Int64),
@@ -130,8 +131,7 @@ def _lanes(every: pl.DataFrame) -> tuple[list[dict[str, Any]], pl.DataFrame]:
     """The lanes with the most time, those of a process together, and the events in them with their lane."""
     groups = every.group_by("kind", *_PLACE).agg(pl.col("length_ns").sum(), pl.len().cast(pl.Int64).alias("total"))
     groups = groups.sort("length_ns", descending=True).head(_LANES)
-    order = pl.col("kind").replace_strict({"range": 0, "process": 1, "crossing": 2, "work": 3}, return_dtype=pl.Int64)
-    groups = groups.sort("process", order, *_PLACE[1:], nulls_last=True).with_row_index("lane")
+    groups = groups.sort("process", "kind", *_PLACE[1:], nulls_last=True).with_row_index("lane")
     found = every.join(groups.select("lane", "kind", *_PLACE), on=["kind", *_PLACE], nulls_equal=True)
     lanes = groups.select("kind", *_PLACE, "total").to_dicts()
     return lanes, found
@@ -143,9 +143,11 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
         return events, 1
     step = -(-2 * events.height // most)
     longest = (most * step - events.height) // (step - 1)  # so that with the others there are as many as may be
-    ordered = events.sort("length_ns", descending=True, maintain_order=True)
-    rest = ordered.slice(longest).sort("lane", "start_ns", maintain_order=True)
-    return pl.concat([ordered.head(longest), rest.gather_every(step)]).head(most), step
+    # Only what decides is sorted: that takes half the time of sorting all there is.
+    order = events.select(pl.arg_sort_by("length_ns", descending=True, maintain_order=True)).to_series()
+    rest = events[order.slice(longest)].select("lane", "start_ns", pl.Series("event", order.slice(longest)))
+    rest = rest.sort("lane", "start_ns", maintain_order=True).gather_every(step)
+    return events[pl.concat([order.head(longest), rest["event"]]).head(most)], step
 
 
 def _in_rows(events: pl.DataFrame, lanes: list[dict[str, Any]]) -> pl.DataFrame:

@@ -86,6 +86,7 @@ class _Display:
 def _line() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.table import Column
     from rich.text import Text
 
     from annot.report.units import amount, printable
@@ -102,5 +103,8 @@ def _line() -> Progress:
             rate = f", {amount(task.speed)} {unit}/s" if task.speed else ""
             return Text(f"{amount(task.completed)} {unit}{rate}")
 
-    columns = (What(), BarColumn(20), Rate(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    # On one line: what lies below it is not wiped away when it gets shorter. The name of the work gives way.
+    console, whole = Console(stderr=True), Column(no_wrap=True)
+    bar = BarColumn(20 if console.width >= 80 else 6)
+    columns = (What(), bar, Rate(table_column=whole), TimeElapsedColumn(whole), TimeRemainingColumn(table_column=whole))
+    return Progress(*columns, console=console, transient=True)

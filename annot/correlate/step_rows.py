@@ -66,28 +66,40 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
 
 
 def _phase_ranges(forest: Forest) -> pl.DataFrame:
-    """Ranges of a phase that lie in no other phase: process_code, phase, start, end."""
-    names = forest.keys.names
-    within: list[frozenset[str]] = []
-    begins = []
-    for parent, key in zip(forest.nodes.parents, forest.nodes.keys, strict=True):
-        around = within[parent] if parent != sweep.NONE else frozenset()
-        layer, _, phase = names[key]
-        mine = "" if layer == BATCH else phase
-        begins.append(mine not in around and not (mine in _PHASES and not around.isdisjoint(_PHASES)))
-        within.append(around | {mine})
-    phases = pl.Series("phase", [names[key][2] for key in forest.nodes.keys], pl.String)
-    row = pl.select(pl.when(forest.tree["path"] != sweep.NONE).then(forest.tree["path"])).to_series()
-    tree = forest.tree.select("thread", "start", "end").with_columns(
-        phases.gather(row).alias("phase"), pl.Series("begins", begins, pl.Boolean).gather(row)
+    """Ranges of a phase that lie in no other range of one: process_code, phase, start, end, host_ns."""
+    phases = pl.Series("phase", [forest.keys.names[key][2] for key in forest.nodes.keys], pl.String)
+    batch = pl.Series("batch", [forest.keys.names[key][0] == BATCH for key in forest.nodes.keys], pl.Boolean)
+    path = _there(forest.tree["path"])
+    tree = forest.tree.select("thread", "start", "end").with_columns(phases.gather(path), batch.gather(path))
+    of_layers = (tree["phase"].is_in(_PHASES) & ~tree["batch"]).fill_null(False)
+    waits = (tree["phase"] == "data").fill_null(False)
+    outermost = (of_layers & ~_inside(of_layers, forest.tree["parent"])) | (
+        waits & ~_inside(waits, forest.tree["parent"])
     )
-    tree = tree.filter("begins" if begins else pl.lit(False)).drop("begins")
     loose = forest.loose.select("thread", "start", "end").with_columns(
         forest.says["phase"].gather(forest.loose["says"])
     )
-    every = pl.concat([tree, loose]).filter(pl.col("phase").is_in([*_PHASES, "data"]))
+    every = pl.concat([tree.filter(outermost).drop("batch"), loose])
+    every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
     process = forest.threads.table["process_code"].gather(every["thread"])
     return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
+
+
+def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
+    """Whether a marked row stands above each row, however far; each round looks twice as far as the one before."""
+    if not marked.any():
+        return marked
+    above = _there(parent)
+    inside = marked.gather(above).fill_null(False)
+    while above.null_count() < above.len():
+        inside |= inside.gather(above).fill_null(False)
+        above = above.gather(above)
+    return inside
+
+
+def _there(rows: pl.Series) -> pl.Series:
+    """Numbers of rows with null in the place of `sweep.NONE`."""
+    return pl.select(pl.when(rows != sweep.NONE).then(rows)).to_series()
 
 
 def _phase_times(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:

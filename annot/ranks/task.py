@@ -14,6 +14,7 @@ from annot.correlate.keys import spell_out
 from annot.correlate.ranks import collective_work, with_collectives
 from annot.errors import AnnotError
 from annot.profile import Source
+from annot.progress import tell
 from annot.ranks.files import is_url, local
 from annot.read import load, source
 from annot.report import ANALYSES, TABLES, Report, Table, advice_count
@@ -84,6 +85,7 @@ def report_file(path: str, question: Question, process: int | None = None) -> Re
     with _opened(path, question) as profile:
         attribution = _attributed(profile if process is None else _OneProcess(profile, process), path, question)
         meta = _meta(attribution, path, question) | advice_count(attribution, question.by)
+        tell("making the table")
         return Report(question.by, TABLES[question.by](attribution), meta)
 
 
@@ -120,6 +122,7 @@ def _rank_of(process: int, meta: dict[str, Any]) -> int | None:
 
 
 def _attributed(profile: Source, path: str, question: Question) -> Attribution:
+    tell("finding the layers")
     try:
         return attribute(profile, domain=question.domain, steps=question.steps, step_range=question.step_range)
     except ValueError as error:

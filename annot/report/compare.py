@@ -10,12 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.analyze.compare import Comparison
-from annot.report.table import Column, fitted_table
+from annot.report.table import Column, fitted_table, kernel_text
 from annot.report.units import duration, printable, unit_for
 
 __all__ = ["ComparisonReport", "print_comparison"]
 
-_WIDE: Final = 100
+_NARROW, _WIDE = 76, 100
+_SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 _SHOWN: Final = 2  # names of kernels on a line
 
 
@@ -59,9 +60,11 @@ def print_comparison(report: ComparisonReport, console: Console) -> None:
     """
     rows = report.rows.to_dicts()
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
+    sides = 0 if report.comparison.by in ("phase", "class") else _NARROW  # names that are short leave room
     columns = [
-        Column("A", lambda row: _time(row["a_ns"], unit.show)),
-        Column("B", lambda row: _time(row["b_ns"], unit.show)),
+        Column("Phase", lambda row: _phase(row, console.width)),
+        Column("A", lambda row: _time(row["a_ns"], unit.show), sides),
+        Column("B", lambda row: _time(row["b_ns"], unit.show), sides),
         Column("B − A", lambda row: _time(row["difference_ns"], unit.show)),
         Column("Speed-up", _speedup),
         Column("±", _uncertainty),
@@ -74,6 +77,17 @@ def print_comparison(report: ComparisonReport, console: Console) -> None:
     title = report.comparison.by.capitalize()
     table = fitted_table(title, [_label(row) for row in rows], columns, rows, console.width, ends)
     console.print(Group(heading, table, *_totals(report)))
+
+
+def _phase(row: dict[str, Any], width: int) -> str:
+    """The phase of a layer or a class, in short on narrow terminals; in a table by phase it is the label."""
+    if "phase" not in row or not _named(row):
+        return ""
+    return str(row["phase"]) if width >= _NARROW else _SHORT.get(row["phase"], str(row["phase"]))
+
+
+def _named(row: dict[str, Any]) -> bool:
+    return "layer" in row or "module" in row
 
 
 def _time(ns: float | None, show: Any) -> str:
@@ -96,10 +110,12 @@ def _uncertainty(row: dict[str, Any]) -> str:
 
 
 def _label(row: dict[str, Any]) -> Text:
-    names = [name for name in ("layer", "class", "name") if name in row]
+    if "name" in row:
+        return kernel_text(printable(row["name"]))
+    names = [name for name in ("layer", "class") if name in row]
     label = Text(printable(row[names[0]] or "(model)") if names else "")
     for name, style in (("module", "cyan"), ("phase", "dim")):
-        if row.get(name):
+        if row.get(name) and (name == "module" or not _named(row)):
             label.append(f"{' ' if label else ''}{printable(row[name])}", style=style)
     return label
 

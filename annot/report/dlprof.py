@@ -11,7 +11,7 @@ from rich.text import Text
 
 from annot import layer_path
 from annot.report import Analysis, Report
-from annot.report.table import Column, fitted_table, notes
+from annot.report.table import Column, fitted_table, kernel_text, notes
 from annot.report.tree import title
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
@@ -119,12 +119,24 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
         heading.append(f", {unit.name}")
     columns = [_column(report, name, called, least, unit) for called, name, least in look.columns]
     labels = [_label(report, row) for row in rows]
-    room = look.end and width >= (_MEDIUM if report.by == "summary" else _WIDE)
-    ends = [Text(printable(row[look.end] or ""), style="dim") for row in rows] if room else []
-    tables = [heading, fitted_table(_first(report), labels, columns, rows, width, ends, look.end.capitalize())]
+    room = look.end and width >= _END_FROM.get(report.by, _WIDE)
+    ends = [_end(report.by, row[look.end] or "") for row in rows] if room else []
+    most = width // 3 if report.by == "iteration" else None  # the kernel matters as much as its layer
+    first, last = _first(report), look.end.capitalize()
+    tables = [heading, fitted_table(first, labels, columns, rows, width, ends, last, most)]
     if len(rows) < report.rows.height:
         tables.append(Text(f"… and {report.rows.height - len(rows):,} more; --format csv has all", style="dim"))
     return tables
+
+
+_END_FROM: Final = {"iteration": 0, "summary": _MEDIUM}
+"""The width of the terminal from which the texts at the end are there; else from `_WIDE` on."""
+
+
+def _end(by: str, text: str) -> Text:
+    end = kernel_text(printable(text)) if by == "iteration" else Text(printable(text))
+    end.stylize("dim")
+    return end
 
 
 def _column(report: Report, name: str, called: str, least: int, unit: Unit) -> Column:

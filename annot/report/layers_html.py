@@ -24,6 +24,7 @@ _STYLE: Final = (
     ".annot-layers table{border-collapse:collapse;margin:0;font:inherit}.annot-layers caption{text-align:left}"
     ".annot-layers th,.annot-layers td{padding:2px 8px;text-align:right;white-space:nowrap;background:none}"
     ".annot-layers th:first-child,.annot-layers td:first-child{text-align:left}"
+    ".annot-layers td:first-child{max-width:18em;overflow:hidden;text-overflow:ellipsis}"
     ".annot-layers th{border-bottom:1px solid currentColor;font-weight:600}"
     ".annot-layers .annot-class,.annot-layers .annot-note{opacity:.7}"
     ".annot-layers .annot-bar{display:flex;width:120px;height:10px;background:rgba(128,128,128,.15)}"
@@ -72,7 +73,8 @@ def _rows(lines: list[Line], report: Report) -> Iterator[str]:
         last = (count(line.get("calls", *(line.phases.keys() & {"forward"}))), count(line.get("kernels") or None))
         shapes = _plain(line.shapes[0] + more) if line.shapes else ""
         yield (
-            f'<tr><td style="padding-left:{8 + 16 * line.depth}px">{_plain(line.label)}{_class(line)}</td>'
+            f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
+            f"{_plain(line.label)}{_class(line)}</td>"
             f"{''.join(f'<td>{cell}</td>' for cell in cells)}<td>{_bar(forward, backward, total, whole)}</td>"
             f"{''.join(f'<td>{cell}</td>' for cell in last)}<td>{shapes}</td></tr>"
         )

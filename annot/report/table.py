@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from annot.report import Report
 from annot.report.tree import LAYER_PHASES, Line, layer_lines, other_lines
 from annot.report.units import Unit, count, duration, printable, share, unit_for
 
-__all__ = ["Column", "Hanging", "fitted_table", "notes", "print_table"]
+__all__ = ["Column", "Hanging", "fitted_table", "kernel_text", "notes", "print_table"]
 
 _NARROW, _MEDIUM, _WIDE, _FULL = 76, 90, 100, 120
 _LABEL: Final = 12  # columns left for names, at least
@@ -121,6 +121,7 @@ def fitted_table(
     width: int,
     shapes: Sequence[Text] = (),
     last: str = "Input",
+    most: int | None = None,
 ) -> RenderableType:
     """Return a table in which every number is whole, whatever is left for labels and shapes; a row of None is a gap.
 
@@ -132,6 +133,7 @@ def fitted_table(
         width: of the terminal.
         shapes: the end of each row; empty: none has one.
         last: what the ends are.
+        most: how wide the labels may be where there are ends; None: as wide as they need.
     """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
@@ -140,7 +142,7 @@ def fitted_table(
     gap = 2 if width >= _NARROW else 1
     widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
     left = width - sum(widths) - gap * len(shown)
-    label = max(_LABEL, min(left, max((label.cell_len for label in labels), default=0)))
+    label = max(_LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]
     ends: Sequence[Text | None] = [None] * len(cells)
     input_ = (
@@ -176,13 +178,18 @@ class _Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         space = " " * self.gap
         for line in self.lines:
-            yield from _cut(line.label, self.label, pad=True).render(console)
+            yield from _drawn(_cut(line.label, self.label, pad=True), console)
             numbers = (space + number.rjust(wide) for number, wide in zip(line.numbers, self.widths, strict=True))
             yield Segment("".join(numbers), console.get_style(line.style) if line.style else None)
             if line.end is not None:
                 yield Segment(space)
-                yield from _cut(line.end, self.end).render(console)
+                yield from _drawn(_cut(line.end, self.end), console)
             yield Segment.line()
+
+
+def _drawn(text: Text, console: Console) -> Iterable[Segment]:
+    """The segments of a text; without spans, `Text.render` forgets the style of the whole."""
+    return Segment.apply_style(text.render(console), console.get_style(text.style))
 
 
 def _cut(text: Text, width: int, *, pad: bool = False) -> Text:
@@ -244,13 +251,13 @@ def _flat(report: Report, width: int) -> list[RenderableType]:
         return [heading, Text(_EMPTY[report.by], style="dim")]
     warm = report.rows["warmup"] if report.by == "step" else [False] * report.rows.height
     names = zip(report.rows[_NAMES[report.by]], warm, strict=True)
-    label = _kernel if report.by == "kernel" else Text
+    label = kernel_text if report.by == "kernel" else Text
     labels = [label(printable(str(name))).append(" warm-up" if mark else "", style="dim") for name, mark in names]
     return [heading, fitted_table(report.by.capitalize(), labels, columns, report.rows.to_dicts(), width)]
 
 
-def _kernel(name: str) -> Text:
-    """A kernel without what half of them begin with; what is too long loses its arguments."""
+def kernel_text(name: str) -> Text:
+    """Return a kernel without what half of them begin with; what is too long loses its arguments."""
     return Text(_NAMESPACES.sub("", name), overflow="ellipsis")
 
 

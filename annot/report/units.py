@@ -17,8 +17,8 @@ class Unit:
     decimals: int
 
     def show(self, ns: int | None) -> str:
-        """Return a time without its unit, empty if there is none."""
-        return "" if ns is None else f"{ns / self.ns:,.{self.decimals}f}"
+        """Return a time without its unit, empty if there is none; what rounds to zero has no sign."""
+        return "" if ns is None else f"{ns / self.ns:z,.{self.decimals}f}"
 
 
 _UNITS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -21,6 +21,7 @@ from annot.analyze.summary import by_summary
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.work import by_layer_with_work
 from annot.correlate import Attribution, by_kernel, by_step, summarize
+from annot.progress import tell
 from annot.report import Report
 from annot.report.tree import Line, layer_lines, other_lines
 
@@ -34,6 +35,9 @@ _CELLS: Final = 400_000
 _NAMES: Final = 50_000
 """Rows of layers and names of kernels, the longest."""
 _KERNELS: Final = 5_000
+_MAKING: Final = "making the page"
+_VIEWS: Final = 10
+"""What is told of `run_data`: the rows, what several views need, and eight views."""
 _DETAIL: Final = (
     "tc_eligible",
     "tc_used",
@@ -105,18 +109,29 @@ def run_data(
         rank: its number.
         events: that its timeline holds at most.
     """
-    rows, happened = _rows(attribution), timeline(attribution, events)
-    meta = summarize(attribution)
-    peaks = default_peaks(attribution)
+    tell(_MAKING, 0, _VIEWS, "views")
+    rows = _rows(attribution)
+    tell(_MAKING, 1, _VIEWS, "views")
+    happened, meta, peaks = timeline(attribution, events), summarize(attribution), default_peaks(attribution)
+    views: dict[str, Callable[[], Any]] = {
+        "layer_steps": lambda: _layer_steps(attribution, rows),
+        "names": lambda: _names(attribution, rows),
+        "summary": lambda: _columns(by_summary(attribution)),
+        "steps": lambda: _steps(attribution, happened.start_ns),
+        "kernels": lambda: _kernels(attribution),
+        "classes": lambda: _columns(by_class(attribution)),
+        "advice": lambda: _columns(by_advice(attribution)),
+        "timeline": lambda: _timeline(attribution, rows, happened),
+    }
+    made = {}
+    for number, (key, make) in enumerate(views.items(), 2):
+        tell(_MAKING, number, _VIEWS, "views")
+        made[key] = make()
+    tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
         "name": name, "rank": rank, "meta": _meta(meta, source), "time": Report("layer", rows, meta).time,
         "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
-        "layer_steps": _layer_steps(attribution, rows), "names": _names(attribution, rows),
-        "summary": _columns(by_summary(attribution)), "shares": SHARES,
-        "steps": _steps(attribution, happened.start_ns), "kernels": _kernels(attribution),
-        "classes": _columns(by_class(attribution)),
-        "advice": _columns(by_advice(attribution)), "peaks": None if peaks is None else peaks.as_meta(),
-        "timeline": _timeline(attribution, rows, happened),
+        "shares": SHARES, "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
 

@@ -35,6 +35,15 @@ function name(text, className = 'name') {
   return text === '' ? null : h('bdi', {class: className, title: text}, text);
 }
 
+// A path, whose end says more than its begin: if there is no room, it is cut before its last characters.
+const TAIL = 18;
+function pathName(text) {
+  if (text.length <= TAIL) return name(text);
+  const end = [...text].slice(-TAIL).join('');
+  const parts = [text.slice(0, text.length - end.length), end].map(part => h('span', {}, part));
+  return h('bdi', {class: 'name path', title: text}, parts);
+}
+
 function sized(element, width) {
   element.style.width = `${Math.max(0, Math.min(100, width))}%`;
   return element;
@@ -52,6 +61,16 @@ function choice(id, options, value, change) {
   const select = h('select', {id, onchange: event => change(event.target.value)});
   for (const [key, text] of options) select.append(h('option', {value: key, selected: key === value}, text));
   return select;
+}
+
+// Lets the names in an element be cut to one line, or shows them whole.
+function wholeNames(holder) {
+  const box = h('input', {
+    type: 'checkbox',
+    class: 'whole-names',
+    onchange: event => holder.classList.toggle('whole', event.target.checked),
+  });
+  return h('label', {class: 'check'}, box, ' Whole names');
 }
 
 function panel(title, ...children) {

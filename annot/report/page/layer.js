@@ -210,24 +210,22 @@ function kernelsOf(run, place) {
   const found = [...sums.values()];
   if (!found.length) return panel('Kernels', nothing('Nothing ran on a device for this layer.'));
   const unit = unitFor(found.map(one => one.ns));
-  return panel(
-    'Kernels, with those of the layers in it',
-    sortTable(
-      'Kernels of the layer',
-      [
-        {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
-        {title: 'Phase', text: true, value: one => one.phase},
-        {title: 'Kind', text: true, value: one => one.kind},
-        {title: 'TC', text: true, help: 'Tensor Cores', value: one => (one.tc ? 'yes' : '')},
-        {title: 'Calls', value: one => one.calls, show: count},
-        {title: `Time ${unit.name}`, value: one => one.ns, show: value => inUnit(unit, value)},
-        {title: 'Own', value: one => one.own, show: value => inUnit(unit, value || null)},
-        {title: 'Mean', value: one => one.ns / one.calls, show: value => duration(Math.round(value))},
-      ],
-      found,
-      {by: 5},
-    ),
+  const table = sortTable(
+    'Kernels of the layer',
+    [
+      {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
+      {title: 'Phase', text: true, value: one => one.phase},
+      {title: 'Kind', text: true, class: 'minor', value: one => one.kind},
+      {title: 'TC', text: true, help: 'Tensor Cores', class: 'minor', value: one => (one.tc ? 'yes' : '')},
+      {title: 'Calls', class: 'minor', value: one => one.calls, show: count},
+      {title: `Time ${unit.name}`, value: one => one.ns, show: value => inUnit(unit, value)},
+      {title: 'Own', value: one => one.own, show: value => inUnit(unit, value || null)},
+      {title: 'Mean', value: one => one.ns / one.calls, show: value => duration(Math.round(value))},
+    ],
+    found,
+    {by: 5},
   );
+  return panel('Kernels, with those of the layers in it', wholeNames(table), table);
 }
 
 function layerSteps(run, line) {
@@ -317,5 +315,5 @@ function adviceList(run, found) {
 
 function layerLink(run, layer) {
   const line = run.lines.find(other => title(other) === layer && !other.other);
-  return line ? h('a', {href: `#layer/${line.place}`}, name(layer)) : name(layer);
+  return line ? h('a', {href: `#layer/${line.place}`}, pathName(layer)) : pathName(layer);
 }

@@ -1,5 +1,10 @@
 // Pictures of points and bars, as SVG; each thing in them can be reached by keyboard and says its values.
 
+// How wide a picture is, so that its texts are as large as others.
+function room() {
+  return Math.max(320, Math.min(1200, innerWidth - 64));
+}
+
 function decades(low, high) {
   const marks = [];
   for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power++) marks.push(10 ** power);
@@ -39,7 +44,7 @@ function roofs(peaks, points) {
 
 function rooflinePlot(run, points) {
   const lines = roofs(run.peaks, points),
-    width = 1200,
+    width = room(),
     height = 470,
     box = {left: 70, right: 20, top: 20, bottom: 46};
   const ridges = lines.filter(one => one.bandwidth).map(one => one.flops / one.bandwidth);
@@ -108,15 +113,13 @@ function rooflinePlot(run, points) {
   );
 }
 
-const BARS = 400;
-
 // Values by step, one above the other; of many steps each bar is the longest of some neighbours.
 function stepChart(series, first, warm) {
   const steps = series[0].values.length,
-    width = 1200,
+    width = room(),
     height = 260,
     box = {left: 64, right: 10, top: 14, bottom: 34};
-  const group = Math.ceil(steps / BARS),
+  const group = Math.ceil(steps / Math.floor(width / 3)),
     bars_ = Math.ceil(steps / group);
   const totals = Array.from({length: steps}, (_, step) =>
     series.reduce((sum, one) => sum + (one.values[step] ?? 0), 0),
@@ -124,13 +127,13 @@ function stepChart(series, first, warm) {
   const highest = Math.max(1, ...totals),
     unit = unitFor(totals);
   const y = value => height - box.bottom - (value / highest) * (height - box.bottom - box.top);
-  const room = (width - box.left - box.right) / bars_,
-    thick = Math.max(0.5, Math.min(room * 0.84, 72));
+  const wide = (width - box.left - box.right) / bars_,
+    thick = Math.max(0.5, Math.min(wide * 0.84, 72));
   const marks = evenly(highest / unit.ns).map(mark => [
     svg('line', {class: 'grid', x1: box.left, x2: width - box.right, y1: y(mark * unit.ns), y2: y(mark * unit.ns)}),
-    label(box.left - 6, y(mark * unit.ns) + 4, round(mark), 'end'),
+    label(box.left - 6, y(mark * unit.ns) + 4, mark.toLocaleString('en-US', {maximumFractionDigits: 9}), 'end'),
   ]);
-  const every = Math.ceil(bars_ / 12);
+  const every = Math.ceil(bars_ / (width / 100));
   const columns = Array.from({length: bars_}, (_, bar) => {
     let step = bar * group;
     for (let other = step; other < Math.min(steps, step + group); other++)
@@ -139,7 +142,7 @@ function stepChart(series, first, warm) {
     const times = parts.map(([title_, ns]) => `${title_} ${duration(ns)}`).join(', ');
     const said = `Step ${first + step}: ${times}${warm[step] ? ' (warm-up)' : ''}`;
     let base = 0;
-    const x = box.left + bar * room;
+    const x = box.left + bar * wide;
     return svg(
       'g',
       {class: warm[step] ? 'warm' : null},
@@ -147,7 +150,7 @@ function stepChart(series, first, warm) {
       parts.map(([title_, ns]) => {
         const rect = svg('rect', {
           class: `fill ${title_.replace(/[^a-z]/g, '')}`,
-          x: x + (room - thick) / 2,
+          x: x + (wide - thick) / 2,
           width: thick,
           y: y(base + ns),
           height: Math.max(0, y(base) - y(base + ns)),
@@ -155,7 +158,7 @@ function stepChart(series, first, warm) {
         base += ns;
         return rect;
       }),
-      bar % every === 0 && label(x + room / 2, height - box.bottom + 16, count(first + bar * group)),
+      bar % every === 0 && label(x + wide / 2, height - box.bottom + 16, count(first + bar * group)),
     );
   });
   const told = group > 1 ? h('p', {class: 'hint'}, `Each bar is the longest of ${group} steps.`) : null;

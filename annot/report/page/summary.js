@@ -129,13 +129,13 @@ function topLayers(run) {
         h(
           'li',
           {},
-          h('a', {href: `#layer/${line.place}`}, name(title(line))),
+          h('a', {href: `#layer/${line.place}`}, pathName(title(line))),
           ' ',
           line.module && name(line.module, 'module'),
           h(
             'span',
             {class: 'value'},
-            `${duration(numbers[line.place].self)} · ${share(numbers[line.place].self, whole)}`,
+            timeAndShare(numbers[line.place].self, whole),
           ),
           h('div', {class: 'bar', 'aria-hidden': 'true'}, selfBars(run, line, longest)),
         ),
@@ -143,6 +143,10 @@ function topLayers(run) {
     ),
     h('p', {}, h('a', {href: '#layers'}, 'All layers')),
   );
+}
+
+function timeAndShare(ns, whole) {
+  return [duration(ns), share(ns, whole)].filter(Boolean).join(' · ');
 }
 
 function selfBars(run, line, longest) {
@@ -166,11 +170,11 @@ function topKernels(run) {
           'li',
           {},
           name(row.name, 'kernel'),
-          h('span', {class: 'value'}, `${duration(row.gpu_ns)} · ${share(row.gpu_ns, run.meta.gpu_ns)}`),
+          h('span', {class: 'value'}, timeAndShare(row.gpu_ns, run.meta.gpu_ns)),
           h(
             'div',
             {class: 'bar', 'aria-hidden': 'true'},
-            sized(h('span', {class: 'other'}), (100 * row.gpu_ns) / rows[0].gpu_ns),
+            row.gpu_ns > 0 && sized(h('span', {class: 'other'}), (100 * row.gpu_ns) / rows[0].gpu_ns),
           ),
         ),
       ),

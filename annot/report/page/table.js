@@ -96,12 +96,14 @@ function heading(column, place, state, redraw) {
   );
 }
 
+const TEXTS = new Intl.Collator('en', {numeric: true});
+
 // Rows by a value, unknown ones last whatever the direction, alike ones in their order.
 function sorted(rows, value, down) {
   const keyed = rows.map((row, place) => [value(row), place, row]);
   keyed.sort((a, b) => {
     if (!known(a[0]) || !known(b[0])) return known(b[0]) - known(a[0]) || a[1] - b[1];
-    const order = typeof a[0] === 'string' ? a[0].localeCompare(b[0], 'en', {numeric: true}) : a[0] - b[0];
+    const order = typeof a[0] === 'string' ? TEXTS.compare(a[0], b[0]) : a[0] - b[0];
     return (down ? -order : order) || a[1] - b[1];
   });
   return keyed.map(entry => entry[2]);

@@ -52,7 +52,8 @@ function timelineView(run, state) {
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
-      'Wheel or + and − zoom, drag or ← and → pan, 0 shows all, n and p go from event to event, Enter zooms to one.',
+      'Wheel or + and − zoom, drag or ← and → pan, 0 shows all, n and p go from event to event, ↑ and ↓ to other rows, ' +
+        'Enter zooms to one.',
     ),
     detail,
     panel('The longest in view', longest),
@@ -384,7 +385,7 @@ function listLongest(view) {
                   name(value, 'kernel'),
                 ),
             },
-            {title: 'Lane', text: true, value: event => view.lanes[view.rows[view.row[event]].lane].name},
+            {title: 'Lane', text: true, class: 'minor', value: event => view.lanes[view.rows[view.row[event]].lane].name},
             {title: 'From', value: event => view.start[event], show: duration},
             {title: 'Time', value: event => view.length[event], show: duration},
           ],

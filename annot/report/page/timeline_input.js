@@ -79,6 +79,7 @@ function pressed(view, event) {
     0: () => show(view, 0, view.end),
     n: () => step(view, 1),
     p: () => step(view, -1),
+    ...(view.selected < 0 ? {} : {ArrowUp: () => toRow(view, -1), ArrowDown: () => toRow(view, 1)}),
     Escape: () => select(view, -1),
     Enter: () => {
       if (view.selected >= 0) {
@@ -91,6 +92,18 @@ function pressed(view, event) {
   if (!act) return;
   event.preventDefault();
   act();
+}
+
+// The event of the next or previous row that goes on where the selected one begins, or begins after it.
+function toRow(view, by) {
+  const at = view.start[view.selected];
+  let place = view.row[view.selected] + by;
+  while (view.rows[place] && view.rows[place].from === view.rows[place].to) place += by;
+  const row = view.rows[place];
+  if (!row) return;
+  select(view, Math.min(firstFrom(view, row, at), row.to - 1), true);
+  const seen = view.canvas.getBoundingClientRect().top + row.top;
+  if (seen < 80 || seen > innerHeight - ROW) scrollBy(0, seen - innerHeight / 2);
 }
 
 // The next or previous event of the same row, without one yet the first in view.

@@ -183,9 +183,9 @@ function drawTree(run, state, tree, holder, told, draw) {
 }
 
 function legend(shown) {
-  return PHASES.filter(phase => shown.numbers.some(one => known(one[phase]))).map(phase =>
-    h('span', {class: `key ${phase}`}, phase),
-  );
+  const bare = shown.numbers.some(one => one.total && !PHASES.some(phase => one[phase]));
+  const keys = [...PHASES.filter(phase => shown.numbers.some(one => known(one[phase]))), ...(bare ? ['other'] : [])];
+  return keys.map(key => h('span', {class: `key ${key}`}, key));
 }
 
 // The lines that are there, in order: what is asked for, what stands above it, and what is not folded away.
@@ -239,7 +239,7 @@ function treeRow(place, context, before) {
     {scope: 'row', role: 'rowheader', class: 'text'},
     h('div', {class: 'label'}, fold, label, line.module && name(line.module, 'module')),
   );
-  first.firstChild.style.paddingLeft = `${Math.min(line.depth, 12) * 0.9}rem`;
+  first.firstChild.style.setProperty('--depth', Math.min(line.depth, 12));
   const gap = line.other && before !== undefined && !run.lines[before].other ? ' gap' : '';
   return h(
     'tr',

@@ -19,9 +19,15 @@ function known(value) {
   return value !== null && value !== undefined;
 }
 
+// With so many decimals; what rounds to zero has no sign. To make a format takes longer than to use it, so they stay.
 function fixed(value, decimals) {
-  return value.toLocaleString('en-US', {minimumFractionDigits: decimals, maximumFractionDigits: decimals});
+  if (!fixed.formats.has(decimals)) {
+    const digits = {minimumFractionDigits: decimals, maximumFractionDigits: decimals, signDisplay: 'negative'};
+    fixed.formats.set(decimals, new Intl.NumberFormat('en-US', digits));
+  }
+  return fixed.formats.get(decimals).format(value);
 }
+fixed.formats = new Map();
 
 // The unit in which all of the times (ns) read best in one column.
 function unitFor(times) {
