@@ -78,6 +78,8 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
             "emit_ranges(model):`) or they did not get through: annot doctor"
         )
         return outcome.status
+    if outcome.status:
+        _say(f"the command ended with status {outcome.status}: {outcome.out} has what was recorded until then")
     if report:
         _print_report(outcome.out)
     _say(f"next: annot report {shlex.quote(str(outcome.out))} --by step")
