@@ -57,6 +57,27 @@ def test_output_file(source: Path, tmp_path: Path, form: str, capsys: pytest.Cap
     assert (b"PAR1" if form == "parquet" else b"features.0" if form != "table" else b"0 Conv2d") in out.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("out.csv", b"layer,module,"),
+        ("OUT.JSON", b'{\n  "meta"'),
+        ("out.jsonl", b'{"layer":'),
+        ("out.parquet", b"PAR1"),
+        ("out.html", b"<!doctype html>"),
+        ("out.json.gz", b"\x1f\x8b"),
+        ("out.txt", b"GPU time by layer"),
+        ("csv", b"GPU time by layer"),
+    ],
+)
+def test_format_is_what_the_name_ends_in(source: Path, tmp_path: Path, name: str, begins: bytes) -> None:
+    """Who names a file says with its ending what is to be in it; --format says otherwise."""
+    assert main(["report", str(source), "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().lower().startswith(begins.lower())
+    assert main(["report", str(source), "-o", str(tmp_path / name), "--format", "csv", "--force"]) == 0
+    assert (tmp_path / name).read_bytes().startswith(b"layer,")
+
+
 def test_existing_output_is_kept(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An existing file is only replaced with --force."""
     out = tmp_path / "out"
@@ -284,6 +305,16 @@ def test_many_ranks(tmp_path: Path) -> None:
     assert "Ranks: 7 from 7 of 8 profiles" in lines
     assert any(line.endswith(f"the others wait for rank {SLOW}, which has the least") for line in lines)
     assert any(line.startswith(f"Note: rank 2 is missing: {paths[2]} ") for line in lines)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json"])
+def test_missing_rank_is_named_beside_rows(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What programs get has no line for a rank that cannot be read: standard error has it, and rows stay clean."""
+    paths = write_ranks(tmp_path, 2)
+    assert main(["report", *map(str, paths), str(tmp_path / "run_rank7.sqlite"), "--format", form]) == 0
+    output = capsys.readouterr()
+    assert output.err == f"annot: rank 7 is missing: {tmp_path}/run_rank7.sqlite does not exist\n"
+    assert "missing" not in output.out or form == "json"
 
 
 def test_one_of_many_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
