@@ -12,7 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "loses_nvtx_package", "nvtx_version_of", "python_of"]
+__all__ = [
+    "Nsys",
+    "find_ncu",
+    "find_nsys",
+    "has_gpu_driver",
+    "loses_nvtx_package",
+    "nvtx_release",
+    "nvtx_version_of",
+    "python_of",
+]
 
 _ANSWER_SECONDS = 60
 # Neither libcuda.so.1 nor /dev/nvidiactl is a sign: Debian installs the one along with Nsight Systems, and that
@@ -156,7 +165,17 @@ def loses_nvtx_package(nsys: Nsys, nvtx_version: str | None) -> bool:
     """
     if nvtx_version is None or nsys.knows_domain_is_enabled:
         return False
-    return tuple(int(number) for number in re.findall(r"\d+", nvtx_version)[:3]) >= (0, 2, 12)
+    return nvtx_release(nvtx_version) >= (0, 2, 12)
+
+
+def nvtx_release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version of the `nvtx` package.
+
+    Example:
+        >>> nvtx_release("0.2.12.post1")
+        (0, 2, 12)
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _candidates(name: str, places: Iterable[str], environ: Mapping[str, str], root: Path) -> Iterator[Path]:
