@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from ranked import SLOW, write_ranks
 from shared_data import shared, unpacked
 from sqlite_profile import training
 
-from annot.cli import main
+from annot.cli import main, make_parser
 
 
 @pytest.fixture
@@ -152,6 +154,18 @@ def test_help_shows_verbs_and_examples(capsys: pytest.CaptureFixture[str]) -> No
     main(["--help"])
     text = capsys.readouterr().out
     assert all(word in text for word in ("run", "report", "doctor", "annot run -- python train.py"))
+
+
+@pytest.mark.parametrize("verb", ["", "run", "report", "compare", "roofline", "sweep", "doctor", "guide"])
+def test_examples_of_help_are_right_usage(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every verb's help has examples, and each of them is a command line that the parser takes."""
+    assert main([*verb.split(), "--help"]) == 0
+    examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+    commands = [re.split(" > |   ", line.strip())[0] for line in examples]
+    assert len(commands) >= 2
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert make_parser(words[0]).parse_args(words).verb == (verb or words[0])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
