@@ -159,6 +159,6 @@ def _plugin(point: EntryPoint) -> Reader:
     except Exception as error:
         raise AnnotError(f"{whose} cannot be loaded: {error}") from error
     if missing := [name for name in ("NAME", "sniff", "read") if not hasattr(reader, name)]:
-        raise AnnotError(f"{whose} has no {' and no '.join(missing)}: annot guide extending")
+        raise AnnotError(f"{whose} has no {' and no '.join(missing)}: see annot guide extending, or uninstall it")
     loaded: Reader = reader
     return loaded
