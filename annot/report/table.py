@@ -291,7 +291,7 @@ def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> Co
 
 
 def _totals(meta: dict[str, Any]) -> list[RenderableType]:
-    lines = [Text()]
+    lines: list[RenderableType] = [Text()]
     if meta["kernels"] or meta["copies"]:
         lines.append(Text(_device_line(meta)))
     lines.append(Text(_host_line(meta)))
