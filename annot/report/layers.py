@@ -50,7 +50,7 @@ class Layers:
         Raises:
             ImportError: pandas or pyarrow is not installed.
         """
-        with _needing("analysis"):
+        with _analysis():
             return self.table.to_pandas()
 
     def to_arrow(self) -> Any:
@@ -59,7 +59,7 @@ class Layers:
         Raises:
             ImportError: pyarrow is not installed.
         """
-        with _needing("analysis"):
+        with _analysis():
             return self.table.to_arrow()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -100,12 +100,12 @@ class Layers:
 
 
 @contextmanager
-def _needing(extra: str) -> Iterator[None]:
+def _analysis() -> Iterator[None]:
     """Say of a package that is missing which extra of annot brings it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error}: pip install 'annot[{extra}]'", name=error.name) from None
+        raise ImportError(f"{error}: pip install 'annot[analysis]'", name=error.name) from None
 
 
 def layers(
