@@ -33,7 +33,7 @@ def read(path):
 def _install(folder: Path, module: str, code: str, entry: str) -> dict[str, str]:
     """Put a package with a reader into a folder; return the environment that has it."""
     path = folder / f"{module.replace('.', '/')}.py"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True)
     path.write_text(code)
     info = folder / "their_reader-1.0.dist-info"
     info.mkdir()
@@ -44,12 +44,13 @@ def _install(folder: Path, module: str, code: str, entry: str) -> dict[str, str]
 
 def _report(profile: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "annot", "report", str(profile), "--format", "csv"]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    folder = profile if profile.is_dir() else profile.parent  # where the guide's module writes its example
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False)
 
 
 def test_reader_of_another_package(tmp_path: Path) -> None:
     """A package that declares a reader makes its format known to `annot report`, even where annot has one like it."""
-    environ = _install(tmp_path, "their_reader", READER, "mine = their_reader")
+    environ = _install(tmp_path / "site", "their_reader", READER, "mine = their_reader")
     profile = tmp_path / "x.json"
     profile.write_text('{"traceEvents": "of mine"}')
     assert _report(profile, environ).stdout.splitlines()[1].startswith('fc,"",other,1,7,7,')
@@ -63,7 +64,7 @@ def test_reader_of_the_guide(tmp_path: Path) -> None:
     entry = tomllib.loads(declared)["project"]["entry-points"]["annot.readers"]["lines"]
     profile = tmp_path / "x.lines"
     profile.write_text('{"layer": "fc", "start": 0, "end": 900}\n')
-    environ = _install(tmp_path, entry.partition(":")[0], code, f"lines = {entry}")
+    environ = _install(tmp_path / "site", entry.partition(":")[0], code, f"lines = {entry}")
     assert _report(profile, environ).stdout.splitlines()[1].startswith('fc,"",other,1,900,900,')
 
 
@@ -73,7 +74,7 @@ def test_reader_of_the_guide(tmp_path: Path) -> None:
 )
 def test_reader_that_cannot_be_used(code: str, said: str, tmp_path: Path) -> None:
     """A reader that is none is one sentence with the package that it comes from."""
-    environ = _install(tmp_path, "their_reader", code, "mine = their_reader")
+    environ = _install(tmp_path / "site", "their_reader", code, "mine = their_reader")
     done = _report(tmp_path, environ)
     assert done.returncode == 1
     assert done.stderr.startswith(f"annot: error: the reader their_reader of the package their-reader {said}")
