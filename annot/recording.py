@@ -160,8 +160,8 @@ def _library() -> str:
     library = native.recorder_library()
     if library is None:
         raise AnnotError(
-            "the recorder was not built: install a C compiler (Debian: apt install gcc) and then annot again "
-            "(pip install --force-reinstall --no-deps annot)"
+            "the recorder was not built: install a C compiler (Debian: apt install gcc) and then annot again: "
+            f"{native.build_command()}"
         )
     return str(library)
 

@@ -1,7 +1,7 @@
 """Run the sections of the documents, a child process each; `documents.run_all` starts it.
 
-Only the framework is imported before: no range was made yet, so that the recorder of each child is the first that NVTX
-meets.
+Only what takes long to import is imported before: no range was made yet, so that the recorder of each child is the
+first that NVTX meets.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ import annot.cli
 
 _REPORT = re.compile(r"annot (?:report|compare|roofline|guide)\b[^*|<>&;]*(?: #.*)?")
 
+# PyTorch's first optimizer imports its compiler, which takes two seconds in each child that makes one.
+_FRAMEWORKS = {"torch": ("torch", "torch._dynamo"), "tensorflow": ("tensorflow",)}
+
 
 def main(framework: str) -> None:
     """Run the jobs that standard input has; the results go into the folder of the first."""
     jobs = json.load(sys.stdin)
     if framework and any(block["language"] == "python" for job in jobs for block in job["blocks"]):
-        importlib.import_module(framework)
+        for name in _FRAMEWORKS[framework]:
+            importlib.import_module(name)
     for job in jobs:
         child = os.fork()
         if not child:

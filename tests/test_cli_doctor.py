@@ -94,4 +94,12 @@ def test_table_shows_every_check_and_remedy(tmp_path):
         assert f"{check['state']} " in shown
         assert check["name"] in shown
     assert "→ unset NVTX_DISABLE" in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(len(line) for line in shown.splitlines() if "→" not in line) <= 80
+
+
+def test_commands_of_the_table_can_be_copied(tmp_path):
+    """A command that mends something stands on one line, however narrow the terminal is."""
+    done = annot("doctor", cwd=without_native(tmp_path), ANNOT_NSYS=NO_NSYS, COLUMNS="40")
+    _, checks = examine(tmp_path, ANNOT_NSYS=NO_NSYS)
+    lines = [line.strip() for line in done.stdout.decode().splitlines()]
+    assert {f"→ {check['mend']}" for check in checks.values() if check["mend"]} <= set(lines)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from ranked import SLOW, write_ranks
 from shared_data import shared, unpacked
 from sqlite_profile import training
 
-from annot.cli import main
+from annot.cli import main, make_parser
 
 
 @pytest.fixture
@@ -55,6 +57,27 @@ def test_output_file(source: Path, tmp_path: Path, form: str, capsys: pytest.Cap
     assert main(["report", str(source), "--format", form, "-o", str(out)]) == 0
     assert capsys.readouterr() == ("", "")
     assert (b"PAR1" if form == "parquet" else b"features.0" if form != "table" else b"0 Conv2d") in out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("out.csv", b"layer,module,"),
+        ("OUT.JSON", b'{\n  "meta"'),
+        ("out.jsonl", b'{"layer":'),
+        ("out.parquet", b"PAR1"),
+        ("out.html", b"<!doctype html>"),
+        ("out.json.gz", b"\x1f\x8b"),
+        ("out.txt", b"GPU time by layer"),
+        ("csv", b"GPU time by layer"),
+    ],
+)
+def test_format_is_what_the_name_ends_in(source: Path, tmp_path: Path, name: str, begins: bytes) -> None:
+    """Who names a file says with its ending what is to be in it; --format says otherwise."""
+    assert main(["report", str(source), "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().lower().startswith(begins.lower())
+    assert main(["report", str(source), "-o", str(tmp_path / name), "--format", "csv", "--force"]) == 0
+    assert (tmp_path / name).read_bytes().startswith(b"layer,")
 
 
 def test_existing_output_is_kept(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +154,18 @@ def test_help_shows_verbs_and_examples(capsys: pytest.CaptureFixture[str]) -> No
     main(["--help"])
     text = capsys.readouterr().out
     assert all(word in text for word in ("run", "report", "doctor", "annot run -- python train.py"))
+
+
+@pytest.mark.parametrize("verb", ["", "run", "report", "compare", "roofline", "sweep", "doctor", "guide"])
+def test_examples_of_help_are_right_usage(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every verb's help has examples, and each of them is a command line that the parser takes."""
+    assert main([*verb.split(), "--help"]) == 0
+    examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+    commands = [re.split(" > |   ", line.strip())[0] for line in examples]
+    assert len(commands) >= 2
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert make_parser(words[0]).parse_args(words).verb == (verb or words[0])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,6 +319,16 @@ def test_many_ranks(tmp_path: Path) -> None:
     assert "Ranks: 7 from 7 of 8 profiles" in lines
     assert any(line.endswith(f"the others wait for rank {SLOW}, which has the least") for line in lines)
     assert any(line.startswith(f"Note: rank 2 is missing: {paths[2]} ") for line in lines)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json"])
+def test_missing_rank_is_named_beside_rows(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What programs get has no line for a rank that cannot be read: standard error has it, and rows stay clean."""
+    paths = write_ranks(tmp_path, 2)
+    assert main(["report", *map(str, paths), str(tmp_path / "run_rank7.sqlite"), "--format", form]) == 0
+    output = capsys.readouterr()
+    assert output.err == f"annot: rank 7 is missing: {tmp_path}/run_rank7.sqlite does not exist\n"
+    assert "missing" not in output.out or form == "json"
 
 
 def test_one_of_many_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

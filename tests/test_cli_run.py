@@ -43,6 +43,8 @@ def test_status_is_the_scripts_own_and_the_profile_is_there(collector, ending, s
     assert done.returncode == status, done.stderr
     assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
     assert not (tmp_path / "out.sqlite.parts").exists()
+    said = f"annot: the command ended with status {status}: out.sqlite has what was recorded until then\n"
+    assert (said in done.stderr.decode()) is (status != 0)
 
 
 @every_collector
@@ -283,6 +285,8 @@ def test_output_that_cannot_be_written_is_one_sentence(out, said, tmp_path):
         ("no-such-command", 127, "no command 'no-such-command'"),
         ("./no-such-file", 127, "no command './no-such-file'"),
         ("", 127, "no command ''"),
+        ("train.py", 127, "no command 'train.py'; run the file as python train.py"),
+        ("my tool", 127, "no command 'my tool'; run the file as './my tool'"),
         ("./plain", 126, "./plain is not executable"),
         ("./folder", 126, "./folder is a folder"),
         pytest.param("./binary", 126, "./binary cannot be executed", marks=needs_recorder),
@@ -290,7 +294,8 @@ def test_output_that_cannot_be_written_is_one_sentence(out, said, tmp_path):
 )
 def test_command_that_cannot_run_gives_the_shells_status(command, status, said, tmp_path):
     """No such command is 127, not executable 126, each with a sentence, and no profile is left."""
-    (tmp_path / "plain").touch()
+    for name in ("plain", "train.py", "my tool"):
+        (tmp_path / name).touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "binary").write_bytes(b"\x00not a program")
     (tmp_path / "binary").chmod(stat.S_IRWXU)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from annot import native
 from annot.collect.checks import Check, Machine, gpu, permissions, profilers, ranges, surroundings
 from annot.collect.checks.gpu import Build
 from annot.collect.tools import Nsys
@@ -115,6 +116,48 @@ def test_builds_agree_with_the_installed_pytorch():
     cuda = torch.version.cuda
     assert build.cuda == (tuple(map(int, cuda.split(".")[:2])) if cuda else None)
     assert build.version == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "mend"),
+    [
+        (None, "note", "-m pip install nvtx"),
+        ("0.2.10", "note", "-m pip install 'nvtx>=0.2.11,!=0.2.12'"),
+        ("0.2.11", "ok", None),
+        ("0.2.13", "note", "-m pip install nvtx==0.2.11"),
+    ],
+)
+def test_nvtx_package(version, state, mend):
+    """An nvtx that annot cannot use, or that this Nsight Systems does not hear, is a note with the version to take."""
+    check = ranges.nvtx_package(version, nsys(2022, 4, 2))
+    assert check.state == state
+    assert check.mend is mend or (check.mend or "").endswith(mend)
+    assert ranges.nvtx_package("0.2.13", nsys(2030, 1, 1)) == Check("nvtx package", "ok", "0.2.13")
+
+
+def test_least_nvtx_is_the_one_that_the_package_asks_for():
+    """The doctor knows the limit of pyproject.toml."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"nvtx>=0.2.11,!=0.2.12"' in text
+    assert "nvtx>=0.2.11,!=0.2.12" in (ranges.nvtx_package("0.2.10", None).mend or "")
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        ('{"url": "file:///my%20work/annot", "dir_info": {}}', "file:///my%20work/annot"),
+        ('{"url": "https://host/a.git", "vcs_info": {"vcs": "git", "commit_id": "1f"}}', "git+https://host/a.git@1f"),
+        (None, "annot==9.1"),
+    ],
+)
+def test_building_again_takes_the_annot_that_is_installed(tmp_path, monkeypatch, record, source):
+    """The command names where annot came from; the bare name is another project's on package indexes."""
+    assert native.build_command().endswith(f"-e {Path(__file__).parents[1]}")
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "annot/native/__init__.py"))
+    files = {"METADATA": "Metadata-Version: 2.1\nName: annot\nVersion: 9.1\n", "direct_url.json": record}
+    machine(tmp_path, {f"annot-9.1.dist-info/{name}": text for name, text in files.items() if text})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert native.build_command().endswith(f" -m pip install --force-reinstall --no-deps {source}")
 
 
 def test_toolkits_in_usr_local(tmp_path):

@@ -126,6 +126,16 @@ def test_pandas_and_arrow(trained: Path) -> None:
     assert found.to_pandas()["layer"].tolist() == found.table["layer"].to_list()
 
 
+def test_missing_package_names_the_extra(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pandas and pyarrow one line says what to install."""
+    for name in ("pandas", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = layers(trained)
+    for convert in (found.to_pandas, found.to_arrow):
+        with pytest.raises(ImportError, match=r"pip install 'annot\[analysis\]'$"):
+            convert()
+
+
 def test_arguments(trained: Path) -> None:
     """Steps are chosen as for `correlate`; what is no profile is a TypeError, what is not there an AnnotError."""
     assert layers(trained, steps=slice(1, 2)).meta["steps"] == 1

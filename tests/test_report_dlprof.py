@@ -219,6 +219,14 @@ def test_table_of_tensor_cores() -> None:
     ]
 
 
+def test_table_of_tensor_cores_without_kernels() -> None:
+    """Where no device worked the table says so: its zeros are not measured."""
+    text = io.StringIO()
+    on_host = replace(_model(), kernels=_model().kernels.clear(), launches=_model().launches.clear())
+    print_analysis(report_on(on_host, by="tensor_core"), Console(file=text, width=76))
+    assert "the profile has no device work" in text.getvalue().splitlines()
+
+
 def _nothing() -> Attribution:
     return attribute(Profile.build({}))
 

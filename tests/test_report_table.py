@@ -60,8 +60,8 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
         unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms
-        to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to
+               1.970 ms
         1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
     """,
@@ -84,7 +84,7 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
         1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
     """,
@@ -107,7 +107,7 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
         1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
     """,  # noqa: E501
@@ -128,7 +128,7 @@ GOLDEN = {
         Optimizer SGD                             0.400    9.1%      2
 
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
     """,
     "host 200": """\
         Host time by layer, ms
@@ -147,7 +147,7 @@ GOLDEN = {
         Optimizer SGD                             0.400  0.400    9.1%      2
 
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
     """,
     "module": """\
         Time by module, ms
@@ -166,7 +166,7 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
         Note: 1 kernel or copy with no launch recorded
     """,
     "phase": """\
@@ -181,7 +181,7 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
         Note: 1 kernel or copy with no launch recorded
     """,
     "kernel": """\
@@ -199,7 +199,7 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
         Note: 1 kernel or copy with no launch recorded
     """,
     "step": """\
@@ -210,7 +210,7 @@ GOLDEN = {
 
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 ms to 1.970 ms
+        Steps: 2 (batch ranges), median 1.970 ms, spread 0, 1.970 to 1.970 ms
         Note: 1 kernel or copy with no launch recorded
     """,
 }
@@ -340,8 +340,10 @@ def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
         start += length * 1000 + 5000
     lines = _printed(profile.write(tmp_path / "x"), 80, "step").splitlines()
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "warm-up"], ["1", "100.00"], ["2", "104.00"]]
-    said = "median 102.00 µs, spread 3.00 µs, 100.00 µs to 104.00 µs, without 1 of warm-up"
-    assert " ".join(lines[-2:]).endswith(f"Steps: 5 (batch ranges), {said}")
+    assert lines[-2:] == [
+        "Steps: 5 (batch ranges), median 102.00 µs, spread 3.00 µs, 100.00 to 104.00 µs,",
+        "       without 1 of warm-up",
+    ]
 
 
 @pytest.mark.parametrize("by", GROUPINGS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -70,6 +72,16 @@ def test_framing(trained: Path, tmp_path: Path) -> None:
         found.append(data)
     assert b"brain.Event:2" in found[0]
     assert len(found) >= 7
+
+
+def test_failure_leaves_no_folder(trained: Path, tmp_path: Path) -> None:
+    """Without protobuf one line says what to install, and the next try finds no folder in its way."""
+    code = "import sys; sys.modules['google.protobuf'] = None; from annot.cli import main; sys.exit(main())"
+    words = ["report", str(trained), "--format", "tensorboard", "-o", str(tmp_path / "logs")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("need the package protobuf: pip install 'annot[tensorboard]'\n")
+    assert not (tmp_path / "logs").exists()
 
 
 def test_scalars(trained: Path, tmp_path: Path) -> None:

@@ -106,12 +106,28 @@ def test_python_api(tmp_path):
         package.load(tmp_path / "nothing.sqlite")
 
 
+def _without_reports(folder):
+    """The environment of a Python that lacks what only reports need, as `pip install --no-deps` leaves it."""
+    names = ("polars", "rich", "msgspec", "adbc_driver_sqlite", "adbc_driver_manager")
+    (folder / "sitecustomize.py").write_text(f"import sys\nfor name in {names}: sys.modules[name] = None\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+
+
+@needs_recorder
+def test_recording_without_the_packages_of_reports(tmp_path):
+    """What a command did is kept where no profile can be made of it, for another machine to report."""
+    words = ["run", "--collector", "recorder", "-o", "x.sqlite", "--", sys.executable, "-c", SCRIPT]
+    done = annot(*words, cwd=tmp_path, **_without_reports(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.decode().endswith("; what was recorded is in " + str(tmp_path / "x.sqlite.parts") + "\n")
+    assert "Traceback" not in done.stderr.decode()
+    done = annot("report", "x.sqlite.parts", "--format", "csv", cwd=tmp_path)
+    assert (done.returncode, b"work" in done.stdout) == (0, True), done.stderr
+
+
 def test_ranges_without_the_packages_of_reports(tmp_path):
     """Without polars, rich and msgspec ranges work, and a report says in one line what is missing."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\nfor name in ('polars', 'rich', 'msgspec', 'adbc_driver_sqlite'): sys.modules[name] = None\n"
-    )
-    environ = {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
+    environ = _without_reports(tmp_path)
     enabled = {**os.environ, **environ, "ANNOT_ENABLE": "1"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=enabled, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -53,11 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison; return the exit status."""
     from annot.analyze.compare import compare, regressions
-    from annot.cli.output import attributed, check_output, deliver, output_problem
+    from annot.cli.output import attributed, check_output, deliver, output_problem, settle_format
     from annot.cli.progress import progress
     from annot.errors import AnnotError
     from annot.report.compare import ComparisonReport, print_comparison
 
+    settle_format(args)
     if problem := output_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2

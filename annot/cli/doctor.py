@@ -56,10 +56,13 @@ def _print_table(checks: list[Check]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
+    console = Console()
+    widths = [max(map(len, column)) for column in zip(*((check.state, check.name) for check in checks), strict=True)]
     for check in checks:
-        text = Text(check.text)
-        if check.mend:
-            text.append(f"\n→ {check.mend}", style="bold")
-        table.add_row(Text(check.state, style=_STYLES[check.state]), Text(check.name), text)
-    Console().print(table)
+        row = Table.grid(padding=(0, 2))
+        for width in widths:
+            row.add_column(width=width)
+        row.add_row(Text(check.state, style=_STYLES[check.state]), Text(check.name), Text(check.text))
+        console.print(row)
+        if check.mend:  # on one line however long it is: it is there to be copied
+            console.print(Text(f"{' ' * (sum(widths) + 4)}→ {check.mend}", style="bold"), soft_wrap=True)

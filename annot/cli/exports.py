@@ -80,10 +80,10 @@ def _write_trace(attribution: Attribution, args: argparse.Namespace) -> None:
 def _write_tensorboard(attribution: Attribution, args: argparse.Namespace) -> None:
     from annot.report.tensorboard import FILE, event_file
 
+    content = b"".join(event_file(attribution, args.profiles[0]))  # first: what fails leaves no folder
     args.output.mkdir(parents=True, exist_ok=True)
     with _created(args.output / FILE, force=args.force) as file:
-        for record in event_file(attribution, args.profiles[0]):
-            file.write(record)
+        file.write(content)
 
 
 def _report_to_enrich(path: Path, args: argparse.Namespace) -> Path:

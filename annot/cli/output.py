@@ -21,16 +21,24 @@ __all__ = [
     "check_output",
     "deliver",
     "output_problem",
+    "settle_format",
     "write",
 ]
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
+_ENDINGS = {
+    ".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".html": "html",
+    ".htm": "html", ".json.gz": "trace",
+}  # fmt: skip
+"""What the name of OUT says of its format."""
 _TEXT_WIDTH = 120
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
     """Add the options about what is written where; `more` are formats that not all verbs have, such as html."""
-    parser.add_argument("--format", choices=(*_FORMATS, *more), default="table", help="default: table")
+    choices = (*_FORMATS, *more)
+    parser.add_argument("--format", choices=choices, help="default: what OUT ends in, such as .csv, else table")
+    parser.set_defaults(formats=choices)
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
 
@@ -42,6 +50,15 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-range", metavar="TEXT", help="the ranges that are the steps, # for any number; default: they are found"
     )
+
+
+def settle_format(args: argparse.Namespace) -> None:
+    """Choose the format by the name of OUT, if none was asked for."""
+    if args.format is not None:
+        return
+    name = args.output.name.lower() if args.output is not None else ""
+    said = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), "table")
+    args.format = said if said in args.formats else "table"
 
 
 def output_problem(args: argparse.Namespace) -> str | None:

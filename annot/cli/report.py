@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +39,8 @@ examples:
   annot report run.sqlite
   annot report run.sqlite --by kernel --steps 3:20
   annot report run.sqlite --by work
-  annot report run.sqlite --format csv -o layers.csv
-  annot report run.sqlite --format html -o run.html
+  annot report run.sqlite -o layers.csv
+  annot report run.sqlite -o run.html
   annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
   annot report run.sqlite --format trace -o run.json.gz
   annot report run.sqlite --format tensorboard -o logs/run
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     # Choices are spelt out, because annot.report brings polars, which --help does not need.
     parser.epilog = _EXAMPLES
+    parser.usage = "annot report [--by TABLE] [--steps 3:20] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="file to read; it is not changed")
     parser.add_argument(
         "--by",
@@ -105,11 +106,12 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the report; return the exit status."""
     from annot.cli.exports import FORMATS, export, export_problem
-    from annot.cli.output import check_output, deliver, output_problem
+    from annot.cli.output import check_output, deliver, output_problem, settle_format
     from annot.cli.progress import progress
 
     # What polars has freed, it keeps for ten seconds, which is longer than a report takes.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
+    settle_format(args)
     if problem := output_problem(args) or export_problem(args) or _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
@@ -122,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
         report = _official(args) if args.rule == "nsight" else _layers(args)
     deliver(report, lambda console: _print(report, console), args)
+    if args.format != "table":
+        _name_missing(report.meta)
     return 0
 
 
@@ -181,6 +185,12 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
     if args.workers and args.dask not in (None, "local"):
         return "--workers is for processes on this machine: a Dask scheduler has workers of its own"
     return None
+
+
+def _name_missing(meta: dict[str, Any]) -> None:
+    """Say on standard error which ranks could not be read: rows alone do not."""
+    for note in meta.get("notes", [])[: meta.get("failed", 0)]:
+        print(f"annot: {note}", file=sys.stderr)
 
 
 def _page(args: argparse.Namespace) -> int:

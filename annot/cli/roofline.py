@@ -48,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the roofline; return the exit status."""
-    from annot.cli.output import check_output, output_problem
+    from annot.cli.output import check_output, output_problem, settle_format
 
+    settle_format(args)
     if problem := _usage_problem(args) or output_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2

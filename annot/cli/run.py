@@ -78,6 +78,8 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
             "emit_ranges(model):`) or they did not get through: annot doctor"
         )
         return outcome.status
+    if outcome.status:
+        _say(f"the command ended with status {outcome.status}: {outcome.out} has what was recorded until then")
     if report:
         _print_report(outcome.out)
     _say(f"next: annot report {shlex.quote(str(outcome.out))} --by step")
@@ -86,14 +88,15 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
 
 def _print_report(profile: Path) -> None:
     """Print the report; whatever goes wrong is said, and is not the script's fault."""
-    from rich.console import Console
-
-    from annot.cli.report import print_report
     from annot.errors import AnnotError
 
     try:
+        from rich.console import Console
+
+        from annot.cli.report import print_report
+
         print_report(profile, by="layer", console=Console(stderr=not sys.stdout.isatty()))
-    except AnnotError as error:
+    except (AnnotError, ModuleNotFoundError) as error:
         _say(f"no report: {error}")
 
 

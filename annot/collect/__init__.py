@@ -93,7 +93,7 @@ def collect(
         raise
     try:
         collected = collector.convert(job, status)
-    except (AnnotError, OSError) as error:
+    except (AnnotError, OSError, ModuleNotFoundError) as error:  # the last: annot was installed for its ranges alone
         return Outcome(status, target, None, f"{error}{_leftover(parts)}")
     shutil.rmtree(parts, ignore_errors=True)
     return Outcome(status, target, collected)

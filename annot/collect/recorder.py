@@ -23,7 +23,7 @@ class RecorderCollector:
         if library is None:
             raise AnnotError(
                 "the recorder was not built: install a C compiler (Debian: apt install gcc) and then annot "
-                "again (pip install --force-reinstall --no-deps annot)"
+                f"again: {native.build_command()}"
             )
         job.say(f"recording with {library}")
         recording = {"NVTX_INJECTION64_PATH": str(library), "ANNOT_RECORD_DIR": str(job.parts)}

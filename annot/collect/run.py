@@ -109,7 +109,14 @@ def resolve_command(command: Sequence[str], path: str | None = None) -> str:
             raise CommandError(f"{candidate} is a folder, not a command", 126)
         if os.path.exists(candidate):
             raise CommandError(f"{candidate} is not executable: chmod +x it, or name its interpreter", 126)
-    raise CommandError(f"there is no command {name!r}", 127)
+    raise CommandError(f"there is no command {name!r}{_hint(name)}", 127)
+
+
+def _hint(name: str) -> str:
+    """What was meant, if the word names a file in the current folder, where commands are not looked for."""
+    if not os.path.isfile(name):
+        return ""
+    return f"; run the file as {shlex.join(['python', name] if name.endswith('.py') else [os.path.join('.', name)])}"
 
 
 def run_child(job: Job, *, environ: Mapping[str, str]) -> int:

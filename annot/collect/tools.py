@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = [
     "WRITER_BACKEND", "Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "has_nsys_writer", "loses_nvtx_package",
-    "nvtx_version_of", "python_of",
+    "nvtx_release", "nvtx_version_of", "python_of",
 ]  # fmt: skip
 
 WRITER_BACKEND = "NSYS_WRITER_BACKEND"
@@ -185,7 +185,17 @@ def loses_nvtx_package(nsys: Nsys, nvtx_version: str | None) -> bool:
     """
     if nvtx_version is None or nsys.knows_domain_is_enabled:
         return False
-    return tuple(int(number) for number in re.findall(r"\d+", nvtx_version)[:3]) >= (0, 2, 12)
+    return nvtx_release(nvtx_version) >= (0, 2, 12)
+
+
+def nvtx_release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version of the `nvtx` package.
+
+    Example:
+        >>> nvtx_release("0.2.12.post1")
+        (0, 2, 12)
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _candidates(name: str, places: Iterable[str], environ: Mapping[str, str], root: Path) -> Iterator[Path]:

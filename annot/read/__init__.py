@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import stat
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -148,4 +148,17 @@ def _head(path: Path) -> bytes:
 
 @functools.cache
 def _plugins() -> tuple[Reader, ...]:
-    return tuple(point.load() for point in entry_points(group="annot.readers"))
+    return tuple(map(_plugin, entry_points(group="annot.readers")))
+
+
+def _plugin(point: EntryPoint) -> Reader:
+    """The reader that a package declares; one that cannot be used is said to be so, and whose it is."""
+    whose = f"the reader {point.value} of the package {point.dist.name if point.dist else point.name}"
+    try:
+        reader = point.load()
+    except Exception as error:
+        raise AnnotError(f"{whose} cannot be loaded: {error}") from error
+    if missing := [name for name in ("NAME", "sniff", "read") if not hasattr(reader, name)]:
+        raise AnnotError(f"{whose} has no {' and no '.join(missing)}: see annot guide extending, or uninstall it")
+    loaded: Reader = reader
+    return loaded

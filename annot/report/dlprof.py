@@ -126,6 +126,8 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     tables = [heading, fitted_table(first, labels, columns, rows, width, ends, last, most)]
     if len(rows) < report.rows.height:
         tables.append(Text(f"… and {report.rows.height - len(rows):,} more; --format csv has all", style="dim"))
+    if report.by == "tensor_core" and not report.meta["kernels"]:  # or zeros would look measured
+        tables.append(Text(_KERNELS, style="dim"))
     return tables
 
 

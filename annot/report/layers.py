@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +50,8 @@ class Layers:
         Raises:
             ImportError: pandas or pyarrow is not installed.
         """
-        return self.table.to_pandas()
+        with _analysis():
+            return self.table.to_pandas()
 
     def to_arrow(self) -> Any:
         """Return the rows as a `pyarrow.Table`.
@@ -57,7 +59,8 @@ class Layers:
         Raises:
             ImportError: pyarrow is not installed.
         """
-        return self.table.to_arrow()
+        with _analysis():
+            return self.table.to_arrow()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the rows as an Arrow stream in a PyCapsule, as the PyCapsule interface of Arrow has it."""
@@ -94,6 +97,15 @@ class Layers:
         makers = {"text/plain": self.__repr__, "text/html": self._repr_html_}
         wanted = [kind for kind in makers if (not include or kind in include) and not (exclude and kind in exclude)]
         return {kind: makers[kind]() for kind in wanted}
+
+
+@contextmanager
+def _analysis() -> Iterator[None]:
+    """Say of a package that is missing which extra of annot brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}: pip install 'annot[analysis]'", name=error.name) from None
 
 
 def layers(

@@ -298,12 +298,12 @@ def _column(report: Report, title: str, name: str, least: int, unit: Unit) -> Co
 
 
 def _totals(meta: dict[str, Any]) -> list[RenderableType]:
-    lines = [Text()]
+    lines: list[RenderableType] = [Text()]
     if meta["kernels"] or meta["copies"]:
         lines.append(Text(_device_line(meta)))
     lines.append(Text(_host_line(meta)))
     if meta["steps"]:
-        lines.append(Text(_step_line(meta)))
+        lines.append(Hanging("Steps: ", _step_line(meta)))
     if meta.get("advice"):
         from annot.report.advice import advice_line
 
@@ -349,12 +349,14 @@ def _host_line(meta: dict[str, Any]) -> str:
 def _step_line(meta: dict[str, Any]) -> str:
     """How many steps there are, how they were found, and how long those after the warm-up took."""
     spread, warmup = meta["step_ns"], ""
-    said = f"Steps: {meta['steps']:,} ({meta['steps_found_by']})"
+    said = f"{meta['steps']:,} ({meta['steps_found_by']})"
     if spread is None:
         return said
     if spread["warmup"]:
         warmup = f", without {spread['warmup']:,} of warm-up"
     if meta["steps"] - spread["warmup"] == 1:
         return f"{said}, {duration(spread['median'])}{warmup}"
-    least, most = duration(spread["min"]), duration(spread["max"])
-    return f"{said}, median {duration(spread['median'])}, spread {duration(spread['iqr'])}, {least} to {most}{warmup}"
+    median, iqr, least, most = (duration(spread[name]) for name in ("median", "iqr", "min", "max"))
+    if least.split()[1:] == most.split()[1:]:  # one unit is enough for both
+        least = least.split()[0]
+    return f"{said}, median {median}, spread {iqr}, {least} to {most}{warmup}"

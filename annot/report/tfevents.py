@@ -118,5 +118,5 @@ def _messages() -> Any:
         )
     except ImportError:
         raise AnnotError(
-            "event files of TensorBoard need the package protobuf: pip install annot[tensorboard]"
+            "event files of TensorBoard need the package protobuf: pip install 'annot[tensorboard]'"
         ) from None

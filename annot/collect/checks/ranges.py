@@ -14,10 +14,10 @@ from annot import native
 from annot.collect import choose, collect
 from annot.collect.checks.finding import Check, Machine, State, version_of
 from annot.collect.tensorflow_roads import names_road, operations_road
-from annot.collect.tools import Nsys, loses_nvtx_package
+from annot.collect.tools import Nsys, loses_nvtx_package, nvtx_release
 from annot.errors import AnnotError
 
-__all__ = ["examine", "self_test", "switches"]
+__all__ = ["examine", "nvtx_package", "self_test", "switches"]
 
 _SELF_TEST: Final = """
 import annot
@@ -26,7 +26,8 @@ for name in ("one", "two", "three"):
         pass
 """
 _SELF_TEST_RANGES: Final = 3
-_BUILD_AGAIN: Final = "pip install --force-reinstall --no-deps annot"
+_LEAST_NVTX: Final = (0, 2, 11)
+"""As in pyproject.toml."""
 _SWITCHES: Final = ("ANNOT_DISABLE", "NVTX_DISABLE")
 # Each names a library that NVTX or CUDA loads into a process; there is room for one.
 _INJECTIONS: Final = {
@@ -37,7 +38,7 @@ _INJECTIONS: Final = {
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
     """Look at everything about ranges but the try itself."""
-    return [*switches(machine), *_native_parts(), _nvtx_package(nsys), *_tensorflow_roads()]
+    return [*switches(machine), *_native_parts(), nvtx_package(version_of("nvtx"), nsys), *_tensorflow_roads()]
 
 
 def switches(machine: Machine) -> list[Check]:
@@ -77,15 +78,24 @@ def _native_part(name: str, built: bool) -> Check:
         return Check(name, "ok", "built")
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler:
-        return Check(name, "note", f"not built, though there is a compiler ({compiler})", _BUILD_AGAIN)
-    return Check(name, "note", "not built: no C compiler", f"sudo apt install gcc && {_BUILD_AGAIN}")
+        return Check(name, "note", f"not built, though there is a compiler ({compiler})", native.build_command())
+    return Check(name, "note", "not built: no C compiler", f"sudo apt install gcc && {native.build_command()}")
 
 
-def _nvtx_package(nsys: Nsys | None) -> Check:
-    version = version_of("nvtx")
+def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
+    """Hold the `nvtx` package against what annot and Nsight Systems take.
+
+    Args:
+        version: of the package; None: it is not installed.
+        nsys: the Nsight Systems that `annot run` would use.
+    """
     if version is None:
         mend = f"{sys.executable} -m pip install nvtx"
         return Check("nvtx package", "note", "not installed; without annot's C part it is needed", mend)
+    if nvtx_release(version) < _LEAST_NVTX:
+        text = f"{version} is older than annot needs: without annot's C part no range can be made"
+        mend = f"{sys.executable} -m pip install 'nvtx>={'.'.join(map(str, _LEAST_NVTX))},!=0.2.12'"
+        return Check("nvtx package", "note", text, mend)
     if nsys is None or not loses_nvtx_package(nsys, version):
         return Check("nvtx package", "ok", version)
     text = (
@@ -100,7 +110,7 @@ def _tensorflow_roads() -> list[Check]:
         return []
     operations, fast = operations_road()
     text = f"graphs: {operations}; under XLA: {names_road()}; eager mode: from Python"
-    return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else _BUILD_AGAIN)]
+    return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else native.build_command())]
 
 
 def self_test(name: str) -> Check:
@@ -132,5 +142,5 @@ def _other_way(failed: str) -> str:
     if off:
         return f"unset {' '.join(off)}"
     if failed == "recorder" or native.recorder_library() is None:
-        return _BUILD_AGAIN
+        return native.build_command()
     return "annot run --collector recorder -- python train.py"
