@@ -34,8 +34,13 @@ class Block:
 
     @property
     def left_out(self) -> bool:
-        """Whether a marker says that the block is not run here."""
-        return self.marker.startswith("not run")
+        """Whether a marker says that the block is not run here, or not with the others."""
+        return self.marker.startswith("not run") or self.of_nsys
+
+    @property
+    def of_nsys(self) -> bool:
+        """Whether a marker says that its commands are those of Nsight Systems, or take what these wrote."""
+        return self.marker == "needs Nsight Systems"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from commands import annot, needs_recorder
-from documents import DOCUMENTS, ROOT, Block, Section, blocks, run_all, sections
+from commands import annot, needs_nsys, needs_recorder
+from documents import DOCUMENTS, ROOT, Block, Section, blocks, prepare, run_all, sections
 from sqlite_profile import training
 
 from annot import load, tag
@@ -53,6 +55,20 @@ def test_section_does_what_it_says(section: Section, results: dict[str, Any]) ->
     assert all(text in result["outputs"] for text in promised)
 
 
+@needs_nsys
+def test_commands_with_nsight_systems(tmp_path: Path) -> None:
+    """They run one after the other, as in the documents, and what they report is the range of the script."""
+    prepare(tmp_path)
+    commands = "".join(block.text.replace("$ ", "", 1).replace("\n$ ", "\n") for block in blocks() if block.of_nsys)
+    environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    shell = ["bash", "-e", "-c", commands]
+    done = subprocess.run(shell, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^work .* 100\.0% +1$", done.stdout, re.M), done.stdout
+    copies = list(tmp_path.glob("*.nsys-rep"))
+    assert len(copies) == commands.count("--format nsys-rep") + 1
+
+
 @needs_recorder
 def test_readmes_table_is_what_the_sample_prints(tmp_path: Path) -> None:
     """The table of the README has the layers, phases, counts and order of the sample's, whatever the times."""
@@ -76,10 +92,10 @@ def test_blocks_are_of_kinds_that_are_run() -> None:
     found = blocks()
     assert {block.language for block in found} == {"python", "console", "text", "toml"}
     for block in found:
-        assert block.marker == "" or re.match(r"not run: \w.{10,}", block.marker), block
+        assert block.marker == "" or block.of_nsys or re.match(r"not run: \w.{10,}", block.marker), block
         assert block.language != "console" or all(line.startswith("$ ") for line in block.text.splitlines()), block
     left_out = [line for block in found if block.marker.startswith("not run") for line in block.text.splitlines()]
-    assert len(left_out) <= 7
+    assert len(left_out) <= 4
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
