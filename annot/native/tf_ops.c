@@ -55,7 +55,7 @@ typedef void (*Delete)(void *kernel);
     X(int, TF_NumOutputs, (void *))                                                                         \
     X(void, TF_GetInput, (void *, int, void **, void *))                                                    \
     X(void, TF_SetOutput, (void *, int, const void *, void *))                                              \
-    X(void *, TF_AllocateOutput, (void *, int, int, const int64_t *, int, size_t, void *))                  \
+    X(void *, TF_AllocateTensor, (int, const int64_t *, int, size_t))                                       \
     X(void *, TF_TensorData, (const void *))                                                                \
     X(size_t, TF_TensorByteSize, (const void *))                                                            \
     X(void, TF_DeleteTensor, (void *))                                                                      \
@@ -84,21 +84,30 @@ typedef void (*EndRange)(void *event, uint32_t generation, uint64_t id);
 static StartRange start_range;
 static EndRange end_range;
 
-/* What a token names: above SLOT_BITS the serial number of the slot's range, below them the slot plus one. Tokens are
- * of type int32, because those stay in the host's memory also where they leave a function that runs on a GPU. */
-enum { SLOT_BITS = 20, MAX_SLOTS = (1 << SLOT_BITS) - 1, MAX_SERIAL = (1 << (31 - SLOT_BITS)) - 1 };
-
+/* A slot holds one open range. A token is the number of a slot, from 1 on, or 0 for none, as a tensor that is made once
+ * and given to TensorFlow for each range of the slot. Tokens are of type int32, because those stay in the host's memory
+ * also where they leave a function that runs on a GPU. */
 typedef struct {
-    void *event; /* NULL: the slot is free */
+    void *event; /* NULL: no range is open */
     uint64_t id;
     uint32_t generation;
-    uint32_t serial;
-    uint32_t next_free; /* a slot plus one */
+    uint32_t next_free; /* number of a slot */
+    void *token;
 } Slot;
+
+enum { MAX_SLOTS = 1 << 20 };
 
 static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
 static Slot *slots = NULL;
 static uint32_t slot_count = 0, slot_capacity = 0, first_free = 0;
+static void *no_range = NULL; /* the token 0 */
+
+static void *new_token(int32_t number) {
+    void *tensor = TF_AllocateTensor(TF_INT32, NULL, 0, sizeof number);
+    if (tensor)
+        memcpy(TF_TensorData(tensor), &number, sizeof number);
+    return tensor;
+}
 
 static Slot *new_slot(void) {
     if (first_free) {
@@ -116,65 +125,57 @@ static Slot *new_slot(void) {
         slots = grown;
         slot_capacity = capacity;
     }
-    memset(&slots[slot_count], 0, sizeof *slots);
+    void *token = new_token((int32_t)slot_count + 1);
+    if (!token)
+        return NULL;
+    slots[slot_count] = (Slot){.token = token};
     return &slots[slot_count++];
 }
 
-static int32_t open_range(void *event) {
+/* Returns the token of the range, which the slot keeps. */
+static void *open_range(void *event) {
     uint64_t id = 0;
     uint32_t generation = event ? start_range(event, &id) : 0;
     if (!generation)
-        return 0;
-    int32_t token = 0;
+        return no_range;
     pthread_mutex_lock(&slots_lock);
     Slot *slot = new_slot();
-    if (slot) {
+    void *token = slot ? slot->token : no_range;
+    if (slot)
         slot->event = event, slot->id = id, slot->generation = generation;
-        slot->serial = (slot->serial + 1) & MAX_SERIAL;
-        token = (int32_t)(slot->serial << SLOT_BITS) | (int32_t)(slot - slots + 1);
-    }
     pthread_mutex_unlock(&slots_lock);
     if (!slot)
         end_range(event, generation, id);
     return token;
 }
 
-/* Takes the range out of its slot; its event is NULL if the token names none that is open. */
-static Slot take(uint32_t number, uint32_t serial) {
-    Slot taken = {0};
+/* Closes the range in a slot; returns whether there was one. Where the operation that would have closed it may still
+ * run, the slot must not be used again. */
+static int close_slot(uint32_t number, int use_again) {
+    Slot slot = {0};
     pthread_mutex_lock(&slots_lock);
-    if (number && number <= slot_count && slots[number - 1].event && slots[number - 1].serial == serial) {
-        Slot *slot = &slots[number - 1];
-        taken = *slot;
-        slot->event = NULL;
-        slot->next_free = first_free;
-        first_free = number;
+    if (number && number <= slot_count && slots[number - 1].event) {
+        slot = slots[number - 1];
+        slots[number - 1].event = NULL;
+        if (use_again) {
+            slots[number - 1].next_free = first_free;
+            first_free = number;
+        }
     }
     pthread_mutex_unlock(&slots_lock);
-    return taken;
-}
-
-static void close_range(int32_t token) {
-    Slot slot = take((uint32_t)token & MAX_SLOTS, (uint32_t)token >> SLOT_BITS);
     if (slot.event)
         end_range(slot.event, slot.generation, slot.id);
+    return slot.event != NULL;
 }
 
 EXPORT int annot_tf_close_all(void) {
+    pthread_mutex_lock(&slots_lock);
+    uint32_t count = slot_count;
+    pthread_mutex_unlock(&slots_lock);
     int closed = 0;
-    for (uint32_t number = 1;; number++) {
-        pthread_mutex_lock(&slots_lock);
-        int there = number <= slot_count;
-        uint32_t serial = there ? slots[number - 1].serial : 0;
-        pthread_mutex_unlock(&slots_lock);
-        if (!there)
-            return closed;
-        Slot slot = take(number, serial);
-        if (slot.event) {
-            end_range(slot.event, slot.generation, slot.id);
-            closed++;
-        }
-    }
+    for (uint32_t number = 1; number <= count; number++)
+        closed += close_slot(number, 0);
+    return closed;
 }
 
 /* ---------------------------------------------------------------- the texts that this process knows */
@@ -369,14 +370,6 @@ static void pass_through(void *context, int input, int output, void *status) {
         TF_DeleteTensor(tensor);
 }
 
-static void put_token(void *context, int32_t token, void *status) {
-    void *tensor = TF_AllocateOutput(context, 0, TF_INT32, NULL, 0, sizeof token, status);
-    if (TF_GetCode(status) == 0)
-        memcpy(TF_TensorData(tensor), &token, sizeof token);
-    if (tensor)
-        TF_DeleteTensor(tensor);
-}
-
 /* The status of this thread, kept from one kernel to the next while all is well; it goes with the process. */
 static _Thread_local void *kept_status = NULL;
 
@@ -401,11 +394,11 @@ static void compute_start(void *kernel, void *context) {
         pass_through(context, i, i + 1, status);
     void *event = event_to_open(kernel, context, status);
     if (TF_GetCode(status) == 0)
-        put_token(context, open_range(event), status);
+        TF_SetOutput(context, 0, open_range(event), status);
     fail_if_bad(context, status);
 }
 
-/* `done` is the token, whose value says nothing once its range is closed: a new tensor would cost an allocation. */
+/* `done` is the token, whose value says nothing there: a new tensor would cost an allocation. */
 static void compute_end(void *kernel, void *context) {
     (void)kernel;
     void *status = own_status(), *token = NULL;
@@ -414,7 +407,7 @@ static void compute_end(void *kernel, void *context) {
     if (token) {
         int32_t number;
         memcpy(&number, TF_TensorData(token), sizeof number);
-        close_range(number);
+        close_slot((uint32_t)number, 1);
         TF_SetOutput(context, 0, token, status);
         TF_DeleteTensor(token);
     }
@@ -544,6 +537,7 @@ EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange e
     start_range = start;
     end_range = end;
     size_event = size;
+    no_range = new_token(0);
     void *status = TF_NewStatus();
     const char *refused = NULL;
     for (size_t i = 0; i < sizeof operations / sizeof *operations && !refused; i++) {

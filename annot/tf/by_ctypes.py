@@ -56,7 +56,7 @@ FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "TF_NumInputs": (_I, _P),
     "TF_GetInput": (None, _P, _I, ctypes.POINTER(_P), _P),
     "TF_SetOutput": (None, _P, _I, _P, _P),
-    "TF_AllocateOutput": (_P, _P, _I, _I, _P, _I, ctypes.c_size_t, _P),
+    "TF_AllocateTensor": (_P, _I, _P, _I, ctypes.c_size_t),
     "TF_TensorData": (_P, _P),
     "TF_TensorByteSize": (ctypes.c_size_t, _P),
     "TF_DeleteTensor": (None, _P),
@@ -315,11 +315,11 @@ class Operations:
 
     def _put_token(self, context: Any, token: int, status: Any) -> None:
         c = self._c
-        tensor = c.TF_AllocateOutput(context, 0, _INT32, None, 0, 4, status)
-        if tensor:
-            ctypes.c_int32.from_address(c.TF_TensorData(tensor)).value = token
-            c.TF_DeleteTensor(tensor)
-        else:
+        tensor = c.TF_AllocateTensor(_INT32, None, 0, 4)
+        ctypes.c_int32.from_address(c.TF_TensorData(tensor)).value = token
+        c.TF_SetOutput(context, 0, tensor, status)
+        c.TF_DeleteTensor(tensor)
+        if c.TF_GetCode(status):
             c.TF_OpKernelContext_Failure(context, status)
 
     def _own_status(self) -> Any:
