@@ -16,7 +16,7 @@ import warnings
 from typing import Any, Final, Protocol
 
 from annot import native
-from annot.tag import DOMAIN, NOTE
+from annot.tag import COLORS, DOMAIN, NOTE
 
 __all__ = [
     "DOMAIN",
@@ -43,17 +43,6 @@ __all__ = [
 MAX_TEXTS: Final = 16384
 """How many different texts are ever registered with the tool; a tool keeps each one for the whole run."""
 
-COLORS: Final = {
-    "forward": 0xFF4C9F38,
-    "backward": 0xFFE07B39,
-    "recompute": 0xFF9BBF4B,
-    "op": 0xFF5AA9B8,
-    "optimizer": 0xFF8E5CC2,
-    "data": 0xFFC94F4F,
-    "collective": 0xFFB8A02E,
-    "loop": 0xFF6C7A89,
-}
-"""The colour of each category, 0xAARRGGBB."""
 _DEFAULT_COLOR: Final = 0xFF3C78D8
 
 

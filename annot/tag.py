@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 __all__ = [
+    "COLORS",
     "COMPILED",
     "DOMAIN",
     "FINDINGS",
@@ -59,6 +60,18 @@ COMPILED: Final = "CompiledGraph"
 
 FUSED: Final = "+"
 """What stands between the layers, and between the classes, of one kernel that works for several."""
+
+COLORS: Final = {
+    "forward": 0xFF4C9F38,
+    "backward": 0xFFE07B39,
+    "recompute": 0xFF9BBF4B,
+    "op": 0xFF5AA9B8,
+    "optimizer": 0xFF8E5CC2,
+    "data": 0xFFC94F4F,
+    "collective": 0xFFB8A02E,
+    "loop": 0xFF6C7A89,
+}
+"""The colour of each category, 0xAARRGGBB."""
 
 Phase: TypeAlias = Literal[
     "forward", "backward", "recompute", "optimizer", "data", "epoch", "step", "op", "collective", "other"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from annot import native
+from annot import load, native
 from annot.collect.tools import find_nsys
+from annot.tag import parse
 
 ANNOT = [sys.executable, "-m", "annot"]
 NO_NSYS = "/nonexistent/nsys"
@@ -52,6 +53,18 @@ def annot(*words: object, cwd: Path, stdin: bytes = b"", **environ: str) -> subp
         [*ANNOT, *map(str, words)], cwd=cwd, input=stdin, capture_output=True, timeout=120,
         env={**os.environ, **environ}, check=False,
     )  # fmt: skip
+
+
+def window_seen_by_nsys(program: str, folder: Path) -> list[str]:
+    """Run a program whose schedule captures; return the layers whose forwards Nsight Systems, waiting for it, has."""
+    tool = find_nsys()
+    assert tool is not None
+    capturing = ["--capture-range=nvtx", "--nvtx-capture=capture@annot", "--capture-range-end=stop"]
+    run = [str(tool.path), "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", *capturing, "--output=out"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANNOT_")}
+    subprocess.run([*run, sys.executable, "-c", program], cwd=folder, env=environment, check=True, timeout=180)
+    ranges = load(next(folder.glob("out*.nsys-rep"))).ranges
+    return [tag.layer for tag in map(parse, ranges["text"]) if tag and tag.phase == "forward"]
 
 
 def without_native(folder: Path) -> Path:

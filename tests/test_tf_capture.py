@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import needs_nsys, needs_recorder
+from commands import needs_nsys, needs_recorder, window_seen_by_nsys
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -16,8 +13,6 @@ from tf_nets import network, samples, weights  # noqa: E402
 from tf_recorded import recorded  # noqa: E402
 
 import annot  # noqa: E402
-from annot.collect.tools import find_nsys  # noqa: E402
-from annot.tag import parse  # noqa: E402
 from annot.tf import emit_ranges  # noqa: E402
 
 
@@ -59,14 +54,4 @@ with annot.emit_ranges(model, schedule=annot.schedule(wait=3, warmup=1, active=2
 @needs_nsys
 def test_nsight_systems_captures_the_window(tmp_path: Path) -> None:
     """`--capture-range=nvtx` finds the range by its name: what the report holds is the active steps."""
-    tool = find_nsys()
-    assert tool is not None
-    capturing = ["--capture-range=nvtx", "--nvtx-capture=capture@annot", "--capture-range-end=stop"]
-    run = [str(tool.path), "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", *capturing, "--output=out"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANNOT_")}
-    subprocess.run([*run, sys.executable, "-c", WINDOWED], cwd=tmp_path, env=environment, check=True, timeout=180)
-    ranges = annot.load(next(tmp_path.glob("out*.nsys-rep"))).ranges
-    assert [tag.layer for tag in map(parse, ranges["text"]) if tag and tag.phase == "forward"] == [
-        "net/dense4",
-        "net/dense5",
-    ]
+    assert window_seen_by_nsys(WINDOWED, tmp_path) == ["net/dense4", "net/dense5"]

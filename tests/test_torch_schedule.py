@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +10,13 @@ from typing import Any
 import nets
 import pytest
 from captured import Captured, capture
-from commands import needs_nsys
+from commands import needs_nsys, window_seen_by_nsys
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
 import annot  # noqa: E402
 from annot import emit_ranges, loop  # noqa: E402
-from annot.collect.tools import find_nsys  # noqa: E402
-from annot.tag import parse  # noqa: E402
 
 X = torch.ones(2, 3)
 CALL, ENGINE = nn.Module.__call__, torch.autograd.Variable._execution_engine
@@ -238,14 +233,7 @@ with annot.emit_ranges(layers, schedule=annot.schedule(wait=3, warmup=1, active=
 @needs_nsys
 def test_nsight_systems_captures_the_window(tmp_path: Path) -> None:
     """`--capture-range=nvtx` finds the range by its name: what the report holds is the active steps."""
-    tool = find_nsys()
-    assert tool is not None
-    capturing = ["--capture-range=nvtx", "--nvtx-capture=capture@annot", "--capture-range-end=stop"]
-    run = [str(tool.path), "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", *capturing, "--output=out"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANNOT_")}
-    subprocess.run([*run, sys.executable, "-c", WINDOWED], cwd=tmp_path, env=environment, check=True, timeout=120)
-    ranges = annot.load(next(tmp_path.glob("out*.nsys-rep"))).ranges
-    assert [tag.layer for tag in map(parse, ranges["text"]) if tag and tag.phase == "forward"] == ["4", "5"]
+    assert window_seen_by_nsys(WINDOWED, tmp_path) == ["4", "5"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from annot.analyze.spans import Spans
-from annot.emit import COLORS
 from annot.progress import tell
 from annot.report.units import amount, duration, printable, share
+from annot.tag import COLORS
 
 __all__ = ["Finding", "findings"]
 
