@@ -1,13 +1,12 @@
-/* TensorFlow operations that open and close NVTX ranges, against TensorFlow's C kernel API.
+/* The operation that opens and closes NVTX ranges in TensorFlow's graphs, and the graph optimizer that adds it.
  *
- * A plain shared library: it needs neither TensorFlow nor Python nor NVTX to be built. Python hands over where
- * TensorFlow's functions are to be found and which functions open and close a range (annot/tf/library.py), so one
- * binary serves TensorFlow 2.12 to 2.21. annot/tf/by_ctypes.py is the Python twin.
+ * A plain shared library: the build needs neither TensorFlow nor Python nor NVTX. Python passes the library that holds
+ * TensorFlow's C API and the functions that open and close a range (annot/tf/library.py), so one binary serves
+ * TensorFlow 2.16 to 2.21.
  *
- * AnnotStart and AnnotEnd pass up to one tensor through, AnnotGate always one: every tensor that is on its way to a
- * gradient has an operation of its own, because TensorFlow makes up zeros for the missing gradients of an operation
- * with several outputs. These are pure on purpose: a stateful one would keep alive what nobody asks for. AnnotEnter and
- * AnnotLeave are stateful on purpose: they stand beside reads of data sets and assignments, which run anyway. */
+ * TensorFlow calls `optimize` for each graph after its own optimizers; annot/tf/plugin.py answers with a graph in which
+ * AnnotRange operations stand between the others, connected by control edges. AnnotRange has no tensors of the program
+ * as inputs or outputs, except the shapes that a text leaves open. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -16,50 +15,35 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { TF_INT32 = 3, TF_STRING = 7 }; /* tensorflow/c/tf_datatype.h */
-
-typedef void (*Shape)(void *context, void *status);
 typedef void *(*Create)(void *construction);
 typedef void (*Compute)(void *kernel, void *context);
 typedef void (*Delete)(void *kernel);
 
-/* ---------------------------------------------------------------- what TensorFlow offers, found at run time */
+/* ---------------------------------------------------------------- TensorFlow's functions, found at run time */
 
 /* From tensorflow/c/kernels.h, ops.h, tf_status.h and tf_tensor.h, with every handle as void *. */
 #define FUNCTIONS(X)                                                                                        \
     X(void *, TF_NewStatus, (void))                                                                         \
     X(void, TF_DeleteStatus, (void *))                                                                      \
     X(int, TF_GetCode, (const void *))                                                                      \
+    X(void, TF_SetStatus, (void *, int, const char *))                                                      \
     X(void *, TF_NewOpDefinitionBuilder, (const char *))                                                    \
     X(void, TF_OpDefinitionBuilderAddAttr, (void *, const char *))                                          \
     X(void, TF_OpDefinitionBuilderAddInput, (void *, const char *))                                         \
-    X(void, TF_OpDefinitionBuilderAddOutput, (void *, const char *))                                        \
     X(void, TF_OpDefinitionBuilderSetIsStateful, (void *, _Bool))                                           \
-    X(void, TF_OpDefinitionBuilderSetShapeInferenceFunction, (void *, Shape))                               \
     X(void, TF_RegisterOpDefinition, (void *, void *))                                                      \
-    X(int64_t, TF_ShapeInferenceContextNumInputs, (void *))                                                 \
-    X(void *, TF_NewShapeHandle, (void))                                                                    \
-    X(void, TF_DeleteShapeHandle, (void *))                                                                 \
-    X(void *, TF_ShapeInferenceContextScalar, (void *))                                                     \
-    X(void, TF_ShapeInferenceContextGetInput, (void *, int, void *, void *))                                \
-    X(void, TF_ShapeInferenceContextSetOutput, (void *, int, void *, void *))                               \
     X(void *, TF_NewKernelBuilder, (const char *, const char *, Create, Compute, Delete))                   \
-    X(void, TF_KernelBuilder_TypeConstraint, (void *, const char *, int, void *))                           \
     X(void, TF_KernelBuilder_HostMemory, (void *, const char *))                                            \
-    X(void, TF_KernelBuilder_Priority, (void *, int32_t))                                                   \
     X(void, TF_RegisterKernelBuilder, (const char *, void *, void *))                                       \
     X(void, TF_OpKernelConstruction_GetAttrSize, (void *, const char *, int32_t *, int32_t *, void *))      \
-    X(void, TF_OpKernelConstruction_GetAttrString, (void *, const char *, char *, size_t, void *))          \
-    X(void, TF_OpKernelConstruction_GetAttrInt32, (void *, const char *, int32_t *, void *))                \
-    X(int, TF_NumInputs, (void *))                                                                          \
-    X(int, TF_NumOutputs, (void *))                                                                         \
+    X(void, TF_OpKernelConstruction_GetAttrInt64List, (void *, const char *, int64_t *, int, void *))       \
     X(void, TF_GetInput, (void *, int, void **, void *))                                                    \
-    X(void, TF_SetOutput, (void *, int, const void *, void *))                                              \
-    X(void *, TF_AllocateTensor, (int, const int64_t *, int, size_t))                                       \
+    X(int64_t, TF_StepId, (void *))                                                                         \
+    X(uint64_t, TF_GetFrameId, (void *))                                                                    \
+    X(int64_t, TF_GetIterId, (void *))                                                                      \
     X(void *, TF_TensorData, (const void *))                                                                \
     X(size_t, TF_TensorByteSize, (const void *))                                                            \
-    X(void, TF_DeleteTensor, (void *))                                                                      \
-    X(void, TF_OpKernelContext_Failure, (void *, void *))
+    X(void, TF_DeleteTensor, (void *))
 
 #define DECLARE(result, name, arguments) static result(*name) arguments;
 FUNCTIONS(DECLARE)
@@ -74,168 +58,32 @@ static const char *find_functions(void *library) {
     return NULL;
 }
 
-/* ---------------------------------------------------------------- open ranges */
+/* ---------------------------------------------------------------- ranges */
 
-/* Opens the range of an event; returns the generation of the tool that saw it (0: none did), and what the tool calls
+/* Opens the range of an event; returns the generation of the tool that saw it (0: none did), and the tool's number of
  * the range in `id`. Both functions are called from TensorFlow's threads. */
 typedef uint32_t (*StartRange)(void *event, uint64_t *id);
 typedef void (*EndRange)(void *event, uint32_t generation, uint64_t id);
+/* Returns the event of the text with these shapes, which stays alive; takes the GIL. */
+typedef void *(*SizeEvent)(void *event, const int32_t *numbers, int count);
 
 static StartRange start_range;
 static EndRange end_range;
+static SizeEvent size_event;
+static volatile int ranges_on = 1;
 
-/* A slot holds one open range. A token is the number of a slot, from 1 on, or 0 for none, as a tensor that is made once
- * and given to TensorFlow for each range of the slot. Tokens are of type int32, because those stay in the host's memory
- * also where they leave a function that runs on a GPU. */
+/* One execution of a graph: a step, and in a loop one iteration of one frame. */
 typedef struct {
-    void *event; /* NULL: no range is open */
+    int64_t step, iteration;
+    uint64_t frame;
+} Execution;
+
+typedef struct {
+    Execution execution;
+    void *event;
     uint64_t id;
     uint32_t generation;
-    uint32_t next_free; /* number of a slot */
-    void *token;
-} Slot;
-
-enum { MAX_SLOTS = 1 << 20 };
-
-static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER;
-static Slot *slots = NULL;
-static uint32_t slot_count = 0, slot_capacity = 0, first_free = 0;
-static void *no_range = NULL; /* the token 0 */
-
-static void *new_token(int32_t number) {
-    void *tensor = TF_AllocateTensor(TF_INT32, NULL, 0, sizeof number);
-    if (tensor)
-        memcpy(TF_TensorData(tensor), &number, sizeof number);
-    return tensor;
-}
-
-static Slot *new_slot(void) {
-    if (first_free) {
-        Slot *slot = &slots[first_free - 1];
-        first_free = slot->next_free;
-        return slot;
-    }
-    if (slot_count == MAX_SLOTS)
-        return NULL;
-    if (slot_count == slot_capacity) {
-        uint32_t capacity = slot_capacity ? 2 * slot_capacity : 256;
-        Slot *grown = realloc(slots, capacity * sizeof *grown);
-        if (!grown)
-            return NULL;
-        slots = grown;
-        slot_capacity = capacity;
-    }
-    void *token = new_token((int32_t)slot_count + 1);
-    if (!token)
-        return NULL;
-    slots[slot_count] = (Slot){.token = token};
-    return &slots[slot_count++];
-}
-
-/* Returns the token of the range, which the slot keeps. */
-static void *open_range(void *event) {
-    uint64_t id = 0;
-    uint32_t generation = event ? start_range(event, &id) : 0;
-    if (!generation)
-        return no_range;
-    pthread_mutex_lock(&slots_lock);
-    Slot *slot = new_slot();
-    void *token = slot ? slot->token : no_range;
-    if (slot)
-        slot->event = event, slot->id = id, slot->generation = generation;
-    pthread_mutex_unlock(&slots_lock);
-    if (!slot)
-        end_range(event, generation, id);
-    return token;
-}
-
-/* Closes the range in a slot; returns whether there was one. Where the operation that would have closed it may still
- * run, the slot must not be used again. */
-static int close_slot(uint32_t number, int use_again) {
-    Slot slot = {0};
-    pthread_mutex_lock(&slots_lock);
-    if (number && number <= slot_count && slots[number - 1].event) {
-        slot = slots[number - 1];
-        slots[number - 1].event = NULL;
-        if (use_again) {
-            slots[number - 1].next_free = first_free;
-            first_free = number;
-        }
-    }
-    pthread_mutex_unlock(&slots_lock);
-    if (slot.event)
-        end_range(slot.event, slot.generation, slot.id);
-    return slot.event != NULL;
-}
-
-EXPORT int annot_tf_close_all(void) {
-    pthread_mutex_lock(&slots_lock);
-    uint32_t count = slot_count;
-    pthread_mutex_unlock(&slots_lock);
-    int closed = 0;
-    for (uint32_t number = 1; number <= count; number++)
-        closed += close_slot(number, 0);
-    return closed;
-}
-
-/* ---------------------------------------------------------------- the texts that this process knows */
-
-typedef struct {
-    char *key;
-    void *event;
-} Known;
-
-static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
-static Known *known = NULL; /* open addressing */
-static size_t known_count = 0, known_capacity = 0;
-
-static Known *find_known(Known *table, size_t capacity, const char *key) {
-    uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    for (const char *at = key; *at; at++)
-        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
-    size_t place = hash & (capacity - 1);
-    while (table[place].key && strcmp(table[place].key, key) != 0)
-        place = (place + 1) & (capacity - 1);
-    return &table[place];
-}
-
-static int grow_known(void) {
-    size_t capacity = known_capacity ? 2 * known_capacity : 1024;
-    Known *grown = calloc(capacity, sizeof *grown);
-    if (!grown)
-        return 0;
-    for (size_t i = 0; i < known_capacity; i++)
-        if (known[i].key)
-            *find_known(grown, capacity, known[i].key) = known[i];
-    free(known);
-    known = grown;
-    known_capacity = capacity;
-    return 1;
-}
-
-/* Tells which event the attribute `event` of an operation stands for; the event must stay alive. */
-EXPORT int annot_tf_know(const char *key, void *event) {
-    int done = 0;
-    pthread_mutex_lock(&known_lock);
-    if (2 * known_count < known_capacity || grow_known()) {
-        Known *place = find_known(known, known_capacity, key);
-        if (!place->key && (place->key = strdup(key)))
-            known_count++;
-        if (place->key)
-            place->event = event, done = 1;
-    }
-    pthread_mutex_unlock(&known_lock);
-    return done;
-}
-
-static void *event_of(const char *key) {
-    pthread_mutex_lock(&known_lock);
-    void *event = known_capacity ? find_known(known, known_capacity, key)->event : NULL;
-    pthread_mutex_unlock(&known_lock);
-    return event;
-}
-
-/* ---------------------------------------------------------------- texts whose sizes are known while the graph runs */
+} Open;
 
 enum { MAX_SIZED = 64, MAX_NUMBERS = 64 };
 
@@ -246,306 +94,408 @@ typedef struct {
     int32_t numbers[]; /* of each shape its rank, then its sizes */
 } Sized;
 
-/* The kernel of AnnotStart and AnnotEnter; there is none where another process made the graph: then it opens nothing. */
-typedef struct {
+/* One range of one graph, which several AnnotRange operations open and close. It lives as long as one of their kernels,
+ * or until the first is made. */
+typedef struct Range {
     void *event;
-    int32_t shapes; /* how many inputs, the last ones, are shapes that the text of `event` leaves open */
     pthread_mutex_t lock;
-    int count;
-    Sized *sized[MAX_SIZED]; /* the one that was used last comes first */
-} Start;
+    Open *open; /* of the executions that run now */
+    uint32_t open_count, open_capacity;
+    uint32_t kernels;
+    int sized_count;
+    Sized *sized[MAX_SIZED]; /* the last used one comes first */
+} Range;
 
-/* Returns the event for these shapes, which stays alive; called on TensorFlow's threads, it takes the GIL. */
-typedef void *(*Size)(void *event, const int32_t *numbers, int count);
+static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
+static Range **ranges = NULL; /* by number, from 0 on */
+static uint32_t range_count = 0, range_capacity = 0;
 
-static Size size_event;
+/* Makes a range of an event, which must stay alive; returns its number, or -1 without memory. */
+EXPORT int64_t annot_tf_range(void *event) {
+    Range *made = calloc(1, sizeof *made);
+    int64_t number = -1;
+    if (!made)
+        return -1;
+    made->event = event;
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_mutex_lock(&ranges_lock);
+    if (range_count == range_capacity) {
+        uint32_t capacity = range_capacity ? 2 * range_capacity : 256;
+        Range **grown = realloc(ranges, capacity * sizeof *grown);
+        if (grown)
+            ranges = grown, range_capacity = capacity;
+    }
+    if (range_count < range_capacity)
+        ranges[number = range_count++] = made;
+    pthread_mutex_unlock(&ranges_lock);
+    if (number < 0) {
+        pthread_mutex_destroy(&made->lock);
+        free(made);
+    }
+    return number;
+}
 
-/* Reads the shapes as `Sized` holds them; returns how many numbers, or 0 if they cannot be had. */
-static int read_shapes(int shapes, void *context, int32_t *numbers, void *status) {
-    int count = 0, inputs = TF_NumInputs(context);
-    for (int i = inputs - shapes; i < inputs; i++) {
+static void end_open(Open open) {
+    if (open.generation)
+        end_range(open.event, open.generation, open.id);
+}
+
+/* Returns the range for one more kernel, or NULL if there is none of this number. */
+static Range *hold_range(int64_t number) {
+    pthread_mutex_lock(&ranges_lock);
+    Range *range = number >= 0 && number < range_count ? ranges[number] : NULL;
+    if (range)
+        range->kernels++;
+    pthread_mutex_unlock(&ranges_lock);
+    return range;
+}
+
+static void release_range(int64_t number) {
+    pthread_mutex_lock(&ranges_lock);
+    Range *range = ranges[number];
+    int last = --range->kernels == 0;
+    if (last)
+        ranges[number] = NULL;
+    pthread_mutex_unlock(&ranges_lock);
+    if (!last)
+        return;
+    for (uint32_t i = 0; i < range->open_count; i++)
+        end_open(range->open[i]);
+    for (int i = 0; i < range->sized_count; i++)
+        free(range->sized[i]);
+    free(range->open);
+    pthread_mutex_destroy(&range->lock);
+    free(range);
+}
+
+static int same_execution(const Execution *a, const Execution *b) {
+    return a->step == b->step && a->frame == b->frame && a->iteration == b->iteration;
+}
+
+/* Returns the place of an execution's open range, or `open_count`. */
+static uint32_t find_open(const Range *range, const Execution *execution) {
+    uint32_t i = 0;
+    while (i < range->open_count && !same_execution(&range->open[i].execution, execution))
+        i++;
+    return i;
+}
+
+static int grow_open(Range *range) {
+    if (range->open_count < range->open_capacity)
+        return 1;
+    uint32_t capacity = range->open_capacity ? 2 * range->open_capacity : 4;
+    Open *grown = realloc(range->open, capacity * sizeof *grown);
+    if (grown)
+        range->open = grown, range->open_capacity = capacity;
+    return grown != NULL;
+}
+
+/* Opens the range, unless another operation has opened it in this execution. */
+static void open_range(Range *range, void *event, const Execution *execution) {
+    pthread_mutex_lock(&range->lock);
+    if (find_open(range, execution) == range->open_count && grow_open(range)) {
+        Open open = {.execution = *execution, .event = event};
+        open.generation = start_range(event, &open.id);
+        range->open[range->open_count++] = open;
+    }
+    pthread_mutex_unlock(&range->lock);
+}
+
+static void close_range(Range *range, const Execution *execution) {
+    Open open = {.generation = 0};
+    pthread_mutex_lock(&range->lock);
+    uint32_t i = find_open(range, execution);
+    if (i < range->open_count) {
+        open = range->open[i];
+        range->open[i] = range->open[--range->open_count];
+    }
+    pthread_mutex_unlock(&range->lock);
+    end_open(open);
+}
+
+/* Closes what steps that failed have left open; returns how many ranges that a tool saw. */
+EXPORT int annot_tf_close_all(void) {
+    int closed = 0;
+    pthread_mutex_lock(&ranges_lock);
+    for (uint32_t number = 0; number < range_count; number++) {
+        Range *range = ranges[number];
+        if (!range)
+            continue;
+        pthread_mutex_lock(&range->lock);
+        for (uint32_t i = 0; i < range->open_count; i++) {
+            closed += range->open[i].generation != 0;
+            end_open(range->open[i]);
+        }
+        range->open_count = 0;
+        pthread_mutex_unlock(&range->lock);
+    }
+    pthread_mutex_unlock(&ranges_lock);
+    return closed;
+}
+
+/* Switches the ranges of all graphs on and off; while they are off, the operations return at once. */
+EXPORT void annot_tf_switch(int on) { ranges_on = on; }
+
+/* ---------------------------------------------------------------- texts whose sizes are known while the graph runs */
+
+/* Reads `count` shapes from the inputs, from `first` on, as `Sized` holds them; returns how many numbers, or 0. */
+static int read_shapes(int first, int count, void *context, int32_t *numbers, void *status) {
+    int used = 0;
+    for (int i = first; i < first + count; i++) {
         void *tensor = NULL;
         TF_GetInput(context, i, &tensor, status);
-        int rank = tensor ? (int)(TF_TensorByteSize(tensor) / sizeof *numbers) : MAX_NUMBERS;
-        int fits = count + 1 + rank <= MAX_NUMBERS;
+        if (!tensor)
+            return 0;
+        int rank = (int)(TF_TensorByteSize(tensor) / sizeof *numbers), fits = used + 1 + rank <= MAX_NUMBERS;
         if (fits) {
-            numbers[count] = rank;
-            memcpy(&numbers[count + 1], TF_TensorData(tensor), (size_t)rank * sizeof *numbers);
-            count += 1 + rank;
+            numbers[used] = rank;
+            if (rank)
+                memcpy(&numbers[used + 1], TF_TensorData(tensor), (size_t)rank * sizeof *numbers);
+            used += 1 + rank;
         }
-        if (tensor)
-            TF_DeleteTensor(tensor);
+        TF_DeleteTensor(tensor);
         if (!fits)
             return 0;
     }
-    return count;
+    return used;
 }
 
-/* Returns the event for these shapes, or NULL if they are new; `full` tells whether there is no room for more. */
-static void *find_sized(Start *start, const int32_t *numbers, int count, int *full) {
+/* Returns the event for these shapes, or NULL if they are new; `full` says whether there is no room for more. */
+static void *find_sized(Range *range, const int32_t *numbers, int count, int *full) {
     void *event = NULL;
-    pthread_mutex_lock(&start->lock);
-    for (int i = 0; i < start->count && !event; i++) {
-        Sized *one = start->sized[i];
+    pthread_mutex_lock(&range->lock);
+    for (int i = 0; i < range->sized_count && !event; i++) {
+        Sized *one = range->sized[i];
         if (one->count == count && memcmp(one->numbers, numbers, (size_t)count * sizeof *numbers) == 0) {
             event = one->event;
-            start->sized[i] = start->sized[0];
-            start->sized[0] = one;
+            range->sized[i] = range->sized[0];
+            range->sized[0] = one;
         }
     }
-    *full = start->count == MAX_SIZED;
-    pthread_mutex_unlock(&start->lock);
+    *full = range->sized_count == MAX_SIZED;
+    pthread_mutex_unlock(&range->lock);
     return event;
 }
 
-static void keep_sized(Start *start, const int32_t *numbers, int count, void *event) {
+static void keep_sized(Range *range, const int32_t *numbers, int count, void *event) {
     Sized *made = malloc(sizeof *made + (size_t)count * sizeof *numbers);
     if (!made)
         return;
     made->event = event, made->count = count;
     memcpy(made->numbers, numbers, (size_t)count * sizeof *numbers);
-    pthread_mutex_lock(&start->lock);
-    if (start->count < MAX_SIZED)
-        start->sized[start->count++] = made, made = NULL;
-    pthread_mutex_unlock(&start->lock);
+    pthread_mutex_lock(&range->lock);
+    if (range->sized_count < MAX_SIZED)
+        range->sized[range->sized_count++] = made, made = NULL;
+    pthread_mutex_unlock(&range->lock);
     free(made);
 }
 
-static void *event_to_open(Start *start, void *context, void *status) {
-    if (!start || !start->shapes)
-        return start ? start->event : NULL;
+static void *event_to_open(Range *range, int first, int shapes, void *context, void *status) {
     int32_t numbers[MAX_NUMBERS];
-    int full, count = read_shapes(start->shapes, context, numbers, status);
+    int full, count = shapes ? read_shapes(first, shapes, context, numbers, status) : 0;
     if (!count)
-        return start->event;
-    void *event = find_sized(start, numbers, count, &full);
+        return range->event;
+    void *event = find_sized(range, numbers, count, &full);
     if (event || full)
-        return event ? event : start->event;
-    event = size_event(start->event, numbers, count); /* with no lock held, since it waits for the GIL */
-    keep_sized(start, numbers, count, event);
+        return event ? event : range->event;
+    event = size_event(range->event, numbers, count); /* with no lock held, since it waits for the GIL */
+    keep_sized(range, numbers, count, event);
     return event;
 }
 
-/* ---------------------------------------------------------------- kernels */
-
-static void *create_start(void *construction) {
-    void *status = TF_NewStatus();
-    int32_t items = 0, size = 0, shapes = 0;
-    void *event = NULL;
-    TF_OpKernelConstruction_GetAttrSize(construction, "event", &items, &size, status);
-    char *key = TF_GetCode(status) == 0 && size >= 0 ? calloc((size_t)size + 1, 1) : NULL;
-    if (key) {
-        TF_OpKernelConstruction_GetAttrString(construction, "event", key, (size_t)size, status);
-        if (TF_GetCode(status) == 0)
-            event = event_of(key);
-        free(key);
-    }
-    TF_OpKernelConstruction_GetAttrInt32(construction, "S", &shapes, status);
-    Start *start = event ? calloc(1, sizeof *start) : NULL;
-    if (start) {
-        pthread_mutex_init(&start->lock, NULL);
-        start->event = event;
-        start->shapes = TF_GetCode(status) == 0 ? shapes : 0; /* AnnotEnter has none */
-    }
-    TF_DeleteStatus(status);
-    return start;
-}
-
-static void delete_start(void *kernel) {
-    Start *start = kernel;
-    if (!start)
-        return;
-    for (int i = 0; i < start->count; i++)
-        free(start->sized[i]);
-    pthread_mutex_destroy(&start->lock);
-    free(start);
-}
-
-static void pass_through(void *context, int input, int output, void *status) {
-    void *tensor = NULL;
-    TF_GetInput(context, input, &tensor, status);
-    if (TF_GetCode(status) == 0)
-        TF_SetOutput(context, output, tensor, status);
-    if (tensor)
-        TF_DeleteTensor(tensor);
-}
-
-/* The status of this thread, kept from one kernel to the next while all is well; it goes with the process. */
-static _Thread_local void *kept_status = NULL;
-
-static void *own_status(void) {
-    if (!kept_status)
-        kept_status = TF_NewStatus();
-    return kept_status;
-}
-
-static void fail_if_bad(void *context, void *status) {
-    if (TF_GetCode(status) == 0)
-        return;
-    TF_OpKernelContext_Failure(context, status);
-    TF_DeleteStatus(status);
-    kept_status = NULL;
-}
-
-static void compute_start(void *kernel, void *context) {
-    void *status = own_status();
-    int tensors = TF_NumOutputs(context) - 1;
-    for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
-        pass_through(context, i, i + 1, status);
-    void *event = event_to_open(kernel, context, status);
-    if (TF_GetCode(status) == 0)
-        TF_SetOutput(context, 0, open_range(event), status);
-    fail_if_bad(context, status);
-}
-
-/* `done` is the token, whose value says nothing there: a new tensor would cost an allocation. */
-static void compute_end(void *kernel, void *context) {
-    (void)kernel;
-    void *status = own_status(), *token = NULL;
-    int tensors = TF_NumOutputs(context) - 1;
-    TF_GetInput(context, tensors, &token, status);
-    if (token) {
-        int32_t number;
-        memcpy(&number, TF_TensorData(token), sizeof number);
-        close_slot((uint32_t)number, 1);
-        TF_SetOutput(context, 0, token, status);
-        TF_DeleteTensor(token);
-    }
-    for (int i = 0; i < tensors && TF_GetCode(status) == 0; i++)
-        pass_through(context, i, i + 1, status);
-    fail_if_bad(context, status);
-}
-
-static void compute_gate(void *kernel, void *context) {
-    (void)kernel;
-    void *status = own_status();
-    pass_through(context, 0, 0, status);
-    fail_if_bad(context, status);
-}
-
-/* ---------------------------------------------------------------- registration */
-
-/* Output `first + i` has the shape of input i. How many tensors pass through cannot be asked here, so trailing inputs
- * end the loop: there is no output for them. */
-static void follow_inputs(void *context, int first, void *status) {
-    void *shape = TF_NewShapeHandle(), *beyond = TF_NewStatus();
-    int64_t inputs = TF_ShapeInferenceContextNumInputs(context);
-    for (int i = 0; i < inputs && TF_GetCode(status) == 0 && TF_GetCode(beyond) == 0; i++) {
-        TF_ShapeInferenceContextGetInput(context, i, shape, status);
-        if (TF_GetCode(status) == 0)
-            TF_ShapeInferenceContextSetOutput(context, first + i, shape, beyond);
-    }
-    TF_DeleteStatus(beyond);
-    TF_DeleteShapeHandle(shape);
-}
-
-static void shapes_after_token(void *context, void *status) {
-    void *scalar = TF_ShapeInferenceContextScalar(context);
-    TF_ShapeInferenceContextSetOutput(context, 0, scalar, status);
-    TF_DeleteShapeHandle(scalar);
-    follow_inputs(context, 1, status);
-}
-
-static void shapes_of_gate(void *context, void *status) { follow_inputs(context, 0, status); }
+/* ---------------------------------------------------------------- the operation */
 
 typedef struct {
-    const char *name;
-    const char *attributes[7], *inputs[4], *outputs[3];
-    const char *host[4];   /* arguments in host memory */
-    const char *follow[3]; /* arguments of type T */
-    Shape shapes;
-    Create create;
-    Compute compute;
-    int stateful; /* runs though nothing needs its outputs, in the order of what works on the same resource */
-} Operation;
+    Range *range; /* NULL where another process made the graph */
+    int64_t number;
+    int first, shapes; /* inputs that are the shapes its text leaves open */
+} Use;
 
-static const Operation operations[] = {
-    {"AnnotStart",
-     {"event: string", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "A: int >= 0", "S: int >= 0"},
-     {"tensors: N * T", "after: A * int32", "shapes: S * int32"},
-     {"token: int32", "outputs: N * T"},
-     {"after", "shapes", "token"},
-     {"tensors", "outputs"},
-     shapes_after_token, create_start, compute_start},
-    {"AnnotEnd",
-     {"grad_event: string = ''", "group: int = 0", "N: int >= 0", "T: type = DT_FLOAT", "D: list(type) >= 0"},
-     {"tensors: N * T", "token: int32", "deps: D"},
-     {"done: int32", "outputs: N * T"},
-     {"token", "done"},
-     {"tensors", "outputs"},
-     shapes_after_token, NULL, compute_end},
-    {"AnnotGate",
-     {"grad_event: string = ''", "group: int = 0", "role: string = ''", "T: type"},
-     {"tensor: T", "token: int32"},
-     {"output: T"},
-     {"token"},
-     {"tensor", "output"},
-     shapes_of_gate, NULL, compute_gate},
-    {"AnnotEnter",
-     {"event: string", "D: list(type) >= 0"},
-     {"deps: D"},
-     {"token: int32"},
-     {"token"},
-     {NULL},
-     shapes_after_token, create_start, compute_start, 1},
-    {"AnnotLeave",
-     {"D: list(type) >= 0"},
-     {"token: int32", "deps: D"},
-     {"done: int32"},
-     {"token", "done"},
-     {NULL},
-     shapes_after_token, NULL, compute_end, 1},
-};
+typedef struct {
+    int close_count, open_count;
+    Use uses[]; /* the ranges to close, then the ranges to open */
+} Kernel;
 
-static int define(const Operation *operation, void *status) {
-    void *builder = TF_NewOpDefinitionBuilder(operation->name);
-    for (const char *const *spec = operation->attributes; *spec; spec++)
-        TF_OpDefinitionBuilderAddAttr(builder, *spec);
-    for (const char *const *spec = operation->inputs; *spec; spec++)
-        TF_OpDefinitionBuilderAddInput(builder, *spec);
-    for (const char *const *spec = operation->outputs; *spec; spec++)
-        TF_OpDefinitionBuilderAddOutput(builder, *spec);
-    if (operation->stateful)
-        TF_OpDefinitionBuilderSetIsStateful(builder, 1); /* which sets the flag whatever it is given */
-    TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, operation->shapes);
-    TF_RegisterOpDefinition(builder, status);
-    return TF_GetCode(status) == 0;
+static int64_t *read_list(void *construction, const char *name, int *count, void *status) {
+    int32_t items = 0, size = 0;
+    *count = 0;
+    TF_OpKernelConstruction_GetAttrSize(construction, name, &items, &size, status);
+    if (TF_GetCode(status) != 0 || items < 0)
+        return NULL;
+    int64_t *values = malloc(((size_t)items + 1) * sizeof *values);
+    if (!values)
+        return NULL;
+    TF_OpKernelConstruction_GetAttrInt64List(construction, name, values, items, status);
+    *count = TF_GetCode(status) == 0 ? items : 0;
+    return values;
 }
 
-/* `host_type`: 0, or the type of tensors that live in host memory on every device. */
-static int add_kernel(const Operation *operation, const char *device, int host_type, void *status) {
-    void *builder = TF_NewKernelBuilder(operation->name, device, operation->create, operation->compute,
-                                        operation->create ? delete_start : NULL);
-    for (const char *const *name = operation->host; *name; name++)
-        TF_KernelBuilder_HostMemory(builder, *name);
-    if (host_type) {
-        TF_KernelBuilder_TypeConstraint(builder, "T", host_type, status);
-        TF_KernelBuilder_Priority(builder, 1);
-        for (const char *const *name = operation->follow; *name; name++)
-            TF_KernelBuilder_HostMemory(builder, *name);
+static Use make_use(int64_t number, int64_t first, int64_t shapes) {
+    return (Use){hold_range(number), number, (int)first, (int)shapes};
+}
+
+/* `open` has three numbers for each range: its own, its first shape among the inputs, and how many. */
+static void *create_kernel(void *construction) {
+    int closes = 0, numbers = 0;
+    void *status = TF_NewStatus();
+    int64_t *close = read_list(construction, "close", &closes, status);
+    int64_t *open = read_list(construction, "open", &numbers, status);
+    int opens = numbers / 3;
+    Kernel *kernel = calloc(1, sizeof *kernel + (size_t)(closes + opens) * sizeof(Use));
+    if (kernel) {
+        kernel->close_count = closes, kernel->open_count = opens;
+        for (int i = 0; i < closes; i++)
+            kernel->uses[i] = make_use(close[i], 0, 0);
+        for (int i = 0; i < opens; i++)
+            kernel->uses[closes + i] = make_use(open[3 * i], open[3 * i + 1], open[3 * i + 2]);
     }
-    TF_RegisterKernelBuilder(operation->name, builder, status);
+    free(close);
+    free(open);
+    TF_DeleteStatus(status);
+    return kernel;
+}
+
+static void delete_kernel(void *self) {
+    Kernel *kernel = self;
+    if (!kernel)
+        return;
+    for (int i = 0; i < kernel->close_count + kernel->open_count; i++)
+        if (kernel->uses[i].range)
+            release_range(kernel->uses[i].number);
+    free(kernel);
+}
+
+/* What goes wrong here is not the program's: the range keeps its general text. */
+static void compute_kernel(void *self, void *context) {
+    Kernel *kernel = self;
+    if (!kernel)
+        return;
+    Execution execution = {TF_StepId(context), TF_GetIterId(context), TF_GetFrameId(context)};
+    for (int i = 0; i < kernel->close_count; i++)
+        if (kernel->uses[i].range)
+            close_range(kernel->uses[i].range, &execution);
+    if (!ranges_on)
+        return;
+    void *status = NULL;
+    for (int i = kernel->close_count; i < kernel->close_count + kernel->open_count; i++) {
+        Use *use = &kernel->uses[i];
+        if (!use->range)
+            continue;
+        if (use->shapes && !status)
+            status = TF_NewStatus();
+        open_range(use->range, event_to_open(use->range, use->first, use->shapes, context, status), &execution);
+    }
+    if (status)
+        TF_DeleteStatus(status);
+}
+
+static int register_operation(void *status) {
+    void *builder = TF_NewOpDefinitionBuilder("AnnotRange");
+    TF_OpDefinitionBuilderAddAttr(builder, "close: list(int) >= 0");
+    TF_OpDefinitionBuilderAddAttr(builder, "open: list(int) >= 0");
+    TF_OpDefinitionBuilderAddAttr(builder, "S: int >= 0");
+    TF_OpDefinitionBuilderAddInput(builder, "shapes: S * int32");
+    TF_OpDefinitionBuilderSetIsStateful(builder, 1); /* it runs although no tensor comes from it */
+    TF_RegisterOpDefinition(builder, status);
+    const char *const devices[] = {"CPU", "GPU"};
+    for (size_t i = 0; i < 2 && TF_GetCode(status) == 0; i++) {
+        void *kernel =
+            TF_NewKernelBuilder("AnnotRange", devices[i], create_kernel, compute_kernel, delete_kernel);
+        TF_KernelBuilder_HostMemory(kernel, "shapes");
+        TF_RegisterKernelBuilder("AnnotRange", kernel, status);
+    }
     return TF_GetCode(status) == 0;
 }
 
-/* Registers the operations with the TensorFlow whose C API `library` (a handle of dlopen) holds.
+/* ---------------------------------------------------------------- the graph optimizer */
+
+/* From tensorflow/c/experimental/grappler/grappler.h and c_api.h, whose `struct_size` keeps them compatible. */
+typedef struct {
+    const void *data;
+    size_t length;
+    void (*data_deallocator)(void *data, size_t length);
+} Buffer;
+
+typedef struct {
+    size_t struct_size;
+    void *ext;
+    void *(*create_func)(void);
+    void (*optimize_func)(void *, const Buffer *, const void *, Buffer *, void *);
+    void (*destroy_func)(void *);
+} Optimizer;
+
+typedef struct {
+    size_t struct_size;
+    void *ext;
+    int32_t states[19]; /* of TensorFlow's own optimizers, which stay at their defaults */
+} OptimizerConfigs;
+
+typedef struct {
+    size_t struct_size;
+    void *ext;
+    int32_t major_version, minor_version, patch_version;
+    const char *device_type;
+    OptimizerConfigs *optimizer_configs;
+    Optimizer *optimizer;
+} OptimizerRegistration;
+
+/* Returns the length of the new graph in `result`, allocated by malloc; 0: the graph stays as it is. Takes the GIL. A
+ * call without a graph says that the optimizer is gone. */
+typedef size_t (*Rewrite)(void *optimizer, const void *graph, size_t length, const void *item, void **result);
+
+static volatile Rewrite rewrite_graph = NULL;
+
+EXPORT void annot_tf_rewrite(Rewrite rewrite) { rewrite_graph = rewrite; }
+
+static void *create_optimizer(void) { return malloc(1); }
+
+static void destroy_optimizer(void *optimizer) {
+    Rewrite rewrite = rewrite_graph;
+    if (rewrite)
+        rewrite(optimizer, NULL, 0, NULL, NULL);
+    free(optimizer);
+}
+
+static void free_data(void *data, size_t length) {
+    (void)length;
+    free(data);
+}
+
+static void optimize(void *optimizer, const Buffer *graph, const void *item, Buffer *out, void *status) {
+    enum { OK = 0, RESOURCE_EXHAUSTED = 8 };
+    Rewrite rewrite = rewrite_graph;
+    void *data = NULL;
+    size_t length = rewrite ? rewrite(optimizer, graph->data, graph->length, item, &data) : 0;
+    if (!length && (data = malloc(graph->length ? graph->length : 1))) {
+        memcpy(data, graph->data, graph->length);
+        length = graph->length;
+    }
+    out->data = data, out->length = length, out->data_deallocator = free_data;
+    TF_SetStatus(status, data ? OK : RESOURCE_EXHAUSTED, data ? "" : "annot: no memory for a copy of the graph");
+}
+
+/* TensorFlow calls this when it loads the library as a plug-in. */
+EXPORT void TF_InitGraph(OptimizerRegistration *registration, void *status) {
+    enum { OK = 0 };
+    registration->struct_size = sizeof *registration;
+    registration->device_type = "CPU";
+    registration->optimizer_configs->struct_size = sizeof *registration->optimizer_configs;
+    registration->optimizer->struct_size = sizeof *registration->optimizer;
+    registration->optimizer->create_func = create_optimizer;
+    registration->optimizer->optimize_func = optimize;
+    registration->optimizer->destroy_func = destroy_optimizer;
+    TF_SetStatus(status, OK, "");
+}
+
+/* Registers the operation with the TensorFlow whose C API `library` (a handle of dlopen) holds.
  * Returns NULL, or what is missing there. */
-EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange end, Size size) {
+EXPORT const char *annot_tf_register(void *library, StartRange start, EndRange end, SizeEvent size) {
     const char *missing = find_functions(library);
     if (missing)
         return missing;
-    start_range = start;
-    end_range = end;
-    size_event = size;
-    no_range = new_token(0);
+    start_range = start, end_range = end, size_event = size;
     void *status = TF_NewStatus();
-    const char *refused = NULL;
-    for (size_t i = 0; i < sizeof operations / sizeof *operations && !refused; i++) {
-        const Operation *one = &operations[i];
-        if (!define(one, status) || !add_kernel(one, "CPU", 0, status) || !add_kernel(one, "GPU", 0, status) ||
-            (*one->follow && (!add_kernel(one, "GPU", TF_INT32, status) || !add_kernel(one, "GPU", TF_STRING, status))))
-            refused = one->name;
-    }
+    int done = register_operation(status);
     TF_DeleteStatus(status);
-    return refused;
+    return done ? NULL : "AnnotRange";
 }

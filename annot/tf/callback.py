@@ -169,9 +169,9 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 def close_operations() -> None:
     """End the ranges that the operations of a failed step have left open."""
-    operations: Any = sys.modules.get("annot.tf.ops")
-    if operations is not None:
-        operations.close_open_ranges()
+    library: Any = sys.modules.get("annot.tf.library")
+    if library is not None:
+        library.close_all()
 
 
 def _says_end_of_data(error: BaseException) -> bool:

@@ -15,8 +15,7 @@ from tensorflow.python.autograph.impl import api
 
 from annot import emit
 from annot.tag import Phase, Tag
-from annot.tf import nest, ops, reads
-from annot.tf.eager import may_be_taped
+from annot.tf import library, owners
 
 __all__ = ["Context", "end", "start", "trace"]
 
@@ -24,6 +23,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
+_SYMBOLIC = (
+    "start and trace of a KerasTensor have no ranges, since the model runs later and without them: put the layers "
+    "annot.tf.NVTXStart and annot.tf.NVTXEnd into a functional model"
+)
 _NO_OPERATIONS = "TensorFlow compiles this for XLA, where annot's operations cannot run: no ranges of trace and start"
 
 
@@ -46,14 +49,35 @@ class Options:
         """The range of the backward work."""
         return _event(self.grad_message or self.message, self.grad_domain_name, "backward")
 
+    def owner(self) -> owners.Owner:
+        """Return the owner of the operations of one call."""
+        return owners.Owner(self.event, self.grad_event, owners.current())
+
 
 class Context:
-    """What `start` opened, for `end`."""
+    """What `start` opened, for `end`; a range of eager mode that nothing ends, ends with its context."""
 
-    __slots__ = ("token",)
+    __slots__ = ("__weakref__", "_end", "_started", "owner")
 
-    def __init__(self, token: ops.Token | None) -> None:
-        self.token = token
+    def __init__(self, owner: owners.Owner | None) -> None:
+        self.owner = owner
+        self._started: Any = None
+        self._end: Callable[[], None] | None = None
+        if owner is not None:
+            self._started = emit.start(owner.event) if tf.executing_eagerly() else None
+            self._end = owners.start(owner)
+
+    def close(self) -> None:
+        """Close the range, once."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+        started, self._started = self._started, None
+        if started is not None:
+            emit.end(started)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _unconverted(function: Callable[P, R]) -> Callable[P, R]:
@@ -70,35 +94,40 @@ def trace(message: F, /) -> F: ...
 def trace(
     message: str | None = None,
     domain_name: str | None = None,
-    grad_domain_name: str | None = None,
     grad_message: str | None = None,
+    grad_domain_name: str | None = None,
+    trainable: bool = False,
     enabled: bool = True,
+    name: str | None = None,
 ) -> Callable[[F], F]: ...
 
 
 def trace(
     message: Any = None,
     domain_name: str | None = None,
-    grad_domain_name: str | None = None,
     grad_message: str | None = None,
+    grad_domain_name: str | None = None,
+    trainable: bool = False,
     enabled: bool = True,
+    name: str | None = None,
 ) -> Any:
     """Put a range around what a function of tensors computes, and one around the work for its gradients.
 
     Works on functions and methods (the `call` of a layer too), in eager mode, in `tf.function` and in graphs of
-    `tf.compat.v1`. The ranges of a graph open and close while the graph runs. The gradient's range begins with the
-    gradient of the first output and ends when the gradients of all inputs and of all trainable variables that were read
-    inside are there, also where no input needs a gradient. Variables that are read inside a `tf.while_loop` or
-    `tf.cond` are not waited for. Under XLA there are no ranges, and a warning says so. If `annot.enabled` is false when
-    the function is decorated, the very function comes back.
+    `tf.compat.v1`. The ranges of a graph open and close while the graph runs: around the operations that the function
+    creates, and around those that compute their gradients. Tensors, operations and gradients are those of the plain
+    program. Under XLA there are no ranges, and a warning says so. If `annot.enabled` is false when the function is
+    decorated, the very function comes back.
 
     Args:
         message: text of the range; by default the qualified name of the function.
         domain_name: NVTX domain, in which the message stands as it is; by default annot's own, where the text is
             one that reports read as the forward work of a layer of that name.
-        grad_domain_name: the same of the range of the gradient.
         grad_message: text of the range of the gradient; by default `message`.
+        grad_domain_name: NVTX domain of the range of the gradient, as `domain_name`.
+        trainable: has no effect; nvtx-plugins needs it where a range comes first in a graph.
         enabled: False gives the very function back.
+        name: has no effect; in nvtx-plugins the name of its operations.
 
     Raises:
         TypeError: what is decorated is no function, or `message` is no text.
@@ -112,8 +141,8 @@ def trace(
         [0.0, 3.0]
     """
     if message is None or isinstance(message, str):
-        return lambda target: _decorate(target, message, domain_name, grad_domain_name, grad_message, enabled)
-    return _decorate(message, None, domain_name, grad_domain_name, grad_message, enabled)
+        return lambda target: _decorate(target, message, domain_name, grad_message, grad_domain_name, enabled)
+    return _decorate(message, None, domain_name, grad_message, grad_domain_name, enabled)
 
 
 @_unconverted
@@ -121,22 +150,25 @@ def start(
     inputs: Any,
     message: str,
     domain_name: str | None = None,
-    grad_domain_name: str | None = None,
     grad_message: str | None = None,
+    grad_domain_name: str | None = None,
+    trainable: bool = False,
     enabled: bool = True,
+    name: str | None = None,
 ) -> tuple[Any, Context]:
-    """Open a range around what is computed from `inputs`, up to `end`.
+    """Open a range around the operations that run, or in a graph are created, up to `end` on the same thread.
 
-    The range of the gradient ends when the gradients of `inputs` are there; the gradients of variables that are read
-    in between may come later. Where no input needs a gradient there is no such range: `trace` has one there too.
+    A second range is around the operations that compute their gradients.
 
     Args:
-        inputs: a tensor, or any nest of tensors.
+        inputs: a tensor, or any nest of tensors; the very inputs come back.
         message: text of the range.
         domain_name: as for `trace`, like the rest.
-        grad_domain_name: NVTX domain of the range of the gradient.
         grad_message: text of the range of the gradient.
-        enabled: False opens nothing and gives the very inputs back.
+        grad_domain_name: NVTX domain of the range of the gradient.
+        trainable: has no effect.
+        enabled: False opens nothing.
+        name: has no effect.
 
     Returns:
         The inputs to go on with, and what `end` needs.
@@ -152,40 +184,38 @@ def start(
     """
     if not isinstance(message, str):
         raise TypeError(f"message must be a string, got {message!r}")
-    if not enabled or not _works_here():
+    if not enabled or not _works_here(inputs):
         return inputs, Context(None)
     options = Options(message, domain_name, grad_message, grad_domain_name)
-    tensors, token = ops.begin(nest.tensors_in(inputs), options.event, options.grad_event)
-    return nest.replace_tensors(inputs, tensors), Context(token)
+    return inputs, Context(options.owner())
 
 
 @_unconverted
 def end(outputs: Any, context: Context) -> Any:
-    """Close the range that `start` opened, once the outputs are there.
+    """Close the range that `start` opened.
 
     Args:
-        outputs: what was computed: a tensor, or any nest of tensors.
+        outputs: what was computed: a tensor, or any nest of tensors; the very outputs come back.
         context: of `start`; of several `end` with the same one, the first closes the range.
 
     Returns:
-        The outputs to go on with.
+        The outputs.
 
     Raises:
         TypeError: `context` is not one of `start`.
     """
     if not isinstance(context, Context):
         raise TypeError(f"end expects the context that start returned, got {context!r}")
-    if context.token is None:
-        return outputs
-    return nest.replace_tensors(outputs, ops.finish(nest.tensors_in(outputs), context.token))
+    context.close()
+    return outputs
 
 
 def _decorate(
     target: Any,
     message: str | None,
     domain_name: str | None,
-    grad_domain_name: str | None,
     grad_message: str | None,
+    grad_domain_name: str | None,
     enabled: bool,
 ) -> Any:
     function = target.__func__ if isinstance(target, (staticmethod, classmethod)) else target
@@ -201,18 +231,12 @@ def _decorate(
 def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not tf.executing_eagerly():
-            body = _converted(function)
-            return _call(body, options, args, kwargs) if _works_here() else body(*args, **kwargs)
-        if not emit.enabled():
-            return function(*args, **kwargs)
-        if may_be_taped():
-            return _call(function, options, args, kwargs)
-        emit.push(options.event)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            emit.pop()
+        body = function if tf.executing_eagerly() else _converted(function)
+        if not _works_here((args, kwargs)):
+            return body(*args, **kwargs)
+        owner = options.owner()
+        with owners.owned(owner), owners.pushed(owner.event if tf.executing_eagerly() else None):
+            return body(*args, **kwargs)
 
     # `tf.function` takes what a function that is its argument wraps in that one's place, and the range would be lost.
     with contextlib.suppress(TypeError, ValueError):
@@ -230,32 +254,30 @@ def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: api.converted_call(function, args, kwargs, options=options)
 
 
-def _call(body: Callable[..., Any], options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensors, token = ops.begin(nest.tensors_in((args, kwargs)), options.event, options.grad_event)
-    try:
-        args, kwargs = nest.replace_tensors((args, kwargs), tensors)
-        with reads.gated(token):
-            result = body(*args, **kwargs)
-        outputs = nest.tensors_in(result)
-    except BaseException:
-        ops.abandon(token)
-        raise
-    return nest.replace_tensors(result, ops.finish(outputs, token))
-
-
-def _works_here() -> bool:
+def _works_here(inputs: Any) -> bool:
     """Whether a range can be opened here; says so where the user would expect one."""
     if not emit.enabled():
         return False
+    _keep_noting()
+    if any(type(leaf).__name__ == "KerasTensor" for leaf in tf.nest.flatten(inputs)):
+        emit.warn_once(_SYMBOLIC)
+        return False
     if tf.executing_eagerly():
         return True
-    if ops.in_xla():
+    if owners.in_xla():
         emit.warn_once(_NO_OPERATIONS)
         return False
-    obstacle = ops.available()
+    obstacle = library.available()
     if obstacle:
         emit.warn_once(obstacle)
     return obstacle is None
+
+
+@functools.cache
+def _keep_noting() -> None:
+    """Note owners from now on: a gradient may be asked for whenever a tape is still there."""
+    owners.install()
+    library.use()
 
 
 def _event(text: str, domain: str | None, phase: Phase) -> Any:

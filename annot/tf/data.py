@@ -11,7 +11,7 @@ from tensorflow.python.data.ops import iterator_ops
 from annot import emit, tag
 from annot.outermost import Outermost
 from annot.patches import Patches
-from annot.tf import effects
+from annot.tf import owners
 
 __all__ = ["DataWaits"]
 
@@ -22,13 +22,9 @@ class DataWaits:
     Eager loops over a data set, `predict`, and in graphs that are traced meanwhile whatever reads from an iterator: so
     does the step of `fit` and `evaluate`, inside the range of its batch. Inside `annot.batches` there is one range for
     a wait. A loop over a data set, and not its iterator, inside a `tf.function` runs in the data set, and has none.
-
-    Args:
-        graphs: ranges in graphs too, where they are operations; otherwise only of what runs eagerly.
     """
 
-    def __init__(self, *, graphs: bool = True) -> None:
-        self._graphs = graphs
+    def __init__(self) -> None:
         self._patches = Patches()
 
     def install(self) -> None:
@@ -52,20 +48,10 @@ class DataWaits:
             if tf.executing_eagerly():
                 with Outermost("data", _event()):
                     return original(iterator, *args, **kwargs)
-            handle = getattr(iterator, "_iterator_resource", None)
-            if not self._graphs or handle is None or not effects.possible():
+            with owners.owned(owners.Owner(_event(), parent=owners.current())):
                 return original(iterator, *args, **kwargs)
-            return _get_in_graph(original, handle, iterator, *args, **kwargs)
 
         return get
-
-
-def _get_in_graph(original: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read between two operations on the same handle, which TensorFlow then runs in this order, where that is."""
-    token = effects.enter(_event(), [handle])
-    element = original(*args, **kwargs)
-    effects.leave(token, [handle])
-    return element
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""Finds or makes the shared library with annot's operations, and registers them with TensorFlow, once a process."""
+"""The shared library of annot's operation and graph optimizer: found or compiled, and loaded into TensorFlow once."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -11,62 +12,91 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+
 from annot import emit, native
 from annot.tf import sizes
+from annot.tf.plugin import Optimizer
 
-__all__ = ["Loaded", "close_all", "compiled", "know", "load", "tensorflow_library"]
+__all__ = ["Loaded", "available", "close_all", "compiled", "load", "tensorflow_library", "use"]
 
 _SOURCE: Final = Path(native.__file__).parent / "tf_ops.c"
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _FLAGS: Final = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _COMPILE_SECONDS: Final = 60
+_lock: Final = threading.Lock()
 
-StartFunction: Final = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64))
-EndFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
-SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int)
+_SizeFunction: Final = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int
+)
 
 
 class Loaded:
-    """The operations, registered.
+    """The library, loaded into TensorFlow.
 
     Args:
-        road: ``prebuilt``, ``compiled`` or ``ctypes``.
-        know: takes the key of an event, as it stands in an operation's attribute, and the event.
-        close_all: closes all ranges that are open and returns how many.
+        how: ``prebuilt`` or ``compiled``.
+        library: the library.
     """
 
-    def __init__(self, road: str, know: Any, close_all: Any) -> None:
-        self.road = road
-        self.know = know
-        self.close_all = close_all
+    def __init__(self, how: str, library: ctypes.CDLL) -> None:
+        self.how = how
+        self.close_all = library.annot_tf_close_all
+        self.switch = library.annot_tf_switch
+        self.optimizer = Optimizer(library)
 
 
 @functools.cache
 def load() -> Loaded | str:
-    """Register the operations with TensorFlow; return what they are reached through, or one sentence why not."""
+    """Register the operation and the graph optimizer with TensorFlow; return them, or one sentence why not."""
     try:
         tensorflow = tensorflow_library()
         if tensorflow is None:
-            return "TensorFlow's C API was not found, so annot's operations cannot be registered"
-        if native.fast() is not None:
-            road, path = _library()
-            if path is not None:
-                return _register(road, ctypes.CDLL(str(path)), tensorflow)
-        return _register_from_python(tensorflow)
-    except (OSError, AttributeError, RuntimeError) as error:
-        return f"annot's operations cannot be registered with this TensorFlow: {error}"
+            return "TensorFlow's C API was not found, so graphs cannot have ranges"
+        if native.fast() is None:
+            return "annot's parts in C are switched off or missing, so graphs of TensorFlow cannot have ranges"
+        how, path = _library()
+        if path is None:
+            return "annot's library for TensorFlow is missing and there is no C compiler, so graphs cannot have ranges"
+        other = _other_plugin(path)
+        if other is not None:
+            return f"TensorFlow has the graph optimizer of {other}, and takes only one, so graphs cannot have ranges"
+        return _register(how, path, tensorflow)
+    except (OSError, AttributeError, RuntimeError, tf.errors.OpError) as error:
+        return f"annot's operation cannot be registered with this TensorFlow: {error}"
 
 
-def know(key: str, event: Any) -> None:
-    """Have operations whose attribute is `key` open the range of `event`."""
+def available() -> str | None:
+    """Return None if graphs can have ranges here, else one sentence why not."""
+    if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
+        return "TensorFlow's graph optimizers are off (disable_meta_optimizer), so graphs cannot have ranges"
     loaded = load()
-    if isinstance(loaded, Loaded) and _known.get(key) is not event:
-        _known[key] = event  # which keeps it alive for the C table
-        loaded.know(key, event)
+    return loaded if isinstance(loaded, str) else None
+
+
+def use() -> Callable[[], None]:
+    """Have graphs that TensorFlow optimizes from now on get ranges; return what ends it."""
+    loaded = load()
+    if isinstance(loaded, str):
+        return lambda: None
+    optimizer = loaded.optimizer
+    with _lock:
+        optimizer.users += 1
+        loaded.switch(1)
+
+    def end() -> None:
+        with _lock:
+            optimizer.users -= 1
+            if not optimizer.users:
+                loaded.switch(0)
+
+    return end
 
 
 def close_all() -> int:
@@ -74,13 +104,18 @@ def close_all() -> int:
     return int(loaded.close_all()) if load.cache_info().currsize and isinstance(loaded := load(), Loaded) else 0
 
 
-_known: dict[str, Any] = {}
+def _other_plugin(own: Path) -> str | None:
+    """Return the file of another library that is loaded as a graph optimizer; TensorFlow aborts on the second."""
+    mapped = {line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").open() if ".so" in line}
+    for path in sorted(mapped):
+        with contextlib.suppress(OSError):
+            if path != str(own) and hasattr(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), "TF_InitGraph"):
+                return path
+    return None
 
 
 def tensorflow_library() -> ctypes.CDLL | None:
     """Return TensorFlow's library that holds the C API for kernels, which `import tensorflow` has loaded."""
-    import tensorflow as tf
-
     folder = Path(tf.sysconfig.get_lib())
     # Which of them holds the C API has changed over the releases.
     for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2", "python/_pywrap_tensorflow_internal.so"):
@@ -104,19 +139,19 @@ def _library() -> tuple[str, Path | None]:
         return "compiled", None
 
 
-def _register(road: str, library: ctypes.CDLL, tensorflow: ctypes.CDLL) -> Loaded:
-    library.annot_tf_register.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, SizeFunction]
+def _register(how: str, path: Path, tensorflow: ctypes.CDLL) -> Loaded:
+    library = ctypes.CDLL(str(path))
+    library.annot_tf_register.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, _SizeFunction]
     library.annot_tf_register.restype = ctypes.c_char_p
     start, end = native.fast().range_functions()
     refused = library.annot_tf_register(tensorflow._handle, start, end, _size)
     if refused:
         raise RuntimeError(f"it refused {refused.decode()}")
-    library.annot_tf_know.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-
-    def tell(key: str, event: Any) -> None:
-        library.annot_tf_know(key.encode("utf-8", "replace"), id(event))
-
-    return Loaded(road, tell, library.annot_tf_close_all)
+    load_library.load_pluggable_device_library(str(path))
+    loaded = Loaded(how, library)
+    library.annot_tf_rewrite(loaded.optimizer.function)
+    atexit.register(library.annot_tf_rewrite, None)  # no call may reach Python when it is gone
+    return loaded
 
 
 def compiled(folder: Path) -> Path | None:
@@ -175,16 +210,5 @@ def _sized(address: int, numbers: Any, count: int) -> int:
     return id(sizes.sized(event, sizes.shapes_among(numbers[:count])))
 
 
-_size: Final = SizeFunction(_sized)
+_size: Final = _SizeFunction(_sized)
 """What the C part calls; it has to outlive every graph."""
-
-
-# ---------------------------------------------------------------- without it
-
-
-def _register_from_python(tensorflow: ctypes.CDLL) -> Loaded:
-    from annot.tf.by_ctypes import Operations
-
-    operations = Operations(tensorflow)
-    operations.register()
-    return Loaded("ctypes", operations.know, operations.close_all)

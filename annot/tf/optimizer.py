@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import keras
 
@@ -17,22 +17,15 @@ from annot.tf import updates
 
 __all__ = ["OptimizerSteps"]
 
-_CONTROL_FLOW: Final = {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While"}
-
-
 class OptimizerSteps:
     """Ranges around `apply` of every optimizer, and so around `apply_gradients`, from `install` to `remove`.
 
     An optimizer inside another one, as in a `LossScaleOptimizer`, has none of its own. In a graph the range opens when
-    all gradients are there, which the update waits for then, and closes when the last variable is assigned; nothing is
-    computed that would not be computed without. Under XLA there is none.
-
-    Args:
-        graphs: ranges in graphs too, where they are operations; otherwise only of what runs eagerly.
+    all gradients are there, which the update waits for then, and closes when the last variable is assigned. Under XLA
+    there is none.
     """
 
-    def __init__(self, *, graphs: bool = True) -> None:
-        self._graphs = graphs
+    def __init__(self) -> None:
         self._patches = Patches()
         self._lock = threading.Lock()
         self._inner: list[int] = []  # ids of optimizers that another one is calling, on whatever thread
@@ -80,9 +73,7 @@ class OptimizerSteps:
             return None
         if sys.modules["tensorflow"].executing_eagerly():
             return _apply_eagerly
-        from annot.tf import effects
-
-        return _apply_in_graph if self._graphs and effects.possible() else None
+        return _apply_in_graph
 
 
 def _apply_eagerly(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,27 +87,11 @@ def _variables(trainable_variables: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _apply_in_graph(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
-    import tensorflow as tf
+    from annot.tf import owners
 
-    from annot.tf import effects
-
-    flat = tf.nest.flatten(list(grads), expand_composites=True)
     event = updates.event(optimizer, _variables(*args, **kwargs))
-    token = effects.enter(event, after=[one for one in flat if one is not None])
-    with tf.control_dependencies([token]):
-        flat = [None if one is None else tf.identity(one) for one in flat]
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    gated = tf.nest.pack_sequence_as(list(grads), flat, expand_composites=True)
-    result = original(optimizer, gated, *args, **kwargs)
-    effects.leave(token, after=[one for one in graph.get_operations()[before:] if _assigns(one)])
-    return result
-
-
-def _assigns(operation: Any) -> bool:
-    """Whether an operation changes a variable, as far as can be told: such an operation has no outputs."""
-    stateful: bool = operation.op_def.is_stateful
-    return stateful and (not operation.outputs or operation.type in _CONTROL_FLOW)
+    with owners.owned(owners.Owner(event, parent=owners.current(), waits=True)):
+        return original(optimizer, grads, *args, **kwargs)
 
 
 def _subclasses(cls: type) -> Iterator[type]:

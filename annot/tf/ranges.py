@@ -16,12 +16,12 @@ from annot.choice import Selection, choose
 from annot.instrument import check_keras_backend
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.tf import exports, names, ops, tapes, weights
+from annot.tf import library, names, owners
 from annot.tf.annotations import operation_ranges, reason
 from annot.tf.capture import tell_cuda
 from annot.tf.data import DataWaits
 from annot.tf.functions import StepFunctions
-from annot.tf.layers import Layers, Mode, Options, StandIn, suspended
+from annot.tf.layers import Layers, Mode, Options, StandIn
 from annot.tf.optimizer import OptimizerSteps
 from annot.tf.paths import SEPARATOR
 from annot.tf.steps import FitLoops
@@ -108,7 +108,7 @@ def _chosen_mode() -> Mode:
     """Where operations of annot's would cost fusions on a GPU, TensorFlow's own ranges are better, if it has them."""
     if tf.config.list_physical_devices("GPU") and reason() is None:
         return "names"
-    obstacle = ops.available()
+    obstacle = library.available()
     if obstacle is not None:
         emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
     return "ops" if obstacle is None else "python"
@@ -188,13 +188,10 @@ class Installed:
         return block
 
     def _install(self, options: Options) -> None:
-        for install in (
-            lambda: ops.close_open_ranges,
-            lambda: weights.remove,
-            lambda: tapes.install(self._layers.backward_event),
-            lambda: exports.install(suspended),
-        ):
-            self._undo.append(install())
+        self._undo.append(library.close_all)
+        self._undo.append(owners.install())
+        if options.mode == "ops":
+            self._undo.append(library.use())
         self._install_around(options)
         if options.mode == "names":
             self._name_operations()
@@ -205,11 +202,7 @@ class Installed:
 
     def _install_around(self, options: Options) -> None:
         """What is not a call of the model."""
-        graphs = options.mode == "ops"
-        for part, wanted in (
-            (OptimizerSteps(graphs=graphs), options.optimizer),
-            (DataWaits(graphs=graphs), options.data),
-        ):
+        for part, wanted in ((OptimizerSteps(), options.optimizer), (DataWaits(), options.data)):
             if wanted:
                 part.install()
                 self._undo.append(part.remove)

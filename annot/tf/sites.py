@@ -14,8 +14,9 @@ from tensorflow.python.framework.ops import EagerTensor
 from annot import emit, tag
 from annot.hyperparameters import Arguments
 from annot.shapes import MAX_TENSORS, spec_of
-from annot.tf import sizes
 from annot.tf.hyperparameters import gradients, hyperparameters
+from annot.tf.owners import Owner, is_watched, may_be_taped
+from annot.tf.sizes import sources_of
 
 __all__ = ["Site", "tensors_among"]
 
@@ -36,7 +37,6 @@ class Site:
         module: class name.
         layer: the layer itself.
         shapes: whether the ranges say shapes.
-        is_model: whether this is the whole model.
         events: events by phase and by what goes into the text.
     """
 
@@ -44,41 +44,49 @@ class Site:
     module: str
     layer: keras.Layer
     shapes: bool = True
-    is_model: bool = False
     events: dict[Any, Any] = field(default_factory=dict)
 
     def forward(self, tensors: Sequence[Any]) -> Any:
         """Return the event of a forward call with these tensors."""
-        key = _key(tensors)
-        event = self.events.get(key)
-        if event is None:
-            event = self.events[key] = self._make("forward", self.shown(tensors))
-        return event
+        return self._made("forward", _key(tensors), tensors)[1]
 
-    def backward(self, tensors: Sequence[Any], *, weights: bool, inputs: bool) -> Any:
-        """Return the event of the backward of such a call.
+    def owner(
+        self, tensors: Sequence[Any], parent: Owner | None, *, forward: bool, backward: bool, recomputed: bool
+    ) -> Owner:
+        """Return the owner of the operations of a call with these tensors.
 
         Args:
-            tensors: what came into the forward.
-            weights: whether any weight needs a gradient.
-            inputs: whether any of the tensors does.
+            tensors: the inputs.
+            parent: the owner around the call.
+            forward: whether the call has a range.
+            backward: whether its backward has one.
+            recomputed: whether the call is part of a backward.
         """
-        key = weights, inputs, *_key(tensors)
-        event = self.events.get(key)
-        if event is None:
-            specs, omitted, arguments = self.shown(tensors)
-            if specs:
-                with contextlib.suppress(Exception):
-                    arguments += gradients(self.layer, weights=weights, inputs=inputs)
-            event = self.events[key] = self._make("backward", (specs, omitted, arguments))
-        return event
+        key = _key(tensors)
+        made, event = self._made("recompute" if recomputed else "forward", key, tensors)
+        grad_tag = grad_event = None
+        if backward:
+            needs = bool(self.layer.trainable_variables), any(map(_needs_gradient, tensors))
+            grad_tag, grad_event = self._made("backward", (*needs, *key), tensors, needs)
+        sizes = sources_of(tensors[:MAX_TENSORS]) if self.shapes else ()
+        return Owner(
+            event if forward else None, grad_event, parent, tag=made, grad_tag=grad_tag, sizes=sizes
+        )  # fmt: skip
 
-    def whole_backward(self) -> Any:
-        """Return the event of the whole backward, which is not that of one call."""
-        event = self.events.get("backward")
-        if event is None:
-            event = self.events["backward"] = self._make("backward", ((), 0, ()))
-        return event
+    def _made(
+        self, phase: tag.Phase, key: tuple[Any, ...], tensors: Sequence[Any], needs: tuple[bool, bool] | None = None
+    ) -> tuple[tag.Tag, Any]:
+        """Return what a range shows, and its event."""
+        found: tuple[tag.Tag, Any] | None = self.events.get((phase, key))
+        if found is None:
+            specs, omitted, arguments = self.shown(tensors)
+            if specs and needs is not None:
+                with contextlib.suppress(Exception):
+                    arguments += gradients(self.layer, weights=needs[0], inputs=needs[1])
+            shown = tag.Tag(self.path, self.module, phase, specs, omitted, arguments=arguments)
+            found = shown, emit.event(tag.format(shown), category=phase, few=not specs)
+            self.events[phase, key] = found
+        return found
 
     def shown(self, tensors: Sequence[Any]) -> _Specs:
         """Return what the text of a call with these tensors shows of them, and of the layer."""
@@ -93,15 +101,6 @@ class Site:
             with contextlib.suppress(Exception):  # a subclass may do without what its class sets
                 arguments = hyperparameters(self.layer, self.module)
         return specs, max(0, len(tensors) - MAX_TENSORS), arguments
-
-    def open_tensors(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the tensors of whose sizes the texts of a call with these tensors leave some open."""
-        return sizes.open_tensors(tensors[:MAX_TENSORS]) if self.shapes else []
-
-    def _make(self, phase: tag.Phase, shown: _Specs) -> Any:
-        specs, omitted, arguments = shown
-        text = tag.format(tag.Tag(self.path, self.module, phase, specs, omitted, arguments=arguments))
-        return emit.event(text, category=phase, few=not specs)
 
 
 def tensors_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -128,6 +127,16 @@ def _collect(value: Any, depth: int, found: list[Any]) -> None:
                 _collect(item, depth - 1, found)
     elif not isinstance(value, _PLAIN) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         found.append(value)
+
+
+def _needs_gradient(tensor: Any) -> bool:
+    """Return whether a tensor may need a gradient: a tape watches it, or a graph has computed it.
+
+    The tape may be around a function that is traced without one; then an argument of the function is taken for data.
+    """
+    if isinstance(tensor, EagerTensor) or may_be_taped():
+        return is_watched(tensor)
+    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.op.type != "Placeholder"
 
 
 def _key(tensors: Sequence[Any]) -> tuple[Any, ...]:

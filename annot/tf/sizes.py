@@ -11,13 +11,14 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
 
 from annot import emit, tag
 
-__all__ = ["MAX_SIZED", "Shapes", "open_tensors", "shapes_among", "sized"]
+__all__ = ["MAX_SIZED", "Shapes", "Source", "shapes_among", "sized", "sources_of"]
 
 MAX_SIZED: Final = 64
 """How many variants of one text there are; further ones show the open sizes as such (as in annot/native/tf_ops.c)."""
@@ -31,13 +32,29 @@ _variants: dict[tuple[Any, Shapes], Any] = {}  # which keeps the events alive fo
 _counts: Counter[Any] = Counter()
 
 
-def open_tensors(tensors: Sequence[Any]) -> list[Any]:
-    """Return the tensors that have an open size, of those that a text shows.
+class Source(NamedTuple):
+    """A tensor of a graph, by name, and its type as TensorFlow numbers it."""
+
+    name: str
+    kind: int
+
+
+def sources_of(tensors: Sequence[Any]) -> tuple[Source, ...]:
+    """Return the tensors of a graph that have an open size, of those that a text shows.
 
     None if one of them is ragged or sparse: of such a one the sizes are no measure of the work.
     """
     found = [tensor for tensor in tensors if tensor.shape.rank is None or None in tuple(tensor.shape)]
-    return found if all(isinstance(tensor, tf.Tensor) for tensor in found) else []
+    if not all(isinstance(tensor, tf.Tensor) and not isinstance(tensor, EagerTensor) for tensor in found):
+        return ()
+    return tuple(Source(_computed(tensor).name, tensor.dtype.as_datatype_enum) for tensor in found)
+
+
+def _computed(tensor: Any) -> Any:
+    """Return the tensor that one is a copy of, since TensorFlow removes what only copies."""
+    while tensor.op.type in ("Identity", "StopGradient"):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def shapes_among(numbers: Sequence[int]) -> Shapes:

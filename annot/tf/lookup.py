@@ -1,0 +1,201 @@
+"""From the nodes of a graph that TensorFlow has optimized back to the operations that the program created.
+
+TensorFlow inlines functions, and names their nodes ``call/node``; its passes fuse nodes under the name of one of them,
+replace nodes by new ones, and lower loops and branches to nodes named ``while/body/_5/node``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from annot.tf.owners import Made, Owner
+
+__all__ = ["Found", "Node", "find", "tensors"]
+
+_CALLS: Final = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
+)  # fmt: skip
+_ELEMENT_BY_ELEMENT: Final = frozenset({"Add", "AddV2", "AddN", "BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Tanh"})
+_LOWERED: Final = re.compile(r"(?:body|branch\d*|cond|else|then|branches/\d+)/_\d+/|\d+/_\d+/")
+"""What stands between the name of a loop or branch and the names of the nodes inside it."""
+
+Graph: TypeAlias = Mapping[str, Made]
+
+
+@dataclass(slots=True)
+class Node:
+    """A node of an optimized graph.
+
+    Args:
+        name: its name.
+        kind: its type.
+        inputs: the data inputs as TensorFlow writes them, ``name`` or ``name:1``.
+        controls: the names of the nodes that it waits for besides.
+        fused: the types of the operations that it was fused from.
+        frame: the loop that it enters.
+        is_value: whether it is a variable or a constant; not data of the step.
+    """
+
+    name: str
+    kind: str
+    inputs: list[str]
+    controls: list[str]
+    fused: frozenset[str] = frozenset()
+    frame: str = ""
+    is_value: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """Where a node comes from.
+
+    Args:
+        made: the operation of that name; None if it is unknown.
+        graph: the operations of the graph that it was created in.
+        prefix: what the names of this graph's operations begin with in the optimized graph.
+        owners: of the operation, and of those that were fused into it.
+        fused: the names of the operations that were fused into it.
+    """
+
+    made: Made | None = None
+    graph: Graph = field(default_factory=dict)
+    prefix: str = ""
+    owners: list[Owner] = field(default_factory=list)
+    fused: list[str] = field(default_factory=list)
+
+
+def find(nodes: Sequence[Node], graphs: Iterable[Graph]) -> list[Found]:
+    """Return where each node comes from.
+
+    Args:
+        nodes: of the optimized graph.
+        graphs: the operations of every graph that may be part of it, the latest last.
+    """
+    search = _Search(list(graphs))
+    found = search.by_name([node.name for node in nodes])
+    places = {node.name: i for i, node in enumerate(nodes)}
+    _find_replaced(nodes, places, found)
+    for node, one in zip(nodes, found, strict=True):
+        if one.made is not None:
+            _find_owners(node, one, places)
+    return found
+
+
+def tensors(nodes: Sequence[Node], found: Sequence[Found]) -> dict[str, str]:
+    """Return, for tensors whose operations are gone, the tensors of the graph with the same values or shape.
+
+    An argument of an inlined function is gone, and so is what was fused: what takes their place among the inputs of the
+    operations that use them is known.
+    """
+    same: dict[str, str] = {}
+    for node, one in zip(nodes, found, strict=True):
+        made = one.made
+        for name in one.fused:  # what follows a convolution or product in a fused operation works element by element
+            same.setdefault(f"{one.prefix}{name}:0", node.name)
+            base = one.graph[name]
+            made = base if base.kind not in _ELEMENT_BY_ELEMENT else made
+        if made is not None and one.graph:
+            for given, was in zip(node.inputs, made.inputs, strict=False):
+                same.setdefault(one.prefix + was, given)
+    return same
+
+
+class _Search:
+    """The graphs by the names of their operations."""
+
+    def __init__(self, graphs: list[Graph]) -> None:
+        self._graphs = graphs
+        self._calls = {name for graph in graphs for name, made in graph.items() if made.kind in _CALLS}
+
+    def by_name(self, names: Sequence[str]) -> list[Found]:
+        """Return what is found by name alone: of several graphs that hold a name, the one that holds most of its kind.
+
+        Two traces of one function have the same names; the later one counts, since TensorFlow optimizes a function
+        right after its trace.
+        """
+        candidates = [self._candidates(name) for name in names]
+        votes: Counter[tuple[str, int]] = Counter()
+        for splits in candidates:
+            for prefix, rest in splits:
+                votes.update((prefix, i) for i, graph in enumerate(self._graphs) if rest in graph)
+        best: dict[str, int] = {}
+        for (prefix, i), count in votes.items():
+            if prefix not in best or (count, i) > (votes[prefix, best[prefix]], best[prefix]):
+                best[prefix] = i
+        return [self._best(splits, best) for splits in candidates]
+
+    def _candidates(self, name: str, prefix: str = "") -> list[tuple[str, str]]:
+        """Return the ways to read a name as a prefix and the name of an operation, that with most calls first."""
+        found: list[tuple[str, str]] = []
+        end = name.find("/")
+        while end >= 0:
+            if name[:end] in self._calls:
+                rest = name[end + 1 :]
+                lowered = _LOWERED.match(rest)
+                rest = rest[lowered.end() :] if lowered else rest
+                found += self._candidates(rest, prefix + name[: len(name) - len(rest)])
+            end = name.find("/", end + 1)
+        return [*found, (prefix, name)]
+
+    def _best(self, splits: list[tuple[str, str]], best: Mapping[str, int]) -> Found:
+        for prefix, rest in splits:
+            if prefix in best and rest in (graph := self._graphs[best[prefix]]):
+                return Found(graph[rest], graph, prefix)
+        return self._of_call(splits, best)
+
+    def _of_call(self, splits: list[tuple[str, str]], best: Mapping[str, int]) -> Found:
+        """A node that lowering a loop or branch has made belongs to the loop or branch."""
+        for prefix, rest in splits:
+            graph = self._graphs[best[prefix]] if prefix in best else {}
+            end = rest.rfind("/")
+            while end >= 0:
+                made = graph.get(rest[:end])
+                if made is not None and made.kind in _CALLS:
+                    return Found(made, {}, prefix)
+                end = rest.rfind("/", 0, end)
+        return Found()
+
+
+def _find_replaced(nodes: Sequence[Node], places: Mapping[str, int], found: list[Found]) -> None:
+    """Find the operations that new nodes of TensorFlow's passes stand for, by the inputs of the nodes after them."""
+    changed = True
+    while changed:
+        changed = False
+        for node, one in zip(nodes, found, strict=True):
+            if one.made is None or not one.graph:
+                continue
+            for given, was in zip(node.inputs, one.made.inputs, strict=False):
+                name, before = _node_of(given), _node_of(was)
+                place = places.get(name)
+                if place is None or found[place].made is not None or one.prefix + before in places:
+                    continue
+                made = one.graph.get(before)
+                if made is not None:
+                    found[place] = Found(made, one.graph, one.prefix)
+                    changed = True
+
+
+def _find_owners(node: Node, found: Found, places: Mapping[str, int]) -> None:
+    """Find the owners of an operation and of those that were fused into it."""
+    assert found.made is not None
+    owners = [found.made.owner]
+    pending = list(found.made.inputs) if node.fused else []
+    while pending:
+        name = _node_of(pending.pop())
+        made = found.graph.get(name)
+        if made is None or made.kind not in node.fused or found.prefix + name in places:
+            continue
+        owners.append(made.owner)
+        found.fused.append(name)
+        pending.extend(made.inputs)
+    found.owners = [owner for owner in dict.fromkeys(owners) if owner is not None]
+
+
+def _node_of(tensor: str) -> str:
+    return tensor.partition(":")[0]
+
+

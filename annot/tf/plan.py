@@ -1,0 +1,470 @@
+"""Where ranges open and close in a graph: the points between its nodes, and the control edges that lead there.
+
+A range opens when the first of its nodes is ready, and closes when the last has run. The graph's own nodes keep their
+order: a point waits only for what the nodes behind it wait for, so what ran in parallel still does. There are three
+exceptions, which change when a node runs and never what it computes: nodes that depend on weights alone wait for their
+layer, the update of an optimizer waits for all gradients, and an operation runs after the close of a range that waits
+for the same nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from annot.tf.lookup import Found, Node, tensors
+from annot.tf.owners import Owner
+
+__all__ = ["Plan", "Point", "plan"]
+
+Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
+"""The loops around a node, from the outermost, and the branches that it runs in."""
+
+_CONTROL_FLOW: Final = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch"})
+_VALUES: Final = frozenset({"Const", "HostConst", "Placeholder", "VarHandleOp", "VariableV2", "_Arg", "_DeviceArg"})
+_PASSED_ON: Final = frozenset(
+    {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size", "Snapshot"}
+    | {"StopGradient", "VariableShape", "_DeviceRetval", "_Retval"}
+)  # fmt: skip
+"""Nodes that take no time: they belong to no range, and what they wait for counts as what their consumers wait for."""
+_MAX_NODES: Final = 200_000
+
+
+@dataclass(slots=True)
+class Point:
+    """An operation that closes and opens ranges.
+
+    Args:
+        after: the nodes that it waits for, by number; a pair stands for an output of a node, as data.
+        points: the points that it waits for.
+        close: owners whose ranges it closes, the innermost first.
+        open: owners whose ranges it opens, the outermost first.
+        before: the nodes that wait for it.
+        sizes: of the owners whose texts leave sizes open, the outputs of nodes that have them.
+    """
+
+    after: frozenset[int] = frozenset()
+    points: list[Point] = field(default_factory=list)
+    close: list[Owner] = field(default_factory=list)
+    open: list[Owner] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    sizes: dict[Owner, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The points of a graph; and how many owners have no range, because they run in branches or loops in part."""
+
+    points: list[Point] = field(default_factory=list)
+    left_out: int = 0
+
+
+def plan(nodes: Sequence[Node], found: Sequence[Found]) -> Plan:
+    """Return where the ranges of a graph open and close.
+
+    Args:
+        nodes: of the graph.
+        found: where each comes from.
+    """
+    if not any(one.owners for one in found) or len(nodes) > _MAX_NODES:
+        return Plan()
+    shape = _Shape(nodes)
+    if len(shape.order) < len(nodes):  # a circle that is no loop of TensorFlow's
+        return Plan()
+    sizes = _Sizes(shape, found)
+    made = _Points(shape, _groups(shape, nodes, found), sizes).plan()
+    return made if _has_order(shape, made) else Plan()
+
+
+# ---------------------------------------------------------------- the graph
+
+
+class _Shape:
+    """A graph by numbers: what waits for what, in which order, in which loops and branches."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        places = {node.name: i for i, node in enumerate(nodes)}
+        self.nodes = nodes
+        self.places = places
+        self.sources: list[list[int]] = []
+        """What each node waits for, except the next iteration of its loop."""
+        self.ports: list[list[tuple[int, int]]] = []
+        """The data inputs of each node."""
+        for node in nodes:
+            ports = [_port(text, places) for text in node.inputs]
+            ports = [port for port in ports if port is not None and nodes[port[0]].kind != "NextIteration"]
+            controls = [places[name] for name in node.controls if name in places]
+            self.ports.append(ports)  # type: ignore[arg-type]
+            self.sources.append([*dict.fromkeys([*(port[0] for port in ports if port), *controls])])
+        self.order = _in_order(self.sources)
+        self.rank = {node: i for i, node in enumerate(self.order)}
+        self.consumers: list[list[int]] = [[] for _ in nodes]
+        for i, sources in enumerate(self.sources):
+            for source in sources:
+                self.consumers[source].append(i)
+        self.early = self._find_early()
+        self.inside: list[Context] = [((), frozenset())] * len(nodes)
+        self.outside: list[Context] = [((), frozenset())] * len(nodes)
+        self._find_contexts()
+        self._reaches: list[int] = []
+
+    def _find_early(self) -> list[bool]:
+        """Find the nodes that depend on weights and constants alone, and could run when the step begins."""
+        early = [False] * len(self.nodes)
+        for i in self.order:
+            kind = self.nodes[i].kind
+            if kind in _VALUES:
+                early[i] = self.nodes[i].is_value
+            elif kind not in _CONTROL_FLOW and not kind.startswith(("Iterator", "Optional")):
+                early[i] = all(early[source] for source in self.sources[i])
+        return early
+
+    def _find_contexts(self) -> None:
+        frames: dict[str, Context] = {}
+        for i in self.order:
+            node = self.nodes[i]
+            loops, branches = self._around(i)
+            self.inside[i] = self.outside[i] = loops, branches
+            if node.kind == "Enter":
+                frames[node.frame] = loops, branches
+                self.outside[i] = (*loops, node.frame), branches
+            elif node.kind == "Exit" and loops:
+                self.outside[i] = frames.get(loops[-1], (loops[:-1], branches))
+            elif node.kind == "Merge" and self.sources[i]:
+                each = [self._leaving(port)[1] for port in self.ports[i]]
+                self.outside[i] = loops, frozenset.intersection(*each) if each else branches
+
+    def _around(self, i: int) -> Context:
+        contexts = [self._leaving(port) for port in self.ports[i]]
+        contexts += [self.outside[source] for source in self.sources[i]]
+        loops = max((context[0] for context in contexts), key=len, default=())
+        return loops, frozenset().union(*(context[1] for context in contexts))
+
+    def _leaving(self, port: tuple[int, int]) -> Context:
+        """Return the context of an output of a node."""
+        source, output = port
+        loops, branches = self.outside[source]
+        if self.nodes[source].kind == "Switch":
+            return loops, branches | {(self.nodes[source].inputs[1], output)}
+        return loops, branches
+
+    def waits_for(self, i: int) -> list[int]:
+        """Return what a node waits for, except what takes no time: of that, what that waits for."""
+        found: dict[int, None] = {}
+        pending, seen = list(self.sources[i]), set()
+        while pending:
+            source = pending.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            if self._is_passed_on(source):
+                pending.extend(self.sources[source])
+            else:
+                found[source] = None
+        return list(found)
+
+    def _is_passed_on(self, i: int) -> bool:
+        """Return whether a node takes no time, and may be skipped: not behind a branch, where it says which one."""
+        return self.nodes[i].kind in _PASSED_ON and not any(
+            self.nodes[source].kind in _CONTROL_FLOW for source in self.sources[i]
+        )
+
+    def note_candidates(self, candidates: Iterable[int]) -> None:
+        """Find, for every node, which of the candidates it depends on."""
+        bits = {candidate: 1 << place for place, candidate in enumerate(dict.fromkeys(candidates))}
+        self._bits = bits
+        self._reaches = [0] * len(self.nodes)
+        for i in self.order:
+            reaches = 0
+            for source in self.sources[i]:
+                reaches |= self._reaches[source] | bits.get(source, 0)
+            self._reaches[i] = reaches
+
+    def depends(self, i: int, candidate: int) -> bool:
+        """Return whether a node depends on a candidate."""
+        return bool(self._reaches[i] & self._bits.get(candidate, 0))
+
+    def last_of(self, nodes: Iterable[int]) -> frozenset[int]:
+        """Return those candidates that no other of them depends on."""
+        all_, before = list(nodes), 0
+        for one in all_:
+            before |= self._reaches[one]
+        return frozenset(one for one in all_ if not before & self._bits[one])
+
+
+def _port(text: str, places: dict[str, int]) -> tuple[int, int] | None:
+    name, _, output = text.partition(":")
+    return (places[name], int(output or 0)) if name in places else None
+
+
+def _in_order(sources: list[list[int]]) -> list[int]:
+    """Return the nodes such that each comes after what it waits for."""
+    missing = [len(one) for one in sources]
+    consumers: list[list[int]] = [[] for _ in sources]
+    for i, one in enumerate(sources):
+        for source in one:
+            consumers[source].append(i)
+    order = [i for i, count in enumerate(missing) if not count]
+    for i in order:
+        for consumer in consumers[i]:
+            missing[consumer] -= 1
+            if not missing[consumer]:
+                order.append(consumer)
+    return order
+
+
+class _Sizes:
+    """Where the sizes are that texts leave open."""
+
+    def __init__(self, shape: _Shape, found: Sequence[Found]) -> None:
+        self._places = shape.places
+        self._same = tensors(shape.nodes, found)
+        self._prefixes: dict[Owner, str] = {}
+        for one in found:
+            for owner in one.owners:
+                self._add(owner, one.prefix)
+
+    def _add(self, owner: Owner | None, prefix: str) -> None:
+        while owner is not None and owner.sized not in self._prefixes:
+            self._prefixes[owner.sized] = prefix
+            owner = owner.parent
+
+    def of(self, owner: Owner) -> list[tuple[int, int]]:
+        """Return the outputs of nodes that have the sizes; none if one of them is gone."""
+        prefix = self._prefixes.get(owner.sized, "")
+        found = [self._output(prefix + source.name) for source in owner.sized.sizes]
+        return [one for one in found if one is not None] if None not in found else []
+
+    def _output(self, tensor: str) -> tuple[int, int] | None:
+        if tensor.partition(":")[0] not in self._places:
+            tensor = self._same.get(tensor, tensor)
+        return _port(tensor, self._places)
+
+
+def _has_order(shape: _Shape, made: Plan) -> bool:
+    """Return whether the points lead to no circle."""
+    first = len(shape.nodes)
+    numbers = {id(point): first + i for i, point in enumerate(made.points)}
+    sources = [list(one) for one in shape.sources]
+    for point in made.points:
+        sized = [i for outputs in point.sizes.values() for i, _ in outputs]
+        sources.append([*point.after, *sized, *(numbers[id(other)] for other in point.points)])
+        for i in point.before:
+            sources[i].append(numbers[id(point)])
+    return len(_in_order(sources)) == len(sources)
+
+
+# ---------------------------------------------------------------- the nodes of each range
+
+
+@dataclass(slots=True)
+class _Group:
+    """The nodes of one range.
+
+    Args:
+        owner: of the range.
+        depth: how many ranges are around it.
+        nodes: that count for when it opens and closes.
+        weights: nodes that depend on weights alone.
+        first: nodes of it that wait for no other of it.
+        last: nodes of it that no other of it waits for.
+        context: the loops and branches around the range.
+    """
+
+    owner: Owner
+    depth: int
+    nodes: set[int] = field(default_factory=set)
+    weights: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    context: Context = ((), frozenset())
+
+
+def _groups(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[_Group]:
+    """Return the nodes by owner, those of fused layers under their joined owner; the outermost first."""
+    groups: dict[Owner, _Group] = {}
+    for i, owner in _owned_nodes(shape, nodes, found):
+        for depth, one in enumerate(owner.chain()):
+            groups.setdefault(one, _Group(one, depth)).nodes.add(i)
+    return sorted(groups.values(), key=lambda group: group.depth)
+
+
+def _owned_nodes(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[tuple[int, Owner]]:
+    joined: dict[frozenset[Owner], Owner] = {}
+    owned: list[tuple[int, Owner]] = []
+    for i in shape.order:
+        kind = nodes[i].kind
+        if found[i].owners and kind not in _VALUES and kind not in _PASSED_ON and kind != "NextIteration":
+            owned.append((i, _one_owner(found[i].owners, joined)))
+    # What a layer that is fused with others does to its weights belongs to the fused operation.
+    fused = {one: owner for parts, owner in joined.items() for one in parts}
+    return [(i, fused.get(owner, owner) if shape.early[i] else owner) for i, owner in owned]
+
+
+def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Owner:
+    """Return the owner of a node: of a fused one, an owner that stands for all."""
+    inner = [one for one in owners if not any(one is not other and one in other.chain() for other in owners)]
+    if len(inner) == 1:
+        return inner[0]
+    key = frozenset(inner)
+    if key not in joined:
+        joined[key] = Owner.joined(inner[::-1])
+    return joined[key]
+
+
+# ---------------------------------------------------------------- the points
+
+
+class _Points:
+    """The points of all ranges, one for the ranges that open or close when the same nodes have run."""
+
+    def __init__(self, shape: _Shape, groups: list[_Group], sizes: _Sizes) -> None:
+        self._shape = shape
+        self._groups = groups
+        self._sizes = sizes
+        self._points: dict[frozenset[int], Point] = {}
+        self._left_out = 0
+
+    def plan(self) -> Plan:
+        """Return the points, each after those that it waits for."""
+        self._groups = [group for group in self._groups if self._bound(group)]
+        waits = [self._shape.waits_for(i) for group in self._groups for i in group.first]
+        sizes = [self._sizes.of(group.owner) for group in self._groups]
+        sized = [[i for i, _ in outputs] for outputs in sizes]
+        marked = [group.weights + (group.first if _may_wait(group.owner) else []) for group in self._groups]
+        self._shape.note_candidates(itertools.chain(*waits, *sized, *marked))
+        openings = [self._openings(group) for group in self._groups]
+        for group in reversed(self._groups):  # the innermost first
+            self._point(frozenset(group.last)).close.append(group.owner)
+        for group, opening, sized in zip(self._groups, openings, sizes, strict=True):
+            self._open(group, opening, sized)
+        self._order_closes()
+        return Plan([*self._points.values()], self._left_out)
+
+    def _point(self, after: frozenset[int]) -> Point:
+        point = self._points.get(after)
+        if point is None:
+            point = self._points[after] = Point(after)
+        return point
+
+    def _bound(self, group: _Group) -> bool:
+        """Find the first and the last nodes of a group; return whether it has a range."""
+        shape, nodes = self._shape, group.nodes
+        early = {i for i in nodes if shape.early[i]}
+        if len(early) < len(nodes):
+            group.weights = [i for i in early if _is_only_for(shape, i, nodes)]
+            nodes = group.nodes = nodes - early
+        around = [shape.outside[i] if shape.nodes[i].kind in ("Exit", "Merge") else shape.inside[i] for i in nodes]
+        context = group.context = min(around, key=lambda one: (len(one[0]), len(one[1])))
+        if not all(_is_inside(one, context) for one in around):
+            self._left_out += 1
+            return False
+        entered, left = shape.inside, shape.outside
+        group.first = [i for i in nodes if entered[i] == context and not any(j in nodes for j in self._waits(i))]
+        group.last = [i for i in nodes if left[i] == context and not self._is_used(i, nodes)]
+        group.first.sort(key=shape.rank.__getitem__)
+        return bool(group.first and group.last)
+
+    def _waits(self, i: int) -> list[int]:
+        return self._shape.waits_for(i)
+
+    def _is_used(self, i: int, nodes: set[int]) -> bool:
+        """Return whether another node of the group waits for this one."""
+        pending, seen = list(self._shape.consumers[i]), set()
+        while pending:
+            consumer = pending.pop()
+            if consumer in nodes:
+                return True
+            if consumer not in seen and self._shape.nodes[consumer].kind in _PASSED_ON:
+                seen.add(consumer)
+                pending.extend(self._shape.consumers[consumer])
+        return False
+
+    def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
+        """Return the first nodes of a group by what they wait for."""
+        shape = self._shape
+        openings: dict[frozenset[int], list[int]] = {}
+        for i in group.first:
+            waits = self._waits(i)
+            after = [one for one in waits if not shape.early[one]] or waits
+            openings.setdefault(shape.last_of(after), []).append(i)
+        if len(openings) > 1 and group.owner.waits:
+            openings = self._all_at_once(openings)
+        elif len(openings) > 1 and group.owner.backward_of is not None:
+            openings = self._with_gradient(openings)
+        self._add_weights(group, openings)
+        return openings
+
+    def _all_at_once(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
+        firsts = [i for nodes in openings.values() for i in nodes]
+        after = [i for i in frozenset().union(*openings) if not any(self._shape.depends(i, one) for one in firsts)]
+        return {self._shape.last_of(after): firsts}
+
+    def _with_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
+        """Have what depends on values of the forward alone wait for the gradient, which depends on these values too."""
+        kept: dict[frozenset[int], list[int]] = {}
+        for after, before in sorted(openings.items(), key=lambda one: -max(map(self._shape.rank.get, one[0]), default=-1)):
+            into = next((other for other in kept if self._is_before(after, before, other)), after)
+            kept.setdefault(into, []).extend(before)
+        return kept
+
+    def _is_before(self, after: frozenset[int], before: list[int], later: frozenset[int]) -> bool:
+        """Return whether all of a set have run before another is there, without the nodes that wait for the first."""
+        depends = self._shape.depends
+        has_run = all(one in later or any(depends(i, one) for i in later) for one in after)
+        return has_run and not any(i in later or any(depends(j, i) for j in later) for i in before)
+
+    def _add_weights(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
+        """Have the nodes that depend on weights alone wait for the range, where that leads to no circle."""
+        after = next(iter(openings))
+        openings[after] += [
+            i for i in group.weights if not any(one == i or self._shape.depends(one, i) for one in after)
+        ]
+
+    def _open(self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]) -> None:
+        for after, before in openings.items():
+            point = self._point(after)
+            point.open.append(group.owner)
+            if sized and all(one in after or any(self._shape.depends(i, one) for i in after) for one, _ in sized):
+                point.sizes[group.owner] = sized
+            point.before += [i for i in before if i not in point.before]
+
+    def _order_closes(self) -> None:
+        """Have a range close after those inside it, and points come after the closes that wait for one of their nodes."""
+        closing = {owner: point for point in self._points.values() for owner in point.close}
+        for owner, point in closing.items():
+            outer = closing.get(owner.chain()[-2]) if len(owner.chain()) > 1 else None
+            if outer is not None and outer is not point:
+                outer.points.append(point)
+        for after, point in self._points.items():
+            for i in after if len(after) > 1 else ():
+                closes = self._points.get(frozenset([i]))
+                if closes is not None and closes.close and closes not in point.points:
+                    point.points.append(closes)
+
+
+def _may_wait(owner: Owner) -> bool:
+    """Return whether first nodes of a range may have to wait for more than they need."""
+    return owner.waits or owner.backward_of is not None
+
+
+def _is_only_for(shape: _Shape, i: int, nodes: set[int]) -> bool:
+    """Return whether nothing outside of a group uses what a node computes."""
+    pending, seen = list(shape.consumers[i]), set()
+    while pending:
+        consumer = pending.pop()
+        if consumer in nodes or consumer in seen:
+            continue
+        if shape.nodes[consumer].kind not in _PASSED_ON:
+            return False
+        seen.add(consumer)
+        pending.extend(shape.consumers[consumer])
+    return True
+
+
+def _is_inside(context: Context, outer: Context) -> bool:
+    """Return whether a context is another one or lies inside it."""
+    loops, branches = outer
+    return context[0][: len(loops)] == loops and context[1] >= branches

@@ -1,0 +1,89 @@
+"""The graph optimizer through which TensorFlow hands over each graph after its own passes.
+
+TensorFlow's plug-in interface (tensorflow/c/experimental/grappler/grappler.h) calls it at the end of every round of
+optimization, and makes two rounds for a graph. Ranges come in after the second, for a third party's operations in the
+first would keep TensorFlow from its own optimizations in the second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, Final
+
+from annot import emit
+from annot.tf import owners
+from annot.tf.rewrite import rewrite
+
+__all__ = ["Optimizer", "RewriteFunction"]
+
+RewriteFunction: Final = ctypes.CFUNCTYPE(
+    ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+)
+_MIN_NODES: Final = 4
+"""TensorFlow makes no second round for a smaller graph (grappler/optimizers/meta_optimizer.cc)."""
+_NODE_FIELD: Final = 0x0A
+"""The tag of `node` in a GraphDef (tensorflow/core/framework/graph.proto)."""
+
+
+class Optimizer:
+    """Rewrites the graphs that TensorFlow optimizes while a block is open.
+
+    Args:
+        library: the shared library of annot/native/tf_ops.c.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._lock = threading.Lock()
+        self._rounds: dict[int, int] = {}  # by optimizer: the graph that waits for its second round
+        self._memory = ctypes.CDLL(None)
+        self._memory.malloc.argtypes, self._memory.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+        library.annot_tf_range.argtypes, library.annot_tf_range.restype = [ctypes.c_void_p], ctypes.c_int64
+        self.function = RewriteFunction(self._optimize)
+        self.users = 0
+
+    def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
+        try:
+            if not graph:
+                with self._lock:
+                    self._rounds.pop(optimizer, None)
+                return 0
+            return self._second_round(optimizer, graph, length, item, result)
+        except Exception as error:
+            import traceback; traceback.print_exc()  # the user's program goes on without ranges
+            emit.warn_once(f"a graph of TensorFlow has no ranges: {type(error).__name__}: {error}")
+            return 0
+
+    def _second_round(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
+        message = ctypes.string_at(graph, length)
+        with self._lock:
+            if self._rounds.pop(optimizer, None) != item:
+                if _has_nodes(message, _MIN_NODES):
+                    self._rounds[optimizer] = item
+                return 0
+        made = rewrite(message, list(owners.graphs.values()), self._number_of, []) if self.users else None
+        if made is None:
+            return 0
+        result[0] = self._memory.malloc(len(made))
+        if not result[0]:
+            return 0
+        ctypes.memmove(result[0], made, len(made))
+        return len(made)
+
+    def _number_of(self, owner: owners.Owner) -> int:
+        return int(self._library.annot_tf_range(id(owner.event)))
+
+
+def _has_nodes(message: bytes, count: int) -> bool:
+    """Return whether a GraphDef has at least so many nodes."""
+    at = 0
+    while count and at < len(message) and message[at] == _NODE_FIELD:
+        length, shift, at = 0, 0, at + 1
+        while True:
+            length |= (message[at] & 0x7F) << shift
+            shift, at = shift + 7, at + 1
+            if message[at - 1] < 0x80:
+                break
+        at, count = at + length, count - 1
+    return not count
