@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from annot import emit, loop
 from annot.schedule import Schedule
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["SwitchedBlock"]
+
+_NO_STEPS: Final = (
+    "the schedule of emit_ranges saw no step: call step() of the block after each batch, or loop over annot.batches"
+)
 
 
 class SwitchedBlock(ABC):
@@ -71,9 +75,12 @@ class SwitchedBlock(ABC):
             loop.followers.of_batches.remove(self._after_batch)
         with self._lock:
             self._entered -= 1
+            unused = self._schedule is not None and not self._step and not self._by_hand
             self._update()
             if not self._entered:
                 self._step, self._by_hand = 0, False
+        if unused and error is None and self._is_wanted():
+            emit.warn_once(_NO_STEPS)
 
     def pause(self) -> None:
         """Take the ranges away, until `resume`; a block may be paused before it is entered."""

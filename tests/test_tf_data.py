@@ -11,13 +11,14 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import numpy as np  # noqa: E402
-from captured import Captured, capture  # noqa: E402
+from captured import Captured  # noqa: E402
 from commands import needs_recorder  # noqa: E402
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator  # noqa: E402
 from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
+from tf_recorded import installed, recorded  # noqa: E402
 
 import annot  # noqa: E402
-from annot.tf.callback import AnnotCallback  # noqa: E402
+from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
 from annot.tf.data import DataWaits  # noqa: E402
 
 pytestmark = needs_recorder
@@ -25,16 +26,12 @@ pytestmark = needs_recorder
 DATA = "Data |data"
 
 
-def ranged(folder: Path, body: Callable[[], object], **options: Any) -> Captured:
+def ranged(folder: Path, body: Callable[[], object]) -> Captured:
     def inside() -> None:
-        waits = DataWaits(**options)
-        waits.install()
-        try:
+        with installed(DataWaits()):
             body()
-        finally:
-            waits.remove()
 
-    return capture(folder, inside)
+    return recorded(folder, inside)
 
 
 def numbers(count: int) -> Any:
@@ -182,15 +179,16 @@ def test_the_step_is_not_traced_again(tmp_path: Path) -> None:
 
 
 def test_without_graphs_only_eager_waits_have_ranges(tmp_path: Path) -> None:
-    """As for the road that adds no operation."""
+    """As the mode "python" is."""
     iterator_of = tf.function(lambda iterator: iterator.get_next())
 
     def body() -> None:
-        iterator = iter(numbers(2))
-        iterator_of(iterator)
-        next(iterator)
+        with emit_ranges(network(), mode="python"):
+            iterator = iter(numbers(2))
+            iterator_of(iterator)
+            next(iterator)
 
-    assert ranged(tmp_path, body, graphs=False).texts == [DATA]
+    assert recorded(tmp_path, body).texts == [DATA]
 
 
 def test_everything_is_as_before() -> None:

@@ -14,12 +14,13 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 import keras  # noqa: E402
-from captured import Captured, capture  # noqa: E402
+from captured import Captured  # noqa: E402
 from commands import needs_recorder  # noqa: E402
 from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
+from tf_recorded import earlier, installed, optimized, recorded  # noqa: E402
 
 import annot  # noqa: E402
-from annot.tf.callback import AnnotCallback  # noqa: E402
+from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
 from annot.tf.optimizer import OptimizerSteps  # noqa: E402
 
 pytestmark = needs_recorder
@@ -32,16 +33,12 @@ def fit(model: Any, *callbacks: Any, epochs: int = 2) -> None:
     model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
 
 
-def ranged(folder: Path, body: Callable[[], object], **options: Any) -> Captured:
+def ranged(folder: Path, body: Callable[[], object]) -> Captured:
     def inside() -> None:
-        steps = OptimizerSteps(**options)
-        steps.install()
-        try:
+        with installed(OptimizerSteps()):
             body()
-        finally:
-            steps.remove()
 
-    return capture(folder, inside)
+    return recorded(folder, inside)
 
 
 def classes() -> list[type]:
@@ -161,37 +158,22 @@ def test_an_update_in_a_graph_begins_with_its_gradients_and_ends_with_its_assign
     assert max(first.end, second.end) < whole.end
 
 
-def earlier(operation: Any) -> set[str]:
-    """The types of all operations that one waits for, however indirectly."""
-    found, left = set(), [operation]
-    while left:
-        inputs = [*(one.op for one in left[-1].inputs), *left.pop().control_inputs]
-        left += [one for one in inputs if one not in found]
-        found |= set(inputs)
-    return {one.type for one in found}
-
-
 def test_the_order_is_one_of_the_graph(tmp_path: Path) -> None:
     """And not of how an executor happens to go through it: gradients, start, assignments, end."""
     variables, optimizer = [tf.Variable(1.0), tf.Variable(4.0)], keras.optimizers.Adam(0.5, beta_1=0.0)
     optimizer.build(variables)
-    found: dict[str, list[Any]] = {}
-
-    def body() -> None:
-        function = tf.function(lambda: optimizer.apply([tf.sqrt(variables[1]), tf.exp(variables[0])], variables))
-        for one in function.get_concrete_function().graph.get_operations():
-            found.setdefault(one.type, []).append(one)
-
-    ranged(tmp_path, body)
-    assert [len(found[name]) for name in ("AnnotEnter", "AnnotLeave")] == [1, 1]
-    assert {"Sqrt", "Exp"} <= earlier(found["AnnotEnter"][0])
-    assert all(
-        "AnnotEnter" in earlier(one) for name in ("AssignSubVariableOp", "AssignAddVariableOp") for one in found[name]
-    )
-    last = found["AnnotLeave"][0]
-    assigned = [one for name, group in found.items() if name.startswith("Assign") for one in group]
+    function = tf.function(lambda: optimizer.apply([tf.sqrt(variables[1]), tf.exp(variables[0])], variables))
+    graphs: list[Any] = []
+    ranged(tmp_path, lambda: graphs.extend(optimized(function)))
+    (graph,) = [one for one in graphs if any(node.op == "AnnotRange" for node in one.node)]
+    (opening,) = [node for node in graph.node if node.attr["open"].list.i]
+    (closing,) = [node for node in graph.node if node.attr["close"].list.i]
+    kinds = {node.name: node.op for node in graph.node}
+    assert {"Sqrt", "Exp"} <= {kinds[name] for name in earlier(graph, opening)}
+    assigned = [node for node in graph.node if node.op.startswith("Assign")]
     assert len(assigned) == 7  # two moments and the value of each variable, and the count of steps
-    assert set(assigned) <= set(last.control_inputs)
+    assert all(opening.name in earlier(graph, one) for one in assigned)
+    assert {one.name for one in assigned} <= earlier(graph, closing)
 
 
 @pytest.mark.parametrize("function", [lambda step: step, tf.function], ids=["eager", "graph"])
@@ -231,13 +213,18 @@ def test_everything_is_as_before() -> None:
 
 
 def test_without_graphs_only_eager_updates_have_ranges(tmp_path: Path) -> None:
-    """And the graph has no operation of annot's."""
+    """As the mode "python" is without them; and the graph has no operation of annot's."""
     model = network()
-    assert ranged(tmp_path, lambda: fit(model, epochs=1), graphs=False).texts == []
+
+    def run() -> None:
+        with emit_ranges(model, mode="python", forward=False, backward=False):
+            fit(model, epochs=1)
+
+    assert not [text for text in recorded(tmp_path, run).texts if text.endswith("|opt")]
     model.run_eagerly = True
     model.train_function = None
-    texts = ranged(tmp_path, lambda: fit(model, epochs=1), graphs=False).texts
-    assert [text.partition(" params=26")[0] for text in texts] == ["Optimizer SGD"] * 3
+    texts = [text for text in recorded(tmp_path, run).texts if text.endswith("|opt")]
+    assert texts == ["Optimizer SGD params=26 |opt"] * 3
 
 
 def test_xla_has_no_ranges_and_no_failure(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from captured import Captured, Range, capture
+from tensorflow.python.eager import context
 
-from annot.tf import ops
+from annot.tf import library, owners
 
 # Two processors for strategies with replicas; possible only before TensorFlow has run anything.
 with contextlib.suppress(RuntimeError):
@@ -25,9 +26,38 @@ def recorded(folder: Path, body: Callable[[], object]) -> Captured:
 
     def inside() -> None:
         body()
-        assert ops.close_open_ranges() == 0
+        assert library.close_all() == 0
 
     return capture(folder, inside)
+
+
+@contextlib.contextmanager
+def installed(*parts: Any) -> Iterator[None]:
+    """Have parts of `emit_ranges` in place inside the block, and in graphs the ranges that they make."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(owners.install())
+        undo.callback(library.use())
+        for part in parts:
+            part.install()
+            undo.callback(part.remove)
+        yield
+
+
+def optimized(function: Callable[[], object]) -> list[Any]:
+    """The graphs of a call, as TensorFlow has optimized them."""
+    with context.collect_graphs(optimized=True) as graphs:
+        function()
+    return list(graphs)
+
+
+def earlier(graph: Any, node: Any) -> set[str]:
+    """The names of all nodes of a graph that one waits for, however indirectly."""
+    nodes, found, left = {one.name: one for one in graph.node}, set(), [node]
+    while left:
+        names = {text.lstrip("^").partition(":")[0] for text in left.pop().input} - found
+        found |= names
+        left += [nodes[name] for name in names]
+    return found
 
 
 def counts(captured: Captured) -> Counter[str]:

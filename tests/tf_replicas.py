@@ -1,4 +1,4 @@
-"""Training on two logical CPUs, which have to be made before TensorFlow starts: a program for a test, with a folder.
+"""Training on the two logical CPUs of `tf_recorded`: a program for a test, with a folder.
 
 It prints the texts of the ranges, and whether the weights are those of training without.
 """
@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from captured import capture
 from tf_nets import BATCH, network, samples, weights
+from tf_recorded import installed
 
 from annot.tf.callback import AnnotCallback
 from annot.tf.data import DataWaits
@@ -31,17 +32,11 @@ def trained(*callbacks: Any) -> list[bytes]:
 
 def main() -> None:
     """Train with ranges and without."""
-    device = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
     seen = []
 
     def body() -> None:
-        parts = DataWaits(), OptimizerSteps()
-        for part in parts:
-            part.install()
-        seen.append(trained(AnnotCallback()))
-        for part in reversed(parts):
-            part.remove()
+        with installed(DataWaits(), OptimizerSteps()):
+            seen.append(trained(AnnotCallback()))
 
     captured = capture(Path(sys.argv[1]), body)
     print(json.dumps([captured.texts, seen == [trained()]]))

@@ -9,15 +9,31 @@ if TYPE_CHECKING:
     from annot.tf.callback import AnnotCallback
     from annot.tf.calls import end, start, trace
     from annot.tf.names import save as save_scopes
+    from annot.tf.nvtx_plugins import NVTXEnd, NVTXHook, NVTXStart
     from annot.tf.ranges import EmitRanges, emit_ranges
     from annot.tf.session import SessionHook
 
-__all__ = ["AnnotCallback", "EmitRanges", "SessionHook", "emit_ranges", "end", "save_scopes", "start", "trace"]
+__all__ = [
+    "AnnotCallback",
+    "EmitRanges",
+    "NVTXEnd",
+    "NVTXHook",
+    "NVTXStart",
+    "SessionHook",
+    "emit_ranges",
+    "end",
+    "save_scopes",
+    "start",
+    "trace",
+]
 
 # The callback is for Keras on PyTorch too, where there is no TensorFlow.
 _LAZY = {
     "AnnotCallback": "annot.tf.callback",
     "EmitRanges": "annot.tf.ranges",
+    "NVTXEnd": "annot.tf.nvtx_plugins",
+    "NVTXHook": "annot.tf.nvtx_plugins",
+    "NVTXStart": "annot.tf.nvtx_plugins",
     "SessionHook": "annot.tf.session",
     "emit_ranges": "annot.tf.ranges",
     "end": "annot.tf.calls",

@@ -43,6 +43,10 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         >>> history = model.fit(x, x[:, 0], verbose=0, callbacks=[annot.tf.AnnotCallback()])
     """
 
+    # What Keras 2 (`tf_keras`) asks of a callback: it takes part in batches, and needs no logs as numbers.
+    _supports_tf_logs = True
+    _chief_worker_only = None
+
     def __init__(self) -> None:
         super().__init__()
         self._ranges = OpenRanges()
@@ -53,6 +57,11 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         return type(self), ()
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    _implements_test_batch_hooks = _implements_predict_batch_hooks = _implements_train_batch_hooks
 
     def set_model(self, model: Any) -> None:
         """Take a model, for whose `fit`, `evaluate` or `predict` Keras begins to use this callback."""
@@ -135,8 +144,8 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         attributes = self._attributes
         function = attributes.get(_FUNCTIONS[stage])
-        if function is None:
-            self._ranges.begin("step", number, stage)
+        if function is None or (stage in ("test", "validate") and not isinstance(self.model, keras.Model)):
+            self._ranges.begin("step", number, stage)  # Keras 2 takes the function once, before its batches
             return
         # Past Keras' own __setattr__, which would track what is assigned as a part of the model.
         stand_in = attributes[_FUNCTIONS[stage]] = wrapt.FunctionWrapper(function, self._run_step)

@@ -57,15 +57,21 @@ class Options:
 class Context:
     """What `start` opened, for `end`; a range of eager mode that nothing ends, ends with its context."""
 
-    __slots__ = ("__weakref__", "_end", "_started", "owner")
+    __slots__ = ("_end", "_message", "_owner", "_started")
 
-    def __init__(self, owner: owners.Owner | None) -> None:
-        self.owner = owner
+    def __init__(self, options: Options | None) -> None:
+        self._message = options.message if options else ""
+        self._owner = options.owner() if options else None
         self._started: Any = None
         self._end: Callable[[], None] | None = None
-        if owner is not None:
-            self._started = emit.start(owner.event) if tf.executing_eagerly() else None
-            self._end = owners.start(owner)
+        if self._owner is not None:
+            self._started = emit.start(self._owner.event) if tf.executing_eagerly() else None
+            self._end = owners.start(self._owner)
+
+    def name_backward(self, message: str | None, domain_name: str | None) -> None:
+        """Set the text and the NVTX domain of the range of the gradient."""
+        if self._owner is not None:
+            self._owner.grad_event = _event(message or self._message, domain_name, "backward")
 
     def close(self) -> None:
         """Close the range, once."""
@@ -187,7 +193,7 @@ def start(
     if not enabled or not _works_here(inputs):
         return inputs, Context(None)
     options = Options(message, domain_name, grad_message, grad_domain_name)
-    return inputs, Context(options.owner())
+    return inputs, Context(options)
 
 
 @_unconverted

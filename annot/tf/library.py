@@ -43,13 +43,14 @@ class Loaded:
     Args:
         how: ``prebuilt`` or ``compiled``.
         library: the library.
+        tensorflow: that of TensorFlow's C API.
     """
 
-    def __init__(self, how: str, library: ctypes.CDLL) -> None:
+    def __init__(self, how: str, library: ctypes.CDLL, tensorflow: ctypes.CDLL) -> None:
         self.how = how
         self.close_all = library.annot_tf_close_all
         self.switch = library.annot_tf_switch
-        self.optimizer = Optimizer(library)
+        self.optimizer = Optimizer(library, tensorflow)
 
 
 @functools.cache
@@ -118,10 +119,10 @@ def tensorflow_library() -> ctypes.CDLL | None:
     """Return TensorFlow's library that holds the C API for kernels, which `import tensorflow` has loaded."""
     folder = Path(tf.sysconfig.get_lib())
     # Which of them holds the C API has changed over the releases.
-    for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2", "python/_pywrap_tensorflow_internal.so"):
+    for name in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"):
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(str(folder / name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            if hasattr(library, "TF_NewKernelBuilder"):
+            if hasattr(library, "TF_NewKernelBuilder") and hasattr(library, "TF_GetFetchNodesList"):
                 return library
     return None
 
@@ -148,7 +149,7 @@ def _register(how: str, path: Path, tensorflow: ctypes.CDLL) -> Loaded:
     if refused:
         raise RuntimeError(f"it refused {refused.decode()}")
     load_library.load_pluggable_device_library(str(path))
-    loaded = Loaded(how, library)
+    loaded = Loaded(how, library, tensorflow)
     library.annot_tf_rewrite(loaded.optimizer.function)
     atexit.register(library.annot_tf_rewrite, None)  # no call may reach Python when it is gone
     return loaded

@@ -16,9 +16,9 @@ from annot.tf.owners import Made, Owner
 
 __all__ = ["Found", "Node", "find", "tensors"]
 
-_CALLS: Final = frozenset(
-    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
-)  # fmt: skip
+_FUNCTIONS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_CONTROL_FLOW: Final = frozenset({"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
+_CALLS: Final = _FUNCTIONS | _CONTROL_FLOW
 _ELEMENT_BY_ELEMENT: Final = frozenset({"Add", "AddV2", "AddN", "BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Tanh"})
 _LOWERED: Final = re.compile(r"(?:body|branch\d*|cond|else|then|branches/\d+)/_\d+/|\d+/_\d+/")
 """What stands between the name of a loop or branch and the names of the nodes inside it."""
@@ -109,7 +109,7 @@ class _Search:
 
     def __init__(self, graphs: list[Graph]) -> None:
         self._graphs = graphs
-        self._calls = {name for graph in graphs for name, made in graph.items() if made.kind in _CALLS}
+        self._calls = {name: made.kind for graph in graphs for name, made in graph.items() if made.kind in _CALLS}
 
     def by_name(self, names: Sequence[str]) -> list[Found]:
         """Return what is found by name alone: of several graphs that hold a name, the one that holds most of its kind.
@@ -133,10 +133,10 @@ class _Search:
         found: list[tuple[str, str]] = []
         end = name.find("/")
         while end >= 0:
-            if name[:end] in self._calls:
-                rest = name[end + 1 :]
-                lowered = _LOWERED.match(rest)
-                rest = rest[lowered.end() :] if lowered else rest
+            kind = self._calls.get(name[:end])
+            lowered = _LOWERED.match(name, end + 1) if kind in _CONTROL_FLOW else None
+            if lowered or kind in _FUNCTIONS:
+                rest = name[lowered.end() if lowered else end + 1 :]
                 found += self._candidates(rest, prefix + name[: len(name) - len(rest)])
             end = name.find("/", end + 1)
         return [*found, (prefix, name)]

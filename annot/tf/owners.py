@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import backprop, imperative_grad, record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, gradients_util
@@ -40,6 +41,7 @@ __all__ = [
     "install",
     "is_watched",
     "may_be_taped",
+    "output_types",
     "owned",
     "pushed",
     "start",
@@ -298,6 +300,14 @@ graphs: Final[WeakKeyDictionary[Any, dict[str, Made]]] = WeakKeyDictionary()
 _graphs_lock: Final = threading.Lock()
 
 
+def output_types(name: str) -> list[int]:
+    """Return the types of an operation's outputs, as TensorFlow numbers them, in the last graph that has it."""
+    for graph, made in reversed(list(graphs.items())):
+        if name in made and not getattr(graph, "building_function", True):
+            return [output.dtype.as_datatype_enum for output in graph.get_operation_by_name(name).outputs]
+    return []
+
+
 def _note(operation: Any) -> None:
     graph = operation.graph
     made = graphs.get(graph)
@@ -418,6 +428,28 @@ def _differentiating(original: Any) -> Any:
     return compile_gradient
 
 
+# ---------------------------------------------------------------- replicas
+
+
+def _merging(original: Any) -> Any:
+    """A replica's thread has another one do its work, as an optimizer does to update all replicas' weights."""
+
+    @functools.wraps(original)
+    def merge_call(context: Any, function: Any, args: Any = (), kwargs: Any = None) -> Any:
+        owner = current()
+        if owner is None:
+            return original(context, function, args, kwargs)
+
+        @functools.wraps(function)
+        def merged(*args: Any, **kwargs: Any) -> Any:
+            with owned(owner):
+                return function(*args, **kwargs)
+
+        return original(context, merged, args, kwargs)
+
+    return merge_call
+
+
 # ---------------------------------------------------------------- installation
 
 _patches: Patches = Patches()
@@ -432,6 +464,7 @@ _PATCHED: Final = (
     (imperative_grad, "imperative_grad", _computing),
     (gradients_util, "_GradientsHelper", _computing),
     (gradients_util, "_MaybeCompile", _differentiating),
+    (distribute_lib.ReplicaContext, "merge_call", _merging),
 )
 
 

@@ -7,13 +7,15 @@ first would keep TensorFlow from its own optimizations in the second.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import threading
 from typing import Any, Final
 
 from annot import emit
 from annot.tf import owners
-from annot.tf.rewrite import rewrite
+from annot.tf.rewrite import padded, rewrite
 
 __all__ = ["Optimizer", "RewriteFunction"]
 
@@ -31,10 +33,19 @@ class Optimizer:
 
     Args:
         library: the shared library of annot/native/tf_ops.c.
+        tensorflow: that of TensorFlow's C API.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, tensorflow: ctypes.CDLL) -> None:
         self._library = library
+        self._tensorflow = tensorflow
+        handle, handles = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+        sizes = ctypes.POINTER(ctypes.c_size_t)
+        tensorflow.TF_NewStatus.restype, tensorflow.TF_DeleteStatus.argtypes = handle, [handle]
+        tensorflow.TF_GetFetchNodesListSize.argtypes = [handle, ctypes.POINTER(ctypes.c_int), sizes, handle]
+        tensorflow.TF_GetFetchNodesList.argtypes = [
+            handle, handles, sizes, ctypes.c_int, handle, ctypes.c_size_t, handle,
+        ]  # fmt: skip
         self._lock = threading.Lock()
         self._rounds: dict[int, int] = {}  # by optimizer: the graph that waits for its second round
         self._memory = ctypes.CDLL(None)
@@ -42,6 +53,7 @@ class Optimizer:
         library.annot_tf_range.argtypes, library.annot_tf_range.restype = [ctypes.c_void_p], ctypes.c_int64
         self.function = RewriteFunction(self._optimize)
         self.users = 0
+        self._events: set[Any] = set()  # kept alive for the library
 
     def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
         try:
@@ -51,18 +63,23 @@ class Optimizer:
                 return 0
             return self._second_round(optimizer, graph, length, item, result)
         except Exception as error:
-            import traceback; traceback.print_exc()  # the user's program goes on without ranges
-            emit.warn_once(f"a graph of TensorFlow has no ranges: {type(error).__name__}: {error}")
+            with contextlib.suppress(RuntimeWarning):
+                emit.warn_once(f"a graph of TensorFlow has no ranges: {type(error).__name__}: {error}")
+            if "ANNOT_DEBUG" in os.environ: import traceback; traceback.print_exc()  # the user's program goes on without ranges
             return 0
 
     def _second_round(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
         message = ctypes.string_at(graph, length)
         with self._lock:
-            if self._rounds.pop(optimizer, None) != item:
-                if _has_nodes(message, _MIN_NODES):
-                    self._rounds[optimizer] = item
-                return 0
-        made = rewrite(message, list(owners.graphs.values()), self._number_of, []) if self.users else None
+            first = self._rounds.pop(optimizer, None) != item
+            small = first and not _has_nodes(message, _MIN_NODES)
+            if first and (self.users or not small):
+                self._rounds[optimizer] = item
+        if not self.users or (first and not small):
+            return 0
+        made = rewrite(message, list(owners.graphs.values()), self._number_of, lambda: self._fetches(item))
+        if made is not None and small:
+            made = padded(message, _MIN_NODES)
         if made is None:
             return 0
         result[0] = self._memory.malloc(len(made))
@@ -72,7 +89,22 @@ class Optimizer:
         return len(made)
 
     def _number_of(self, owner: owners.Owner) -> int:
+        self._events.add(owner.event)
         return int(self._library.annot_tf_range(id(owner.event)))
+
+
+    def _fetches(self, item: int) -> dict[str, list[int]]:
+        """Return the nodes that a session fetches, with the types of their outputs."""
+        count, size, status = ctypes.c_int(), ctypes.c_size_t(), self._tensorflow.TF_NewStatus()
+        try:
+            self._tensorflow.TF_GetFetchNodesListSize(item, ctypes.byref(count), ctypes.byref(size), status)
+            texts, lengths = (ctypes.c_void_p * count.value)(), (ctypes.c_size_t * count.value)()
+            storage = ctypes.create_string_buffer(size.value)
+            self._tensorflow.TF_GetFetchNodesList(item, texts, lengths, count, storage, size, status)
+            names = [ctypes.string_at(text, length).decode() for text, length in zip(texts, lengths, strict=True)]
+        finally:
+            self._tensorflow.TF_DeleteStatus(status)
+        return {name: owners.output_types(name) for name in (one.partition(":")[0] for one in names)}
 
 
 def _has_nodes(message: bytes, count: int) -> bool:

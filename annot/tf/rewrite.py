@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tensorflow.core.framework import graph_pb2
@@ -11,22 +12,28 @@ from annot.tf.lookup import Graph, Node, find
 from annot.tf.owners import Owner
 from annot.tf.plan import Plan, Point, plan
 
-__all__ = ["OPERATION", "rewrite"]
+__all__ = ["OPERATION", "padded", "rewrite"]
 
 OPERATION: Final = "AnnotRange"
 _RESOURCE: Final = 20
 """DT_RESOURCE of tensorflow/core/framework/types.proto."""
 _INT32: Final = 3
+_graphs: Final = itertools.count()
 
 
-def rewrite(message: bytes, graphs: Iterable[Graph], number_of: Callable[[Owner], int], fetches: Sequence[str]) -> Any:
+def rewrite(
+    message: bytes,
+    graphs: Iterable[Graph],
+    number_of: Callable[[Owner], int],
+    fetches: Callable[[], Mapping[str, Sequence[int]]] = dict,
+) -> bytes | None:
     """Return the graph with ranges; None where it stays as it is.
 
     Args:
         message: a GraphDef.
         graphs: the operations of every graph that was traced, the latest last.
         number_of: makes a range of an owner, and returns its number.
-        fetches: the nodes that a session of TensorFlow 1 returns; empty for functions.
+        fetches: returns the nodes that a session of TensorFlow 1 fetches, with the types of their outputs.
     """
     graph = graph_pb2.GraphDef.FromString(message)
     if any(node.op == OPERATION for node in graph.node):
@@ -37,9 +44,17 @@ def rewrite(message: bytes, graphs: Iterable[Graph], number_of: Callable[[Owner]
     if not made.points:
         return None
     _Writer(graph, made, number_of).write()
-    if fetches:
-        _keep_closes(graph, fetches)
-    return graph.SerializeToString()
+    if not any(node.op == "_Retval" for node in graph.node):
+        _keep_closes(graph, fetches())
+    return bytes(graph.SerializeToString())
+
+
+def padded(message: bytes, count: int) -> bytes:
+    """Return a graph with nodes added that do nothing, which TensorFlow removes in its next round of optimization."""
+    graph = graph_pb2.GraphDef.FromString(message)
+    for i in range(count):
+        graph.node.add(name=f"annot/padding_{i}", op="NoOp", device=graph.node[0].device)
+    return bytes(graph.SerializeToString())
 
 
 def _node(one: Any) -> Node:
@@ -68,7 +83,9 @@ class _Writer:
         self._nodes = list(graph.node)
         self._numbers: dict[Owner, int] = {}
         self._number_of = number_of
-        self._names = {id(point): f"annot/range_{i}" for i, point in enumerate(self._points)}
+        # A session of TensorFlow 1 shares the kernels of all its graphs by name.
+        self._prefix = f"annot/{next(_graphs)}"
+        self._names = {id(point): f"{self._prefix}/range_{i}" for i, point in enumerate(self._points)}
         self._shapes: dict[tuple[str, int], str] = {}
 
     def write(self) -> None:
@@ -121,7 +138,7 @@ class _Writer:
     def _shape(self, source: Any, output: int, kind: int) -> str:
         key = source.name, output
         if key not in self._shapes:
-            self._shapes[key] = f"annot/shape_{len(self._shapes)}"
+            self._shapes[key] = f"{self._prefix}/shape_{len(self._shapes)}"
             node = self._graph.node.add(name=self._shapes[key], op="Shape", device=source.device)
             node.input.append(f"{source.name}:{output}" if output else source.name)
             node.attr["T"].type, node.attr["out_type"].type = kind, _INT32
@@ -132,14 +149,26 @@ def _is_of(text: str, name: str) -> bool:
     return text == name or text.startswith(f"{name}:")
 
 
-def _keep_closes(graph: Any, fetches: Sequence[str]) -> None:
+def _keep_closes(graph: Any, fetches: Mapping[str, Sequence[int]]) -> None:
     """Have a session run the operations that close ranges, which nothing waits for: its fetches wait for them."""
-    names = {fetch.partition(":")[0] for fetch in fetches}
     waited = {text[1:] for node in graph.node for text in node.input if text.startswith("^")}
-    closes = [node.name for node in graph.node if node.op == OPERATION and node.name not in waited]
-    for node in [node for node in graph.node if node.name in names]:
-        _put_behind(graph, node, closes)
+    closes = [f"^{node.name}" for node in graph.node if node.op == OPERATION and node.name not in waited]
+    if not closes:
+        return
+    for node in [node for node in graph.node if node.name in fetches]:
+        _put_behind(graph, node, closes, fetches[node.name])
 
 
-def _put_behind(graph: Any, node: Any, closes: Sequence[str]) -> None:
-    raise NotImplementedError
+def _put_behind(graph: Any, node: Any, closes: Sequence[str], kinds: Sequence[int]) -> None:
+    """Put a node that passes on the outputs of another one into its place, behind the closes."""
+    name, inner = node.name, f"{node.name}/annot"
+    node.name = inner
+    for other in graph.node:
+        for place, text in enumerate(other.input):
+            if _is_of(text.lstrip("^"), name):
+                other.input[place] = text.replace(name, inner, 1)
+    outer = graph.node.add(name=name, op="IdentityN" if kinds else "NoOp", device=node.device)
+    outer.input.extend(f"{inner}:{i}" for i in range(len(kinds)))
+    outer.input.extend([*closes] if kinds else [f"^{inner}", *closes])
+    if kinds:
+        outer.attr["T"].list.type.extend(kinds)

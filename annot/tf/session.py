@@ -22,6 +22,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     Args:
         stage: what the runs are for, such as ``test``, unless for training: ``Batch test 12``.
+        skip: how many runs have no range.
 
     Example:
         >>> import annot.tf, tensorflow as tf
@@ -32,8 +33,9 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         1
     """
 
-    def __init__(self, *, stage: str = "") -> None:
+    def __init__(self, *, stage: str = "", skip: int = 0) -> None:
         self._stage = stage
+        self._skip = skip
         self._ranges = OpenRanges()
         self._count = 0
         self._announced = False
@@ -63,7 +65,8 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._restore()
 
     def _begin(self) -> None:
-        self._ranges.begin("step", self._count, self._stage)
+        if self._count >= self._skip:
+            self._ranges.begin("step", self._count, self._stage)
         self._announced = False
         self._count += 1
 

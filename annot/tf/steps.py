@@ -47,41 +47,55 @@ class FitLoops:
                 del vars(self._model)[name]
 
     def _stand_in(self, original: Any) -> Any:
+        usual = getattr(keras.Model, original.__name__, original)
+
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            arguments = _bound(original, args, kwargs) if self._live else None
-            if arguments is None:
+            taken = _with_callback(original, usual, args, kwargs) if self._live else None
+            if taken is None:
                 return original(*args, **kwargs)
-            callback = _add_callback(arguments)
+            args, kwargs, callback = taken
             try:
-                return original(*arguments.args, **arguments.kwargs)
+                return original(*args, **kwargs)
             finally:
                 callback.close()
 
         return call
 
 
-def _bound(function: Any, args: Any, kwargs: Any) -> inspect.BoundArguments | None:
-    """Return the arguments of a call, if a callback can be added to them.
+def _with_callback(
+    function: Any, usual: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], AnnotCallback] | None:
+    """Return the arguments of a call with a callback added, and the callback; None if it takes none.
 
-    Where Keras passes a list of its own, `fit` is what calls, and has its callback.
+    A model's own `fit` may take ``*args, **kwargs`` for Keras's, as those of KerasHub do. Where Keras passes a list of
+    its own, `fit` is what calls, and has its callback.
+
+    Args:
+        function: what is called.
+        usual: Keras's function of that name, which says where the callbacks stand among ``*args``.
+        args, kwargs: what it is called with.
     """
-    signature = inspect.signature(function)
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
+    parameters = inspect.signature(function).parameters
+    named = "callbacks" in parameters
+    if not named and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return None
-    own = isinstance(bound.arguments.get("callbacks"), keras.callbacks.CallbackList)
-    return None if own or "callbacks" not in signature.parameters else bound
+    order = [*parameters] if named else [*inspect.signature(usual).parameters][1:]
+    place = order.index("callbacks") if "callbacks" in order else len(args)
+    given = args[place] if place < len(args) else kwargs.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList):
+        return None
+    callbacks, callback = _added(given)
+    if place < len(args):
+        return (*args[:place], callbacks, *args[place + 1 :]), kwargs, callback
+    return args, {**kwargs, "callbacks": callbacks}, callback
 
 
-def _add_callback(bound: inspect.BoundArguments) -> AnnotCallback:
-    """Add a callback, unless there is one, and return it; the list that was passed is not changed."""
-    given = bound.arguments.get("callbacks") or []
-    callbacks = list(given) if isinstance(given, list | tuple) else [given]
+def _added(given: Any) -> tuple[list[Any], AnnotCallback]:
+    """Return the callbacks with one of annot's, unless there is one; the list that was passed is not changed."""
+    callbacks = list(given) if isinstance(given, list | tuple) else [given] if given else []
     for one in callbacks:
         if isinstance(one, AnnotCallback):
-            return one
+            return callbacks, one
     callback = AnnotCallback()
-    bound.arguments["callbacks"] = [*callbacks, callback]
-    return callback
+    return [*callbacks, callback], callback

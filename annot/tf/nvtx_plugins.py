@@ -1,0 +1,115 @@
+"""Counterparts of the layers and the session hook of NVIDIA's nvtx-plugins, with its names and arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from annot import emit
+from annot.tf import calls
+from annot.tf.session import SessionHook
+
+__all__ = ["NVTXEnd", "NVTXHook", "NVTXStart"]
+
+_CONTEXT = "_annot_context"
+
+
+@keras.saving.register_keras_serializable("annot")
+class NVTXStart(keras.layers.Layer):  # type: ignore[misc]
+    """A layer that opens a range, which the `NVTXEnd` that its markers are given to closes.
+
+    The range is around the layers that the model calls in between, and a second one is around their backward.
+
+    Args:
+        message: text of the range.
+        domain_name: NVTX domain; by default annot's own.
+        trainable: has no effect; nvtx-plugins needs it for the first layer of a model.
+        options: those of `keras.layers.Layer`.
+
+    Returns:
+        Called with a tensor: that tensor, and two scalar markers of type int64 for `NVTXEnd`.
+
+    Example:
+        >>> import keras
+        >>> inputs = keras.Input((8,))
+        >>> x, marker_id, domain_id = NVTXStart("Dense", domain_name="forward")(inputs)
+        >>> x = keras.layers.Dense(4)(x)
+        >>> x = NVTXEnd(grad_message="Dense grad", grad_domain_name="backward")([x, marker_id, domain_id])
+        >>> model = keras.Model(inputs, x)
+    """
+
+    def __init__(self, message: str, domain_name: str | None = None, trainable: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.message, self.domain_name = message, domain_name
+
+    def call(self, inputs: Any) -> list[Any]:
+        """Open the range."""
+        _, context = calls.start(inputs, self.message, self.domain_name)
+        markers = [tf.constant(0, tf.int64), tf.constant(0, tf.int64)]
+        setattr(markers[0], _CONTEXT, context)
+        return [inputs, *markers]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make the same layer again."""
+        return {**super().get_config(), "message": self.message, "domain_name": self.domain_name}
+
+
+@keras.saving.register_keras_serializable("annot")
+class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
+    """A layer that closes the range of an `NVTXStart`.
+
+    Args:
+        grad_message: text of the range of the backward; by default that of `NVTXStart`.
+        grad_domain_name: NVTX domain of the range of the backward.
+        options: those of `keras.layers.Layer`.
+
+    Returns:
+        Called with a list of a tensor and the two markers: the tensor.
+    """
+
+    def __init__(
+        self, grad_message: str | None = None, grad_domain_name: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.grad_message, self.grad_domain_name = grad_message, grad_domain_name
+
+    def call(self, inputs: Any) -> Any:
+        """Close the range."""
+        tensor, marker, _ = inputs
+        context = getattr(marker, _CONTEXT, None)
+        if context is None:  # Keras only infers shapes, or the model is not one with NVTXStart in it
+            return tensor
+        context.name_backward(self.grad_message, self.grad_domain_name)
+        return calls.end(tensor, context)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make the same layer again."""
+        return {**super().get_config(), "grad_message": self.grad_message, "grad_domain_name": self.grad_domain_name}
+
+
+class NVTXHook(SessionHook):
+    """A range around each run of a monitored session after the first ones, and one around all of them.
+
+    Args:
+        skip_n_steps: how many runs have no range.
+        name: text of the range around the session; None for none.
+    """
+
+    def __init__(self, skip_n_steps: int = 0, name: str | None = None) -> None:
+        super().__init__(skip=skip_n_steps)
+        self._name = name
+        self._whole: Any = None
+
+    def begin(self) -> None:
+        """Begin the range around the session."""
+        if self._name and emit.enabled():
+            self._whole = emit.start(emit.event(self._name))
+
+    def end(self, session: Any) -> None:
+        """End what is open."""
+        super().end(session)
+        whole, self._whole = self._whole, None
+        if whole is not None:
+            emit.end(whole)
