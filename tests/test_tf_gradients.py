@@ -1,7 +1,8 @@
-"""Gradients through the operations: their values, and when their ranges open and close."""
+"""Gradients of work with ranges: their values, and when the ranges open and close."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ tf = pytest.importorskip("tensorflow")
 
 from commands import needs_recorder  # noqa: E402
 from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
-from tf_recorded import counts, recorded, same  # noqa: E402
+from tf_recorded import counts, earlier, optimized, recorded, same  # noqa: E402
 
 from annot import emit  # noqa: E402
 
@@ -37,8 +38,8 @@ def test_a_gradient_that_is_none_stays_none(tmp_path: Path) -> None:
         with tf.GradientTape() as tape:
             tape.watch(x)
             first, _second, third = put("both", [x, used, unused], work)
-            loss = tf.reduce_sum(first) + tf.reduce_sum(third)
-        return tape.gradient(loss, [x, used, unused])
+            loss = tf.reduce_sum(first**2) + tf.reduce_sum(third)
+        return *tape.gradient(loss, [x, used, unused]), loss
 
     eager, graph = gradients(plain), tf.function(gradients)
     assert eager[2] is None
@@ -52,28 +53,33 @@ def test_a_gradient_that_is_none_stays_none(tmp_path: Path) -> None:
 def test_the_gradient_of_the_weights_lies_in_the_range_where_no_input_needs_one(tmp_path: Path) -> None:
     """And neither does anybody compute the gradient of that input."""
     weights, x = variables(1), tf.ones([3, 6])
-    train = tf.function(step)
-    captured = recorded(tmp_path, lambda: train(x, weights, ranged))
+    train, graphs = tf.function(step), []
+    captured = recorded(tmp_path, lambda: graphs.extend(optimized(lambda: train(x, weights, ranged))))
     assert captured.texts == ["layer0", "layer0'"]
-    graph = train.get_concrete_function(x, weights, ranged).graph
-    (closing,) = [op for op in graph.get_operations() if op.type == "AnnotEnd" and "gradient_tape" in op.name]
-    assert _products(_before(closing)) == _products(_before(*(tensor.op for tensor in graph.outputs)))
-    assert len(_products(_before(closing))) == 2  # forward, and the gradient of the weight
+    (graph,) = [one for one in graphs if any(node.op == "AnnotRange" for node in one.node)]
+    products = {node.name for node in graph.node if node.op == "MatMul"}
+    assert len(products) == 2  # forward, and the gradient of the weight
+    last = max((earlier(graph, node) for node in graph.node if node.attr["close"].list.i), key=len)
+    assert products <= last
 
 
-def _products(operations: set[Any]) -> set[str]:
-    return {op.name for op in operations if op.type == "MatMul"}
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_backward_range_begins_with_its_gradient(tmp_path: Path, graph: bool) -> None:
+    """And not as soon as something in it can be computed from the forward alone, as here the cosine."""
+    x = tf.constant([[2.0, 3.0]])
 
+    def gradient(x: Any, put: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = put("sine", [x], tf.sin)
+            loss = tf.reduce_sum(put("product", [y], lambda y: tf.matmul(y, y, transpose_a=True)) ** 2)
+        return loss, tape.gradient(loss, x)
 
-def _before(*operations: Any) -> set[Any]:
-    found, pending = set(operations), list(operations)
-    while pending:
-        one = pending.pop()
-        for source in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
-            if source not in found:
-                found.add(source)
-                pending.append(source)
-    return found
+    run = tf.function(gradient) if graph else gradient
+    wanted = run(x, plain)
+    captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["sine", "product", "product'", "sine'"]
+    assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges))
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -119,8 +125,8 @@ def test_gradients_of_one_output_after_the_other(tmp_path: Path, graph: bool) ->
     def each(put: Any) -> Any:
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
-            outputs = put("two", [x], lambda x: (x * x, tf.sin(x)))
-        return [tape.gradient(one, x) for one in outputs]
+            outputs = put("two", [x], lambda x: (tf.tanh(x), tf.nn.softplus(x)))
+        return outputs, [tape.gradient(one, x) for one in outputs]
 
     run = tf.function(each) if graph else each
     wanted = run(plain)
@@ -145,7 +151,7 @@ def test_a_gradient_through_another_gradient_of_the_same_work(tmp_path: Path) ->
                 inner.watch(x)
                 y = put("work", [x, weight], work)
             loss = tf.reduce_sum(beside.pop() * inner.gradient(y, x))
-        return outer.gradient(loss, weight)
+        return y, outer.gradient(loss, weight)
 
     wanted = run(plain)
     captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))

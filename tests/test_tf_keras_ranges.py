@@ -30,13 +30,19 @@ X = VECTORS[0]
 
 def patches() -> list[Any]:
     """What a block replaces outside of the model."""
-    from tensorflow.python.saved_model import save
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+    from tensorflow.python.eager import imperative_grad, record
+    from tensorflow.python.ops import gradients_util
 
     owners = [
-        *((keras.Variable, name) for name in ("value", "handle", "_direct_assign")),
-        (keras.Model, "export"), (tf.GradientTape, "gradient"), (save, "save_and_return_nodes"),
+        (tf.Graph, "_create_op_internal"), (record, "record_operation"), (imperative_grad, "imperative_grad"),
+        *((pywrap_tfe, name) for name in ("TFE_Py_FastPathExecute", "TFE_Py_RecordGradient")),
+        *((gradients_util, name) for name in ("_GradientsHelper", "_MaybeCompile")),
+        *((OwnedIterator, name) for name in ("__next__", "get_next", "get_next_as_optional")),
+        (keras.optimizers.Optimizer, "apply"),
     ]  # fmt: skip
-    return [vars(owner).get(name) for owner, name in owners]
+    return [getattr(owner, name) for owner, name in owners]
 
 
 @pytest.fixture(autouse=True)

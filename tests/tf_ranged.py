@@ -6,16 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from annot import emit
-from annot.tf import ops
+from annot.tf import trace
 
 
-def ranged(name: str, tensors: Any, work: Any, **options: Any) -> Any:
+def ranged(name: str, tensors: Any, work: Any) -> Any:
     """Do some work on tensors in the range `name`, with the backward range `name'`."""
-    tensors, token = ops.begin(tensors, emit.event(name), emit.event(f"{name}'"), **options)
-    outputs = work(*tensors)
-    found = ops.finish(list(outputs) if isinstance(outputs, tuple) else [outputs], token)
-    return tuple(found) if isinstance(outputs, tuple) else found[0]
+    return trace(name, "work", f"{name}'", "work")(work)(*tensors)
 
 
 def plain(_name: str, tensors: Any, work: Any) -> Any:

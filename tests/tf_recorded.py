@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from captured import Captured, Range, capture
 from tensorflow.python.eager import context
@@ -83,4 +84,6 @@ def _same_tensor(one: Any, other: Any) -> bool:
     if isinstance(one, tf.IndexedSlices):
         return isinstance(other, tf.IndexedSlices) and same([one.values, one.indices], [other.values, other.indices])
     left, right = tf.convert_to_tensor(one), tf.convert_to_tensor(other)
-    return left.dtype == right.dtype and left.shape == right.shape and left.numpy().tobytes() == right.numpy().tobytes()
+    if (left.dtype, left.shape) != (right.dtype, right.shape):
+        return False
+    return bool(np.all(left == right)) if left.dtype == tf.string else left.numpy().tobytes() == right.numpy().tobytes()

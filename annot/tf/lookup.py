@@ -19,7 +19,12 @@ __all__ = ["Found", "Node", "find", "tensors"]
 _FUNCTIONS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _CONTROL_FLOW: Final = frozenset({"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
 _CALLS: Final = _FUNCTIONS | _CONTROL_FLOW
-_ELEMENT_BY_ELEMENT: Final = frozenset({"Add", "AddV2", "AddN", "BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Tanh"})
+_FIRST: Final = frozenset(
+    {"BatchMatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "FusedBatchNormV3", "MatMul"}
+)
+"""What a fused operation begins with; all that follows works element by element."""
+_COMPOSED: Final = "/unary_ops_composition"
+"""What TensorFlow adds to the name of the last of several functions of one number that it composes."""
 _LOWERED: Final = re.compile(r"(?:body|branch\d*|cond|else|then|branches/\d+)/_\d+/|\d+/_\d+/")
 """What stands between the name of a loop or branch and the names of the nodes inside it."""
 
@@ -78,10 +83,9 @@ def find(nodes: Sequence[Node], graphs: Iterable[Graph]) -> list[Found]:
     search = _Search(list(graphs))
     found = search.by_name([node.name for node in nodes])
     places = {node.name: i for i, node in enumerate(nodes)}
-    _find_replaced(nodes, places, found)
     for node, one in zip(nodes, found, strict=True):
-        if one.made is not None:
-            _find_owners(node, one, places)
+        _find_owners(node, one, places)
+    _find_replaced(nodes, places, found)
     return found
 
 
@@ -93,15 +97,20 @@ def tensors(nodes: Sequence[Node], found: Sequence[Found]) -> dict[str, str]:
     """
     same: dict[str, str] = {}
     for node, one in zip(nodes, found, strict=True):
-        made = one.made
         for name in one.fused:  # what follows a convolution or product in a fused operation works element by element
             same.setdefault(f"{one.prefix}{name}:0", node.name)
-            base = one.graph[name]
-            made = base if base.kind not in _ELEMENT_BY_ELEMENT else made
-        if made is not None and one.graph:
-            for given, was in zip(node.inputs, made.inputs, strict=False):
-                same.setdefault(one.prefix + was, given)
+        for given, was in _aligned(node, one):
+            same.setdefault(one.prefix + was, given)
     return same
+
+
+def _aligned(node: Node, found: Found) -> list[tuple[str, str]]:
+    """Return the inputs of a node beside those that the program gave them; of a fused one, those of what comes first."""
+    made = found.made
+    for name in found.fused:
+        first = found.graph[name]
+        made = first if first.kind in _FIRST else made
+    return [*zip(node.inputs, made.inputs, strict=False)] if made is not None and found.graph else []
 
 
 class _Search:
@@ -117,7 +126,7 @@ class _Search:
         Two traces of one function have the same names; the later one counts, since TensorFlow optimizes a function
         right after its trace.
         """
-        candidates = [self._candidates(name) for name in names]
+        candidates = [self._candidates(name.removesuffix(_COMPOSED)) for name in names]
         votes: Counter[tuple[str, int]] = Counter()
         for splits in candidates:
             for prefix, rest in splits:
@@ -166,9 +175,7 @@ def _find_replaced(nodes: Sequence[Node], places: Mapping[str, int], found: list
     while changed:
         changed = False
         for node, one in zip(nodes, found, strict=True):
-            if one.made is None or not one.graph:
-                continue
-            for given, was in zip(node.inputs, one.made.inputs, strict=False):
+            for given, was in _aligned(node, one):
                 name, before = _node_of(given), _node_of(was)
                 place = places.get(name)
                 if place is None or found[place].made is not None or one.prefix + before in places:
@@ -176,14 +183,16 @@ def _find_replaced(nodes: Sequence[Node], places: Mapping[str, int], found: list
                 made = one.graph.get(before)
                 if made is not None:
                     found[place] = Found(made, one.graph, one.prefix)
+                    _find_owners(nodes[place], found[place], places)
                     changed = True
 
 
 def _find_owners(node: Node, found: Found, places: Mapping[str, int]) -> None:
     """Find the owners of an operation and of those that were fused into it."""
-    assert found.made is not None
+    if found.made is None:
+        return
     owners = [found.made.owner]
-    pending = list(found.made.inputs) if node.fused else []
+    pending = list(found.made.inputs) if found.made.kind not in _FIRST and node.fused else []
     while pending:
         name = _node_of(pending.pop())
         made = found.graph.get(name)
@@ -191,7 +200,8 @@ def _find_owners(node: Node, found: Found, places: Mapping[str, int]) -> None:
             continue
         owners.append(made.owner)
         found.fused.append(name)
-        pending.extend(made.inputs)
+        if made.kind not in _FIRST:
+            pending.extend(made.inputs)
     found.owners = [owner for owner in dict.fromkeys(owners) if owner is not None]
 
 

@@ -102,6 +102,11 @@ class Owner:
 
     def backward(self, through: Pass) -> Owner:
         """Return the owner of this one's backward in one computation of gradients."""
+        around = through.outer
+        while around is not None:
+            if around.backward_of is self:  # a gradient of its own, that computes gradients
+                return around
+            around = around.parent
         if self._backward is None or self._backward[0] is not through:
             whole = self.parent is None or through.is_inside(self.parent)
             parent = through.outer if whole or self.parent is None else self.parent.backward(through)
@@ -287,12 +292,13 @@ class Made:
         owner: its owner; None for none.
         kind: its type.
         inputs: names of its input tensors.
+        for_gradient: whether a computation of gradients has created it.
     """
 
-    __slots__ = ("inputs", "kind", "owner")
+    __slots__ = ("for_gradient", "inputs", "kind", "owner")
 
-    def __init__(self, owner: Owner | None, kind: str, inputs: tuple[str, ...]) -> None:
-        self.owner, self.kind, self.inputs = owner, kind, inputs
+    def __init__(self, owner: Owner | None, kind: str, inputs: tuple[str, ...], for_gradient: bool = False) -> None:
+        self.owner, self.kind, self.inputs, self.for_gradient = owner, kind, inputs, for_gradient
 
 
 graphs: Final[WeakKeyDictionary[Any, dict[str, Made]]] = WeakKeyDictionary()
@@ -315,7 +321,7 @@ def _note(operation: Any) -> None:
         with _graphs_lock:
             made = graphs.setdefault(graph, {})
     inputs = tuple([tensor.name for tensor in operation.inputs])
-    made[operation.name] = Made(current(), operation.type, inputs)
+    made[operation.name] = Made(current(), operation.type, inputs, _thread.through is not None)
 
 
 def _creating(original: Any) -> Any:

@@ -10,7 +10,7 @@ for the same nodes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -74,7 +74,10 @@ def plan(nodes: Sequence[Node], found: Sequence[Found]) -> Plan:
     if len(shape.order) < len(nodes):  # a circle that is no loop of TensorFlow's
         return Plan()
     sizes = _Sizes(shape, found)
-    made = _Points(shape, _groups(shape, nodes, found), sizes).plan()
+    for_gradients = _for_gradients(shape, found)
+    made = _Points(shape, _groups(shape, nodes, found), sizes, for_gradients).plan()
+    if not _has_order(shape, made):
+        made = _Points(shape, _groups(shape, nodes, found), sizes, for_gradients, waits=False).plan()
     return made if _has_order(shape, made) else Plan()
 
 
@@ -100,6 +103,10 @@ class _Shape:
             self.sources.append([*dict.fromkeys([*(port[0] for port in ports if port), *controls])])
         self.order = _in_order(self.sources)
         self.rank = {node: i for i, node in enumerate(self.order)}
+        self.depth = [0] * len(nodes)
+        """How many nodes run one after another before each."""
+        for i in self.order:
+            self.depth[i] = 1 + max((self.depth[source] for source in self.sources[i]), default=-1)
         self.consumers: list[list[int]] = [[] for _ in nodes]
         for i, sources in enumerate(self.sources):
             for source in sources:
@@ -109,6 +116,8 @@ class _Shape:
         self.outside: list[Context] = [((), frozenset())] * len(nodes)
         self._find_contexts()
         self._reaches: list[int] = []
+        self._waits: dict[int, frozenset[int]] = {}
+        self._users: dict[int, frozenset[int]] = {}
 
     def _find_early(self) -> list[bool]:
         """Find the nodes that depend on weights and constants alone, and could run when the step begins."""
@@ -150,20 +159,21 @@ class _Shape:
             return loops, branches | {(self.nodes[source].inputs[1], output)}
         return loops, branches
 
-    def waits_for(self, i: int) -> list[int]:
+    def waits_for(self, i: int) -> frozenset[int]:
         """Return what a node waits for, except what takes no time: of that, what that waits for."""
-        found: dict[int, None] = {}
-        pending, seen = list(self.sources[i]), set()
-        while pending:
-            source = pending.pop()
-            if source in seen:
-                continue
-            seen.add(source)
-            if self._is_passed_on(source):
-                pending.extend(self.sources[source])
-            else:
-                found[source] = None
-        return list(found)
+        return self._through(i, self.sources, self._waits, self._is_passed_on)
+
+    def users(self, i: int) -> frozenset[int]:
+        """Return what waits for a node, in the same way."""
+        return self._through(i, self.consumers, self._users, lambda j: self.nodes[j].kind in _PASSED_ON)
+
+    def _through(
+        self, i: int, next_to: list[list[int]], known: dict[int, frozenset[int]], passes: Callable[[int], bool]
+    ) -> frozenset[int]:
+        if i not in known:
+            passed = [self._through(j, next_to, known, passes) for j in next_to[i] if passes(j)]
+            known[i] = frozenset(j for j in next_to[i] if not passes(j)).union(*passed)
+        return known[i]
 
     def _is_passed_on(self, i: int) -> bool:
         """Return whether a node takes no time, and may be skipped: not behind a branch, where it says which one."""
@@ -213,6 +223,15 @@ def _in_order(sources: list[list[int]]) -> list[int]:
             if not missing[consumer]:
                 order.append(consumer)
     return order
+
+
+def _for_gradients(shape: _Shape, found: Sequence[Found]) -> list[bool]:
+    """Return which nodes compute gradients; a node that TensorFlow has made does if what it waits for does."""
+    known = [one.made is not None and one.made.for_gradient for one in found]
+    for i in shape.order:
+        if found[i].made is None:
+            known[i] = any(known[source] for source in shape.sources[i])
+    return known
 
 
 class _Sizes:
@@ -298,9 +317,26 @@ def _owned_nodes(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -
         kind = nodes[i].kind
         if found[i].owners and kind not in _VALUES and kind not in _PASSED_ON and kind != "NextIteration":
             owned.append((i, _one_owner(found[i].owners, joined)))
+    _adopt(shape, found, owned)
     # What a layer that is fused with others does to its weights belongs to the fused operation.
     fused = {one: owner for parts, owner in joined.items() for one in parts}
     return [(i, fused.get(owner, owner) if shape.early[i] else owner) for i, owner in owned]
+
+
+def _adopt(shape: _Shape, found: Sequence[Found], owned: list[tuple[int, Owner]]) -> None:
+    """Have a node that sums gradients, or that TensorFlow has made, belong to the innermost range around its neighbours."""
+    owners = dict(owned)
+    for i in shape.order:
+        made, kind = found[i].made, shape.nodes[i].kind
+        if i in owners or kind in _VALUES or kind in _PASSED_ON or kind in _CONTROL_FLOW or shape.early[i]:
+            continue
+        if made is None or made.for_gradient:
+            around = [j for j in shape.waits_for(i) | shape.users(i) if not shape.early[j]]
+            chains = [owners[j].chain() if j in owners else [] for j in around]
+            common = [one for one in chains[0] if all(one in chain for chain in chains)] if chains else []
+            if common:
+                owners[i] = common[-1]
+                owned.append((i, common[-1]))
 
 
 def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Owner:
@@ -318,10 +354,22 @@ def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Ow
 
 
 class _Points:
-    """The points of all ranges, one for the ranges that open or close when the same nodes have run."""
+    """The points of all ranges, one for the ranges that open or close when the same nodes have run.
 
-    def __init__(self, shape: _Shape, groups: list[_Group], sizes: _Sizes) -> None:
+    Args:
+        shape: of the graph.
+        groups: the nodes by range.
+        sizes: where the sizes are that texts leave open.
+        for_gradients: which nodes compute gradients.
+        waits: whether a node may have to wait for more than it needs; without that no circle can come about.
+    """
+
+    def __init__(
+        self, shape: _Shape, groups: list[_Group], sizes: _Sizes, for_gradients: Sequence[bool], waits: bool = True
+    ) -> None:
         self._shape = shape
+        self._may_wait = waits
+        self._for_gradients = for_gradients
         self._groups = groups
         self._sizes = sizes
         self._points: dict[frozenset[int], Point] = {}
@@ -330,10 +378,10 @@ class _Points:
     def plan(self) -> Plan:
         """Return the points, each after those that it waits for."""
         self._groups = [group for group in self._groups if self._bound(group)]
-        waits = [self._shape.waits_for(i) for group in self._groups for i in group.first]
+        waits = [self._shape.waits_for(i) - group.nodes for group in self._groups for i in group.first]
         sizes = [self._sizes.of(group.owner) for group in self._groups]
         sized = [[i for i, _ in outputs] for outputs in sizes]
-        marked = [group.weights + (group.first if _may_wait(group.owner) else []) for group in self._groups]
+        marked = [group.weights + group.first for group in self._groups]
         self._shape.note_candidates(itertools.chain(*waits, *sized, *marked))
         openings = [self._openings(group) for group in self._groups]
         for group in reversed(self._groups):  # the innermost first
@@ -354,7 +402,7 @@ class _Points:
         shape, nodes = self._shape, group.nodes
         early = {i for i in nodes if shape.early[i]}
         if len(early) < len(nodes):
-            group.weights = [i for i in early if _is_only_for(shape, i, nodes)]
+            group.weights = [i for i in early if shape.users(i) <= nodes]
             nodes = group.nodes = nodes - early
         around = [shape.outside[i] if shape.nodes[i].kind in ("Exit", "Merge") else shape.inside[i] for i in nodes]
         context = group.context = min(around, key=lambda one: (len(one[0]), len(one[1])))
@@ -362,34 +410,43 @@ class _Points:
             self._left_out += 1
             return False
         entered, left = shape.inside, shape.outside
-        group.first = [i for i in nodes if entered[i] == context and not any(j in nodes for j in self._waits(i))]
-        group.last = [i for i in nodes if left[i] == context and not self._is_used(i, nodes)]
+        group.first = [i for i in nodes if entered[i] == context and nodes.isdisjoint(shape.waits_for(i))]
+        group.last = [i for i in nodes if left[i] == context and nodes.isdisjoint(shape.users(i))]
+        if group.owner.backward_of is not None and self._may_wait:
+            self._find_gradient(group)
         group.first.sort(key=shape.rank.__getitem__)
         return bool(group.first and group.last)
 
-    def _waits(self, i: int) -> list[int]:
-        return self._shape.waits_for(i)
+    def _find_gradient(self, group: _Group) -> None:
+        """Have a backward begin with the nodes that the gradient reaches first, where one comes from outside.
 
-    def _is_used(self, i: int, nodes: set[int]) -> bool:
-        """Return whether another node of the group waits for this one."""
-        pending, seen = list(self._shape.consumers[i]), set()
-        while pending:
-            consumer = pending.pop()
-            if consumer in nodes:
-                return True
-            if consumer not in seen and self._shape.nodes[consumer].kind in _PASSED_ON:
-                seen.add(consumer)
-                pending.extend(self._shape.consumers[consumer])
-        return False
+        What it computes of values of the forward alone, as shapes, has to wait for the range.
+        """
+        shape, nodes = self._shape, group.nodes
+        reached: set[int] = set()
+        first: list[int] = []
+        for i in sorted(nodes, key=shape.rank.__getitem__):
+            waits = shape.waits_for(i)
+            if not reached.isdisjoint(waits):
+                reached.add(i)
+            elif any(self._for_gradients[j] and not shape.early[j] for j in waits - nodes):
+                reached.add(i)
+                first += [i] if shape.inside[i] == group.context else []
+        if first:
+            group.weights += [i for i in group.first if i not in reached]
+            group.first = first
 
     def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
         """Return the first nodes of a group by what they wait for."""
         shape = self._shape
         openings: dict[frozenset[int], list[int]] = {}
         for i in group.first:
-            waits = self._waits(i)
+            waits = shape.waits_for(i) - group.nodes
             after = [one for one in waits if not shape.early[one]] or waits
             openings.setdefault(shape.last_of(after), []).append(i)
+        if not self._may_wait:
+            return openings
+        self._drop_early(group, openings)
         if len(openings) > 1 and group.owner.waits:
             openings = self._all_at_once(openings)
         elif len(openings) > 1 and group.owner.backward_of is not None:
@@ -397,24 +454,28 @@ class _Points:
         self._add_weights(group, openings)
         return openings
 
+    def _drop_early(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
+        """Have a loop whose first values are constants wait for the range, unless nothing else opens it."""
+        early = [after for after in openings if all(self._shape.early[i] for i in after)]
+        if len(early) < len(openings):
+            for after in early:
+                group.weights += openings.pop(after)
+
     def _all_at_once(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
         firsts = [i for nodes in openings.values() for i in nodes]
         after = [i for i in frozenset().union(*openings) if not any(self._shape.depends(i, one) for one in firsts)]
         return {self._shape.last_of(after): firsts}
 
     def _with_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
-        """Have what depends on values of the forward alone wait for the gradient, which depends on these values too."""
-        kept: dict[frozenset[int], list[int]] = {}
-        for after, before in sorted(openings.items(), key=lambda one: -max(map(self._shape.rank.get, one[0]), default=-1)):
-            into = next((other for other in kept if self._is_before(after, before, other)), after)
-            kept.setdefault(into, []).extend(before)
+        """Have what depends on values of the forward wait for the gradient, which comes last."""
+        depth = self._shape.depth
+        last = max(openings, key=lambda after: max((depth[i] for i in after), default=-1))
+        kept = {last: list(openings[last])}
+        for after, before in openings.items():
+            if after is not last:
+                leads = any(i in last or any(self._shape.depends(j, i) for j in last) for i in before)
+                kept.setdefault(after if leads else last, []).extend(before)
         return kept
-
-    def _is_before(self, after: frozenset[int], before: list[int], later: frozenset[int]) -> bool:
-        """Return whether all of a set have run before another is there, without the nodes that wait for the first."""
-        depends = self._shape.depends
-        has_run = all(one in later or any(depends(i, one) for i in later) for one in after)
-        return has_run and not any(i in later or any(depends(j, i) for j in later) for i in before)
 
     def _add_weights(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
         """Have the nodes that depend on weights alone wait for the range, where that leads to no circle."""
@@ -443,25 +504,6 @@ class _Points:
                 closes = self._points.get(frozenset([i]))
                 if closes is not None and closes.close and closes not in point.points:
                     point.points.append(closes)
-
-
-def _may_wait(owner: Owner) -> bool:
-    """Return whether first nodes of a range may have to wait for more than they need."""
-    return owner.waits or owner.backward_of is not None
-
-
-def _is_only_for(shape: _Shape, i: int, nodes: set[int]) -> bool:
-    """Return whether nothing outside of a group uses what a node computes."""
-    pending, seen = list(shape.consumers[i]), set()
-    while pending:
-        consumer = pending.pop()
-        if consumer in nodes or consumer in seen:
-            continue
-        if shape.nodes[consumer].kind not in _PASSED_ON:
-            return False
-        seen.add(consumer)
-        pending.extend(shape.consumers[consumer])
-    return True
 
 
 def _is_inside(context: Context, outer: Context) -> bool:

@@ -68,6 +68,8 @@ def _node(one: Any) -> Node:
     elif one.op.startswith(("_Fused", "_MklFused", "_MklNativeFused")):
         base = one.op.rpartition("Fused")[2]
         node.fused = frozenset({base, "Add", "AddV2", *(name.decode() for name in one.attr["fused_ops"].list.s)})
+    elif one.op == "_UnaryOpsComposition":
+        node.fused = frozenset(name.decode() for name in one.attr["op_names"].list.s)
     elif one.op == "AddN":
         node.fused = frozenset({"Add", "AddV2", "AddN"})
     else:
