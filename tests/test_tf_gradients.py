@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 
 from commands import needs_recorder  # noqa: E402
 from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
-from tf_recorded import counts, earlier, optimized, recorded, same  # noqa: E402
+from tf_recorded import both, counts, earlier, needs_graphs, optimized, recorded, same  # noqa: E402
 
 from annot import emit  # noqa: E402
 
@@ -20,13 +21,24 @@ pytestmark = needs_recorder
 
 
 @pytest.fixture(autouse=True)
-def ranges_wanted():
+def ranges_wanted() -> Iterator[None]:
+    """Decorators come before the recorder in these tests."""
     emit.enable()
     yield
     emit.enable(False)
 
 
-def test_a_gradient_that_is_none_stays_none(tmp_path: Path) -> None:
+def test_eager_ranges_come_from_the_tape(tmp_path: Path) -> None:
+    weights, x = variables(3), tf.ones([3, 6])
+    wanted = step(x, weights, plain)
+    captured = recorded(tmp_path, lambda: same(step(x, weights, ranged), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["layer0", "layer1", "layer2", "layer2'", "layer1'", "layer0'"]
+    assert all(one.nested for one in captured.ranges)
+    assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges))
+
+
+@both
+def test_a_gradient_that_is_none_stays_none(tmp_path: Path, graph: bool) -> None:
     """Zeros instead would reach the optimizer, and NaN where the unused branch has an infinite slope."""
     used, unused = variables(2)
 
@@ -41,15 +53,14 @@ def test_a_gradient_that_is_none_stays_none(tmp_path: Path) -> None:
             loss = tf.reduce_sum(first**2) + tf.reduce_sum(third)
         return *tape.gradient(loss, [x, used, unused]), loss
 
-    eager, graph = gradients(plain), tf.function(gradients)
-    assert eager[2] is None
-    captured = recorded(
-        tmp_path,
-        lambda: (same(gradients(ranged), eager), same(graph(ranged), eager)) == (True, True) or pytest.fail("changed"),
-    )
-    assert counts(captured) == {"both": 2, "both'": 2}
+    run = tf.function(gradients) if graph else gradients
+    wanted = run(plain)
+    assert wanted[2] is None
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["both", "both'"]
 
 
+@needs_graphs
 def test_the_gradient_of_the_weights_lies_in_the_range_where_no_input_needs_one(tmp_path: Path) -> None:
     """And neither does anybody compute the gradient of that input."""
     weights, x = variables(1), tf.ones([3, 6])
@@ -63,7 +74,7 @@ def test_the_gradient_of_the_weights_lies_in_the_range_where_no_input_needs_one(
     assert products <= last
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_a_backward_range_begins_with_its_gradient(tmp_path: Path, graph: bool) -> None:
     """And not as soon as something in it can be computed from the forward alone, as here the cosine."""
     x = tf.constant([[2.0, 3.0]])
@@ -82,7 +93,7 @@ def test_a_backward_range_begins_with_its_gradient(tmp_path: Path, graph: bool) 
     assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges))
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_gradients_of_gradients(tmp_path: Path, graph: bool) -> None:
     weights, x = variables(2), tf.ones([3, 6])
 
@@ -102,7 +113,7 @@ def test_gradients_of_gradients(tmp_path: Path, graph: bool) -> None:
     assert counts(captured)["layer0"] == 1
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_a_persistent_tape_has_a_backward_range_for_each_gradient(tmp_path: Path, graph: bool) -> None:
     weights, x = variables(2), tf.ones([3, 6])
 
@@ -118,7 +129,7 @@ def test_a_persistent_tape_has_a_backward_range_for_each_gradient(tmp_path: Path
     assert counts(captured) == {"layer0": 1, "layer1": 1, "layer0'": 2, "layer1'": 2}
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_gradients_of_one_output_after_the_other(tmp_path: Path, graph: bool) -> None:
     x = tf.constant([2.0, 3.0])
 
@@ -134,6 +145,26 @@ def test_gradients_of_one_output_after_the_other(tmp_path: Path, graph: bool) ->
     assert counts(captured) == {"two": 1, "two'": 2}
 
 
+@both
+def test_a_backward_range_begins_with_the_gradient_of_the_loss(tmp_path: Path, graph: bool) -> None:
+    """Which is computed outside of all ranges."""
+    x = tf.constant([[2.0, 3.0]])
+
+    def gradient(x: Any, put: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(put("softplus", [x], tf.nn.softplus) ** 2)
+        return loss, tape.gradient(loss, x)
+
+    run = tf.function(gradient) if graph else gradient
+    wanted = run(x, plain)
+    captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["softplus", "softplus'"]
+    forward, backward = captured.ranges
+    assert forward.end <= backward.start
+
+
+@needs_graphs
 def test_a_gradient_through_another_gradient_of_the_same_work(tmp_path: Path) -> None:
     """The backward range must not wait for what is computed from its own results."""
     x, weight = tf.constant([2.0, 3.0]), tf.Variable([5.0, 7.0])
@@ -158,7 +189,7 @@ def test_a_gradient_through_another_gradient_of_the_same_work(tmp_path: Path) ->
     assert counts(captured) == {"work": 1, "work'": 1}
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_gradients_of_some_weights_close_what_they_open(tmp_path: Path, graph: bool) -> None:
     """As when one of two networks is trained: the other's weights are on the tape, but nobody asks for them."""
     weights, x = variables(3), tf.ones([3, 6])
@@ -173,6 +204,7 @@ def test_gradients_of_some_weights_close_what_they_open(tmp_path: Path, graph: b
     assert counts(captured) == {f"layer{i}{sign}": 3 for i in range(3) for sign in ("", "'")}
 
 
+@needs_graphs
 def test_a_tape_around_a_function(tmp_path: Path) -> None:
     """TensorFlow builds the gradient of the graph later, from the operations."""
     weights, x = variables(2), tf.ones([3, 6])
@@ -188,6 +220,7 @@ def test_a_tape_around_a_function(tmp_path: Path) -> None:
     assert captured.texts == ["layer0", "layer1", "layer1'", "layer0'"]
 
 
+@needs_graphs
 def test_jacobian_and_vectorized_map(tmp_path: Path) -> None:
     weights, x = variables(1), tf.ones([2, 6])
 
@@ -203,7 +236,8 @@ def test_jacobian_and_vectorized_map(tmp_path: Path) -> None:
     assert same(work(ranged)[0], work(plain)[0])  # of an eager tape
 
 
-def test_sparse_gradients_stay_sparse(tmp_path: Path) -> None:
+@both
+def test_sparse_gradients_stay_sparse(tmp_path: Path, graph: bool) -> None:
     table = tf.Variable(tf.random.stateless_normal([9, 4], [1, 2]))
     weight = tf.Variable(tf.random.stateless_normal([9, 4], [3, 4]))
 
@@ -212,15 +246,14 @@ def test_sparse_gradients_stay_sparse(tmp_path: Path) -> None:
             y = put("lookup", [table, weight], lambda table, weight: tf.gather(table, [1, 5]) * weight[:2])
         return tape.gradient(y, [table, weight])
 
-    for run in (lookup, tf.function(lookup)):
-        wanted = run(plain)
-        captured = recorded(
-            tmp_path, lambda run=run, wanted=wanted: same(run(ranged), wanted) or pytest.fail("changed")
-        )
-        assert captured.texts == ["lookup", "lookup'"]
+    run = tf.function(lookup) if graph else lookup
+    wanted = run(plain)
+    assert isinstance(wanted[0], tf.IndexedSlices)
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["lookup", "lookup'"]
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_forward_mode_derivatives(tmp_path: Path, graph: bool) -> None:
     weights, x = variables(2), tf.ones([3, 6])
 
@@ -235,7 +268,7 @@ def test_forward_mode_derivatives(tmp_path: Path, graph: bool) -> None:
     assert counts(captured) == {"layer0": 1, "layer1": 1}
 
 
-@pytest.mark.parametrize("graph", [True, False])
+@both
 def test_work_that_is_computed_again_for_its_gradient(tmp_path: Path, graph: bool) -> None:
     weights, x = variables(2), tf.ones([3, 6])
 

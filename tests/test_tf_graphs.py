@@ -15,13 +15,12 @@ tf = pytest.importorskip("tensorflow")
 from captured import Range  # noqa: E402
 from commands import needs_recorder  # noqa: E402
 from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
-from tf_recorded import counts, earlier, only, optimized, recorded, same  # noqa: E402
+from tf_recorded import counts, earlier, needs_graphs, only, optimized, recorded, same  # noqa: E402
 
 import annot  # noqa: E402
-from annot import native  # noqa: E402
 from annot.tf import end, library, start  # noqa: E402
 
-pytestmark = needs_recorder
+pytestmark = [needs_recorder, needs_graphs]
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +44,12 @@ def test_each_range_comes_once_a_step(tmp_path: Path) -> None:
 
 
 def test_ranges_of_a_chain_follow_each_other(tmp_path: Path) -> None:
+    """The backwards begin in order: the gradient of a weight may run beside the backward of the layer before."""
     weights, x = variables(4), tf.ones([3, 6])
     captured = recorded(tmp_path, lambda: tf.function(step)(x, weights, ranged))
     order = [f"layer{i}" for i in range(4)] + [f"layer{i}'" for i in reversed(range(4))]
     assert captured.texts == order
-    assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges))
-
-
-def test_eager_ranges_come_from_the_tape(tmp_path: Path) -> None:
-    weights, x = variables(3), tf.ones([3, 6])
-    wanted = step(x, weights, plain)
-    captured = recorded(tmp_path, lambda: same(step(x, weights, ranged), wanted) or pytest.fail("changed"))
-    assert captured.texts == ["layer0", "layer1", "layer2", "layer2'", "layer1'", "layer0'"]
-    assert all(one.nested for one in captured.ranges)
+    assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges[:5]))
 
 
 def test_ranges_lie_where_their_operations_are(tmp_path: Path) -> None:
@@ -222,9 +214,9 @@ def test_a_range_around_a_loop_and_a_branch(tmp_path: Path) -> None:
     wanted = tf.function(lambda x: gradients(x, plain))
     run, inputs = tf.function(lambda x: gradients(x, ranged)), [tf.ones([2, 6]), -tf.ones([2, 6])]
     expected = [wanted(x) for x in inputs]
-    captured = recorded(
-        tmp_path, lambda: all(same(run(x), one) for x, one in zip(inputs, expected, strict=True)) or pytest.fail()
-    )
+    results: list[Any] = []
+    captured = recorded(tmp_path, lambda: results.extend(map(run, inputs)))
+    assert same(results, expected)
     found = counts(captured)
     assert (found["around"], found["around'"], found["inside"], found["inside'"]) == (2, 2, 6, 6)
     assert found["taken"] == found["taken'"] == 1
@@ -499,7 +491,6 @@ def test_without_the_graph_optimizers_there_is_a_warning(tmp_path: Path) -> None
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
-@pytest.mark.skipif(native.fast() is None, reason="the C parts are not built or switched off")
 def test_many_graphs_leave_no_ranges_behind(tmp_path: Path) -> None:
     """A function that is traced anew, again and again, has its own ranges each time."""
     weights, x = variables(1), tf.ones([3, 6])

@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 from captured import Captured, Range  # noqa: E402
 from keras_models import MODELS, VECTORS, compiled, fit, operations, same, some, stack, stand_ins  # noqa: E402
-from tf_recorded import recorded  # noqa: E402
+from tf_recorded import both, needs_graphs, recorded  # noqa: E402
 
 import annot  # noqa: E402
 
@@ -80,7 +80,7 @@ def expected(kind: str, *, eager: bool = False) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("kind", "eager"),
-    [*((kind, False) for kind in MODELS), *((kind, True) for kind in EAGERLY)],
+    [*(pytest.param(kind, False, marks=needs_graphs) for kind in MODELS), *((kind, True) for kind in EAGERLY)],
 )
 def test_each_layer_once_a_step_and_the_same_bits(kind: str, eager: bool, tmp_path: Path) -> None:
     plain = fit(compiled(kind, eager=eager), kind)
@@ -94,14 +94,14 @@ def test_each_layer_once_a_step_and_the_same_bits(kind: str, eager: bool, tmp_pa
     assert stand_ins(model) == []
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-def test_five_dense_layers_for_500_steps(eager: bool, tmp_path: Path) -> None:
+@both
+def test_five_dense_layers_for_500_steps(graph: bool, tmp_path: Path) -> None:
     model = compiled("dense")
     inputs, targets = some(500, 5), some(500, 3)
 
     def body() -> None:
         with annot.emit_ranges(model):
-            if not eager:
+            if graph:
                 model.fit(inputs, targets, batch_size=1, verbose=0)
                 return
             for number in range(500):
@@ -113,6 +113,7 @@ def test_five_dense_layers_for_500_steps(eager: bool, tmp_path: Path) -> None:
     assert calls(captured) == {f"{path}{sign}": 500 for path in FORWARD["dense"].split() for sign in "<>"}
 
 
+@needs_graphs
 def test_order_in_a_graph(tmp_path: Path) -> None:
     """Each backward after its forward and the other way round, inside that of the model, which ends last."""
     captured, _ = trained(tmp_path, compiled("dense"), "dense")
@@ -125,6 +126,7 @@ def test_order_in_a_graph(tmp_path: Path) -> None:
         assert any(whole.start <= one.start and one.end <= whole.end for whole in around), one
 
 
+@needs_graphs
 def test_texts_say_shapes_and_hyperparameters(tmp_path: Path) -> None:
     captured, _ = trained(tmp_path, compiled("convolutions"), "convolutions")
     assert {
@@ -136,6 +138,7 @@ def test_texts_say_shapes_and_hyperparameters(tmp_path: Path) -> None:
     assert not any(one.nested for one in layers_of(captured))
 
 
+@needs_graphs
 @pytest.mark.parametrize("kind", MODELS)
 def test_nothing_is_computed_that_the_plain_program_does_not_compute(kind: str, tmp_path: Path) -> None:
     """The optimized graphs of a step hold the very operations, and annot's."""
@@ -157,6 +160,7 @@ def test_nothing_is_computed_that_the_plain_program_does_not_compute(kind: str, 
     assert found == plain
 
 
+@needs_graphs
 def test_a_range_of_layers_that_are_one_kernel(tmp_path: Path) -> None:
     """It has both paths and classes, and the shapes of the first; each has a backward range of its own."""
     model = stack((8, 8, 3), layers.Conv2D(4, 3, name="conv"), layers.ReLU(name="relu"), layers.Flatten(name="flat"))
@@ -173,6 +177,7 @@ def test_a_range_of_layers_that_are_one_kernel(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@needs_graphs
 def test_functions_that_are_one_kernel(tmp_path: Path) -> None:
     """As TensorFlow makes of functions of one number that follow each other."""
     model = stack(
@@ -188,8 +193,8 @@ def test_functions_that_are_one_kernel(tmp_path: Path) -> None:
     assert names == ["m>", "m/first>", "m/exp+m/tanh>", "m/last>"]
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-def test_a_loop_of_ones_own(eager: bool, tmp_path: Path) -> None:
+@both
+def test_a_loop_of_ones_own(graph: bool, tmp_path: Path) -> None:
     """Gradients of some weights first, then of all, from one tape; a tape asks for the gradients of all layers."""
     model = compiled("dense")
     inputs = tf.constant(VECTORS[0])
@@ -203,18 +208,19 @@ def test_a_loop_of_ones_own(eager: bool, tmp_path: Path) -> None:
 
     def body() -> None:
         with annot.emit_ranges(model):
-            function = step if eager else tf.function(step)
+            function = tf.function(step) if graph else step
             results.append(function())
 
-    plain = step() if eager else tf.function(step)()
+    plain = tf.function(step)() if graph else step()
     captured = recorded(tmp_path, body)
     assert same(keras.tree.flatten(plain), keras.tree.flatten(results[0]))
     found = calls(captured)
     assert {found[f"{path}>"] for path in FORWARD["dense"].split()} == {1}
-    assert found["m/d0<"] == (2 if eager else 1)  # a graph runs once what is computed twice
-    assert found["m/d4<"] in ((2,) if eager else (1, 2))
+    assert found["m/d0<"] == (1 if graph else 2)  # a graph runs once what is computed twice
+    assert found["m/d4<"] in ((1, 2) if graph else (2,))
 
 
+@needs_graphs
 def test_two_replicas(tmp_path: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
@@ -234,6 +240,7 @@ def test_two_replicas(tmp_path: Path) -> None:
     assert training == {f"{path}{sign}": 4 for path in ("m", "m/d0", "m/norm", "m/d1") for sign in "<>"}
 
 
+@needs_graphs
 def test_resnet50_keeps_its_fused_operations(tmp_path: Path) -> None:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
     inputs = tf.constant(some(1, 32, 32, 3))
@@ -252,6 +259,7 @@ def test_resnet50_keeps_its_fused_operations(tmp_path: Path) -> None:
     assert len(layers_of(captured)) == 177
 
 
+@needs_graphs
 def test_mobilenet_v2_has_a_row_for_each_layer(tmp_path: Path) -> None:
     """But none for the gradient of a sum, which is passed on."""
     keras.utils.set_random_seed(0)

@@ -19,7 +19,7 @@ tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 from captured import Captured  # noqa: E402
 from keras_models import VECTORS, Scale, compiled, fit, five_dense, operations, same, some, stack, stand_ins  # noqa: E402
-from tf_recorded import recorded  # noqa: E402
+from tf_recorded import needs_graphs, recorded  # noqa: E402
 
 import annot.tf  # noqa: E402
 
@@ -224,6 +224,33 @@ def gradients(model: keras.Model, inputs: Any) -> list[Any]:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.constant(inputs)) ** 2)
     return list(tape.gradient(loss, model.trainable_variables))
+
+
+class Compiled(layers.Layer):
+    """A layer whose `call` is a function of TensorFlow's."""
+
+    def __init__(self) -> None:
+        super().__init__(name="compiled")
+        self.dense = layers.Dense(4, activation="tanh", name="dense")
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+
+    @tf.function
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+@needs_graphs
+def test_a_layer_whose_call_is_a_function_has_one_range_a_call(tmp_path: Path) -> None:
+    """Called eagerly, when it is traced and afterwards."""
+    model = stack((5,), Compiled(), layers.Dense(3, name="head"))
+    plain = gradients(model, X)
+    found: list[Any] = []
+    captured = ranged(tmp_path, model, lambda: found.extend([gradients(model, X), gradients(model, X)]))
+    assert all(same(plain, one) for one in found)
+    paths = ("m", "m/compiled", "m/compiled/dense", "m/head")
+    assert Counter(names(captured)) == {f"{path}{sign}": 2 for path in paths for sign in "<>"}
 
 
 def nested() -> keras.Model:

@@ -1,8 +1,7 @@
-"""How the operations get into a process: prebuilt, compiled at first use, or registered from Python."""
+"""How the library gets into a process: prebuilt, or compiled at first use; and what there is without it."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -18,9 +17,11 @@ pytest.importorskip("tensorflow")
 from commands import annot, needs_recorder
 
 from annot import native
-from annot.tf import by_ctypes, library
+from annot.tf import library
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+needs_native = pytest.mark.skipif(native.fast() is None, reason="the C parts are not built or switched off")
 RANGES = ["block |fwd", "block |bwd"] * 3
 
 
@@ -33,22 +34,29 @@ def begin(folder: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
-    """Return the road and the ranges."""
+def finish(process: subprocess.Popen[str]) -> tuple[str, list[str], list[str], list[str]]:
+    """Return the road, the ranges of the graph and of eager mode, and the warnings."""
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
-    road, _file, *texts = stdout.splitlines()
-    return road, texts
+    road, graph, eager, warnings = json.loads(stdout.splitlines()[-1])
+    return road, graph, eager, warnings
+
+
+@needs_recorder
+@needs_native
+@pytest.mark.skipif(native.tf_library() is None, reason="the library was not built")
+def test_the_prebuilt_library_is_used(tmp_path: Path) -> None:
+    assert finish(begin(tmp_path)) == ("prebuilt", RANGES, RANGES, [])
 
 
 @needs_recorder
 @needs_compiler
-@pytest.mark.skipif(native.fast() is None, reason="the C parts are not built or switched off")
+@needs_native
 def test_two_processes_compile_at_first_use(tmp_path: Path) -> None:
     """The library that one leaves is the one that all use; nothing else is left behind."""
     cache = tmp_path / "cache"
     processes = [begin(tmp_path, "hide", XDG_CACHE_HOME=str(cache)) for _ in range(2)]
-    assert [finish(process) for process in processes] == [("compiled", RANGES)] * 2
+    assert [finish(process) for process in processes] == [("compiled", RANGES, RANGES, [])] * 2
     left = sorted(path.name for path in (cache / "annot").iterdir())
     assert len(left) == 2
     assert left[1] == "tf_ops.lock"
@@ -56,20 +64,46 @@ def test_two_processes_compile_at_first_use(tmp_path: Path) -> None:
 
 
 @needs_recorder
-@pytest.mark.parametrize("off", ["compiler", "native"])
-def test_without_a_compiler_python_registers_them(tmp_path: Path, off: str) -> None:
-    environ = {"PATH": str(tmp_path)} if off == "compiler" else {"ANNOT_DISABLE_NATIVE": "1"}
-    cache = str(tmp_path / "cache")
-    assert finish(begin(tmp_path, "hide", XDG_CACHE_HOME=cache, **environ)) == ("ctypes", RANGES)
+@needs_native
+def test_without_a_compiler_graphs_have_no_ranges(tmp_path: Path) -> None:
+    """A warning says so once; eager mode has them."""
+    process = begin(tmp_path, "hide", XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=str(tmp_path))
+    road, graph, eager, warnings = finish(process)
+    assert (graph, eager) == ([], RANGES)
+    assert "no C compiler" in road
+    assert warnings == [road]
 
 
+@needs_recorder
+def test_without_the_c_parts_graphs_have_no_ranges(tmp_path: Path) -> None:
+    """A warning says so once; eager mode has them."""
+    road, graph, eager, warnings = finish(begin(tmp_path, ANNOT_DISABLE_NATIVE="1"))
+    assert (graph, eager) == ([], RANGES)
+    assert "graphs of TensorFlow cannot have ranges" in road
+    assert warnings == [road]
+
+
+@needs_recorder
+@needs_compiler
+@needs_native
+def test_beside_another_graph_optimizer_graphs_have_no_ranges(tmp_path: Path) -> None:
+    """TensorFlow takes one plug-in of a device type, and aborts the process on a second."""
+    assert COMPILER is not None
+    source, other = tmp_path / "other.c", tmp_path / "libother.so"
+    source.write_text("void TF_InitGraph(void *registration, void *status) {}\n")
+    subprocess.run([COMPILER, "-shared", "-fPIC", str(source), "-o", str(other)], check=True)
+    road, graph, eager, warnings = finish(begin(tmp_path, "other", str(other)))
+    assert (graph, eager) == ([], RANGES)
+    assert str(other) in road
+    assert warnings == [road]
+
+
+@needs_compiler
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compilers = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compilers is None:
-        pytest.skip("no C compiler")
     first = library.compiled(tmp_path)
     assert first is not None
-    assert ctypes.CDLL(str(first)).annot_tf_close_all() == 0
+    use = f"import ctypes; assert ctypes.CDLL({str(first)!r}).annot_tf_close_all() == 0"
+    subprocess.run([sys.executable, "-c", use], check=True)  # this process may not load a second graph optimizer
     written = first.stat().st_mtime_ns
     monkeypatch.setenv("PATH", str(tmp_path))  # without a compiler too
     assert library.compiled(tmp_path) == first
@@ -86,19 +120,16 @@ def test_a_compiler_that_fails_is_said_and_leaves_nothing(tmp_path: Path, monkey
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["tf_ops.lock"]
 
 
-def test_both_twins_define_the_same_operations() -> None:
-    source = (Path(native.__file__).parent / "tf_ops.c").read_text()
-    for one in by_ctypes.DEFINITIONS:
-        (text,) = re.findall(rf'{{"{one.name}",(.*?)shapes_', source, re.DOTALL)
-        specs = re.findall(r'"([^"]*)"', text)
-        assert specs == [*one.attributes, *one.inputs, *one.outputs, *one.host, *one.follow]
-
-
-def test_both_twins_ask_tensorflow_for_the_same_functions() -> None:
-    """But for the number of outputs, which the Python twin asks for when the graph is made: each call there is dear."""
-    source = (Path(native.__file__).parent / "tf_ops.c").read_text()
-    asked = set(re.findall(r"X\([\w *]+, (TF_\w+),", source))
-    assert asked - {"TF_NumOutputs"} == set(by_ctypes.FUNCTIONS)
+@needs_native
+def test_what_uses_the_library_ends_with_its_last_user() -> None:
+    loaded = library.load()
+    assert isinstance(loaded, library.Loaded)
+    before = loaded.optimizer.users
+    ends = [library.use() for _ in range(2)]
+    assert loaded.optimizer.users == before + 2
+    for end in ends:
+        end()
+    assert loaded.optimizer.users == before
 
 
 @pytest.mark.parametrize("mode", ["native", "python"])
@@ -108,7 +139,7 @@ def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> N
     done = annot("doctor", "--format", "json", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1", **environ)
     (check,) = [one for one in json.loads(done.stdout) if one["name"] == "TensorFlow ranges"]
     if mode == "python":
-        assert "registered from Python" in check["text"]
+        assert "no ranges" in check["text"]
         assert check["state"] == "note"
     elif native.tf_library() is not None:
         assert "prebuilt" in check["text"]

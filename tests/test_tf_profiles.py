@@ -36,14 +36,15 @@ LAYERS = {
 }  # fmt: skip
 
 
-def fitted(folder: Path, collector: str, *words: str, **environ: str) -> Profile:
-    """The profile of that program."""
+def fitted(folder: Path, collector: str, *words: str, says: str = "", **environ: str) -> Profile:
+    """The profile of that program, which says something."""
     script = folder / "fit.py"
     script.write_text(FIT)
     done = annot("run", "--collector", collector, "-o", "out", "--", sys.executable, script, *words,
                  cwd=folder, **environ)  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     assert "Epoch validate" in done.stderr.decode()
+    assert says in done.stderr.decode()
     return load(folder / "out")
 
 
@@ -78,15 +79,25 @@ def _check_self_times(ranges: list[dict[str, Any]]) -> None:
         assert row["host_self_ns"] == rest + max(0, row["end"] - reached), row
 
 
-@pytest.mark.parametrize("native", ["", "1"], ids=["native", "pure Python"])
-def test_recorded(native: str, tmp_path: Path) -> None:
+def test_recorded(tmp_path: Path) -> None:
     """annot's own recorder, with graphs."""
-    check(fitted(tmp_path, "recorder", ANNOT_DISABLE_NATIVE=native))
+    check(fitted(tmp_path, "recorder", ANNOT_DISABLE_NATIVE=""))
 
 
-def test_recorded_without_graphs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("native", ["", "1"], ids=["native", "pure Python"])
+def test_recorded_without_graphs(native: str, tmp_path: Path) -> None:
     """All that Keras runs eagerly."""
-    check(fitted(tmp_path, "recorder", "eager"))
+    check(fitted(tmp_path, "recorder", "eager", ANNOT_DISABLE_NATIVE=native))
+
+
+def test_graphs_without_the_c_parts(tmp_path: Path) -> None:
+    """Epochs, batches and what Python waits for; a warning says that graphs have no ranges."""
+    profile = fitted(tmp_path, "recorder", ANNOT_DISABLE_NATIVE="1", says="graphs of TensorFlow cannot have ranges")
+    rows = by_layer(attribute(profile))
+    calls = {(row["layer"], row["module"]): row["calls"] for row in rows.iter_rows(named=True)}
+    assert calls[("(batch)", "")] == TRAINED
+    assert calls[("(batch)", "validate")] == VALIDATED
+    assert not {"forward", "backward", "optimizer"} & {*rows["phase"]}
 
 
 @needs_nsys

@@ -15,14 +15,14 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from tf_nets import network, weights  # noqa: E402
-from tf_recorded import counts, recorded, same  # noqa: E402
+from tf_recorded import counts, needs_graphs, recorded, same  # noqa: E402
 
 from annot import load  # noqa: E402
 from annot.analyze.work import layer_work  # noqa: E402
 from annot.correlate import attribute  # noqa: E402
 from annot.tf import emit_ranges, sizes  # noqa: E402
 
-pytestmark = needs_recorder
+pytestmark = [needs_recorder, needs_graphs]
 layers = keras.layers
 
 
@@ -107,7 +107,7 @@ def test_only_what_is_open_is_filled_in(tmp_path: Path) -> None:
     model(list(given))
     assert in_layers(tmp_path, model, lambda: run(*given)) == {"mixed Mixed [3]f32 [2,1,5]f32 [4,2]i32 |fwd": 1}
     ragged = tf.RaggedTensor.from_row_lengths(tf.zeros(5), tf.constant([2, 3]))
-    assert sizes.open_tensors([ragged, tf.zeros(2)]) == []
+    assert sizes.sources_of([ragged, tf.zeros(2)]) == ()
 
 
 def gradient_in_a_tape(model: Any) -> Callable[[Any], Any]:

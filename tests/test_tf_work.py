@@ -25,6 +25,7 @@ from paradnn_keras import generate  # noqa: E402
 from ptb_lstm_keras import PtbLstm  # noqa: E402
 from published import ALEXNET, SIZES  # noqa: E402
 from resnet_keras import ResNet  # noqa: E402
+from tf_recorded import needs_graphs  # noqa: E402
 from transformer_keras import Transformer  # noqa: E402
 from vgg_keras import Vgg  # noqa: E402
 
@@ -220,3 +221,20 @@ def test_a_step_of_training_counts(name: str, tmp_path: Path) -> None:
     forward = profiled(lambda x: model(x, training=False), tf.TensorSpec(inputs.shape, inputs.dtype))
     assert sums["forward"] == forward + missed
     assert sums["backward"] == 2 * sums["forward"] - spared
+
+
+@needs_graphs
+def test_layers_that_are_one_kernel_are_counted(tmp_path: Path) -> None:
+    """A range of joined layers has the work of all of them."""
+
+    def flops(*stacked: Any, name: str) -> dict[str, int]:
+        model = keras.Sequential([keras.Input((8, 8, 3)), *stacked], name="net")
+        with record(tmp_path / name), emit_ranges(model):
+            model.predict(np.zeros((2, 8, 8, 3), np.float32), verbose=0)
+        rows = layer_work(attribute(load(tmp_path / name))).filter(pl.col("phase") == "forward")
+        return {row["layer"]: row["flops"] for row in rows.iter_rows(named=True)}
+
+    conv, relu = layers.Conv2D(4, 3, name="conv"), layers.ReLU(name="relu")
+    joined = flops(conv, relu, name="joined.annot")
+    apart = flops(conv, layers.Flatten(name="flat"), relu, name="apart.annot")
+    assert joined["net/conv+net/relu"] == apart["net/conv"] + apart["net/relu"]

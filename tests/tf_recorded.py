@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from captured import Captured, Range, capture
 from tensorflow.python.eager import context
 
+from annot import native
 from annot.tf import library, owners
+
+needs_graphs = pytest.mark.skipif(native.fast() is None, reason="without the C parts graphs have no ranges")
+both = pytest.mark.parametrize(
+    "graph", [pytest.param(True, marks=needs_graphs, id="graph"), pytest.param(False, id="eager")]
+)
 
 # Two processors for strategies with replicas; possible only before TensorFlow has run anything.
 with contextlib.suppress(RuntimeError):

@@ -256,7 +256,7 @@ def _converted(function: Callable[..., Any]) -> Callable[..., Any]:
     # Not by tf_convert, which turns exceptions into others on their way out.
     if ag_ctx.control_status_ctx().status != ag_ctx.Status.ENABLED:
         return function
-    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    options = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
     return lambda *args, **kwargs: api.converted_call(function, args, kwargs, options=options)
 
 

@@ -62,6 +62,7 @@ class Found:
         made: the operation of that name; None if it is unknown.
         graph: the operations of the graph that it was created in.
         prefix: what the names of this graph's operations begin with in the optimized graph.
+        call: the same of the function that was called, in whose loops and branches the graph may be.
         owners: of the operation, and of those that were fused into it.
         fused: the names of the operations that were fused into it.
     """
@@ -69,6 +70,7 @@ class Found:
     made: Made | None = None
     graph: Graph = field(default_factory=dict)
     prefix: str = ""
+    call: str = ""
     owners: list[Owner] = field(default_factory=list)
     fused: list[str] = field(default_factory=list)
 
@@ -78,7 +80,8 @@ def find(nodes: Sequence[Node], graphs: Iterable[Graph]) -> list[Found]:
 
     Args:
         nodes: of the optimized graph.
-        graphs: the operations of every graph that may be part of it, the latest last.
+        graphs: the operations of every graph that may be part of it; the one that is optimized comes last, if it is
+            known, and before it the latest.
     """
     search = _Search(list(graphs))
     found = search.by_name([node.name for node in nodes])
@@ -86,7 +89,31 @@ def find(nodes: Sequence[Node], graphs: Iterable[Graph]) -> list[Found]:
     for node, one in zip(nodes, found, strict=True):
         _find_owners(node, one, places)
     _find_replaced(nodes, places, found)
+    _tell_calls_apart(found)
     return found
+
+
+def _tell_calls_apart(found: Sequence[Found]) -> None:
+    """Have each call of a function that TensorFlow has inlined twice own its operations."""
+    places: dict[str, set[int]] = {}
+    for one in found:
+        if one.made is not None:
+            places.setdefault(one.call, set()).add(one.made.place)
+    first: dict[Owner, str] = {}
+    others: dict[tuple[Owner, str], Owner] = {}
+
+    def instance(owner: Owner, call: str) -> Owner:
+        around = [one for one in places if call.startswith(one) and owner.place in places[one]]
+        call = max(around, key=len, default=call)  # the call of the function that the owner was made for
+        parent = None if owner.parent is None else instance(owner.parent, call)
+        if first.setdefault(owner, call) == call:
+            return owner
+        if (owner, call) not in others:
+            others[owner, call] = owner.again(parent)
+        return others[owner, call]
+
+    for one in found:
+        one.owners = [instance(owner, one.call) for owner in one.owners]
 
 
 def tensors(nodes: Sequence[Node], found: Sequence[Found]) -> dict[str, str]:
@@ -129,42 +156,43 @@ class _Search:
         candidates = [self._candidates(name.removesuffix(_COMPOSED)) for name in names]
         votes: Counter[tuple[str, int]] = Counter()
         for splits in candidates:
-            for prefix, rest in splits:
+            for prefix, _, rest in splits:
                 votes.update((prefix, i) for i, graph in enumerate(self._graphs) if rest in graph)
         best: dict[str, int] = {}
-        for (prefix, i), count in votes.items():
+        for (prefix, i), count in votes.items():  # ties go to the graph that comes last
             if prefix not in best or (count, i) > (votes[prefix, best[prefix]], best[prefix]):
                 best[prefix] = i
         return [self._best(splits, best) for splits in candidates]
 
-    def _candidates(self, name: str, prefix: str = "") -> list[tuple[str, str]]:
-        """Return the ways to read a name as a prefix and the name of an operation, that with most calls first."""
-        found: list[tuple[str, str]] = []
+    def _candidates(self, name: str, prefix: str = "", call: str = "") -> list[tuple[str, str, str]]:
+        """Return the ways to read a name, that with most calls first: prefix, call, name of the operation."""
+        found: list[tuple[str, str, str]] = []
         end = name.find("/")
         while end >= 0:
             kind = self._calls.get(name[:end])
             lowered = _LOWERED.match(name, end + 1) if kind in _CONTROL_FLOW else None
             if lowered or kind in _FUNCTIONS:
                 rest = name[lowered.end() if lowered else end + 1 :]
-                found += self._candidates(rest, prefix + name[: len(name) - len(rest)])
+                inner = prefix + name[: len(name) - len(rest)]
+                found += self._candidates(rest, inner, call if lowered else inner)
             end = name.find("/", end + 1)
-        return [*found, (prefix, name)]
+        return [*found, (prefix, call, name)]
 
-    def _best(self, splits: list[tuple[str, str]], best: Mapping[str, int]) -> Found:
-        for prefix, rest in splits:
+    def _best(self, splits: list[tuple[str, str, str]], best: Mapping[str, int]) -> Found:
+        for prefix, call, rest in splits:
             if prefix in best and rest in (graph := self._graphs[best[prefix]]):
-                return Found(graph[rest], graph, prefix)
+                return Found(graph[rest], graph, prefix, call)
         return self._of_call(splits, best)
 
-    def _of_call(self, splits: list[tuple[str, str]], best: Mapping[str, int]) -> Found:
+    def _of_call(self, splits: list[tuple[str, str, str]], best: Mapping[str, int]) -> Found:
         """A node that lowering a loop or branch has made belongs to the loop or branch."""
-        for prefix, rest in splits:
+        for prefix, call, rest in splits:
             graph = self._graphs[best[prefix]] if prefix in best else {}
             end = rest.rfind("/")
             while end >= 0:
                 made = graph.get(rest[:end])
                 if made is not None and made.kind in _CALLS:
-                    return Found(made, {}, prefix)
+                    return Found(made, {}, prefix, call)
                 end = rest.rfind("/", 0, end)
         return Found()
 
@@ -182,7 +210,7 @@ def _find_replaced(nodes: Sequence[Node], places: Mapping[str, int], found: list
                     continue
                 made = one.graph.get(before)
                 if made is not None:
-                    found[place] = Found(made, one.graph, one.prefix)
+                    found[place] = Found(made, one.graph, one.prefix, one.call)
                     _find_owners(nodes[place], found[place], places)
                     changed = True
 

@@ -22,8 +22,10 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.client import session
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.eager import backprop, imperative_grad, record
+from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, gradients_util
 
@@ -44,6 +46,7 @@ __all__ = [
     "output_types",
     "owned",
     "pushed",
+    "running",
     "start",
 ]
 
@@ -68,7 +71,8 @@ class Owner:
     """
 
     __slots__ = (
-        "_backward", "backward_of", "event", "grad_event", "grad_tag", "key", "parent", "sized", "sizes", "tag", "waits",
+        "_backward", "backward_of", "event", "grad_event", "grad_tag", "key", "parent", "place", "sized", "sizes", "tag",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +88,8 @@ class Owner:
     ) -> None:
         self.event, self.grad_event, self.parent = event, grad_event, parent
         self.tag, self.grad_tag, self.sizes, self.waits = tag, grad_tag, sizes, waits
+        self.place = 0 if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
+        """Which graph it was made for; 0: eager mode."""
         self.key: Owner = self
         """The owner of the same range before a range around it has ended."""
         self.sized: Owner = self
@@ -116,6 +122,12 @@ class Owner:
                 made.key = self.key.backward(through).key
             self._backward = through, made
         return self._backward[1]
+
+    def again(self, parent: Owner | None) -> Owner:
+        """Return the owner of another call of the function of a graph that this one is in."""
+        made = Owner(self.event, self.grad_event, parent, tag=self.tag, grad_tag=self.grad_tag, sizes=self.sized.sizes)
+        made.backward_of, made.waits, made.place = self.backward_of, self.waits, self.place
+        return made
 
     @staticmethod
     def joined(owners: Sequence[Owner]) -> Owner:
@@ -190,6 +202,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.owner: Owner | None = None
         self.through: Pass | None = None
+        self.running: Any = None
         self.started: dict[Owner | None, WeakKeyDictionary[Any, Owner]] = {}
 
 
@@ -200,10 +213,11 @@ _EAGER: Final = type("_Eager", (), {})()
 def current() -> Owner | None:
     """Return the owner of what this thread does."""
     owner = _thread.owner
-    if not _thread.started:
-        return owner
-    started = _thread.started.get(owner)
-    return owner if started is None else started.get(_place(), owner)
+    if _thread.started:
+        started = _thread.started.get(owner)
+        owner = owner if started is None else started.get(_place(), owner)
+    # What is traced inside a range of eager mode runs later too, and elsewhere.
+    return None if owner is not None and not owner.place and not tf.executing_eagerly() else owner
 
 
 def _place() -> Any:
@@ -293,12 +307,15 @@ class Made:
         kind: its type.
         inputs: names of its input tensors.
         for_gradient: whether a computation of gradients has created it.
+        place: which graph it is in.
     """
 
-    __slots__ = ("for_gradient", "inputs", "kind", "owner")
+    __slots__ = ("for_gradient", "inputs", "kind", "owner", "place")
 
-    def __init__(self, owner: Owner | None, kind: str, inputs: tuple[str, ...], for_gradient: bool = False) -> None:
-        self.owner, self.kind, self.inputs, self.for_gradient = owner, kind, inputs, for_gradient
+    def __init__(
+        self, owner: Owner | None, kind: str, inputs: tuple[str, ...], for_gradient: bool = False, place: int = 0
+    ) -> None:
+        self.owner, self.kind, self.inputs, self.for_gradient, self.place = owner, kind, inputs, for_gradient, place
 
 
 graphs: Final[WeakKeyDictionary[Any, dict[str, Made]]] = WeakKeyDictionary()
@@ -321,7 +338,7 @@ def _note(operation: Any) -> None:
         with _graphs_lock:
             made = graphs.setdefault(graph, {})
     inputs = tuple([tensor.name for tensor in operation.inputs])
-    made[operation.name] = Made(current(), operation.type, inputs, _thread.through is not None)
+    made[operation.name] = Made(current(), operation.type, inputs, _thread.through is not None, id(graph))
 
 
 def _creating(original: Any) -> Any:
@@ -333,6 +350,25 @@ def _creating(original: Any) -> Any:
         return operation
 
     return create
+
+
+def running() -> Any:
+    """Return the graph whose function or session this thread runs, and TensorFlow may be optimizing; None: not known."""
+    return _thread.running
+
+
+def _calling(original: Any) -> Any:
+    """A function that was traced is called, or a session runs."""
+
+    @functools.wraps(original)
+    def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _thread.running = _thread.running, caller.graph
+        try:
+            return original(caller, *args, **kwargs)
+        finally:
+            _thread.running = before
+
+    return call
 
 
 # ---------------------------------------------------------------- gradients
@@ -464,6 +500,8 @@ _users_lock: Final = threading.Lock()
 
 _PATCHED: Final = (
     (ops.Graph, "_create_op_internal", _creating),
+    (atomic_function.AtomicFunction, "call_flat", _calling),
+    (session.BaseSession, "run", _calling),
     (pywrap_tfe, "TFE_Py_FastPathExecute", _executing),
     (pywrap_tfe, "TFE_Py_RecordGradient", _recording),
     (record, "record_operation", _recording_operation),

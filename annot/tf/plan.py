@@ -37,7 +37,8 @@ class Point:
     """An operation that closes and opens ranges.
 
     Args:
-        after: the nodes that it waits for, by number; a pair stands for an output of a node, as data.
+        after: the nodes that it waits for, by number.
+        context: the loops and branches around it.
         points: the points that it waits for.
         close: owners whose ranges it closes, the innermost first.
         open: owners whose ranges it opens, the outermost first.
@@ -46,6 +47,7 @@ class Point:
     """
 
     after: frozenset[int] = frozenset()
+    context: Context = ((), frozenset())
     points: list[Point] = field(default_factory=list)
     close: list[Owner] = field(default_factory=list)
     open: list[Owner] = field(default_factory=list)
@@ -372,7 +374,7 @@ class _Points:
         self._for_gradients = for_gradients
         self._groups = groups
         self._sizes = sizes
-        self._points: dict[frozenset[int], Point] = {}
+        self._points: dict[tuple[frozenset[int], Context], Point] = {}
         self._left_out = 0
 
     def plan(self) -> Plan:
@@ -385,17 +387,23 @@ class _Points:
         self._shape.note_candidates(itertools.chain(*waits, *sized, *marked))
         openings = [self._openings(group) for group in self._groups]
         for group in reversed(self._groups):  # the innermost first
-            self._point(frozenset(group.last)).close.append(group.owner)
+            self._point(frozenset(group.last), group.context).close.append(group.owner)
         for group, opening, sized in zip(self._groups, openings, sizes, strict=True):
             self._open(group, opening, sized)
         self._order_closes()
         return Plan([*self._points.values()], self._left_out)
 
-    def _point(self, after: frozenset[int]) -> Point:
-        point = self._points.get(after)
-        if point is None:
-            point = self._points[after] = Point(after)
-        return point
+    def _point(self, after: frozenset[int], context: Context) -> Point:
+        # An operation may wait for none outside of its loop: TensorFlow refuses that.
+        after = frozenset(i for i in after if self._may_wait_for(i, context))
+        key = after, context
+        if key not in self._points:
+            self._points[key] = Point(after, context)
+        return self._points[key]
+
+    def _may_wait_for(self, i: int, context: Context) -> bool:
+        loops, branches = self._shape.outside[i]
+        return loops == context[0] and branches <= context[1]
 
     def _bound(self, group: _Group) -> bool:
         """Find the first and the last nodes of a group; return whether it has a range."""
@@ -484,26 +492,38 @@ class _Points:
             i for i in group.weights if not any(one == i or self._shape.depends(one, i) for one in after)
         ]
 
-    def _open(self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]) -> None:
+    def _open(
+        self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]
+    ) -> None:
         for after, before in openings.items():
-            point = self._point(after)
+            point = self._point(after, group.context)
             point.open.append(group.owner)
-            if sized and all(one in after or any(self._shape.depends(i, one) for i in after) for one, _ in sized):
+            point.before += [i for i in before if i not in point.before and self._shape.inside[i] == group.context]
+            if sized and all(self._is_there(i, point) for i, _ in sized):
                 point.sizes[group.owner] = sized
-            point.before += [i for i in before if i not in point.before]
+
+    def _is_there(self, i: int, point: Point) -> bool:
+        """Return whether a node has run before a point, or may as well."""
+        there = i in point.after or any(self._shape.depends(j, i) for j in point.after)
+        return self._may_wait_for(i, point.context) and (there or self._shape.nodes[i].kind in _VALUES)
 
     def _order_closes(self) -> None:
         """Have a range close after those inside it, and points come after the closes that wait for one of their nodes."""
         closing = {owner: point for point in self._points.values() for owner in point.close}
+        nodes = {group.owner: group.nodes for group in self._groups}
         for owner, point in closing.items():
-            outer = closing.get(owner.chain()[-2]) if len(owner.chain()) > 1 else None
-            if outer is not None and outer is not point:
-                outer.points.append(point)
-        for after, point in self._points.items():
+            outer = owner.chain()[-2] if len(owner.chain()) > 1 else None
+            if outer in closing and nodes[owner] <= nodes[outer]:  # else it ends after the one around it
+                self._link(closing[outer], point)
+        for (after, context), point in self._points.items():
             for i in after if len(after) > 1 else ():
-                closes = self._points.get(frozenset([i]))
-                if closes is not None and closes.close and closes not in point.points:
-                    point.points.append(closes)
+                closes = self._points.get((frozenset([i]), context))
+                if closes is not None and closes.close:
+                    self._link(point, closes)
+
+    def _link(self, point: Point, before: Point) -> None:
+        if before is not point and before.context == point.context and before not in point.points:
+            point.points.append(before)
 
 
 def _is_inside(context: Context, outer: Context) -> bool:

@@ -77,7 +77,9 @@ class Optimizer:
                 self._rounds[optimizer] = item
         if not self.users or (first and not small):
             return 0
-        made = rewrite(message, list(owners.graphs.values()), self._number_of, lambda: self._fetches(item))
+        graphs = list(owners.graphs.items())
+        graphs.sort(key=lambda one: one[0] is owners.running())  # the one that runs comes last
+        made = rewrite(message, [one for _, one in graphs], self._number_of, lambda: self._fetches(item))
         if made is not None and small:
             made = padded(message, _MIN_NODES)
         if made is None:
