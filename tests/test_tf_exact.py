@@ -343,8 +343,8 @@ def test_networks_whose_operations_tensorflow_rewrites(network: Callable[[], Any
     names: list[list[str]] = []
     plain, found, captured = with_and_without(tmp_path, program)
     assert same(plain, found)
-    forward = {name for path in calls(captured, ">") for name in (part.split("/")[1] for part in path.split("+") if "/" in part)}
-    assert forward == set(names[0])
+    paths = [path for joined in calls(captured, ">") for path in joined.split("+")]
+    assert {path.split("/")[1] for path in paths if "/" in path} == set(names[0])
     assert [one.text for one in captured.ranges if "?" in one.text] == []
 
 
@@ -362,7 +362,8 @@ def test_own_loops_with_a_static_batch(tmp_path: Path) -> None:
             def step(x: Any, y: Any) -> Any:
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-                optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
                 return loss
 
             return [step(tf.constant(some(4, 8, 8, 3)), tf.constant(some(4, 2))) for _ in range(3)]
@@ -405,7 +406,8 @@ def test_a_schedule_that_sees_no_step_says_so(tmp_path: Path) -> None:
 
     def body() -> None:
         annot.emit.warn_once.cache_clear()
-        with pytest.warns(RuntimeWarning, match="saw no step"), annot.emit_ranges(model, schedule=annot.schedule(wait=1, active=1)):
+        steps = annot.schedule(wait=1, active=1)
+        with pytest.warns(RuntimeWarning, match="saw no step"), annot.emit_ranges(model, schedule=steps):
             model(some(2, 5))
 
     recorded(tmp_path, body)

@@ -153,7 +153,7 @@ def test_a_backward_range_begins_with_the_gradient_of_the_loss(tmp_path: Path, g
     def gradient(x: Any, put: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(put("softplus", [x], tf.nn.softplus) ** 2)
+            loss = tf.reduce_sum(put("softplus", [tf.matmul(x, x, transpose_a=True)], tf.nn.softplus) ** 2)
         return loss, tape.gradient(loss, x)
 
     run = tf.function(gradient) if graph else gradient

@@ -444,7 +444,7 @@ def test_no_range_under_xla(tmp_path: Path) -> None:
 
 
 def test_a_function_that_xla_takes_over(tmp_path: Path) -> None:
-    """Its own trace has ranges before and after."""
+    """Its trace is the one that has ranges before and after."""
     weights, x = variables(2), tf.ones([3, 6])
     inner = tf.function(lambda x: step(x, weights, ranged))
     outer = tf.function(lambda x: inner(x), jit_compile=True)
@@ -457,6 +457,7 @@ def test_a_function_that_xla_takes_over(tmp_path: Path) -> None:
 
     captured = recorded(tmp_path, body)
     assert counts(captured) == {f"layer{i}{sign}": 2 for i in range(2) for sign in ("", "'")}
+    assert inner.experimental_get_tracing_count() == 1
 
 
 def test_fused_operations_stay_fused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ tf = pytest.importorskip("tensorflow")
 
 from captured import Captured  # noqa: E402
 from commands import needs_recorder  # noqa: E402
+from keras_models import VECTORS, compiled  # noqa: E402
 from tf_recorded import both, counts, earlier, needs_graphs, optimized, recorded, same  # noqa: E402
 
 import annot  # noqa: E402
@@ -323,6 +325,24 @@ def test_under_xla_a_warning_and_no_range(tmp_path: Path, wanted: None) -> None:
     with pytest.warns(RuntimeWarning, match="XLA"):
         captured = unchanged(tmp_path, lambda: plain(x, weights), lambda: ranged(x, weights))
     assert captured.texts == []
+
+
+@needs_graphs
+@pytest.mark.parametrize("mode", ["names", "python"])
+def test_modes_that_add_nothing_to_graphs(tmp_path: Path, wanted: None, mode: str) -> None:
+    """Not beside a trace either, which has its range in the same graph."""
+    model = compiled("dense")
+    function = trace("traced")(tf.tanh)
+
+    def body() -> None:
+        with annot.emit_ranges(model, mode=mode):
+            tf.function(lambda x: function(model(x)))(tf.constant(VECTORS[0]))
+            model.train_on_batch(*VECTORS)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        captured = recorded(tmp_path, body)
+    assert captured.texts == ["traced |fwd"]
 
 
 @needs_graphs

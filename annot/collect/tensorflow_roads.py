@@ -20,16 +20,16 @@ _NVTX: Final = b"NVTX_INJECTION64_PATH"
 
 
 def operations_road() -> tuple[str, bool]:
-    """Return where annot's operations would come from, and whether that is a fast way."""
+    """Return where the library for graphs comes from, or why graphs have no ranges; and whether they have."""
     if os.environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
-        return "operations registered from Python, which are slow: ANNOT_DISABLE_NATIVE is set", False
+        return "no ranges: ANNOT_DISABLE_NATIVE is set", False
     if native.fast() is None:
-        return "operations registered from Python, which are slow: the fast call path is not built", False
+        return "no ranges: annot's parts in C are not built", False
     if native.tf_library() is not None:
-        return "operations of the prebuilt library", True
+        return "ranges by the prebuilt library", True
     if any(map(shutil.which, ("cc", "gcc", "clang"))):
-        return "operations compiled at first use", True
-    return "operations registered from Python, which are slow: not prebuilt, and there is no C compiler", False
+        return "ranges by a library that is compiled at first use", True
+    return "no ranges: the library is not prebuilt, and there is no C compiler", False
 
 
 def names_road() -> str:

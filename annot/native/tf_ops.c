@@ -443,14 +443,28 @@ typedef struct {
  * call without a graph says that the optimizer is gone. */
 typedef size_t (*Rewrite)(void *optimizer, const void *graph, size_t length, const void *item, void **result);
 
-static volatile Rewrite rewrite_graph = NULL;
+/* Returns NULL on a thread that Python does not know; needs no GIL. */
+typedef void *(*ThreadState)(void);
 
-EXPORT void annot_tf_rewrite(Rewrite rewrite) { rewrite_graph = rewrite; }
+static volatile Rewrite rewrite_graph = NULL;
+static ThreadState thread_state = NULL;
+
+EXPORT void annot_tf_rewrite(Rewrite rewrite, ThreadState state) {
+    thread_state = state;
+    rewrite_graph = rewrite;
+}
+
+/* A thread of TensorFlow's own must not wait for the GIL: whoever holds it may wait for this thread, as the converter
+ * of TFLite does. The functions that Python calls are optimized on the thread that calls them. */
+static Rewrite rewrite_here(void) {
+    Rewrite rewrite = rewrite_graph;
+    return rewrite && thread_state && thread_state() ? rewrite : NULL;
+}
 
 static void *create_optimizer(void) { return malloc(1); }
 
 static void destroy_optimizer(void *optimizer) {
-    Rewrite rewrite = rewrite_graph;
+    Rewrite rewrite = rewrite_here();
     if (rewrite)
         rewrite(optimizer, NULL, 0, NULL, NULL);
     free(optimizer);
@@ -463,7 +477,7 @@ static void free_data(void *data, size_t length) {
 
 static void optimize(void *optimizer, const Buffer *graph, const void *item, Buffer *out, void *status) {
     enum { OK = 0, RESOURCE_EXHAUSTED = 8 };
-    Rewrite rewrite = rewrite_graph;
+    Rewrite rewrite = rewrite_here();
     void *data = NULL;
     size_t length = rewrite ? rewrite(optimizer, graph->data, graph->length, item, &data) : 0;
     if (!length && (data = malloc(graph->length ? graph->length : 1))) {

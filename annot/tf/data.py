@@ -22,9 +22,13 @@ class DataWaits:
     Eager loops over a data set, `predict`, and in graphs that are traced meanwhile whatever reads from an iterator: so
     does the step of `fit` and `evaluate`, inside the range of its batch. Inside `annot.batches` there is one range for
     a wait. A loop over a data set, and not its iterator, inside a `tf.function` runs in the data set, and has none.
+
+    Args:
+        graphs: ranges in graphs too; otherwise only of what runs eagerly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, graphs: bool = True) -> None:
+        self._graphs = graphs
         self._patches = Patches()
 
     def install(self) -> None:
@@ -48,6 +52,8 @@ class DataWaits:
             if tf.executing_eagerly():
                 with Outermost("data", _event()):
                     return original(iterator, *args, **kwargs)
+            if not self._graphs:
+                return original(iterator, *args, **kwargs)
             with owners.owned(owners.Owner(_event(), parent=owners.current())):
                 return original(iterator, *args, **kwargs)
 

@@ -107,7 +107,8 @@ def close_all() -> int:
 
 def _other_plugin(own: Path) -> str | None:
     """Return the file of another library that is loaded as a graph optimizer; TensorFlow aborts on the second."""
-    mapped = {line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").open() if ".so" in line}
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {line.split(maxsplit=5)[5] for line in maps if ".so" in line}
     for path in sorted(mapped):
         with contextlib.suppress(OSError):
             if path != str(own) and hasattr(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW), "TF_InitGraph"):
@@ -150,8 +151,10 @@ def _register(how: str, path: Path, tensorflow: ctypes.CDLL) -> Loaded:
         raise RuntimeError(f"it refused {refused.decode()}")
     load_library.load_pluggable_device_library(str(path))
     loaded = Loaded(how, library, tensorflow)
-    library.annot_tf_rewrite(loaded.optimizer.function)
-    atexit.register(library.annot_tf_rewrite, None)  # no call may reach Python when it is gone
+    library.annot_tf_rewrite.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    thread_state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
+    library.annot_tf_rewrite(ctypes.cast(loaded.optimizer.function, ctypes.c_void_p), thread_state)
+    atexit.register(library.annot_tf_rewrite, None, None)  # no call may reach Python when it is gone
     return loaded
 
 

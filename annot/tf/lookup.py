@@ -132,7 +132,7 @@ def tensors(nodes: Sequence[Node], found: Sequence[Found]) -> dict[str, str]:
 
 
 def _aligned(node: Node, found: Found) -> list[tuple[str, str]]:
-    """Return the inputs of a node beside those that the program gave them; of a fused one, those of what comes first."""
+    """Return the inputs of a node beside those that the program gave it; of a fused one, those of what comes first."""
     made = found.made
     for name in found.fused:
         first = found.graph[name]

@@ -23,9 +23,13 @@ class OptimizerSteps:
     An optimizer inside another one, as in a `LossScaleOptimizer`, has none of its own. In a graph the range opens when
     all gradients are there, which the update waits for then, and closes when the last variable is assigned. Under XLA
     there is none.
+
+    Args:
+        graphs: ranges in graphs too; otherwise only of what runs eagerly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, graphs: bool = True) -> None:
+        self._graphs = graphs
         self._patches = Patches()
         self._lock = threading.Lock()
         self._inner: list[int] = []  # ids of optimizers that another one is calling, on whatever thread
@@ -73,7 +77,7 @@ class OptimizerSteps:
             return None
         if sys.modules["tensorflow"].executing_eagerly():
             return _apply_eagerly
-        return _apply_in_graph
+        return _apply_in_graph if self._graphs else None
 
 
 def _apply_eagerly(original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:

@@ -71,8 +71,8 @@ class Owner:
     """
 
     __slots__ = (
-        "_backward", "backward_of", "event", "grad_event", "grad_tag", "key", "parent", "place", "sized", "sizes", "tag",
-        "waits",
+        "_backward", "backward_of", "event", "grad_event", "grad_tag", "key", "parent", "place", "sized", "sizes",
+        "tag", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -132,10 +132,11 @@ class Owner:
     @staticmethod
     def joined(owners: Sequence[Owner]) -> Owner:
         """Return the owner of an operation that TensorFlow has fused from those of several, under their joined name."""
-        tags = [owner.tag for owner in owners]
-        if None in tags:
+        tags = [owner.tag for owner in owners if owner.tag is not None]
+        if len(tags) < len(owners):
             return owners[-1]
-        layer, module = (tag.FUSED.join(dict.fromkeys(getattr(one, name) for one in tags)) for name in ("layer", "module"))
+        layer = tag.FUSED.join(dict.fromkeys(one.layer for one in tags))
+        module = tag.FUSED.join(dict.fromkeys(one.module for one in tags))
         shown = replace(tags[0], layer=layer, module=module, arguments=())
         made = Owner(emit.event(tag.format(shown), category=shown.phase), None, _common_parent(owners), tag=shown)
         made.sized = owners[0].sized
@@ -353,7 +354,7 @@ def _creating(original: Any) -> Any:
 
 
 def running() -> Any:
-    """Return the graph whose function or session this thread runs, and TensorFlow may be optimizing; None: not known."""
+    """Return the graph whose function or session this thread runs, which TensorFlow may optimize; None: not known."""
     return _thread.running
 
 
@@ -377,7 +378,7 @@ def _calling(original: Any) -> Any:
 class _Owned(str):
     """The type of an operation, with its owner."""
 
-    __slots__ = ("owner",)
+    owner: Owner
 
 
 def _type_with_owner(operation: str) -> str:
@@ -463,11 +464,20 @@ def _computing(original: Any) -> Any:
 def _differentiating(original: Any) -> Any:
     @functools.wraps(original)
     def compile_gradient(scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
-        made = graphs.get(operation.graph, {}).get(operation.name)
+        made = graphs.get(operation.graph, {}).get(operation.name) or _copied(operation)
         owner = made.owner if made else None
         return _in_backward_of(owner, operation.type, lambda: original(scope, operation, function, gradient))
 
     return compile_gradient
+
+
+def _copied(operation: Any) -> Made | None:
+    """Return the operation of which TensorFlow has made a copy, as it does with the bodies of loops."""
+    for made in reversed(list(graphs.values())):
+        one = made.get(operation.name)
+        if one is not None and one.kind == operation.type:
+            return one
+    return None
 
 
 # ---------------------------------------------------------------- replicas

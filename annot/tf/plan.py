@@ -25,8 +25,8 @@ Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
 _CONTROL_FLOW: Final = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch"})
 _VALUES: Final = frozenset({"Const", "HostConst", "Placeholder", "VarHandleOp", "VariableV2", "_Arg", "_DeviceArg"})
 _PASSED_ON: Final = frozenset(
-    {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size", "Snapshot"}
-    | {"StopGradient", "VariableShape", "_DeviceRetval", "_Retval"}
+    {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size"}
+    | {"Snapshot", "StopGradient", "VariableShape", "_DeviceRetval", "_Retval"}
 )  # fmt: skip
 """Nodes that take no time: they belong to no range, and what they wait for counts as what their consumers wait for."""
 _MAX_NODES: Final = 200_000
@@ -326,7 +326,7 @@ def _owned_nodes(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -
 
 
 def _adopt(shape: _Shape, found: Sequence[Found], owned: list[tuple[int, Owner]]) -> None:
-    """Have a node that sums gradients, or that TensorFlow has made, belong to the innermost range around its neighbours."""
+    """Have a node that sums gradients, or that TensorFlow has made, belong to the range around its neighbours."""
     owners = dict(owned)
     for i in shape.order:
         made, kind = found[i].made, shape.nodes[i].kind
@@ -382,9 +382,9 @@ class _Points:
         self._groups = [group for group in self._groups if self._bound(group)]
         waits = [self._shape.waits_for(i) - group.nodes for group in self._groups for i in group.first]
         sizes = [self._sizes.of(group.owner) for group in self._groups]
-        sized = [[i for i, _ in outputs] for outputs in sizes]
+        measured = [[i for i, _ in outputs] for outputs in sizes]
         marked = [group.weights + group.first for group in self._groups]
-        self._shape.note_candidates(itertools.chain(*waits, *sized, *marked))
+        self._shape.note_candidates(itertools.chain(*waits, *measured, *marked))
         openings = [self._openings(group) for group in self._groups]
         for group in reversed(self._groups):  # the innermost first
             self._point(frozenset(group.last), group.context).close.append(group.owner)
@@ -431,18 +431,22 @@ class _Points:
         What it computes of values of the forward alone, as shapes, has to wait for the range.
         """
         shape, nodes = self._shape, group.nodes
+        early = all(shape.early[i] for i in nodes)  # as where the graph has no input but its weights
         reached: set[int] = set()
         first: list[int] = []
         for i in sorted(nodes, key=shape.rank.__getitem__):
             waits = shape.waits_for(i)
             if not reached.isdisjoint(waits):
                 reached.add(i)
-            elif any(self._for_gradients[j] and not shape.early[j] for j in waits - nodes):
+            elif any(self._is_gradient(j) and (early or not shape.early[j]) for j in waits - nodes):
                 reached.add(i)
                 first += [i] if shape.inside[i] == group.context else []
         if first:
             group.weights += [i for i in group.first if i not in reached]
             group.first = first
+
+    def _is_gradient(self, i: int) -> bool:
+        return self._for_gradients[i] and self._shape.nodes[i].kind not in _VALUES
 
     def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
         """Return the first nodes of a group by what they wait for."""
@@ -508,7 +512,7 @@ class _Points:
         return self._may_wait_for(i, point.context) and (there or self._shape.nodes[i].kind in _VALUES)
 
     def _order_closes(self) -> None:
-        """Have a range close after those inside it, and points come after the closes that wait for one of their nodes."""
+        """Have a range close after those inside it, and points after the closes that wait for one of their nodes."""
         closing = {owner: point for point in self._points.values() for owner in point.close}
         nodes = {group.owner: group.nodes for group in self._groups}
         for owner, point in closing.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 from typing import Any, Final
 
@@ -62,10 +61,9 @@ class Optimizer:
                     self._rounds.pop(optimizer, None)
                 return 0
             return self._second_round(optimizer, graph, length, item, result)
-        except Exception as error:
+        except Exception as error:  # the user's program goes on without ranges
             with contextlib.suppress(RuntimeWarning):
                 emit.warn_once(f"a graph of TensorFlow has no ranges: {type(error).__name__}: {error}")
-            if "ANNOT_DEBUG" in os.environ: import traceback; traceback.print_exc()  # the user's program goes on without ranges
             return 0
 
     def _second_round(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:

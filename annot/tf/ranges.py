@@ -191,6 +191,9 @@ class Installed:
         self._undo.append(library.close_all)
         self._undo.append(owners.install())
         if options.mode == "ops":
+            obstacle = library.available()
+            if obstacle is not None:
+                emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
             self._undo.append(library.use())
         self._install_around(options)
         if options.mode == "names":
@@ -202,7 +205,11 @@ class Installed:
 
     def _install_around(self, options: Options) -> None:
         """What is not a call of the model."""
-        for part, wanted in ((OptimizerSteps(), options.optimizer), (DataWaits(), options.data)):
+        graphs = options.mode == "ops"
+        for part, wanted in (
+            (OptimizerSteps(graphs=graphs), options.optimizer),
+            (DataWaits(graphs=graphs), options.data),
+        ):
             if wanted:
                 part.install()
                 self._undo.append(part.remove)
