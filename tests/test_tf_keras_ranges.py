@@ -243,13 +243,13 @@ class Compiled(layers.Layer):
 
 @needs_graphs
 def test_a_layer_whose_call_is_a_function_has_one_range_a_call(tmp_path: Path) -> None:
-    """Called eagerly, when it is traced and afterwards."""
+    """Called eagerly. Keras traced its function when the model was built, so that there are no ranges inside."""
     model = stack((5,), Compiled(), layers.Dense(3, name="head"))
     plain = gradients(model, X)
     found: list[Any] = []
     captured = ranged(tmp_path, model, lambda: found.extend([gradients(model, X), gradients(model, X)]))
     assert all(same(plain, one) for one in found)
-    paths = ("m", "m/compiled", "m/compiled/dense", "m/head")
+    paths = ("m", "m/compiled", "m/head")
     assert Counter(names(captured)) == {f"{path}{sign}": 2 for path in paths for sign in "<>"}
 
 

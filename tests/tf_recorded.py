@@ -15,7 +15,7 @@ from captured import Captured, Range, capture
 from tensorflow.python.eager import context
 
 from annot import native
-from annot.tf import library, owners
+from annot.tf import library
 
 needs_graphs = pytest.mark.skipif(native.fast() is None, reason="without the C parts graphs have no ranges")
 both = pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def recorded(folder: Path, body: Callable[[], object]) -> Captured:
 def installed(*parts: Any) -> Iterator[None]:
     """Have parts of `emit_ranges` in place inside the block, and in graphs the ranges that they make."""
     with contextlib.ExitStack() as undo:
-        undo.callback(owners.install())
+        undo.callback(noting.install())
         undo.callback(library.use())
         for part in parts:
             part.install()

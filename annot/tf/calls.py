@@ -15,7 +15,7 @@ from tensorflow.python.autograph.impl import api
 
 from annot import emit
 from annot.tag import Phase, Tag
-from annot.tf import library, owners
+from annot.tf import library, noting, owners
 
 __all__ = ["Context", "end", "start", "trace"]
 
@@ -282,7 +282,7 @@ def _works_here(inputs: Any) -> bool:
 @functools.cache
 def _keep_noting() -> None:
     """Note owners from now on: a gradient may be asked for whenever a tape is still there."""
-    owners.install()
+    noting.install()
     library.use()
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from annot.tf.owners import Made, Owner
+from annot.tf.noting import Made
+from annot.tf.owners import Owner
 
 __all__ = ["Found", "Node", "find", "tensors"]
 

@@ -10,25 +10,16 @@ for the same nodes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from annot.tf.lookup import Found, Node, tensors
 from annot.tf.owners import Owner
+from annot.tf.shape import CONTROL_FLOW, PASSED_ON, VALUES, Context, Shape, in_order, port
 
 __all__ = ["Plan", "Point", "plan"]
 
-Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
-"""The loops around a node, from the outermost, and the branches that it runs in."""
-
-_CONTROL_FLOW: Final = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch"})
-_VALUES: Final = frozenset({"Const", "HostConst", "Placeholder", "VarHandleOp", "VariableV2", "_Arg", "_DeviceArg"})
-_PASSED_ON: Final = frozenset(
-    {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size"}
-    | {"Snapshot", "StopGradient", "VariableShape", "_DeviceRetval", "_Retval"}
-)  # fmt: skip
-"""Nodes that take no time: they belong to no range, and what they wait for counts as what their consumers wait for."""
 _MAX_NODES: Final = 200_000
 
 
@@ -72,7 +63,7 @@ def plan(nodes: Sequence[Node], found: Sequence[Found]) -> Plan:
     """
     if not any(one.owners for one in found) or len(nodes) > _MAX_NODES:
         return Plan()
-    shape = _Shape(nodes)
+    shape = Shape(nodes)
     if len(shape.order) < len(nodes):  # a circle that is no loop of TensorFlow's
         return Plan()
     sizes = _Sizes(shape, found)
@@ -83,151 +74,7 @@ def plan(nodes: Sequence[Node], found: Sequence[Found]) -> Plan:
     return made if _has_order(shape, made) else Plan()
 
 
-# ---------------------------------------------------------------- the graph
-
-
-class _Shape:
-    """A graph by numbers: what waits for what, in which order, in which loops and branches."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        places = {node.name: i for i, node in enumerate(nodes)}
-        self.nodes = nodes
-        self.places = places
-        self.sources: list[list[int]] = []
-        """What each node waits for, except the next iteration of its loop."""
-        self.ports: list[list[tuple[int, int]]] = []
-        """The data inputs of each node."""
-        for node in nodes:
-            ports = [_port(text, places) for text in node.inputs]
-            ports = [port for port in ports if port is not None and nodes[port[0]].kind != "NextIteration"]
-            controls = [places[name] for name in node.controls if name in places]
-            self.ports.append(ports)  # type: ignore[arg-type]
-            self.sources.append([*dict.fromkeys([*(port[0] for port in ports if port), *controls])])
-        self.order = _in_order(self.sources)
-        self.rank = {node: i for i, node in enumerate(self.order)}
-        self.depth = [0] * len(nodes)
-        """How many nodes run one after another before each."""
-        for i in self.order:
-            self.depth[i] = 1 + max((self.depth[source] for source in self.sources[i]), default=-1)
-        self.consumers: list[list[int]] = [[] for _ in nodes]
-        for i, sources in enumerate(self.sources):
-            for source in sources:
-                self.consumers[source].append(i)
-        self.early = self._find_early()
-        self.inside: list[Context] = [((), frozenset())] * len(nodes)
-        self.outside: list[Context] = [((), frozenset())] * len(nodes)
-        self._find_contexts()
-        self._reaches: list[int] = []
-        self._waits: dict[int, frozenset[int]] = {}
-        self._users: dict[int, frozenset[int]] = {}
-
-    def _find_early(self) -> list[bool]:
-        """Find the nodes that depend on weights and constants alone, and could run when the step begins."""
-        early = [False] * len(self.nodes)
-        for i in self.order:
-            kind = self.nodes[i].kind
-            if kind in _VALUES:
-                early[i] = self.nodes[i].is_value
-            elif kind not in _CONTROL_FLOW and not kind.startswith(("Iterator", "Optional")):
-                early[i] = all(early[source] for source in self.sources[i])
-        return early
-
-    def _find_contexts(self) -> None:
-        frames: dict[str, Context] = {}
-        for i in self.order:
-            node = self.nodes[i]
-            loops, branches = self._around(i)
-            self.inside[i] = self.outside[i] = loops, branches
-            if node.kind == "Enter":
-                frames[node.frame] = loops, branches
-                self.outside[i] = (*loops, node.frame), branches
-            elif node.kind == "Exit" and loops:
-                self.outside[i] = frames.get(loops[-1], (loops[:-1], branches))
-            elif node.kind == "Merge" and self.sources[i]:
-                each = [self._leaving(port)[1] for port in self.ports[i]]
-                self.outside[i] = loops, frozenset.intersection(*each) if each else branches
-
-    def _around(self, i: int) -> Context:
-        contexts = [self._leaving(port) for port in self.ports[i]]
-        contexts += [self.outside[source] for source in self.sources[i]]
-        loops = max((context[0] for context in contexts), key=len, default=())
-        return loops, frozenset().union(*(context[1] for context in contexts))
-
-    def _leaving(self, port: tuple[int, int]) -> Context:
-        """Return the context of an output of a node."""
-        source, output = port
-        loops, branches = self.outside[source]
-        if self.nodes[source].kind == "Switch":
-            return loops, branches | {(self.nodes[source].inputs[1], output)}
-        return loops, branches
-
-    def waits_for(self, i: int) -> frozenset[int]:
-        """Return what a node waits for, except what takes no time: of that, what that waits for."""
-        return self._through(i, self.sources, self._waits, self._is_passed_on)
-
-    def users(self, i: int) -> frozenset[int]:
-        """Return what waits for a node, in the same way."""
-        return self._through(i, self.consumers, self._users, lambda j: self.nodes[j].kind in _PASSED_ON)
-
-    def _through(
-        self, i: int, next_to: list[list[int]], known: dict[int, frozenset[int]], passes: Callable[[int], bool]
-    ) -> frozenset[int]:
-        if i not in known:
-            passed = [self._through(j, next_to, known, passes) for j in next_to[i] if passes(j)]
-            known[i] = frozenset(j for j in next_to[i] if not passes(j)).union(*passed)
-        return known[i]
-
-    def _is_passed_on(self, i: int) -> bool:
-        """Return whether a node takes no time, and may be skipped: not behind a branch, where it says which one."""
-        return self.nodes[i].kind in _PASSED_ON and not any(
-            self.nodes[source].kind in _CONTROL_FLOW for source in self.sources[i]
-        )
-
-    def note_candidates(self, candidates: Iterable[int]) -> None:
-        """Find, for every node, which of the candidates it depends on."""
-        bits = {candidate: 1 << place for place, candidate in enumerate(dict.fromkeys(candidates))}
-        self._bits = bits
-        self._reaches = [0] * len(self.nodes)
-        for i in self.order:
-            reaches = 0
-            for source in self.sources[i]:
-                reaches |= self._reaches[source] | bits.get(source, 0)
-            self._reaches[i] = reaches
-
-    def depends(self, i: int, candidate: int) -> bool:
-        """Return whether a node depends on a candidate."""
-        return bool(self._reaches[i] & self._bits.get(candidate, 0))
-
-    def last_of(self, nodes: Iterable[int]) -> frozenset[int]:
-        """Return those candidates that no other of them depends on."""
-        all_, before = list(nodes), 0
-        for one in all_:
-            before |= self._reaches[one]
-        return frozenset(one for one in all_ if not before & self._bits[one])
-
-
-def _port(text: str, places: dict[str, int]) -> tuple[int, int] | None:
-    name, _, output = text.partition(":")
-    return (places[name], int(output or 0)) if name in places else None
-
-
-def _in_order(sources: list[list[int]]) -> list[int]:
-    """Return the nodes such that each comes after what it waits for."""
-    missing = [len(one) for one in sources]
-    consumers: list[list[int]] = [[] for _ in sources]
-    for i, one in enumerate(sources):
-        for source in one:
-            consumers[source].append(i)
-    order = [i for i, count in enumerate(missing) if not count]
-    for i in order:
-        for consumer in consumers[i]:
-            missing[consumer] -= 1
-            if not missing[consumer]:
-                order.append(consumer)
-    return order
-
-
-def _for_gradients(shape: _Shape, found: Sequence[Found]) -> list[bool]:
+def _for_gradients(shape: Shape, found: Sequence[Found]) -> list[bool]:
     """Return which nodes compute gradients; a node that TensorFlow has made does if what it waits for does."""
     known = [one.made is not None and one.made.for_gradient for one in found]
     for i in shape.order:
@@ -239,7 +86,7 @@ def _for_gradients(shape: _Shape, found: Sequence[Found]) -> list[bool]:
 class _Sizes:
     """Where the sizes are that texts leave open."""
 
-    def __init__(self, shape: _Shape, found: Sequence[Found]) -> None:
+    def __init__(self, shape: Shape, found: Sequence[Found]) -> None:
         self._places = shape.places
         self._same = tensors(shape.nodes, found)
         self._prefixes: dict[Owner, str] = {}
@@ -261,10 +108,10 @@ class _Sizes:
     def _output(self, tensor: str) -> tuple[int, int] | None:
         if tensor.partition(":")[0] not in self._places:
             tensor = self._same.get(tensor, tensor)
-        return _port(tensor, self._places)
+        return port(tensor, self._places)
 
 
-def _has_order(shape: _Shape, made: Plan) -> bool:
+def _has_order(shape: Shape, made: Plan) -> bool:
     """Return whether the points lead to no circle."""
     first = len(shape.nodes)
     numbers = {id(point): first + i for i, point in enumerate(made.points)}
@@ -274,7 +121,7 @@ def _has_order(shape: _Shape, made: Plan) -> bool:
         sources.append([*point.after, *sized, *(numbers[id(other)] for other in point.points)])
         for i in point.before:
             sources[i].append(numbers[id(point)])
-    return len(_in_order(sources)) == len(sources)
+    return len(in_order(sources)) == len(sources)
 
 
 # ---------------------------------------------------------------- the nodes of each range
@@ -303,7 +150,7 @@ class _Group:
     context: Context = ((), frozenset())
 
 
-def _groups(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[_Group]:
+def _groups(shape: Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[_Group]:
     """Return the nodes by owner, those of fused layers under their joined owner; the outermost first."""
     groups: dict[Owner, _Group] = {}
     for i, owner in _owned_nodes(shape, nodes, found):
@@ -312,12 +159,12 @@ def _groups(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -> lis
     return sorted(groups.values(), key=lambda group: group.depth)
 
 
-def _owned_nodes(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[tuple[int, Owner]]:
+def _owned_nodes(shape: Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[tuple[int, Owner]]:
     joined: dict[frozenset[Owner], Owner] = {}
     owned: list[tuple[int, Owner]] = []
     for i in shape.order:
         kind = nodes[i].kind
-        if found[i].owners and kind not in _VALUES and kind not in _PASSED_ON and kind != "NextIteration":
+        if found[i].owners and kind not in VALUES and kind not in PASSED_ON and kind != "NextIteration":
             owned.append((i, _one_owner(found[i].owners, joined)))
     _adopt(shape, found, owned)
     # What a layer that is fused with others does to its weights belongs to the fused operation.
@@ -325,12 +172,12 @@ def _owned_nodes(shape: _Shape, nodes: Sequence[Node], found: Sequence[Found]) -
     return [(i, fused.get(owner, owner) if shape.early[i] else owner) for i, owner in owned]
 
 
-def _adopt(shape: _Shape, found: Sequence[Found], owned: list[tuple[int, Owner]]) -> None:
+def _adopt(shape: Shape, found: Sequence[Found], owned: list[tuple[int, Owner]]) -> None:
     """Have a node that sums gradients, or that TensorFlow has made, belong to the range around its neighbours."""
     owners = dict(owned)
     for i in shape.order:
         made, kind = found[i].made, shape.nodes[i].kind
-        if i in owners or kind in _VALUES or kind in _PASSED_ON or kind in _CONTROL_FLOW or shape.early[i]:
+        if i in owners or kind in VALUES or kind in PASSED_ON or kind in CONTROL_FLOW or shape.early[i]:
             continue
         if made is None or made.for_gradient:
             around = [j for j in shape.waits_for(i) | shape.users(i) if not shape.early[j]]
@@ -367,7 +214,7 @@ class _Points:
     """
 
     def __init__(
-        self, shape: _Shape, groups: list[_Group], sizes: _Sizes, for_gradients: Sequence[bool], waits: bool = True
+        self, shape: Shape, groups: list[_Group], sizes: _Sizes, for_gradients: Sequence[bool], waits: bool = True
     ) -> None:
         self._shape = shape
         self._may_wait = waits
@@ -446,7 +293,7 @@ class _Points:
             group.first = first
 
     def _is_gradient(self, i: int) -> bool:
-        return self._for_gradients[i] and self._shape.nodes[i].kind not in _VALUES
+        return self._for_gradients[i] and self._shape.nodes[i].kind not in VALUES
 
     def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
         """Return the first nodes of a group by what they wait for."""
@@ -509,7 +356,7 @@ class _Points:
     def _is_there(self, i: int, point: Point) -> bool:
         """Return whether a node has run before a point, or may as well."""
         there = i in point.after or any(self._shape.depends(j, i) for j in point.after)
-        return self._may_wait_for(i, point.context) and (there or self._shape.nodes[i].kind in _VALUES)
+        return self._may_wait_for(i, point.context) and (there or self._shape.nodes[i].kind in VALUES)
 
     def _order_closes(self) -> None:
         """Have a range close after those inside it, and points after the closes that wait for one of their nodes."""

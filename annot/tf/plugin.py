@@ -13,7 +13,8 @@ import threading
 from typing import Any, Final
 
 from annot import emit
-from annot.tf import owners
+from annot.tf import noting
+from annot.tf.owners import Owner
 from annot.tf.rewrite import padded, rewrite
 
 __all__ = ["Optimizer", "RewriteFunction"]
@@ -75,8 +76,8 @@ class Optimizer:
                 self._rounds[optimizer] = item
         if not self.users or (first and not small):
             return 0
-        graphs = list(owners.graphs.items())
-        graphs.sort(key=lambda one: one[0] is owners.running())  # the one that runs comes last
+        graphs = list(noting.graphs.items())
+        graphs.sort(key=lambda one: one[0] is noting.running())  # the one that runs comes last
         made = rewrite(message, [one for _, one in graphs], self._number_of, lambda: self._fetches(item))
         if made is not None and small:
             made = padded(message, _MIN_NODES)
@@ -88,7 +89,7 @@ class Optimizer:
         ctypes.memmove(result[0], made, len(made))
         return len(made)
 
-    def _number_of(self, owner: owners.Owner) -> int:
+    def _number_of(self, owner: Owner) -> int:
         self._events.add(owner.event)
         return int(self._library.annot_tf_range(id(owner.event)))
 
@@ -104,7 +105,7 @@ class Optimizer:
             names = [ctypes.string_at(text, length).decode() for text, length in zip(texts, lengths, strict=True)]
         finally:
             self._tensorflow.TF_DeleteStatus(status)
-        return {name: owners.output_types(name) for name in (one.partition(":")[0] for one in names)}
+        return {name: noting.output_types(name) for name in (one.partition(":")[0] for one in names)}
 
 
 def _has_nodes(message: bytes, count: int) -> bool:

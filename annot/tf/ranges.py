@@ -16,7 +16,7 @@ from annot.choice import Selection, choose
 from annot.instrument import check_keras_backend
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.tf import library, names, owners
+from annot.tf import library, names, noting
 from annot.tf.annotations import operation_ranges, reason
 from annot.tf.capture import tell_cuda
 from annot.tf.data import DataWaits
@@ -50,11 +50,8 @@ def emit_ranges(
     tensors. If `annot.enabled` is false on entry, nothing is installed, unless `mode` is ``"names"``.
 
     Outputs, gradients and weights are the same bits with and without, where TensorFlow itself gives the same bits twice
-    (see `tf.config.experimental.enable_op_determinism`), but for one thing: in a graph, TensorFlow makes one AddN of
-    sums that follow each other, also of the sum at the end of one layer and that in the next, as in residual networks;
-    operations of annot's stand between the two, so float sums are in another order and differ by rounding. Bits are the
-    same with ``tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})`` in both programs, and
-    with ``mode="names"``, which changes no graph.
+    (see `tf.config.experimental.enable_op_determinism`). Nothing is added to what TensorFlow traces, saves or
+    differentiates.
 
     Args:
         model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
@@ -69,12 +66,12 @@ def emit_ranges(
         exclude: which have none. What a layer without a range does counts to the range around it.
         depth: how many levels below the model have ranges; 0: the model alone; None: all.
         schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
-        mode: ``"ops"``: operations of annot's open and close them while TensorFlow runs, in graphs and on eager tapes;
-            ``"names"``: nothing is added to graphs; TensorFlow's own ranges of its operations are switched on, and the
-            report finds the layers by their name scopes, in what `tf.profiler` writes after `annot.tf.save_scopes`, and
-            for that no tool of NVTX need be there; ``"python"``: Python does, in eager mode only. None: names if
-            there is a GPU and TensorFlow has such ranges, else ops if it can have them, else python. What XLA compiles
-            has names in each.
+        mode: ``"ops"``: operations open and close the ranges of graphs; a graph optimizer adds them after TensorFlow's
+            own optimizers. ``"names"``: nothing is added to graphs; TensorFlow's own ranges of its operations are
+            switched on, and the report finds the layers by their name scopes, in what `tf.profiler` writes after
+            `annot.tf.save_scopes`, and for that no NVTX tool need be attached. ``"python"``: graphs have no ranges.
+            None: names if there is a GPU and TensorFlow has such ranges, else ops. Eager mode has the same ranges in
+            each; what XLA compiles has names in each.
 
     Returns:
         A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
@@ -105,7 +102,7 @@ def emit_ranges(
 
 
 def _chosen_mode() -> Mode:
-    """Where operations of annot's would cost fusions on a GPU, TensorFlow's own ranges are better, if it has them."""
+    """Prefer TensorFlow's own ranges on a GPU, where each of its operations has one."""
     if tf.config.list_physical_devices("GPU") and reason() is None:
         return "names"
     obstacle = library.available()
@@ -189,7 +186,7 @@ class Installed:
 
     def _install(self, options: Options) -> None:
         self._undo.append(library.close_all)
-        self._undo.append(owners.install())
+        self._undo.append(noting.install())
         if options.mode == "ops":
             obstacle = library.available()
             if obstacle is not None:
