@@ -265,7 +265,8 @@ def test_forward_mode_derivatives(tmp_path: Path, graph: bool) -> None:
     run = tf.function(derivative) if graph else derivative
     wanted = run(plain)
     captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
-    assert counts(captured) == {"layer0": 1, "layer1": 1}
+    found = counts(captured)  # TensorFlow computes the derivatives from gradients, which have ranges
+    assert (found["layer0"], found["layer1"]) == (1, 1)
 
 
 @both

@@ -86,7 +86,7 @@ def test_sequences_of_two_lengths(tmp_path: Path) -> None:
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=kinds)
     found = in_layers(tmp_path, model, lambda: model.fit(data, verbose=0))
     for length, times in ((5, 2), (7, 1)):
-        assert found[f"text/words Embedding [2,{length}]i32 num=9 dim=4 |fwd"] == 1
+        assert found[f"text/words Embedding [2,{length}]i32 num=9 dim=4 |fwd"] == times
         lstm = [text for text in found if text.startswith(f"text/lstm LSTM [2,{length},4]f32 ")]
         assert sorted(text[-3:] for text in lstm) == ["bwd", "fwd"]
         assert [found[text] for text in lstm] == [times, times]

@@ -15,7 +15,7 @@ from captured import Captured, Range, capture
 from tensorflow.python.eager import context
 
 from annot import native
-from annot.tf import library
+from annot.tf import library, noting
 
 needs_graphs = pytest.mark.skipif(native.fast() is None, reason="without the C parts graphs have no ranges")
 both = pytest.mark.parametrize(

@@ -32,9 +32,7 @@ _FLAGS: Final = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden",
 _COMPILE_SECONDS: Final = 60
 _lock: Final = threading.Lock()
 
-_SizeFunction: Final = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int
-)
+_SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int)
 
 
 class Loaded:

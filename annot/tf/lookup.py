@@ -192,7 +192,7 @@ class _Search:
             end = rest.rfind("/")
             while end >= 0:
                 made = graph.get(rest[:end])
-                if made is not None and made.kind in _CALLS:
+                if made is not None and made.kind in _CONTROL_FLOW:
                     return Found(made, {}, prefix, call)
                 end = rest.rfind("/", 0, end)
         return Found()
@@ -236,5 +236,3 @@ def _find_owners(node: Node, found: Found, places: Mapping[str, int]) -> None:
 
 def _node_of(tensor: str) -> str:
     return tensor.partition(":")[0]
-
-

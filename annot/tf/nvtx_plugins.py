@@ -69,9 +69,7 @@ class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
         Called with a list of a tensor and the two markers: the tensor.
     """
 
-    def __init__(
-        self, grad_message: str | None = None, grad_domain_name: str | None = None, **options: Any
-    ) -> None:
+    def __init__(self, grad_message: str | None = None, grad_domain_name: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.grad_message, self.grad_domain_name = grad_message, grad_domain_name
 

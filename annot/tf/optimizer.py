@@ -17,6 +17,7 @@ from annot.tf import updates
 
 __all__ = ["OptimizerSteps"]
 
+
 class OptimizerSteps:
     """Ranges around `apply` of every optimizer, and so around `apply_gradients`, from `install` to `remove`.
 

@@ -343,9 +343,7 @@ class _Points:
             i for i in group.weights if not any(one == i or self._shape.depends(one, i) for one in after)
         ]
 
-    def _open(
-        self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]
-    ) -> None:
+    def _open(self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]) -> None:
         for after, before in openings.items():
             point = self._point(after, group.context)
             point.open.append(group.owner)

@@ -93,7 +93,6 @@ class Optimizer:
         self._events.add(owner.event)
         return int(self._library.annot_tf_range(id(owner.event)))
 
-
     def _fetches(self, item: int) -> dict[str, list[int]]:
         """Return the nodes that a session fetches, with the types of their outputs."""
         count, size, status = ctypes.c_int(), ctypes.c_size_t(), self._tensorflow.TF_NewStatus()
