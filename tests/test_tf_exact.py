@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 from captured import Captured  # noqa: E402
+from tensorflow.python.framework import config  # noqa: E402
 from tf_recorded import recorded, same  # noqa: E402
 
 import annot  # noqa: E402
@@ -27,6 +28,14 @@ layers = keras.layers
 GRAPH_AND_EAGER = pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 
 
+@pytest.fixture(autouse=True)
+def deterministic() -> Iterator[None]:
+    """Have TensorFlow give the same bits twice; it runs no XLA then, which other tests need."""
+    tf.config.experimental.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
+
+
 def some(*shape: int) -> Any:
     """Return the same numbers for the same shape."""
     return np.random.default_rng(0).random(shape, "float32")
@@ -34,7 +43,6 @@ def some(*shape: int) -> Any:
 
 def with_and_without(folder: Path, program: Callable[[Any], Any]) -> tuple[Any, Any, Captured]:
     """Run a program, which takes what makes a block of a model, plainly and with ranges."""
-    tf.config.experimental.enable_op_determinism()
     plain = program(lambda _: contextlib.nullcontext())
     found: list[Any] = []
     captured = recorded(folder, lambda: found.append(program(annot.emit_ranges)))

@@ -186,6 +186,50 @@ def _step(function: Any, batches: Any, _: Any) -> Any:
     return function(batches)
 
 
+def measure_tracing() -> None:
+    """Time the trace and the first step of MobileNetV2, for which TensorFlow optimizes the graph."""
+    import keras
+    import tensorflow as tf
+
+    from annot import emit_ranges
+
+    model = keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=4)
+    x = tf.ones((2, 32, 32, 3))
+
+    def first_step(_: Any = None) -> None:
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x, training=True) ** 2)
+            return tape.gradient(loss, model.trainable_variables)
+
+        tf.function(step)(x)
+
+    program = Program({"plain": first_step}, None)
+    variants = {"plain": program.variant("plain"), "ops": program.variant("plain", lambda: emit_ranges(model))}
+    timings = time_variants(variants, program, calls=1, rounds=4)
+    note = f"plain {timings.median('plain') / 1e9:.1f} s"
+    report("MobileNetV2, trace and first step", timings.ratio("ops"), "times", note=note)
+
+
+def measure_eager_steps() -> None:
+    """Time an eager training step of the MLP, with forward and backward ranges."""
+    import tensorflow as tf
+
+    from annot import emit_ranges
+
+    model, x = _mlp()
+
+    def step(_: Any = None) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        tape.gradient(loss, model.trainable_variables)
+
+    program = Program({"plain": step}, None)
+    variants = {"plain": program.variant("plain"), "ops": program.variant("plain", lambda: emit_ranges(model))}
+    timings = time_variants(variants, program, calls=5, rounds=ROUNDS // 2)
+    report("MLP, eager step", timings.ratio("ops"), "times", note=f"plain {timings.median('plain') / 1e6:.1f} ms")
+
+
 def measure_eager_layers() -> None:
     """Time an eager forward call of a model, without a tape, where Python opens and closes the ranges.
 
@@ -216,13 +260,15 @@ def measure() -> None:
     from annot.tf import library
 
     loaded = library.load()
-    print(f"  TensorFlow {tf.__version__}, operations: {getattr(loaded, 'road', loaded)}")
+    print(f"  TensorFlow {tf.__version__}, operations: {getattr(loaded, 'how', loaded)}")
     measure_chain("graph", tf.function, GRAPH_US[mode()])
     measure_gradients()
     measure_chain("eager", lambda function: function, EAGER_US[mode()])
     measure_steps("CNN", _cnn, STEP_RATIO[mode()])
     measure_steps("MLP", _mlp, None)
     measure_eager_layers()
+    measure_eager_steps()
+    measure_tracing()
 
 
 if __name__ == "__main__":
