@@ -240,6 +240,12 @@ def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any
         body = function if tf.executing_eagerly() else _converted(function)
         if not _works_here((args, kwargs)):
             return body(*args, **kwargs)
+        if tf.executing_eagerly() and not owners.may_be_taped():
+            emit.push(options.event)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                emit.pop()
         owner = options.owner()
         with owners.owned(owner), owners.pushed(owner.event if tf.executing_eagerly() else None):
             return body(*args, **kwargs)
@@ -265,7 +271,7 @@ def _works_here(inputs: Any) -> bool:
     if not emit.enabled():
         return False
     _keep_noting()
-    if any(type(leaf).__name__ == "KerasTensor" for leaf in tf.nest.flatten(inputs)):
+    if _has_symbolic(inputs):
         emit.warn_once(_SYMBOLIC)
         return False
     if tf.executing_eagerly():
@@ -277,6 +283,15 @@ def _works_here(inputs: Any) -> bool:
     if obstacle:
         emit.warn_once(obstacle)
     return obstacle is None
+
+
+def _has_symbolic(value: Any) -> bool:
+    """Whether a symbolic tensor of Keras is among the inputs."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_symbolic, value))
+    if isinstance(value, dict):
+        return any(map(_has_symbolic, value.values()))
+    return type(value).__name__ == "KerasTensor"
 
 
 @functools.cache
