@@ -140,7 +140,7 @@ static void end_open(Open open) {
         end_range(open.event, open.generation, open.id);
 }
 
-/* Returns the range for one more kernel, or NULL if there is none of this number. */
+/* Returns the range of this number for one more kernel, or NULL if the number is unknown. */
 static Range *hold_range(int64_t number) {
     pthread_mutex_lock(&ranges_lock);
     Range *range = number >= 0 && number < range_count ? ranges[number] : NULL;
@@ -260,7 +260,7 @@ static int read_shapes(int first, int count, void *context, int32_t *numbers, vo
     return used;
 }
 
-/* Returns the event for these shapes, or NULL if they are new; `full` says whether there is no room for more. */
+/* Returns the event for these shapes, or NULL if they are new; `full` is set when the table is full. */
 static void *find_sized(Range *range, const int32_t *numbers, int count, int *full) {
     void *event = NULL;
     pthread_mutex_lock(&range->lock);

@@ -40,7 +40,7 @@ class Node:
         name: its name.
         kind: its type.
         inputs: the data inputs as TensorFlow writes them, ``name`` or ``name:1``.
-        controls: the names of the nodes that it waits for besides.
+        controls: the names of the nodes in its control inputs.
         fused: the types of the operations that it was fused from.
         frame: the loop that it enters.
         is_value: whether it is a variable or a constant; not data of the step.

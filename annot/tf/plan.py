@@ -1,10 +1,10 @@
 """Where ranges open and close in a graph: the points between its nodes, and the control edges that lead there.
 
 A range opens when the first of its nodes is ready, and closes when the last has run. The graph's own nodes keep their
-order: a point waits only for what the nodes behind it wait for, so what ran in parallel still does. There are three
-exceptions, which change when a node runs and never what it computes: nodes that depend on weights alone wait for their
-layer, the update of an optimizer waits for all gradients, and an operation runs after the close of a range that waits
-for the same nodes.
+order: a point waits only for what the nodes behind it wait for, so what ran in parallel still does. Four exceptions
+change when a node runs and never what it computes: nodes that depend on weights alone wait for their layer, the
+backward of a layer waits for its gradient, the update of an optimizer waits for all gradients, and a range opens after
+the close of a range that waits for the same nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from annot.tf.lookup import Found, Node, tensors
 from annot.tf.owners import Owner
 from annot.tf.shape import CONTROL_FLOW, PASSED_ON, VALUES, Context, Shape, in_order, port
 
-__all__ = ["Plan", "Point", "plan"]
+__all__ = ["Point", "plan"]
 
 _MAX_NODES: Final = 200_000
 
@@ -46,32 +46,28 @@ class Point:
     sizes: dict[Owner, list[tuple[int, int]]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Plan:
-    """The points of a graph; and how many owners have no range, because they run in branches or loops in part."""
-
-    points: list[Point] = field(default_factory=list)
-    left_out: int = 0
-
-
-def plan(nodes: Sequence[Node], found: Sequence[Found]) -> Plan:
-    """Return where the ranges of a graph open and close.
+def plan(nodes: Sequence[Node], found: Sequence[Found]) -> list[Point]:
+    """Return where the ranges of a graph open and close; no points for a graph without owners.
 
     Args:
         nodes: of the graph.
         found: where each comes from.
+
+    Raises:
+        ValueError: the graph is too large, or has a circle that is not a loop of TensorFlow's.
     """
-    if not any(one.owners for one in found) or len(nodes) > _MAX_NODES:
-        return Plan()
+    if not any(one.owners for one in found):
+        return []
+    if len(nodes) > _MAX_NODES:
+        raise ValueError(f"it has {len(nodes)} nodes, more than {_MAX_NODES}")
     shape = Shape(nodes)
-    if len(shape.order) < len(nodes):  # a circle that is no loop of TensorFlow's
-        return Plan()
     sizes = _Sizes(shape, found)
     for_gradients = _for_gradients(shape, found)
-    made = _Points(shape, _groups(shape, nodes, found), sizes, for_gradients).plan()
-    if not _has_order(shape, made):
-        made = _Points(shape, _groups(shape, nodes, found), sizes, for_gradients, waits=False).plan()
-    return made if _has_order(shape, made) else Plan()
+    for waits in (True, False):
+        points = _Points(shape, _groups(shape, nodes, found), sizes, for_gradients, waits=waits).plan()
+        if _has_order(shape, points):
+            return points
+    raise ValueError("its nodes wait for each other in a circle")
 
 
 def _for_gradients(shape: Shape, found: Sequence[Found]) -> list[bool]:
@@ -111,12 +107,12 @@ class _Sizes:
         return port(tensor, self._places)
 
 
-def _has_order(shape: Shape, made: Plan) -> bool:
+def _has_order(shape: Shape, points: Sequence[Point]) -> bool:
     """Return whether the points lead to no circle."""
     first = len(shape.nodes)
-    numbers = {id(point): first + i for i, point in enumerate(made.points)}
+    numbers = {id(point): first + i for i, point in enumerate(points)}
     sources = [list(one) for one in shape.sources]
-    for point in made.points:
+    for point in points:
         sized = [i for outputs in point.sizes.values() for i, _ in outputs]
         sources.append([*point.after, *sized, *(numbers[id(other)] for other in point.points)])
         for i in point.before:
@@ -222,9 +218,8 @@ class _Points:
         self._groups = groups
         self._sizes = sizes
         self._points: dict[tuple[frozenset[int], Context], Point] = {}
-        self._left_out = 0
 
-    def plan(self) -> Plan:
+    def plan(self) -> list[Point]:
         """Return the points, each after those that it waits for."""
         self._groups = [group for group in self._groups if self._bound(group)]
         waits = [self._shape.waits_for(i) - group.nodes for group in self._groups for i in group.first]
@@ -238,7 +233,7 @@ class _Points:
         for group, opening, sized in zip(self._groups, openings, sizes, strict=True):
             self._open(group, opening, sized)
         self._order_closes()
-        return Plan([*self._points.values()], self._left_out)
+        return [*self._points.values()]
 
     def _point(self, after: frozenset[int], context: Context) -> Point:
         # An operation may wait for none outside of its loop: TensorFlow refuses that.
@@ -262,7 +257,6 @@ class _Points:
         around = [shape.outside[i] if shape.nodes[i].kind in ("Exit", "Merge") else shape.inside[i] for i in nodes]
         context = group.context = min(around, key=lambda one: (len(one[0]), len(one[1])))
         if not all(_is_inside(one, context) for one in around):
-            self._left_out += 1
             return False
         entered, left = shape.inside, shape.outside
         group.first = [i for i in nodes if entered[i] == context and nodes.isdisjoint(shape.waits_for(i))]

@@ -10,7 +10,7 @@ from tensorflow.core.framework import graph_pb2
 
 from annot.tf.lookup import Graph, Node, find
 from annot.tf.owners import Owner
-from annot.tf.plan import Plan, Point, plan
+from annot.tf.plan import Point, plan
 
 __all__ = ["OPERATION", "padded", "rewrite"]
 
@@ -40,10 +40,10 @@ def rewrite(
         return None
     nodes = [_node(one) for one in graph.node]
     found = find(nodes, graphs)
-    made = plan(nodes, found)
-    if not made.points:
+    points = plan(nodes, found)
+    if not points:
         return None
-    _Writer(graph, made, number_of).write()
+    _Writer(graph, points, number_of).write()
     if not any(node.op == "_Retval" for node in graph.node):
         _keep_closes(graph, fetches())
     return bytes(graph.SerializeToString())
@@ -80,8 +80,8 @@ def _node(one: Any) -> Node:
 class _Writer:
     """Adds the points of a plan to a graph."""
 
-    def __init__(self, graph: Any, made: Plan, number_of: Callable[[Owner], int]) -> None:
-        self._graph, self._points = graph, made.points
+    def __init__(self, graph: Any, points: Sequence[Point], number_of: Callable[[Owner], int]) -> None:
+        self._graph, self._points = graph, points
         self._nodes = list(graph.node)
         self._numbers: dict[Owner, int] = {}
         self._number_of = number_of

@@ -97,7 +97,7 @@ class Shape:
         return loops, branches
 
     def waits_for(self, i: int) -> frozenset[int]:
-        """Return what a node waits for, except what takes no time: of that, what that waits for."""
+        """Return the nodes that a node waits for; a node that takes no time is replaced by its own inputs."""
         return self._through(i, self.sources, self._waits, self._is_passed_on)
 
     def users(self, i: int) -> frozenset[int]:
@@ -113,7 +113,7 @@ class Shape:
         return known[i]
 
     def _is_passed_on(self, i: int) -> bool:
-        """Return whether a node takes no time, and may be skipped: not behind a branch, where it says which one."""
+        """Return whether a node takes no time. Behind a Switch it counts, since it says which branch is taken."""
         return self.nodes[i].kind in PASSED_ON and not any(
             self.nodes[source].kind in CONTROL_FLOW for source in self.sources[i]
         )
