@@ -539,3 +539,16 @@ def test_a_function_of_tensorflow_that_is_traced(tmp_path: Path, graph: bool) ->
     wanted, run = program(plain)(x), program(ranged)
     captured = recorded(tmp_path, lambda: all(same(run(x), wanted) for _ in range(2)) or pytest.fail("changed"))
     assert captured.texts == ["work", "work'"] * 2
+
+
+def test_ranges_come_in_after_tensorflows_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow optimizes a graph in two rounds; a range that the first one adds would change the second."""
+    from annot.tf import plugin
+
+    rounds: list[int] = []
+    rewrite = plugin.rewrite
+    monkeypatch.setattr(plugin, "rewrite", lambda *given: rounds.append(1) or rewrite(*given))
+    weights = variables(2)
+    captured = recorded(tmp_path, lambda: tf.function(lambda x: chain(x, weights, ranged))(tf.ones([3, 6])))
+    assert counts(captured) == {"layer0": 1, "layer1": 1}
+    assert len(rounds) == 1
