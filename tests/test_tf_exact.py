@@ -469,3 +469,133 @@ def test_operations_are_the_ones_of_the_plain_program(tmp_path: Path) -> None:
 
     recorded(tmp_path, body)
     assert described(plain) == described(found[0])
+
+
+def test_a_step_that_finds_the_end_of_the_data(tmp_path: Path) -> None:
+    """TensorFlow counts it and moves on its seeds, whatever waits for the data."""
+
+    def program(block: Any) -> Any:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(6, "relu"), layers.Dropout(0.5), layers.Dense(2)])
+        model.compile("adam", "mse", jit_compile=False)
+        types = (tf.TensorSpec([4, 8]), tf.TensorSpec([4, 2]))
+        data = tf.data.Dataset.from_generator(lambda: iter([(some(4, 8), some(4, 2))] * 3), output_signature=types)
+        with block(model):
+            losses = model.fit(data, epochs=3, verbose=0).history["loss"]
+        return losses, model.optimizer.iterations, [one.value for one in model.non_trainable_variables]
+
+    plain, found, _ = with_and_without(tmp_path, program)
+    assert same(plain, found)
+
+
+@GRAPH_AND_EAGER
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_gradients_with_inputs_that_are_no_tensors(eager: bool, kind: str, tmp_path: Path) -> None:
+    class Mean(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__(name="mean")
+            self.dense = layers.Dense(2, name="dense", kernel_initializer="ones")
+            self.dense.build((None, 3))
+
+        def call(self, x: Any) -> Any:
+            return tf.reduce_mean(self.dense(x.values if kind == "ragged" else tf.sparse.to_dense(x)))
+
+    model = Mean()
+    ragged = tf.RaggedTensor.from_row_splits(some(3, 3), [0, 2, 3])
+    x = ragged if kind == "ragged" else tf.sparse.from_dense(some(3, 3))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = model(x)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def program(block: Any) -> Any:
+        with block(model):
+            return (step if eager else tf.function(step))(x)
+
+    plain, found, captured = with_and_without(tmp_path, program)
+    assert same(plain, found)
+    assert calls(captured, ">") == {"mean": 1, "mean/dense": 1}
+    assert calls(captured, "<") == {"mean": 1, "mean/dense": 1}
+
+
+def test_a_layer_that_is_fused_without_saying_of_what(tmp_path: Path) -> None:
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(4, name="fc"), layers.Activation("mish", name="mish")], name="m"
+    )
+
+    def program(block: Any) -> Any:
+        with block(model):
+            return tf.function(lambda x: model(x))(tf.constant(some(4, 8)))
+
+    plain, found, captured = with_and_without(tmp_path, program)
+    assert same(plain, found)
+    assert "m/fc" in {path for joined in calls(captured, ">") for path in joined.split("+")}
+
+
+def test_functions_of_the_same_names_inside_layers(tmp_path: Path) -> None:
+    """Each layer has the ranges of its own function, forward and backward, inside its own."""
+
+    class Block(keras.layers.Layer):
+        def __init__(self, name: str) -> None:
+            super().__init__(name=name)
+            self.dense = layers.Dense(4, name="dense")
+            self.dense.build((None, 4))
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def inner(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+    class Blocks(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="m")
+            self.one, self.two = Block("one"), Block("two")
+
+        def call(self, x: Any) -> Any:
+            return self.two(self.one(x))
+
+    model = Blocks()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def body() -> None:
+        with annot.emit_ranges(model):
+            step(tf.ones([2, 4]))
+
+    captured = recorded(tmp_path, body)
+    wanted = ["m", "m/one", "m/one/dense", "m/two", "m/two/dense"]
+    assert [one.name for one in captured.ranges if one.name.endswith(">")] == [f"{path}>" for path in wanted]
+    backward = ["m", "m/two", "m/two/dense", "m/one", "m/one/dense"]
+    assert [one.name for one in captured.ranges if one.name.endswith("<")] == [f"{path}<" for path in backward]
+
+
+def test_a_model_with_two_outputs(tmp_path: Path) -> None:
+    """The backward of each layer opens inside that of the model, however long the other output's gradient takes."""
+    inputs = keras.Input((8,))
+    x = layers.Dense(16, name="x")(inputs)
+    model = keras.Model(inputs, [layers.Dense(2, name="one")(x), layers.Dense(3, name="two")(x)], name="m")
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            one, two = model(x)
+            slow = tf.linalg.inv(tf.eye(200) + tf.reduce_sum(two))[0, 0]
+            loss = tf.reduce_sum(one**2) + tf.reduce_sum(slow * two)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def body() -> None:
+        with annot.emit_ranges(model):
+            step(tf.ones([4, 8]))
+
+    (whole, *inside) = [one for one in recorded(tmp_path, body).ranges if one.name.endswith("<")]
+    assert whole.name == "m<"
+    assert {one.name for one in inside} == {"m/x<", "m/one<", "m/two<"}
+    assert all(whole.start <= one.start for one in inside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Iterator
@@ -195,8 +196,7 @@ def test_loops_and_branches(tmp_path: Path) -> None:
     run, x = tf.function(work), tf.ones([2, 6])
     wanted = run(x, plain)
     captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
-    # The gradients of a loop are computed by a copy of its body, in which traced functions have no ranges.
-    assert counts(captured) == {"loop": 3, "yes": 1, "yes'": 1, "map": 2}
+    assert counts(captured) == {"loop": 3, "loop'": 3, "yes": 1, "yes'": 1, "map": 2, "map'": 2}
 
 
 def test_a_range_around_a_loop_and_a_branch(tmp_path: Path) -> None:
@@ -219,11 +219,50 @@ def test_a_range_around_a_loop_and_a_branch(tmp_path: Path) -> None:
     captured = recorded(tmp_path, lambda: results.extend(map(run, inputs)))
     assert same(results, expected)
     found = counts(captured)
-    assert (found["around"], found["around'"], found["inside"], found["inside'"]) == (2, 2, 6, 0)
+    assert (found["around"], found["around'"], found["inside"], found["inside'"]) == (2, 2, 6, 6)
     assert found["taken"] == found["taken'"] == 1
     for one in [one for one in captured.ranges if one.text == "inside"]:
         around = [whole for whole in captured.ranges if whole.text == "around"]
         assert any(whole.start <= one.start and one.end <= whole.end for whole in around)
+
+
+@pytest.mark.parametrize("chosen", [0, 1, 2])
+def test_branches_of_the_same_names(tmp_path: Path, chosen: int) -> None:
+    """The one that is taken has its range, and no other."""
+    weights, x = variables(1), tf.ones([3, 6])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def work(x: Any, index: Any) -> Any:
+        branches = [functools.partial(ranged, text, [x, weights[0]], dense) for text in ("zero", "one")]
+        return tf.switch_case(index, [*branches, lambda: x])
+
+    captured = recorded(tmp_path, lambda: work(x, tf.constant(chosen)))
+    assert captured.texts == [["zero"], ["one"], []][chosen]
+
+
+def test_functions_of_the_same_names(tmp_path: Path) -> None:
+    weights, x = variables(1), tf.ones([3, 6])
+    one, two = (
+        tf.function(lambda x, text=text: ranged(text, [x, weights[0]], dense), autograph=False)
+        for text in ("one", "two")
+    )
+    captured = recorded(tmp_path, lambda: tf.function(lambda x: two(one(x)))(x))
+    assert captured.texts == ["one", "two"]
+
+
+def test_a_session_that_is_fed_a_tensor_in_the_middle(tmp_path: Path) -> None:
+    """What comes before it does not run, with ranges as without; a warning says that the graph has none."""
+
+    def body() -> None:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None])
+            middle = ranged("first", [x], tf.tanh)
+            result = ranged("second", [middle], lambda x: x * 2.0 + 1.0)
+            with pytest.warns(RuntimeWarning, match="placeholders"):
+                assert session.run(result, {middle: [1.0, 2.0]}).tolist() == [3.0, 5.0]
+            assert session.run(result, {x: [0.0]}).tolist() == [1.0]
+
+    assert recorded(tmp_path, body).texts == ["first", "second"]
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -408,7 +447,15 @@ def test_a_graph_and_session_of_version_1(tmp_path: Path) -> None:
     assert counts(captured) == {f"layer{i}{sign}": 3 for i in range(2) for sign in ("", "'")}
 
 
-@pytest.mark.parametrize("kind", ["tensor", "operation", "several", "string"])
+def imported(tensor: tf.Tensor) -> tf.Tensor:
+    """Return twice a tensor, computed by operations that TensorFlow creates without Python."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name="x")
+        tf.add(x, x, name="twice")
+    return tf.import_graph_def(graph.as_graph_def(), {"x:0": tensor}, ["twice:0"], name="other")[0]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "operation", "several", "string", "imported", "reference", "input"])
 def test_every_kind_of_fetch_of_a_session(tmp_path: Path, kind: str) -> None:
     """And the last range has ended when the run returns."""
 
@@ -416,12 +463,18 @@ def test_every_kind_of_fetch_of_a_session(tmp_path: Path, kind: str) -> None:
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             x = tf.compat.v1.placeholder(tf.float32, [None])
             variable = tf.compat.v1.get_variable("v", initializer=tf.zeros([3]), use_resource=True)
+            reference = tf.compat.v1.get_variable("r", initializer=tf.zeros([3]), use_resource=False)
 
             def work(x: Any) -> Any:
                 return tf.tanh(x), variable.assign_add(x).op, tf.strings.as_string(x), tf.split(x, 3)
 
             tensor, operation, text, parts = put("work", [x], work)
-            fetched = {"tensor": tensor, "operation": operation, "several": [*parts, tensor], "string": text}[kind]
+            fetched = {
+                "tensor": tensor, "operation": operation, "several": [*parts, tensor], "string": text,
+                "imported": [tensor, imported(tensor)],
+                "reference": [tensor, tf.compat.v1.assign(reference, tensor)],
+                "input": [tensor, tf.exp(tensor)],
+            }[kind]  # fmt: skip
             session.run(tf.compat.v1.global_variables_initializer())
             results = []
             for _ in range(2):

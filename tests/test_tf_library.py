@@ -1,4 +1,4 @@
-"""How the library gets into a process: prebuilt, or compiled at first use; and what there is without it."""
+"""How the library gets into a process, and what there is without it."""
 
 from __future__ import annotations
 
@@ -45,33 +45,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, list[str], list[str], l
 @needs_recorder
 @needs_native
 @pytest.mark.skipif(native.tf_library() is None, reason="the library was not built")
-def test_the_prebuilt_library_is_used(tmp_path: Path) -> None:
-    assert finish(begin(tmp_path)) == ("prebuilt", RANGES, RANGES, [])
-
-
-@needs_recorder
-@needs_compiler
-@needs_native
-def test_two_processes_compile_at_first_use(tmp_path: Path) -> None:
-    """The library that one leaves is the one that all use; nothing else is left behind."""
-    cache = tmp_path / "cache"
-    processes = [begin(tmp_path, "hide", XDG_CACHE_HOME=str(cache)) for _ in range(2)]
-    assert [finish(process) for process in processes] == [("compiled", RANGES, RANGES, [])] * 2
-    left = sorted(path.name for path in (cache / "annot").iterdir())
-    assert len(left) == 2
-    assert left[1] == "tf_ops.lock"
-    assert re.fullmatch(r"tf_ops-\w+-[0-9a-f]{16}\.so", left[0])
-
-
-@needs_recorder
-@needs_native
-def test_without_a_compiler_graphs_have_no_ranges(tmp_path: Path) -> None:
-    """A warning says so once; eager mode has them."""
-    process = begin(tmp_path, "hide", XDG_CACHE_HOME=str(tmp_path / "cache"), PATH=str(tmp_path))
-    road, graph, eager, warnings = finish(process)
-    assert (graph, eager) == ([], RANGES)
-    assert "no C compiler" in road
-    assert warnings == [road]
+def test_the_library_gives_graphs_ranges(tmp_path: Path) -> None:
+    assert finish(begin(tmp_path)) == ("loaded", RANGES, RANGES, [])
 
 
 @needs_recorder
@@ -98,38 +73,16 @@ def test_beside_another_graph_optimizer_graphs_have_no_ranges(tmp_path: Path) ->
     assert warnings == [road]
 
 
-@needs_compiler
-def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = library.compiled(tmp_path)
-    assert first is not None
-    use = f"import ctypes; assert ctypes.CDLL({str(first)!r}).annot_tf_close_all() == 0"
-    subprocess.run([sys.executable, "-c", use], check=True)  # this process may not load a second graph optimizer
-    written = first.stat().st_mtime_ns
-    monkeypatch.setenv("PATH", str(tmp_path))  # without a compiler too
-    assert library.compiled(tmp_path) == first
-    assert first.stat().st_mtime_ns == written
-
-
-def test_a_compiler_that_fails_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\necho no space left >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.warns(RuntimeWarning, match="no space left"):
-        assert library.compiled(tmp_path / "cache") is None
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["tf_ops.lock"]
-
-
 @needs_native
 def test_what_uses_the_library_ends_with_its_last_user() -> None:
     loaded = library.load()
-    assert isinstance(loaded, library.Loaded)
-    before = loaded.optimizer.users
+    assert not isinstance(loaded, str)
+    before = loaded.users
     ends = [library.use() for _ in range(2)]
-    assert loaded.optimizer.users == before + 2
+    assert loaded.users == before + 2
     for end in ends:
         end()
-    assert loaded.optimizer.users == before
+    assert loaded.users == before
 
 
 @pytest.mark.parametrize("mode", ["native", "python"])
@@ -142,7 +95,7 @@ def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> N
         assert "no ranges" in check["text"]
         assert check["state"] == "note"
     elif native.tf_library() is not None:
-        assert "prebuilt" in check["text"]
+        assert "C library" in check["text"]
         assert check["state"] == "ok"
     assert b"annot.collect.checks" in done.stderr
     assert not re.search(rb"\| +tensorflow\b", done.stderr)

@@ -92,7 +92,7 @@ def test_layers_of_an_xplane_file(model: keras.Model, tmp_path: Path) -> None:
     (path,) = tmp_path.rglob("*.xplane.pb")
     plain = correlate(load(path))
     assert "net/shared" not in plain["layer"]
-    names.save(tmp_path)
+    names.save_scopes(tmp_path)
     rows = correlate(load(path))
     for layer in ("net/shared", "net/head"):
         for phase in ("forward", "backward"):

@@ -44,7 +44,7 @@ def main() -> None:
         warnings.simplefilter("always")
         texts = [capture(folder, lambda graph=graph: steps(graph=graph)).texts for graph in (True, False)]
     loaded = library.load()
-    road = loaded if isinstance(loaded, str) else loaded.how
+    road = loaded if isinstance(loaded, str) else "loaded"
     print(json.dumps([road, *texts, [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)]]))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from annot.tf.callback import AnnotCallback
     from annot.tf.calls import end, start, trace
-    from annot.tf.names import save as save_scopes
+    from annot.tf.names import save_scopes
     from annot.tf.nvtx_plugins import NVTXEnd, NVTXHook, NVTXStart
     from annot.tf.ranges import EmitRanges, emit_ranges
     from annot.tf.session import SessionHook
@@ -41,10 +41,9 @@ _LAZY = {
     "start": "annot.tf.calls",
     "trace": "annot.tf.calls",
 }
-_OTHER_NAMES = {"save_scopes": "save"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'annot.tf' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), _OTHER_NAMES.get(name, name))
+    return getattr(importlib.import_module(_LAZY[name]), name)

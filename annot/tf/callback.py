@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any, Final
 
 import keras
@@ -10,6 +11,7 @@ import wrapt
 
 from annot import emit, loop
 from annot.open_ranges import OpenRanges
+from annot.patches import Patches
 
 __all__ = ["AnnotCallback", "close_operations"]
 
@@ -50,10 +52,11 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._ranges = OpenRanges()
-        self._attributes: Any = {}  # of the model
+        # The model; asked for `model` amid a step, Keras on JAX would put the state from before the step back.
+        self._owner: Any = SimpleNamespace()
         self._epoch: int | None = None
         self._next: tuple[int, str] | None = None  # the batch that was announced and whose step did not run yet
-        self._stand_in: tuple[str, Any] | None = None
+        self._patches = Patches()
 
     def __reduce__(self) -> Any:
         return type(self), ()
@@ -67,14 +70,13 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Take a model, for whose `fit`, `evaluate` or `predict` Keras begins to use this callback."""
         self.close()
         super().set_model(model)
-        # Asked for amid a step, Keras on JAX would put the state from before the step back into the model.
-        self._attributes = vars(self.model)
+        self._owner = model
 
     def close(self) -> None:
         """End all ranges that are open, and give the model its function back."""
         self._ranges.close()
         self._epoch = self._next = None
-        self._restore()
+        self._patches.undo()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch of training."""
@@ -128,7 +130,7 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end(self, stage: str) -> None:
         self._next = None
-        self._restore()
+        self._patches.undo()
         self._ranges.end("step", stage)
         self._ranges.end("epoch", stage)
 
@@ -139,23 +141,21 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         batch wait for the device.
         """
         self._ranges.end("step", stage)
-        self._restore()
+        self._patches.undo()
         if not (emit.enabled() or loop.followers.of_batches):
             return
-        attributes = self._attributes
-        function = attributes.get(_FUNCTIONS[stage])
-        if function is None or (stage in ("test", "validate") and not isinstance(self.model, keras.Model)):
+        function = vars(self._owner).get(_FUNCTIONS[stage])
+        if function is None or (stage in ("test", "validate") and not isinstance(self._owner, keras.Model)):
             self._ranges.begin("step", number, stage)  # Keras 2 takes the function once, before its batches
             return
-        # Past Keras' own __setattr__, which would track what is assigned as a part of the model.
-        stand_in = attributes[_FUNCTIONS[stage]] = wrapt.FunctionWrapper(function, self._run_step)
-        self._stand_in, self._next = (_FUNCTIONS[stage], stand_in), (number, stage)
+        self._patches.replace(self._owner, _FUNCTIONS[stage], wrapt.FunctionWrapper(function, self._run_step))
+        self._next = number, stage
 
     def _run_step(self, function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         if self._next is None:
             return function(*args, **kwargs)
         (number, stage), self._next = self._next, None
-        self._restore()  # before the end of the batch, where a schedule may exchange the functions
+        self._patches.undo()  # before the end of the batch, where a schedule may exchange the functions
         self._ranges.begin("step", number, stage)
         try:
             return function(*args, **kwargs)
@@ -166,14 +166,6 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise
         finally:
             self._ranges.end("step", stage)
-
-    def _restore(self) -> None:
-        """Give the model its function back, unless it has another one meanwhile."""
-        if self._stand_in is None:
-            return
-        (name, stand_in), self._stand_in = self._stand_in, None
-        if self._attributes.get(name) is stand_in:
-            self._attributes[name] = stand_in.__wrapped__
 
 
 def close_operations() -> None:

@@ -146,9 +146,19 @@ def trace(
         >>> dense_block(tf.constant([-3.0, 2.0])).numpy().tolist()
         [0.0, 3.0]
     """
-    if message is None or isinstance(message, str):
-        return lambda target: _decorate(target, message, domain_name, grad_message, grad_domain_name, enabled)
-    return _decorate(message, None, domain_name, grad_message, grad_domain_name, enabled)
+    text = message if isinstance(message, str) else None
+
+    def decorate(target: Any) -> Any:
+        function = target.__func__ if isinstance(target, (staticmethod, classmethod)) else target
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"trace expects a function or a message, got {target!r}")
+        if not enabled or not emit.enabled():
+            return target
+        shown = text if text is not None else getattr(function, "__qualname__", type(function).__name__)
+        call = _traced(function, Options(shown, domain_name, grad_message, grad_domain_name))
+        return type(target)(call) if function is not target else call
+
+    return decorate if message is None or text is not None else decorate(message)
 
 
 @_unconverted
@@ -214,24 +224,6 @@ def end(outputs: Any, context: Context) -> Any:
         raise TypeError(f"end expects the context that start returned, got {context!r}")
     context.close()
     return outputs
-
-
-def _decorate(
-    target: Any,
-    message: str | None,
-    domain_name: str | None,
-    grad_message: str | None,
-    grad_domain_name: str | None,
-    enabled: bool,
-) -> Any:
-    function = target.__func__ if isinstance(target, (staticmethod, classmethod)) else target
-    if not callable(function) or isinstance(function, type):
-        raise TypeError(f"trace expects a function or a message, got {target!r}")
-    if not enabled or not emit.enabled():
-        return target
-    name = message if message is not None else getattr(function, "__qualname__", type(function).__name__)
-    call = _traced(function, Options(name, domain_name, grad_message, grad_domain_name))
-    return type(target)(call) if function is not target else call
 
 
 def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any]:

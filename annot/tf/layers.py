@@ -14,6 +14,7 @@ from keras.src.backend.common import global_state
 
 from annot import emit
 from annot.choice import EVERYTHING, Choice
+from annot.patches import Patches
 from annot.tf import names, owners
 from annot.tf.paths import SEPARATOR, children, paths
 from annot.tf.sites import Site, tensors_among
@@ -104,46 +105,38 @@ class StandIn:
         block: those of the block.
     """
 
-    __slots__ = ("_known", "_on", "_originals", "block", "layers", "options", "site", "stand_ins")
+    __slots__ = ("_known", "_patches", "block", "layers", "options", "site")
 
     def __init__(self, site: Site, options: Options, layers: Layers, block: list[StandIn]) -> None:
         self.site, self.options, self.layers, self.block = site, options, layers, block
         self._known = -1
-        self._on = True
-        self._originals: dict[str, Any] = {}
-        self.stand_ins: dict[str, Any] = {}
+        self._patches = Patches()
 
     def install(self) -> None:
         """Put the stand-ins into their places."""
-        own = vars(self.site.layer)
         for name in _CALLS:
             original = getattr(self.site.layer, name, None)
             if original is not None:
-                self._originals[name] = own.get(name)
-                own[name] = self.stand_ins[name] = self._stand_in(original)
+                self._patches.replace(self.site.layer, name, self._stand_in(original))
 
     def remove(self) -> None:
         """Take them away; where somebody else has wrapped one meanwhile, it stays and does nothing."""
-        self._on = False
-        own = vars(self.site.layer)
-        for name, stand_in in self.stand_ins.items():
-            if own.get(name) is not stand_in:
-                continue
-            if self._originals[name] is None:
-                del own[name]
-            else:
-                own[name] = self._originals[name]
+        self._patches.undo()
 
     def _stand_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._on or _keras_only_looks():
+            if not self._patches.live or (_keras_only_looks() and not self._may_run_later()):
                 return original(*args, **kwargs)
             if len(self.site.layer._layers) != self._known:
                 self._look_for_layers()
             return self._call(original, args, kwargs)
 
         return call
+
+    def _may_run_later(self) -> bool:
+        """Return whether a graph that Keras traces to infer shapes may run, as that of a `tf.function` in a layer."""
+        return self.options.mode == "ops" and self.site.layer.built and not tf.executing_eagerly()
 
     def _look_for_layers(self) -> None:
         """Find the layers that came since the last call; each call only counts them, for it has to be quick."""
@@ -161,10 +154,9 @@ class StandIn:
                 return original(*args, **kwargs)
             finally:
                 emit.pop()
-        if not eager and options.mode == "python":
-            return original(*args, **kwargs)
-        if not eager and (options.mode == "names" or owners.in_xla()):
-            self._note(tensors)
+        if not eager and (options.mode != "ops" or owners.in_xla()):
+            if options.mode != "python":
+                self._note(tensors)
             return original(*args, **kwargs)
         owner = self.site.owner(
             tensors, owners.current(),

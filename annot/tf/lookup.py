@@ -7,12 +7,11 @@ replace nodes by new ones, and lower loops and branches to nodes named ``while/b
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
-from annot.tf.noting import Made
+from annot.tf.noting import Made, Traced
 from annot.tf.owners import Owner
 
 __all__ = ["Found", "Node", "find", "tensors"]
@@ -26,10 +25,8 @@ _FIRST: Final = frozenset(
 """What a fused operation begins with; all that follows works element by element."""
 _COMPOSED: Final = "/unary_ops_composition"
 """What TensorFlow adds to the name of the last of several functions of one number that it composes."""
-_LOWERED: Final = re.compile(r"(?:body|branch\d*|cond|else|then|branches/\d+)/_\d+/|\d+/_\d+/")
+_LOWERED: Final = re.compile(r"(?:(body|cond|else|then)|(?:branch(?:es/)?)?(\d+))/_\d+/")
 """What stands between the name of a loop or branch and the names of the nodes inside it."""
-
-Graph: TypeAlias = Mapping[str, Made]
 
 
 @dataclass(slots=True)
@@ -44,6 +41,7 @@ class Node:
         fused: the types of the operations that it was fused from.
         frame: the loop that it enters.
         is_value: whether it is a variable or a constant; not data of the step.
+        acts: whether it does more than to compute its outputs.
     """
 
     name: str
@@ -53,6 +51,24 @@ class Node:
     fused: frozenset[str] = frozenset()
     frame: str = ""
     is_value: bool = False
+    acts: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A graph that TensorFlow has inlined or lowered, or the one that it has optimized.
+
+    Args:
+        graph: its operations.
+        prefix: what their names begin with in the optimized graph.
+        made: the operation that calls it; None for the graph that is optimized.
+        outer: the graph that this operation is in.
+    """
+
+    graph: Traced
+    prefix: str = ""
+    made: Made | None = None
+    outer: Call | None = None
 
 
 @dataclass(slots=True)
@@ -61,60 +77,91 @@ class Found:
 
     Args:
         made: the operation of that name; None if it is unknown.
-        graph: the operations of the graph that it was created in.
-        prefix: what the names of this graph's operations begin with in the optimized graph.
-        call: the same of the function that was called, in whose loops and branches the graph may be.
+        call: the graph that it is in.
+        is_part: whether TensorFlow has made the node of the operation, as of a loop; its inputs are others then.
         owners: of the operation, and of those that were fused into it.
         fused: the names of the operations that were fused into it.
     """
 
     made: Made | None = None
-    graph: Graph = field(default_factory=dict)
-    prefix: str = ""
-    call: str = ""
+    call: Call | None = None
+    is_part: bool = False
     owners: list[Owner] = field(default_factory=list)
     fused: list[str] = field(default_factory=list)
 
+    @property
+    def graph(self) -> Mapping[str, Made]:
+        """The operations beside it."""
+        return {} if self.call is None or self.is_part else self.call.graph.operations
 
-def find(nodes: Sequence[Node], graphs: Iterable[Graph]) -> list[Found]:
-    """Return where each node comes from.
+    @property
+    def prefix(self) -> str:
+        """What the names of the operations beside it begin with."""
+        return "" if self.call is None else self.call.prefix
+
+
+def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Found], dict[Owner, str]]:
+    """Return where each node comes from, and the prefix of the graph in which each owner's sizes are.
 
     Args:
         nodes: of the optimized graph.
-        graphs: the operations of every graph that may be part of it; the one that is optimized comes last, if it is
-            known, and before it the latest.
+        graphs: every graph that may be the one that is optimized; the one that runs comes last, if it is known, and
+            before it the latest.
     """
-    search = _Search(list(graphs))
-    found = search.by_name([node.name for node in nodes])
+    names = [node.name.removesuffix(_COMPOSED) for node in nodes]
+    top = max(enumerate(graphs), key=lambda one: (_count(names, one[1]), one[0]), default=(0, None))[1]
+    if top is None:
+        return [Found() for _ in nodes], {}
+    search = _Search(top)
+    found = [search.by_name(name) for name in names]
     places = {node.name: i for i, node in enumerate(nodes)}
-    for node, one in zip(nodes, found, strict=True):
-        _find_owners(node, one, places)
-    _find_replaced(nodes, places, found)
-    _tell_calls_apart(found)
-    return found
+    made_of = [_owners_made(node, one, places) for node, one in zip(nodes, found, strict=True)]
+    _find_replaced(nodes, places, found, made_of)
+    resolve = _Resolve()
+    for one, owners in zip(found, made_of, strict=True):
+        if one.call is not None:
+            resolved = [resolve.owner(owner, one.call) for owner in owners]
+            one.owners = [owner for owner in dict.fromkeys(resolved) if owner is not None]
+    return found, resolve.prefixes
 
 
-def _tell_calls_apart(found: Sequence[Found]) -> None:
-    """Have each call of a function that TensorFlow has inlined twice own its operations."""
-    places: dict[str, set[int]] = {}
-    for one in found:
-        if one.made is not None:
-            places.setdefault(one.call, set()).add(one.made.place)
-    first: dict[Owner, str] = {}
-    others: dict[tuple[Owner, str], Owner] = {}
+def _count(names: Sequence[str], graph: Traced) -> int:
+    """Return how many nodes may come from a graph."""
+    operations = graph.operations
+    calls = {name for name, made in operations.items() if made.kind in _CALLS}
+    return sum(name in operations or any(name[:end] in calls for end in _slashes(name)) for name in names)
 
-    def instance(owner: Owner, call: str) -> Owner:
-        around = [one for one in places if call.startswith(one) and owner.place in places[one]]
-        call = max(around, key=len, default=call)  # the call of the function that the owner was made for
-        parent = None if owner.parent is None else instance(owner.parent, call)
-        if first.setdefault(owner, call) == call:
-            return owner
-        if (owner, call) not in others:
-            others[owner, call] = owner.again(parent)
-        return others[owner, call]
 
-    for one in found:
-        one.owners = [instance(owner, one.call) for owner in one.owners]
+def _slashes(name: str) -> list[int]:
+    return [i for i, letter in enumerate(name) if letter == "/"]
+
+
+class _Resolve:
+    """Finds out whose each operation is, of all calls of its function."""
+
+    def __init__(self) -> None:
+        self.prefixes: dict[Owner, str] = {}
+        self._first: dict[Owner, Call] = {}
+        self._others: dict[tuple[Owner, Call], Owner] = {}
+
+    def owner(self, owner: Owner | None, call: Call) -> Owner | None:
+        """Return the owner of an operation, or that of the operation that calls its graph."""
+        if owner is None or owner.place != call.graph.place:
+            if call.made is not None and call.outer is not None:
+                return self.owner(call.made.owner, call.outer)
+            return None if owner is None else self.owner(owner.parent, call)
+        parent = self.owner(owner.parent, call)
+        if self._first.setdefault(owner, call) is not call or parent is not owner.parent:
+            owner = self._again(owner, parent, call)
+        self.prefixes.setdefault(owner.sized, call.prefix)
+        return owner
+
+    def _again(self, owner: Owner, parent: Owner | None, call: Call) -> Owner:
+        if (owner, call) not in self._others:
+            made = self._others[owner, call] = owner.again(parent)
+            if owner.key is not owner:
+                made.key = self.owner(owner.key, call) or made
+        return self._others[owner, call]
 
 
 def tensors(nodes: Sequence[Node], found: Sequence[Found]) -> dict[str, str]:
@@ -142,63 +189,52 @@ def _aligned(node: Node, found: Found) -> list[tuple[str, str]]:
 
 
 class _Search:
-    """The graphs by the names of their operations."""
+    """The operations of a graph and of those that it calls, by their names in the optimized graph.
 
-    def __init__(self, graphs: list[Graph]) -> None:
-        self._graphs = graphs
-        self._calls = {name: made.kind for graph in graphs for name, made in graph.items() if made.kind in _CALLS}
+    Args:
+        top: the graph that was optimized.
+    """
 
-    def by_name(self, names: Sequence[str]) -> list[Found]:
-        """Return what is found by name alone: of several graphs that hold a name, the one that holds most of its kind.
+    def __init__(self, top: Traced) -> None:
+        self._top = Call(top)
+        self._inner: dict[str, Call | None] = {}
 
-        Two traces of one function have the same names; the later one counts, since TensorFlow optimizes a function
-        right after its trace.
-        """
-        candidates = [self._candidates(name.removesuffix(_COMPOSED)) for name in names]
-        votes: Counter[tuple[str, int]] = Counter()
-        for splits in candidates:
-            for prefix, _, rest in splits:
-                votes.update((prefix, i) for i, graph in enumerate(self._graphs) if rest in graph)
-        best: dict[str, int] = {}
-        for (prefix, i), count in votes.items():  # ties go to the graph that comes last
-            if prefix not in best or (count, i) > (votes[prefix, best[prefix]], best[prefix]):
-                best[prefix] = i
-        return [self._best(splits, best) for splits in candidates]
+    def by_name(self, name: str) -> Found:
+        """Return where a node comes from by its name alone."""
+        return self._within(name, self._top)
 
-    def _candidates(self, name: str, prefix: str = "", call: str = "") -> list[tuple[str, str, str]]:
-        """Return the ways to read a name, that with most calls first: prefix, call, name of the operation."""
-        found: list[tuple[str, str, str]] = []
-        end = name.find("/")
-        while end >= 0:
-            kind = self._calls.get(name[:end])
-            lowered = _LOWERED.match(name, end + 1) if kind in _CONTROL_FLOW else None
-            if lowered or kind in _FUNCTIONS:
-                rest = name[lowered.end() if lowered else end + 1 :]
-                inner = prefix + name[: len(name) - len(rest)]
-                found += self._candidates(rest, inner, call if lowered else inner)
-            end = name.find("/", end + 1)
-        return [*found, (prefix, call, name)]
+    def _within(self, name: str, call: Call) -> Found:
+        operations, caller = call.graph.operations, None
+        for end in _slashes(name):
+            made = operations.get(name[:end])
+            if made is None or made.kind not in _CALLS:
+                continue
+            rest, branch = name[end + 1 :], ""
+            lowered = _LOWERED.match(rest) if made.kind in _CONTROL_FLOW else None
+            if lowered:
+                rest, branch = rest[lowered.end() :], lowered[1] or lowered[2]
+            inner = self._called(name[:end], made, branch, call, name[: len(name) - len(rest)])
+            found = self._within(rest, inner) if inner is not None else None
+            if found is not None and found.made is not None:
+                return found
+            if inner is None or (lowered is None and made.kind in _CONTROL_FLOW):
+                caller = made
+        if name in operations:
+            return Found(operations[name], call)
+        return Found(caller, call, is_part=True) if caller is not None else Found()
 
-    def _best(self, splits: list[tuple[str, str, str]], best: Mapping[str, int]) -> Found:
-        for prefix, call, rest in splits:
-            if prefix in best and rest in (graph := self._graphs[best[prefix]]):
-                return Found(graph[rest], graph, prefix, call)
-        return self._of_call(splits, best)
-
-    def _of_call(self, splits: list[tuple[str, str, str]], best: Mapping[str, int]) -> Found:
-        """A node that lowering a loop or branch has made belongs to the loop or branch."""
-        for prefix, call, rest in splits:
-            graph = self._graphs[best[prefix]] if prefix in best else {}
-            end = rest.rfind("/")
-            while end >= 0:
-                made = graph.get(rest[:end])
-                if made is not None and made.kind in _CONTROL_FLOW:
-                    return Found(made, {}, prefix, call)
-                end = rest.rfind("/", 0, end)
-        return Found()
+    def _called(self, name: str, made: Made, branch: str, call: Call, prefix: str) -> Call | None:
+        """Return a graph that an operation calls; None where annot has not seen it traced."""
+        prefix = call.prefix + prefix
+        if prefix not in self._inner:
+            graph = call.graph.called(name).get(branch)
+            self._inner[prefix] = None if graph is None else Call(graph, prefix, made, call)
+        return self._inner[prefix]
 
 
-def _find_replaced(nodes: Sequence[Node], places: Mapping[str, int], found: list[Found]) -> None:
+def _find_replaced(
+    nodes: Sequence[Node], places: Mapping[str, int], found: list[Found], owners: list[list[Owner | None]]
+) -> None:
     """Find the operations that new nodes of TensorFlow's passes stand for, by the inputs of the nodes after them."""
     changed = True
     while changed:
@@ -211,15 +247,15 @@ def _find_replaced(nodes: Sequence[Node], places: Mapping[str, int], found: list
                     continue
                 made = one.graph.get(before)
                 if made is not None:
-                    found[place] = Found(made, one.graph, one.prefix, one.call)
-                    _find_owners(nodes[place], found[place], places)
+                    found[place] = Found(made, one.call)
+                    owners[place] = _owners_made(nodes[place], found[place], places)
                     changed = True
 
 
-def _find_owners(node: Node, found: Found, places: Mapping[str, int]) -> None:
-    """Find the owners of an operation and of those that were fused into it."""
+def _owners_made(node: Node, found: Found, places: Mapping[str, int]) -> list[Owner | None]:
+    """Return the owners that an operation and those that were fused into it were created with."""
     if found.made is None:
-        return
+        return []
     owners = [found.made.owner]
     pending = list(found.made.inputs) if found.made.kind not in _FIRST and node.fused else []
     while pending:
@@ -231,7 +267,7 @@ def _find_owners(node: Node, found: Found, places: Mapping[str, int]) -> None:
         found.fused.append(name)
         if made.kind not in _FIRST:
             pending.extend(made.inputs)
-    found.owners = [owner for owner in dict.fromkeys(owners) if owner is not None]
+    return owners
 
 
 def _node_of(tensor: str) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 from annot import emit, tag
 from annot.scope_text import SIDE_FILE, format_scope
 
-__all__ = ["note", "save", "tell"]
+__all__ = ["note", "save_scopes", "tell"]
 
 _lock: Final = threading.Lock()
 _noted: Final[dict[str, str]] = {}
@@ -60,7 +60,7 @@ def tell() -> None:
         _mark(text)
 
 
-def save(folder: str | Path) -> Path:
+def save_scopes(folder: str | Path) -> Path:
     """Write all that was noted beside what `tf.profiler` wrote, where the report of such a file looks for it.
 
     Args:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -27,9 +28,10 @@ from tensorflow.python.ops import gradients_util
 from annot.patches import Patches
 from annot.tf import owners
 
-__all__ = ["Made", "graphs", "install", "output_types", "running"]
+__all__ = ["Made", "Traced", "graphs", "install"]
 
 
+@dataclass(slots=True)
 class Made:
     """An operation as it was created.
 
@@ -38,28 +40,53 @@ class Made:
         kind: its type.
         inputs: names of its input tensors.
         for_gradient: whether a computation of gradients has created it.
-        place: which graph it is in.
     """
 
-    __slots__ = ("for_gradient", "inputs", "kind", "owner", "place")
-
-    def __init__(
-        self, owner: owners.Owner | None, kind: str, inputs: tuple[str, ...], for_gradient: bool = False, place: int = 0
-    ) -> None:
-        self.owner, self.kind, self.inputs, self.for_gradient, self.place = owner, kind, inputs, for_gradient, place
+    owner: owners.Owner | None
+    kind: str
+    inputs: tuple[str, ...]
+    for_gradient: bool = False
 
 
-graphs: Final[WeakKeyDictionary[Any, dict[str, Made]]] = WeakKeyDictionary()
-"""The operations of each graph by name; later graphs come last."""
+class Traced:
+    """The operations of a graph.
+
+    Args:
+        graph: the graph.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.operations: dict[str, Made] = {}
+        """By name."""
+        self.place = id(graph)
+        """As in `Owner`."""
+        self._graph = ref(graph)
+
+    def called(self, name: str) -> dict[str, Traced | None]:
+        """Return the graphs that an operation calls, by branch; None for one that is not known.
+
+        Args:
+            name: of the operation.
+
+        Returns:
+            A function has one branch, the empty text; a `Case` has ``0``, ``1`` and so on.
+        """
+        graph: Any = self._graph()
+        attributes = graph.get_operation_by_name(name).node_def.attr  # TensorFlow changes them for gradients
+        branches = {key: attributes[name].func for key, name in _BRANCHES.items() if name in attributes}
+        if "branches" in attributes:
+            branches = {str(i): one for i, one in enumerate(attributes["branches"].list.func)}
+        found = {key: _functions.get(one.name) for key, one in branches.items()}
+        return {key: None if graph is None else graphs.get(graph) for key, graph in found.items()}
+
+
+_BRANCHES: Final = {"": "f", "then": "then_branch", "else": "else_branch", "body": "body", "cond": "cond"}
+"""The attributes of operations that name the functions they call."""
+_functions: Final[WeakValueDictionary[str, Any]] = WeakValueDictionary()
+"""The graph of each function."""
+graphs: Final[WeakKeyDictionary[Any, Traced]] = WeakKeyDictionary()
+"""The operations of each graph; later graphs come last."""
 _graphs_lock: Final = threading.Lock()
-
-
-def output_types(name: str) -> list[int]:
-    """Return the types of an operation's outputs, as TensorFlow numbers them, in the last graph that has it."""
-    for graph, made in reversed(list(graphs.items())):
-        if name in made and not getattr(graph, "building_function", True):
-            return [output.dtype.as_datatype_enum for output in graph.get_operation_by_name(name).outputs]
-    return []
 
 
 def _note(operation: Any) -> None:
@@ -67,9 +94,10 @@ def _note(operation: Any) -> None:
     made = graphs.get(graph)
     if made is None:
         with _graphs_lock:
-            made = graphs.setdefault(graph, {})
+            made = graphs.setdefault(graph, Traced(graph))
     inputs = tuple([tensor.name for tensor in operation.inputs])
-    made[operation.name] = Made(owners.current(), operation.type, inputs, owners.thread.through is not None, id(graph))
+    for_gradient = owners.thread.through is not None
+    made.operations[operation.name] = Made(owners.current(), operation.type, inputs, for_gradient)
 
 
 def _creating(original: Any) -> Any:
@@ -83,13 +111,19 @@ def _creating(original: Any) -> Any:
     return create
 
 
-def running() -> Any:
-    """Return the graph whose function or session this thread runs, which TensorFlow may optimize; None: not known."""
-    return owners.thread.running
+def _registering(original: Any) -> Any:
+    """A graph becomes a function."""
+
+    @functools.wraps(original)
+    def from_func_graph(name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        _functions[name.decode() if isinstance(name, bytes) else name] = graph
+        return original(name, graph, *args, **kwargs)
+
+    return from_func_graph
 
 
 def _calling(original: Any) -> Any:
-    """A function that was traced is called, or a session runs."""
+    """A function that was traced is called."""
 
     @functools.wraps(original)
     def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,6 +134,23 @@ def _calling(original: Any) -> Any:
             owners.thread.running = before
 
     return call
+
+
+def _running(original: Any) -> Any:
+    """A session of TensorFlow 1 runs."""
+
+    @functools.wraps(original)
+    def run(session: Any, handle: Any, targets: Any, fetches: Any, fed: Any, *args: Any) -> Any:
+        thread = owners.thread
+        before = thread.running, thread.is_cut
+        thread.running = session.graph
+        thread.is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
+        try:
+            return original(session, handle, targets, fetches, fed, *args)
+        finally:
+            thread.running, thread.is_cut = before
+
+    return run
 
 
 # ---------------------------------------------------------------- gradients
@@ -140,18 +191,19 @@ def _gradient(operation: Any, *args: Any) -> Any:
     """Take the place of the function that TensorFlow's tape asks for the gradient of an operation."""
     if type(operation) is not _Owned:
         return backprop._gradient_function(operation, *args)
-    return _in_backward_of(operation.owner, str(operation), lambda: backprop._gradient_function(str(operation), *args))
+    kind = str(operation)
+    return _in_backward_of(operation.owner, kind, backprop._gradient_function, kind, *args)
 
 
-def _in_backward_of(owner: owners.Owner | None, operation: str, compute: Callable[[], Any]) -> Any:
+def _in_backward_of(owner: owners.Owner | None, operation: str, compute: Callable[..., Any], *args: Any) -> Any:
     through = owners.thread.through
     if owner is None or through is None or not _patches.live:
-        return compute()
+        return compute(*args)
     backward = owner.backward(through)
     if tf.executing_eagerly():
         through.enter(backward, operation)
     with owners.owned(backward):
-        return compute()
+        return compute(*args)
 
 
 def _recording_operation(original: Any) -> Any:
@@ -161,16 +213,12 @@ def _recording_operation(original: Any) -> Any:
     def record_operation(
         op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Any, forward_function: Any = None
     ) -> Any:
-        owner, function = owners.current(), backward_function
-        if owner is not None and op_type not in owners.READS and callable(function):
-            backward_function = functools.partial(_own_backward, owner, str(op_type), function)
+        owner = owners.current()
+        if owner is not None and op_type not in owners.READS and callable(backward_function):
+            backward_function = functools.partial(_in_backward_of, owner, str(op_type), backward_function)
         return original(op_type, output_tensors, input_tensors, backward_function, forward_function)
 
     return record_operation
-
-
-def _own_backward(owner: owners.Owner, operation: str, function: Callable[..., Any], *grads: Any) -> Any:
-    return _in_backward_of(owner, operation, lambda: function(*grads))
 
 
 def _computing(original: Any) -> Any:
@@ -194,20 +242,12 @@ def _computing(original: Any) -> Any:
 def _differentiating(original: Any) -> Any:
     @functools.wraps(original)
     def compile_gradient(scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
-        made = graphs.get(operation.graph, {}).get(operation.name) or _copied(operation)
+        graph = graphs.get(operation.graph)
+        made = graph.operations.get(operation.name) if graph else None
         owner = made.owner if made else None
-        return _in_backward_of(owner, operation.type, lambda: original(scope, operation, function, gradient))
+        return _in_backward_of(owner, operation.type, original, scope, operation, function, gradient)
 
     return compile_gradient
-
-
-def _copied(operation: Any) -> Made | None:
-    """Return the operation of which TensorFlow has made a copy, as it does with the bodies of loops."""
-    for made in reversed(list(graphs.values())):
-        one = made.get(operation.name)
-        if one is not None and one.kind == operation.type:
-            return one
-    return None
 
 
 # ---------------------------------------------------------------- replicas
@@ -240,8 +280,9 @@ _users_lock: Final = threading.Lock()
 
 _PATCHED: Final = (
     (ops.Graph, "_create_op_internal", _creating),
+    (atomic_function, "from_func_graph", _registering),
     (atomic_function.AtomicFunction, "call_flat", _calling),
-    (session.BaseSession, "run", _calling),
+    (session.BaseSession, "_do_run", _running),
     (pywrap_tfe, "TFE_Py_FastPathExecute", _executing),
     (pywrap_tfe, "TFE_Py_RecordGradient", _recording),
     (record, "record_operation", _recording_operation),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -88,20 +89,24 @@ class Owner:
         parent = self.parent
         if parent is not None:
             parent = parent.parent if parent is ended else parent.outside(ended)
-        made = Owner(self.event, self.grad_event, parent, tag=self.tag, grad_tag=self.grad_tag)
-        made.key, made.sized = self.key, self.sized
+        return self._under(parent)
+
+    def _under(self, parent: Owner | None) -> Owner:
+        made = copy(self)
+        made.parent, made._backward = parent, None
         return made
 
     def backward(self, through: Pass) -> Owner:
         """Return the owner of this one's backward in one computation of gradients."""
-        around = through.outer
-        while around is not None:
+        for around in through.outer.lineage() if through.outer else ():
             if around.backward_of is self:  # a gradient of its own, that computes gradients
                 return around
-            around = around.parent
         if self._backward is None or self._backward[0] is not through:
-            whole = self.parent is None or through.is_inside(self.parent)
-            parent = through.outer if whole or self.parent is None else self.parent.backward(through)
+            parent = self.parent
+            if parent is None or parent.place != self.place or through.is_inside(parent):
+                parent = through.outer
+            else:
+                parent = parent.backward(through)
             made = Owner(self.grad_event, self.grad_event, parent, tag=self.grad_tag, grad_tag=self.grad_tag)
             made.sized, made.backward_of = self.sized, self
             if self.key is not self:
@@ -111,8 +116,8 @@ class Owner:
 
     def again(self, parent: Owner | None) -> Owner:
         """Return the owner of another call of the function of a graph that this one is in."""
-        made = Owner(self.event, self.grad_event, parent, tag=self.tag, grad_tag=self.grad_tag, sizes=self.sized.sizes)
-        made.backward_of, made.waits, made.place = self.backward_of, self.waits, self.place
+        made = self._under(parent)
+        made.key, made.sized, made.sizes = made, made, self.sized.sizes
         return made
 
     @staticmethod
@@ -132,13 +137,14 @@ class Owner:
 
     def chain(self) -> list[Owner]:
         """Return the owners that have a range, from the outermost to this one."""
-        found: list[Owner] = []
+        return [owner.key for owner in self.lineage() if owner.event is not None][::-1]
+
+    def lineage(self) -> Iterator[Owner]:
+        """Yield this owner, its parent, and so on."""
         owner: Owner | None = self
         while owner is not None:
-            if owner.event is not None:
-                found.append(owner.key)
+            yield owner
             owner = owner.parent
-        return found[::-1]
 
 
 def _common_parent(owners: Sequence[Owner]) -> Owner | None:
@@ -160,10 +166,7 @@ class Pass:
 
     def is_inside(self, owner: Owner) -> bool:
         """Return whether the gradients are computed inside an owner, as where a layer is recomputed."""
-        outer = self.outer
-        while outer is not None and outer is not owner:
-            outer = outer.parent
-        return outer is not None
+        return self.outer is not None and owner in self.outer.lineage()
 
     def enter(self, owner: Owner, operation: str) -> None:
         """Have the ranges of this owner open and no others, before the gradient of an operation is computed."""
@@ -192,6 +195,9 @@ class _Thread(threading.local):
         self.owner: Owner | None = None
         self.through: Pass | None = None
         self.running: Any = None
+        """The graph whose function or session this thread runs, which TensorFlow may optimize."""
+        self.is_cut = False
+        """Whether the session is fed a tensor that is not a placeholder, so that a part of its graph does not run."""
         self.started: dict[Owner | None, WeakKeyDictionary[Any, Owner]] = {}
 
 
@@ -241,9 +247,7 @@ def start(owner: Owner) -> Callable[[], None]:
 def in_backward() -> bool:
     """Return whether this thread computes gradients of something that has ranges."""
     owner = current()
-    while owner is not None and owner.backward_of is None:
-        owner = owner.parent
-    return owner is not None
+    return owner is not None and any(one.backward_of for one in owner.lineage())
 
 
 @contextmanager

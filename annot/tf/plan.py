@@ -2,15 +2,16 @@
 
 A range opens when the first of its nodes is ready, and closes when the last has run. The graph's own nodes keep their
 order: a point waits only for what the nodes behind it wait for, so what ran in parallel still does. Four exceptions
-change when a node runs and never what it computes: nodes that depend on weights alone wait for their layer, the
-backward of a layer waits for its gradient, the update of an optimizer waits for all gradients, and a range opens after
-the close of a range that waits for the same nodes.
+change when a node runs: nodes that depend on weights alone wait for their layer, the backward of a layer waits for its
+gradient, the update of an optimizer waits for all gradients, and a range opens after the close of a range that waits
+for the same nodes. A node that changes a state without any data is held by none of these, since TensorFlow runs it even
+where the step fails.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,7 +29,7 @@ class Point:
     """An operation that closes and opens ranges.
 
     Args:
-        after: the nodes that it waits for, by number.
+        after: the nodes that it waits for, as indices.
         context: the loops and branches around it.
         points: the points that it waits for.
         close: owners whose ranges it closes, the innermost first.
@@ -46,28 +47,29 @@ class Point:
     sizes: dict[Owner, list[tuple[int, int]]] = field(default_factory=dict)
 
 
-def plan(nodes: Sequence[Node], found: Sequence[Found]) -> list[Point]:
+def plan(nodes: Sequence[Node], found: Sequence[Found], prefixes: Mapping[Owner, str]) -> list[Point]:
     """Return where the ranges of a graph open and close; no points for a graph without owners.
 
     Args:
         nodes: of the graph.
         found: where each comes from.
+        prefixes: of the graphs in which the sizes of each owner are.
 
     Raises:
-        ValueError: the graph is too large, or has a circle that is not a loop of TensorFlow's.
+        ValueError: the graph is too large, or has a cycle that is no loop of TensorFlow.
     """
     if not any(one.owners for one in found):
         return []
     if len(nodes) > _MAX_NODES:
         raise ValueError(f"it has {len(nodes)} nodes, more than {_MAX_NODES}")
     shape = Shape(nodes)
-    sizes = _Sizes(shape, found)
+    sizes = _Sizes(shape, found, prefixes)
     for_gradients = _for_gradients(shape, found)
     for waits in (True, False):
-        points = _Points(shape, _groups(shape, nodes, found), sizes, for_gradients, waits=waits).plan()
+        points = _Points(shape, _groups(shape, found), sizes, for_gradients, waits=waits).plan()
         if _has_order(shape, points):
             return points
-    raise ValueError("its nodes wait for each other in a circle")
+    raise ValueError("its nodes form a cycle")
 
 
 def _for_gradients(shape: Shape, found: Sequence[Found]) -> list[bool]:
@@ -82,18 +84,10 @@ def _for_gradients(shape: Shape, found: Sequence[Found]) -> list[bool]:
 class _Sizes:
     """Where the sizes are that texts leave open."""
 
-    def __init__(self, shape: Shape, found: Sequence[Found]) -> None:
+    def __init__(self, shape: Shape, found: Sequence[Found], prefixes: Mapping[Owner, str]) -> None:
         self._places = shape.places
         self._same = tensors(shape.nodes, found)
-        self._prefixes: dict[Owner, str] = {}
-        for one in found:
-            for owner in one.owners:
-                self._add(owner, one.prefix)
-
-    def _add(self, owner: Owner | None, prefix: str) -> None:
-        while owner is not None and owner.sized not in self._prefixes:
-            self._prefixes[owner.sized] = prefix
-            owner = owner.parent
+        self._prefixes = prefixes
 
     def of(self, owner: Owner) -> list[tuple[int, int]]:
         """Return the outputs of nodes that have the sizes; none if one of them is gone."""
@@ -108,7 +102,7 @@ class _Sizes:
 
 
 def _has_order(shape: Shape, points: Sequence[Point]) -> bool:
-    """Return whether the points lead to no circle."""
+    """Return whether the points form no cycle."""
     first = len(shape.nodes)
     numbers = {id(point): first + i for i, point in enumerate(points)}
     sources = [list(one) for one in shape.sources]
@@ -129,7 +123,6 @@ class _Group:
 
     Args:
         owner: of the range.
-        depth: how many ranges are around it.
         nodes: that count for when it opens and closes.
         weights: nodes that depend on weights alone.
         first: nodes of it that wait for no other of it.
@@ -138,7 +131,6 @@ class _Group:
     """
 
     owner: Owner
-    depth: int
     nodes: set[int] = field(default_factory=set)
     weights: list[int] = field(default_factory=list)
     first: list[int] = field(default_factory=list)
@@ -146,20 +138,20 @@ class _Group:
     context: Context = ((), frozenset())
 
 
-def _groups(shape: Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[_Group]:
+def _groups(shape: Shape, found: Sequence[Found]) -> list[_Group]:
     """Return the nodes by owner, those of fused layers under their joined owner; the outermost first."""
     groups: dict[Owner, _Group] = {}
-    for i, owner in _owned_nodes(shape, nodes, found):
-        for depth, one in enumerate(owner.chain()):
-            groups.setdefault(one, _Group(one, depth)).nodes.add(i)
-    return sorted(groups.values(), key=lambda group: group.depth)
+    for i, owner in _owned_nodes(shape, found):
+        for one in owner.chain():
+            groups.setdefault(one, _Group(one)).nodes.add(i)
+    return sorted(groups.values(), key=lambda group: len(group.owner.chain()))
 
 
-def _owned_nodes(shape: Shape, nodes: Sequence[Node], found: Sequence[Found]) -> list[tuple[int, Owner]]:
+def _owned_nodes(shape: Shape, found: Sequence[Found]) -> list[tuple[int, Owner]]:
     joined: dict[frozenset[Owner], Owner] = {}
     owned: list[tuple[int, Owner]] = []
     for i in shape.order:
-        kind = nodes[i].kind
+        kind = shape.nodes[i].kind
         if found[i].owners and kind not in VALUES and kind not in PASSED_ON and kind != "NextIteration":
             owned.append((i, _one_owner(found[i].owners, joined)))
     _adopt(shape, found, owned)
@@ -206,7 +198,7 @@ class _Points:
         groups: the nodes by range.
         sizes: where the sizes are that texts leave open.
         for_gradients: which nodes compute gradients.
-        waits: whether a node may have to wait for more than it needs; without that no circle can come about.
+        waits: whether a node may have to wait for more than it needs; otherwise no cycle is possible.
     """
 
     def __init__(
@@ -232,6 +224,7 @@ class _Points:
             self._point(frozenset(group.last), group.context).close.append(group.owner)
         for group, opening, sized in zip(self._groups, openings, sizes, strict=True):
             self._open(group, opening, sized)
+        self._order_opens()
         self._order_closes()
         return [*self._points.values()]
 
@@ -275,7 +268,11 @@ class _Points:
         early = all(shape.early[i] for i in nodes)  # as where the graph has no input but its weights
         reached: set[int] = set()
         first: list[int] = []
+        kept: list[int] = []
         for i in sorted(nodes, key=shape.rank.__getitem__):
+            if self._is_kept(i):
+                kept.append(i)
+                continue
             waits = shape.waits_for(i)
             if not reached.isdisjoint(waits):
                 reached.add(i)
@@ -283,8 +280,12 @@ class _Points:
                 reached.add(i)
                 first += [i] if shape.inside[i] == group.context else []
         if first:
-            group.weights += [i for i in group.first if i not in reached]
-            group.first = first
+            group.weights += [i for i in group.first if i not in reached and i not in kept]
+            group.first = first + kept
+
+    def _is_kept(self, i: int) -> bool:
+        """Return whether a node gives a value of the forward that a loop has kept for its gradients."""
+        return self._shape.nodes[i].kind == "TensorListPopBack"
 
     def _is_gradient(self, i: int) -> bool:
         return self._for_gradients[i] and self._shape.nodes[i].kind not in VALUES
@@ -300,7 +301,7 @@ class _Points:
         if not self._may_wait:
             return openings
         self._drop_early(group, openings)
-        if len(openings) > 1 and group.owner.waits:
+        if len(openings) > 1 and (group.owner.waits or any(map(self._is_kept, group.first))):
             openings = self._all_at_once(openings)
         elif len(openings) > 1 and group.owner.backward_of is not None:
             openings = self._with_gradient(openings)
@@ -321,8 +322,8 @@ class _Points:
 
     def _with_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
         """Have what depends on values of the forward wait for the gradient, which comes last."""
-        depth = self._shape.depth
-        last = max(openings, key=lambda after: max((depth[i] for i in after), default=-1))
+        rank = self._shape.rank
+        last = max(openings, key=lambda after: max((rank[i] for i in after), default=-1))
         kept = {last: list(openings[last])}
         for after, before in openings.items():
             if after is not last:
@@ -331,7 +332,7 @@ class _Points:
         return kept
 
     def _add_weights(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
-        """Have the nodes that depend on weights alone wait for the range, where that leads to no circle."""
+        """Have the nodes that depend on weights alone wait for the range, where that forms no cycle."""
         after = next(iter(openings))
         openings[after] += [
             i for i in group.weights if not any(one == i or self._shape.depends(one, i) for one in after)
@@ -341,14 +342,32 @@ class _Points:
         for after, before in openings.items():
             point = self._point(after, group.context)
             point.open.append(group.owner)
-            point.before += [i for i in before if i not in point.before and self._shape.inside[i] == group.context]
+            point.before += [i for i in before if i not in point.before and self._may_be_held(i, point)]
             if sized and all(self._is_there(i, point) for i, _ in sized):
                 point.sizes[group.owner] = sized
+
+    def _may_be_held(self, i: int, point: Point) -> bool:
+        """Return whether a node may wait for a point."""
+        free = self._shape.free[i] and not any(self._shape.depends(i, one) for one in point.after)
+        return self._shape.inside[i] == point.context and not free
 
     def _is_there(self, i: int, point: Point) -> bool:
         """Return whether a node has run before a point, or may as well."""
         there = i in point.after or any(self._shape.depends(j, i) for j in point.after)
         return self._may_wait_for(i, point.context) and (there or self._shape.nodes[i].kind in VALUES)
+
+    def _order_opens(self) -> None:
+        """Have a range open after the one around it, where all nodes that it opens before wait for that one."""
+        opening: dict[Owner, list[Point]] = {}
+        for point in self._points.values():
+            for owner in point.open:
+                opening.setdefault(owner, []).append(point)
+        for owner, points in opening.items():
+            outer = owner.chain()[-2] if len(owner.chain()) > 1 else None
+            for around in opening.get(outer, ()) if outer is not None else ():
+                for point in points:
+                    if point.before and set(point.before) <= set(around.before):
+                        self._link(point, around)
 
     def _order_closes(self) -> None:
         """Have a range close after those inside it, and points after the closes that wait for one of their nodes."""

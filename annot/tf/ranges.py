@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +14,7 @@ from annot import emit
 from annot.capture import Capture
 from annot.choice import Selection, choose
 from annot.instrument import check_keras_backend
+from annot.patches import undo_all
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
 from annot.tf import library, names, noting
@@ -103,12 +104,7 @@ def emit_ranges(
 
 def _chosen_mode() -> Mode:
     """Prefer TensorFlow's own ranges on a GPU, where each of its operations has one."""
-    if tf.config.list_physical_devices("GPU") and reason() is None:
-        return "names"
-    obstacle = library.available()
-    if obstacle is not None:
-        emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
-    return "ops" if obstacle is None else "python"
+    return "names" if tf.config.list_physical_devices("GPU") and reason() is None else "ops"
 
 
 class EmitRanges(SwitchedBlock):
@@ -118,7 +114,7 @@ class EmitRanges(SwitchedBlock):
     `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
     """
 
-    __slots__ = ("_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
+    __slots__ = ("_block", "_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
 
     def __init__(
         self, model: keras.Layer, options: Options, schedule: Schedule | None = None, *, without_tool: bool = False
@@ -130,30 +126,33 @@ class EmitRanges(SwitchedBlock):
         self._functions = StepFunctions(model)
         self._collector = Capture(tell_cuda)
         self._loops: list[FitLoops] = []
+        self._block: list[StandIn] | None = None
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def _enter(self, done: list[str]) -> None:
+        super()._enter(done)
         loops = FitLoops(self._model)
         self._loops.append(loops)
         if emit.enabled():  # also while the block is paused, since a schedule counts the batches
             loops.install()
-        return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self._loops.pop().remove()
-        super().__exit__(*exception)
+    def _leave(self, done: list[str]) -> None:
+        if "block" not in done and len(self._loops) >= self._entered > 0:
+            self._loops[-1].remove()
+            del self._loops[-1]
+        super()._leave(done)
 
     def _is_wanted(self) -> bool:
         return self._without_tool or super()._is_wanted()
 
-    def _install(self) -> list[StandIn]:
-        block = _INSTALLED.enter(self._model, self._options)
+    def _install(self) -> None:
+        self._block = _INSTALLED.enter(self._model, self._options)
         self._functions.exchange()
-        return block
 
-    def _remove(self, installed: list[StandIn]) -> None:
-        self._functions.exchange()
-        _INSTALLED.leave(installed)
+    def _remove(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            self._functions.exchange()
+            _INSTALLED.leave(block)
 
     def _capture(self, on: bool) -> None:
         self._collector.set(on)
@@ -177,7 +176,7 @@ class Installed:
                 block = self._layers.add_model(model, options)
             except BaseException:
                 if not self._blocks:
-                    self._take_away()
+                    undo_all(self._undo)
                 raise
             self._blocks += 1
         if not block:
@@ -185,24 +184,14 @@ class Installed:
         return block
 
     def _install(self, options: Options) -> None:
+        graphs = options.mode == "ops"
         self._undo.append(library.close_all)
         self._undo.append(noting.install())
-        if options.mode == "ops":
+        if graphs:
             obstacle = library.available()
             if obstacle is not None:
                 emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
             self._undo.append(library.use())
-        self._install_around(options)
-        if options.mode == "names":
-            self._name_operations()
-
-    def _take_away(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def _install_around(self, options: Options) -> None:
-        """What is not a call of the model."""
-        graphs = options.mode == "ops"
         for part, wanted in (
             (OptimizerSteps(graphs=graphs), options.optimizer),
             (DataWaits(graphs=graphs), options.data),
@@ -210,15 +199,15 @@ class Installed:
             if wanted:
                 part.install()
                 self._undo.append(part.remove)
+        if options.mode == "names" and emit.enabled():  # what is noted is for tf.profiler too, which needs no ranges
+            self._name_operations()
 
     def _name_operations(self) -> None:
         """Switch TensorFlow's own ranges on, and say again which layers were traced before."""
-        if not emit.enabled():  # what is noted is for tf.profiler, which needs no ranges
-            return
         switched = contextlib.ExitStack()
+        self._undo.append(switched.close)
         if not switched.enter_context(operation_ranges()):
             emit.warn_once(f"{reason()}; layers in graphs are found in what tf.profiler writes only")
-        self._undo.append(switched.close)
         names.tell()
 
     def leave(self, block: list[StandIn]) -> None:
@@ -227,7 +216,7 @@ class Installed:
             self._layers.remove(block)
             self._blocks -= 1
             if not self._blocks:
-                self._take_away()
+                undo_all(self._undo)
 
 
 _INSTALLED = Installed()

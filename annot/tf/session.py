@@ -9,6 +9,7 @@ import wrapt
 
 from annot import emit, loop
 from annot.open_ranges import OpenRanges
+from annot.patches import Patches
 from annot.tf.callback import close_operations
 
 __all__ = ["SessionHook"]
@@ -39,19 +40,20 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._ranges = OpenRanges()
         self._count = 0
         self._announced = False
-        self._session: Any = None
+        self._patches = Patches()
+        self._is_told = False  # of every run of the session
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Have every run of the session that hooks are told of begin and end in its range."""
-        self._restore()
-        session.run = wrapt.FunctionWrapper(session.run, self._run)
-        self._session = session
+        self._patches.undo()
+        self._patches.replace(session, "run", wrapt.FunctionWrapper(session.run, self._run))
+        self._is_told = True
 
     def before_run(self, run_context: Any) -> None:
         """Prepare for a run; of a session that was created without this hook, begin its range."""
         self._ranges.end("step", self._stage)
         self._announced = emit.enabled() or bool(loop.followers.of_batches)
-        if self._announced and self._session is None:
+        if self._announced and not self._is_told:
             self._begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -62,7 +64,8 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def end(self, session: Any) -> None:
         """End what is open, and give the session its function back."""
         self._ranges.close()
-        self._restore()
+        self._patches.undo()
+        self._is_told = False
 
     def _begin(self) -> None:
         if self._count >= self._skip:
@@ -81,8 +84,3 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             raise
         finally:
             self._ranges.end("step", self._stage)
-
-    def _restore(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            vars(session).pop("run", None)

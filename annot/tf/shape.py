@@ -1,4 +1,4 @@
-"""A graph by numbers: what waits for what, in which order, in which loops and branches."""
+"""The dependencies between the nodes of a graph, their order, and the loops and branches around each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Final, TypeAlias
 
 from annot.tf.lookup import Node
 
-__all__ = ["CONTROL_FLOW", "PASSED_ON", "VALUES", "Context", "Shape", "in_order", "port"]
+__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Shape", "in_order", "port"]
 
 Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
 """The loops around a node, from the outermost, and the branches that it runs in."""
 
-CONTROL_FLOW: Final = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch"})
+SWITCHES: Final = frozenset({"Switch", "_SwitchN"})
+"""Nodes that pass their input on to one of their outputs."""
+CONTROL_FLOW: Final = SWITCHES | {"Enter", "Exit", "LoopCond", "Merge", "NextIteration"}
 VALUES: Final = frozenset({"Const", "HostConst", "Placeholder", "VarHandleOp", "VariableV2", "_Arg", "_DeviceArg"})
 PASSED_ON: Final = frozenset(
     {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size"}
@@ -22,7 +24,7 @@ PASSED_ON: Final = frozenset(
 
 
 class Shape:
-    """A graph by numbers: what waits for what, in which order, in which loops and branches."""
+    """The dependencies between the nodes of a graph; a node is given by its index."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         places = {node.name: i for i, node in enumerate(nodes)}
@@ -40,15 +42,13 @@ class Shape:
             self.sources.append([*dict.fromkeys([*(port[0] for port in ports if port), *controls])])
         self.order = in_order(self.sources)
         self.rank = {node: i for i, node in enumerate(self.order)}
-        self.depth = [0] * len(nodes)
-        """How many nodes run one after another before each."""
-        for i in self.order:
-            self.depth[i] = 1 + max((self.depth[source] for source in self.sources[i]), default=-1)
         self.consumers: list[list[int]] = [[] for _ in nodes]
         for i, sources in enumerate(self.sources):
             for source in sources:
                 self.consumers[source].append(i)
         self.early = self._find_early()
+        self.free = self._find_free()
+        """Early nodes that have to run even where a step fails, as at the end of the data, and what they wait for."""
         self.inside: list[Context] = [((), frozenset())] * len(nodes)
         self.outside: list[Context] = [((), frozenset())] * len(nodes)
         self._find_contexts()
@@ -66,6 +66,12 @@ class Shape:
             elif kind not in CONTROL_FLOW and not kind.startswith(("Iterator", "Optional")):
                 early[i] = all(early[source] for source in self.sources[i])
         return early
+
+    def _find_free(self) -> list[bool]:
+        free = [False] * len(self.nodes)
+        for i in reversed(self.order):
+            free[i] = self.early[i] and (self.nodes[i].acts or any(free[consumer] for consumer in self.consumers[i]))
+        return free
 
     def _find_contexts(self) -> None:
         frames: dict[str, Context] = {}
@@ -92,7 +98,7 @@ class Shape:
         """Return the context of an output of a node."""
         source, output = port
         loops, branches = self.outside[source]
-        if self.nodes[source].kind == "Switch":
+        if self.nodes[source].kind in SWITCHES:
             return loops, branches | {(self.nodes[source].inputs[1], output)}
         return loops, branches
 

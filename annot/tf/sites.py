@@ -13,6 +13,7 @@ from tensorflow.python.framework.ops import EagerTensor
 
 from annot import emit, tag
 from annot.hyperparameters import Arguments
+from annot.recent import Recent
 from annot.shapes import MAX_TENSORS, spec_of
 from annot.tf.hyperparameters import gradients, hyperparameters
 from annot.tf.owners import Owner, is_watched, may_be_taped
@@ -20,7 +21,6 @@ from annot.tf.sizes import sources_of
 
 __all__ = ["Site", "tensors_among"]
 
-_TOO_MANY: Final = "too many different input shapes for one run: further ranges show none"
 _DEPTH: Final = 3
 _PLAIN: Final = (type(None), bool, int, float, str)
 """What tells at once that it is no tensor; asking TensorFlow's classes takes long."""
@@ -44,7 +44,7 @@ class Site:
     module: str
     layer: keras.Layer
     shapes: bool = True
-    events: dict[Any, Any] = field(default_factory=dict)
+    events: Recent = field(default_factory=Recent)
 
     def forward(self, tensors: Sequence[Any]) -> Any:
         """Return the event of a forward call with these tensors."""
@@ -69,15 +69,13 @@ class Site:
             needs = bool(self.layer.trainable_variables), any(map(_needs_gradient, tensors))
             grad_tag, grad_event = self._made("backward", (*needs, *key), tensors, needs)
         sizes = sources_of(tensors[:MAX_TENSORS]) if self.shapes else ()
-        return Owner(
-            event if forward else None, grad_event, parent, tag=made, grad_tag=grad_tag, sizes=sizes
-        )  # fmt: skip
+        return Owner(event if forward else None, grad_event, parent, tag=made, grad_tag=grad_tag, sizes=sizes)
 
     def _made(
         self, phase: tag.Phase, key: tuple[Any, ...], tensors: Sequence[Any], needs: tuple[bool, bool] | None = None
     ) -> tuple[tag.Tag, Any]:
         """Return what a range shows, and its event."""
-        found: tuple[tag.Tag, Any] | None = self.events.get((phase, key))
+        found: tuple[tag.Tag, Any] | None = self.events.recall((phase, key))
         if found is None:
             specs, omitted, arguments = self.shown(tensors)
             if specs and needs is not None:
@@ -85,15 +83,12 @@ class Site:
                     arguments += gradients(self.layer, weights=needs[0], inputs=needs[1])
             shown = tag.Tag(self.path, self.module, phase, specs, omitted, arguments=arguments)
             found = shown, emit.event(tag.format(shown), category=phase, few=not specs)
-            self.events[phase, key] = found
+            self.events.keep((phase, key), found)
         return found
 
     def shown(self, tensors: Sequence[Any]) -> _Specs:
         """Return what the text of a call with these tensors shows of them, and of the layer."""
         if not self.shapes:
-            return (), 0, ()
-        if not emit.room_for_texts(2):
-            emit.warn_once(_TOO_MANY)
             return (), 0, ()
         specs = tuple(spec_of(tensor) for tensor in tensors[:MAX_TENSORS])
         arguments: Arguments = ()
@@ -134,6 +129,8 @@ def _needs_gradient(tensor: Any) -> bool:
 
     The tape may be around a function that is traced without one; then an argument of the function is taken for data.
     """
+    if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+        tensor = tensor.flat_values if isinstance(tensor, tf.RaggedTensor) else tensor.values
     if isinstance(tensor, EagerTensor) or may_be_taped():
         return is_watched(tensor)
     return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.op.type != "Placeholder"

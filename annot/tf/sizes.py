@@ -6,7 +6,6 @@ operation that opens the range is given the shapes of those tensors, four bytes 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from collections import Counter
@@ -81,16 +80,15 @@ def sized(event: Any, shapes: Shapes) -> Any:
         shapes: one for each tensor with an open size.
 
     Returns:
-        The event itself if there is no room for another text.
+        The event itself if it has `MAX_SIZED` variants already.
     """
     with _lock:
         made = _variants.get((event, shapes))
-        if made is None and _counts[event] < MAX_SIZED and emit.room_for_texts():
+        if made is None and _counts[event] < MAX_SIZED:
             made = _variants[event, shapes] = _made(event, shapes)
             _counts[event] += 1
     if made is None:
-        with contextlib.suppress(RuntimeWarning):  # an error here would be that of the user's graph
-            emit.warn_once(_TOO_MANY)
+        emit.warn_once(_TOO_MANY)
     return made or event
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import keras
 
+from annot.patches import Patches
 from annot.tf.callback import AnnotCallback
 
 __all__ = ["FitLoops"]
@@ -26,32 +27,25 @@ class FitLoops:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._stand_ins: dict[str, Any] = {}
-        self._live = False
+        self._patches = Patches()
 
     def install(self) -> None:
         """Put the stand-ins in their places; what is there in the model itself and not in its class is left alone."""
-        self._live = True
         for name in _METHODS:
             original = getattr(self._model, name, None)
             if callable(original) and name not in vars(self._model):
-                # Past Keras' own __setattr__, which would track what is assigned as a part of the model.
-                vars(self._model)[name] = self._stand_ins[name] = self._stand_in(original)
+                self._patches.replace(self._model, name, self._stand_in(original))
 
     def remove(self) -> None:
         """Take the stand-ins away; one that somebody else has wrapped meanwhile is transparent from now on."""
-        self._live = False
-        while self._stand_ins:
-            name, stand_in = self._stand_ins.popitem()
-            if vars(self._model).get(name) is stand_in:
-                del vars(self._model)[name]
+        self._patches.undo()
 
     def _stand_in(self, original: Any) -> Any:
         usual = getattr(keras.Model, original.__name__, original)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            taken = _with_callback(original, usual, args, kwargs) if self._live else None
+            taken = _with_callback(original, usual, args, kwargs) if self._patches.live else None
             if taken is None:
                 return original(*args, **kwargs)
             args, kwargs, callback = taken

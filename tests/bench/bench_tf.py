@@ -259,8 +259,7 @@ def measure() -> None:
 
     from annot.tf import library
 
-    loaded = library.load()
-    print(f"  TensorFlow {tf.__version__}, operations: {getattr(loaded, 'how', loaded)}")
+    print(f"  TensorFlow {tf.__version__}, {library.available() or 'with ranges in graphs'}")
     measure_chain("graph", tf.function, GRAPH_US[mode()])
     measure_gradients()
     measure_chain("eager", lambda function: function, EAGER_US[mode()])
