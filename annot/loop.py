@@ -125,7 +125,7 @@ class NumberedRange:
         event = emit.event(
             format_tag(Tag(module=self._stage, phase=self._phase, step=self._number)),
             category="loop",
-            payload=self._number,
+            payload=self._number if self._number < 2**63 else None,
             transient=True,
             general=format_tag(Tag(module=self._stage, phase=self._phase)),
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from annot import emit
+from annot import emit, own
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 __all__ = ["Outermost"]
 
@@ -60,12 +61,15 @@ class Outermost:
             self._close()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    __exit__: Callable[..., None] = own.exit_method
+
+    def _exit(self, done: list[str], *exception: object) -> None:
         if self._depth >= 0:
             self._close()
 
     def _close(self) -> None:
-        emit.pop_to(self._depth)  # whatever an interrupt has left open included
-        _open.kinds.discard(self._kind)
+        kinds = _open.kinds
+        try:
+            emit.pop_to(self._depth)  # whatever an interrupt has left open included
+        finally:
+            kinds.discard(self._kind)

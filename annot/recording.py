@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from annot.errors import AnnotError
+from annot.errors import AnnotError, warn
 
 if TYPE_CHECKING:
     from annot.collect.export import Recording
+    from annot.collect.folder import PartsFolder
 
 __all__ = ["record"]
 
@@ -30,7 +29,7 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
 
     Args:
         path: the profile to write, an SQLite file.
-        force: whether an existing one may be replaced.
+        force: replace an existing one, and the folder ``<path>.parts`` of a recording that was killed.
 
     Raises:
         AnnotError: on entry: the profile cannot be written there, or the recorder was not built.
@@ -51,7 +50,7 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
         self.path = Path(path)
         self.recording = None
         self._force = force
-        self._parts = Path(os.path.abspath(f"{self.path}.parts"))
+        self._parts: PartsFolder | None = None
         self._recorder: ctypes.CDLL | None = None
         self._pid = 0
         self._environ: dict[str, str | None] = {}
@@ -63,74 +62,79 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
         recorder = ctypes.CDLL(library)
         obstacle = _obstacle(library, recorder)
         if obstacle:
-            warnings.warn(f"{obstacle}; {self.path} is not written", RuntimeWarning, stacklevel=2)
+            warn(f"{obstacle}; {self.path} is not written", stacklevel=2)
             return self
-        self._make_parts()
         self._begin(library, recorder)
         return self
 
     def __exit__(self, *exception: object) -> None:
         # A child that was forked inside the block leaves the rest to its parent.
-        if self._recorder is None or self._pid != os.getpid():
+        if self._recorder is None or self._parts is None or self._pid != os.getpid():
             return
         from annot import emit
 
         self._recorder.annot_recorder_stop()
-        self._recorder = None
+        parts, self._recorder, self._parts = self._parts, None, None
         self._restore_environ()
         emit.release()
-        self._write()
+        self._write(parts)
 
     def _check_path(self) -> None:
         if self.path.is_dir():
             raise AnnotError(f"{self.path} is a folder: name the file to write")
         if os.path.lexists(self.path) and not self._force:
             raise AnnotError(f"{self.path} exists: name another file, or replace it with force=True")
-        if not self._parts.parent.is_dir():
-            raise AnnotError(f"{self.path} cannot be written: there is no folder {self._parts.parent}")
+        if self.path.exists() and not self.path.is_file():
+            raise AnnotError(f"{self.path} is not a regular file: name another one")
+        folder = Path(os.path.abspath(self.path)).parent
+        if not folder.is_dir():
+            raise AnnotError(f"{self.path} cannot be written: there is no folder {folder}")
 
-    def _make_parts(self) -> None:
-        if self._force:
-            shutil.rmtree(self._parts, ignore_errors=True)
+    def _make_parts(self) -> PartsFolder:
+        from annot.collect.folder import PartsFolder
+
         try:
-            self._parts.mkdir()
+            return PartsFolder(self.path, force=self._force)
         except FileExistsError:
             raise AnnotError(
-                f"{self._parts} exists: a recording of {self.path} goes on or was killed; remove it or use force=True"
+                f"{self.path}.parts exists: a recording of {self.path} goes on or was killed; remove it or use "
+                "force=True"
             ) from None
-        except OSError as error:
-            raise AnnotError(f"{self.path} cannot be written: {self._parts}: {error.strerror}") from None
 
     def _begin(self, library: str, recorder: ctypes.CDLL) -> None:
         from annot import emit
 
+        parts = self._make_parts()
         self._set_environ(_INJECTION, library)
         blind = _nvtx_is_blind(recorder)
-        error = recorder.annot_recorder_start(os.fsencode(self._parts))
+        error = recorder.annot_recorder_start(os.fsencode(parts.path))
         if error:
             self._restore_environ()
-            shutil.rmtree(self._parts, ignore_errors=True)
-            raise AnnotError(f"{self.path} cannot be written: {self._parts}: {os.strerror(error)}")
-        self._set_environ(_FOLDER, str(self._parts))
-        self._recorder, self._pid = recorder, os.getpid()
+            parts.remove()
+            raise AnnotError(f"{self.path} cannot be written: {parts.path}: {os.strerror(error)}")
+        self._set_environ(_FOLDER, str(parts.path))
+        self._recorder, self._parts, self._pid = recorder, parts, os.getpid()
         emit.reattach()
         if blind:
             others = "those of annot are" if emit.IS_NATIVE else "nor are those of annot, which come through it"
-            warnings.warn(f"{_BLIND}, {others}; {_REMEDY}", RuntimeWarning, stacklevel=3)
+            warn(f"{_BLIND}, {others}; {_REMEDY}", stacklevel=3)
 
-    def _write(self) -> None:
-        from annot.collect.export import assemble
-
+    def _write(self, parts: PartsFolder) -> None:
         try:
-            self.recording = assemble(self._parts, self.path)
-        except AnnotError as error:
-            warnings.warn(f"{error}; what was recorded is in {self._parts}", RuntimeWarning, stacklevel=3)
+            from annot.collect.export import assemble
+
+            self.recording = assemble(parts.path, self.path)
+        except (AnnotError, ModuleNotFoundError) as error:  # the latter: annot was installed for its ranges alone
+            parts.leave()
+            warn(f"{error}; what was recorded is in {parts.path}", stacklevel=3)
             return
-        shutil.rmtree(self._parts, ignore_errors=True)
+        except BaseException:  # an interrupt, for example
+            parts.leave()
+            raise
+        parts.remove()
         if self.recording.lost:
-            warnings.warn(
+            warn(
                 f"{self.recording.lost} events could not be written and are missing in {self.path} (is the disk full?)",
-                RuntimeWarning,
                 stacklevel=3,
             )
 
@@ -171,7 +175,8 @@ def _obstacle(library: str, recorder: ctypes.CDLL) -> str | None:
     tool = os.environ.get(_INJECTION, "")
     if tool and not _same_file(tool, library):
         return f"another NVTX tool, {tool}, is attached and gets the ranges"
-    if recorder.annot_recorder_active() or (tool and os.environ.get(_FOLDER)):
+    # A child that outlives the recording it was forked in still has its variables.
+    if recorder.annot_recorder_active() or (tool and os.path.isdir(os.environ.get(_FOLDER, ""))):
         return "this process is being recorded already"
     return None
 

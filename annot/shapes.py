@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from annot import own
 from annot.tag import TensorSpec, short_dtype
 
 __all__ = ["MAX_TENSORS", "tensor_specs", "tensors_in"]
@@ -42,11 +43,12 @@ def tensors_in(args: Iterable[Any], kwargs: Mapping[str, Any], is_tensor: Callab
 def spec_of(tensor: Any) -> TensorSpec:
     """Return the spec of one tensor; what it does not tell (as a ragged shape) is unknown."""
     dtype = short_dtype(getattr(tensor.dtype, "name", None) or str(tensor.dtype))
-    try:
-        # A symbolic size would be fixed by looking at its value.
-        return TensorSpec(tuple(size if type(size) is int else None for size in tensor.shape), dtype)
-    except Exception:
-        return TensorSpec((None,), dtype)
+    return TensorSpec(own.attempt(_sizes, tensor, otherwise=(None,)), dtype)
+
+
+def _sizes(tensor: Any) -> tuple[int | None, ...]:
+    # A symbolic size would be fixed by looking at its value.
+    return tuple(size if type(size) is int else None for size in tensor.shape)
 
 
 def _collect(values: Iterable[Any], depth: int, is_tensor: Callable[[Any], bool], found: list[Any]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Self
 
-from annot import emit, loop
+from annot import emit, loop, own
 from annot.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -38,15 +39,15 @@ class SwitchedBlock(ABC):
         self._paused = False
         self._step = 0
         self._by_hand = False
-        self._installed: Any = None
+        self._installed = False
 
     @abstractmethod
-    def _install(self) -> Any:
-        """Install what makes the ranges; return what `_remove` needs, which is not None."""
+    def _install(self) -> None:
+        """Install what makes the ranges."""
 
     @abstractmethod
-    def _remove(self, installed: Any) -> None:
-        """Take away what `_install` has returned."""
+    def _remove(self) -> None:
+        """Take away what `_install` has installed, all or, after an interrupt, a part; this may run again."""
 
     @abstractmethod
     def _capture(self, on: bool) -> None:
@@ -57,36 +58,62 @@ class SwitchedBlock(ABC):
         return emit.enabled()
 
     def __enter__(self) -> Self:
+        done = ["batches", "block"]
+        try:
+            self._enter(done)
+            return self
+        except BaseException:  # an interrupt, for one
+            own.to_the_end(self._leave, done)
+            raise
+
+    __exit__: Callable[..., None] = own.exit_method
+
+    def _exit(
+        self,
+        done: list[str],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        unused = self._schedule is not None and not self._step and not self._by_hand and not done
+        self._leave(done)
+        if unused and error is None and self._is_wanted():
+            emit.warn_once(_NO_STEPS)
+
+    def _enter(self, done: list[str]) -> None:
+        """Enter, and take out of `done` what `_leave` has to leave.
+
+        CPython handles signals when a function begins and when a call is over, and so between no other two lines.
+        """
         with self._lock:
             self._entered += 1
-            try:
-                self._update()
-            except BaseException:
-                self._entered -= 1
-                raise
+            del done[1:]
+            self._update()
         if self._schedule is not None:
+            del done[:]
             loop.followers.of_batches.append(self._after_batch)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._after_batch in loop.followers.of_batches:
-            loop.followers.of_batches.remove(self._after_batch)
+    def _leave(self, done: list[str]) -> None:
+        """Leave what is not in `done`; if this is interrupted, the next call goes on with the rest."""
+        followers = loop.followers.of_batches
+        follows = self._after_batch in followers
+        if "batches" not in done:
+            done += ["batches"]
+            if follows:
+                followers.remove(self._after_batch)
         with self._lock:
-            self._entered -= 1
-            unused = self._schedule is not None and not self._step and not self._by_hand
+            if "block" not in done:
+                done += ["block"]
+                self._entered -= 1
             self._update()
             if not self._entered:
                 self._step, self._by_hand = 0, False
-        if unused and error is None and self._is_wanted():
-            emit.warn_once(_NO_STEPS)
 
     def pause(self) -> None:
         """Take the ranges away, until `resume`; a block may be paused before it is entered."""
         with self._lock:
             self._paused = True
-            self._update()
+            own.to_the_end(self._update)
 
     def resume(self) -> None:
         """Put the ranges back, if `annot.enabled` is true: for a tool that has come since, too."""
@@ -121,10 +148,23 @@ class SwitchedBlock(ABC):
         if captures and not (running and phase == "active"):
             self._capture(False)
         if running and (phase == "active" or (phase == "warmup" and captures)):
-            if self._installed is None:
-                self._installed = self._install()
-        elif self._installed is not None:
-            installed, self._installed = self._installed, None
-            self._remove(installed)
+            self._put()
+        else:
+            self._take_away()
         if captures and running and phase == "active":
             self._capture(True)
+
+    def _put(self) -> None:
+        if self._installed:
+            return
+        self._installed = True
+        try:
+            self._install()
+        except BaseException:
+            own.to_the_end(self._take_away)
+            raise
+
+    def _take_away(self) -> None:
+        if self._installed:
+            self._remove()
+            self._installed = False

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from annot import emit, tag
+from annot import emit, own, tag
 from annot.shapes import tensor_specs
 
 if TYPE_CHECKING:
@@ -30,18 +30,15 @@ class Options:
     payload: float | None = None
     shapes: bool = False
 
-    def event(self, text: str, *, few: bool = False) -> Any:
-        """Return the event that shows `text`; `few` as for `emit.event`."""
-        return emit.event(
-            text, domain=self.domain, category=self.category, color=self.color, payload=self.payload, few=few
-        )
+    def event(self, text: str) -> Any:
+        """Return the event that shows `text`."""
+        return emit.event(text, domain=self.domain, category=self.category, color=self.color, payload=self.payload)
 
     def event_of_call(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the event that shows `text` and the tensors among the arguments of this call."""
-        if not emit.room_for_texts():
-            emit.warn_once("too many different shapes: further ranges of @trace(shapes=True) show none")
-            return self.event(text, few=True)
-        specs, omitted = tensor_specs(args, kwargs)
+        # An argument may not let itself be looked at.
+        nothing: tuple[tuple[tag.TensorSpec, ...], int] = (), 0
+        specs, omitted = own.attempt(tensor_specs, args, kwargs, otherwise=nothing)
         return self.event(tag.format(tag.Tag(layer=text, tensors=specs, omitted=omitted)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import annot
@@ -62,6 +63,8 @@ def _torch(code: str) -> dict[str, Any]:
         optimizer.zero_grad()
         loss_of(model(images), labels).backward()
         optimizer.step()
+
+    teacher = copy.deepcopy(model)
 
     def train() -> None:
         for images, labels in annot.batches(loader):

@@ -19,6 +19,8 @@ import pytest
 from annot import native
 from annot.collect.export import Recording, assemble
 
+SANITIZER = os.environ.get("ANNOT_TEST_SANITIZER")
+"""With what gcc compiles the program and the recorder, such as ``thread``; `test_sanitizers` sets it."""
 SOURCE = Path(__file__).with_name("recorder_client.c")
 NAMES = {33: "category", 34: "mark", 39: "thread", 59: "push", 60: "start", 75: "domain", 76: "domain end"}
 PAYLOADS = ("uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")
@@ -37,16 +39,32 @@ def client() -> str:
     headers = nvtx_headers()
     if not shutil.which("gcc") or not headers:
         pytest.skip("needs gcc and the headers of nvidia-nvtx")
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    program = f"{folder}/client"
-    includes = [f"-I{path}" for path in headers]
-    subprocess.run(["gcc", "-O2", "-pthread", *includes, str(SOURCE), "-o", program, "-ldl"], check=True)
+    program = f"{_scratch()}/client"
+    _compile([SOURCE], program, "-ldl")
     return program
 
 
+@functools.cache
+def _scratch() -> str:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _compile(sources: list[Path], out: str, *options: str) -> None:
+    flags = [f"-fsanitize={SANITIZER}", "-fno-sanitize-recover=all", "-g"] if SANITIZER else []
+    includes = [f"-I{path}" for path in nvtx_headers()]
+    words = ["gcc", "-O2", "-std=gnu11", "-pthread", *flags, *includes, *map(str, sources), "-o", out, *options]
+    subprocess.run(words, check=True)
+
+
+@functools.cache
 def recorder() -> str:
     """Return the recorder's path; skip the test where it was not built."""
+    if SANITIZER:
+        sanitized = f"{_scratch()}/recorder.so"
+        _compile(sorted(Path(native.__file__).parent.glob("recorder*.c")), sanitized, "-shared", "-fPIC")
+        return sanitized
     library = native.recorder_library()
     if library is None:
         pytest.skip("the recorder was not built")

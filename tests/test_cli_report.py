@@ -91,6 +91,18 @@ def test_existing_output_is_kept(source: Path, tmp_path: Path, capsys: pytest.Ca
     assert pl.read_parquet(out).height > 10
 
 
+def test_profile_is_not_its_own_report(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --force, too, no command writes over the profile that it reads."""
+    before = source.read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(source)
+    for words in (["report"], ["compare", str(source)], ["roofline"]):
+        for out in (source, link):
+            assert main([*words, str(source), "-o", str(out), "--format", "csv", "--force"]) == 1
+            assert capsys.readouterr().err == f"annot: error: {out} is what is read; write another file\n"
+    assert source.read_bytes() == before
+
+
 def test_output_that_cannot_be_written(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that does not exist is one sentence."""
     out = tmp_path / "no" / "out"

@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from recorded import client, environment, record_client, rows, run
 
 from annot.collect.export import assemble
@@ -45,15 +46,50 @@ def test_short_threads_share_the_file(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in (tmp_path / "parts").iterdir()) < 300_000
 
 
-def test_fork(tmp_path: Path) -> None:
-    """A forked child writes its own file; ranges that were open at the fork end in the parent only."""
-    forked = ("fork", "push", "child", "pop", "pop", "joined")
+@pytest.mark.parametrize("fork", ["fork", "clone"])
+def test_fork(tmp_path: Path, fork: str) -> None:
+    """A forked child writes its own file; ranges that were open at the fork end in the parent only.
+
+    The system call alone runs no handlers, and is noticed all the same.
+    """
+    forked = (fork, "push", "child", "pop", "pop", "joined")
     events, recording = record_client(tmp_path, "domain", "d", "push", "both", *forked, "push", "parent", "pop", "pop")
     ranges = {row.text: row for row in events if row.kind == "push"}
     assert ranges.keys() == {"both", "child", "parent"}
     assert ranges["both"].pid == ranges["parent"].pid != ranges["child"].pid
     assert {row.domain for row in ranges.values()} == {"d"}
     assert (recording.processes, recording.open_ranges, recording.unmatched_pops) == (2, 0, 1)
+
+
+def test_children_of_clone_name_things(tmp_path: Path) -> None:
+    """Strings, domains, categories and ends in a child that no handler knows of leave the parent's file as it was."""
+    child = ("clone", "domain", "theirs", "name-category", 5, "child's", "push-registered", "in child", "pop", "joined")
+    events, recording = record_client(
+        tmp_path, "domain", "d", "push-registered", "before", *child, "name-category", 6, "parent's",
+        "push-registered", "in parent", "pop", "pop", "domain", "later", "push", "last", "pop",
+    )  # fmt: skip
+    parent = events[0].pid
+    assert {(row.text, row.domain, row.pid == parent) for row in events if row.kind == "push"} == {
+        ("before", "d", True), ("in child", "theirs", False), ("in parent", "d", True), ("last", "later", True),
+    }  # fmt: skip
+    assert {(row.text, row.pid == parent) for row in events if row.kind == "category"} == {
+        ("child's", False), ("parent's", True),
+    }  # fmt: skip
+    assert (recording.processes, recording.open_ranges, recording.unmatched_pops, recording.notes) == (2, 0, 0, [])
+
+
+def test_clone_between_recordings(tmp_path: Path) -> None:
+    """A child that is cloned while nothing records can be recorded, beside its parent."""
+    for name in ("child", "parent"):
+        (tmp_path / name).mkdir()
+    result = run(
+        None, "domain", "d", "push", "unseen", "clone", "record", tmp_path / "child", "push", "in child", "pop", "stop",
+        "joined", "pop", "record", tmp_path / "parent", "push", "in parent", "pop", "stop",
+    )  # fmt: skip
+    assert result.returncode == 0
+    for name in ("child", "parent"):
+        assert assemble(tmp_path / name, tmp_path / f"{name}.sqlite").ranges == 1
+        assert [row.text for row in rows(tmp_path / f"{name}.sqlite", "push")] == [f"in {name}"]
 
 
 def test_domain_numbers_of_two_processes(tmp_path: Path) -> None:
@@ -121,6 +157,48 @@ def test_two_recordings_in_one_process(tmp_path: Path) -> None:
         assert (recording.unmatched_pops, recording.open_ranges) == (int(name == "two"), 0)
     names = [("domain", "d", "d"), ("category", "early", "d")]
     assert found == {"one": [*names, ("push", "first", "d")], "two": [*names, ("push", "second", "d")]}
+
+
+def test_names_are_kept_once(tmp_path: Path) -> None:
+    """What is registered again for each recording is in each file once; of names of one thing, the last."""
+    words: list[object] = ["domain", "d"]
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        words += ["record", tmp_path / str(number), "domain", "d", "name-category", 1, f"{number // 10}"]
+        words += [word for i in range(400) for word in ("push-registered", f"text {i}", "pop")]
+        words += ["name-thread", f"thread {number}", "stop"]
+    assert run(None, *words).returncode == 0
+    sizes = {path.stat().st_size for number in range(20) for path in (tmp_path / str(number)).iterdir()}
+    assert max(sizes) - min(sizes) <= 2 * 4096
+    assemble(tmp_path / "19", tmp_path / "out.sqlite")
+    named = [(row.kind, row.text) for row in rows(tmp_path / "out.sqlite") if row.kind != "push"]
+    assert named == [("domain", "d"), ("category", "1"), ("thread", "thread 18"), ("thread", "thread 19")]
+    assert [row.text for row in rows(tmp_path / "out.sqlite", "push")] == [f"text {i}" for i in range(400)]
+
+
+def test_renaming_is_recorded_in_order(tmp_path: Path) -> None:
+    """A category that changes its name, and changes it back, has a row for each change and none for a repetition."""
+    names = ["a", "b", "b", "a"]
+    words = [word for name in names for word in ("name-category", 1, name)]
+    events, _ = record_client(tmp_path, "domain", "d", *words, "domain", "e", *words[:3], "name-category", 2, "a")
+    assert [(row.domain, row.category, row.text) for row in events if row.kind == "category"] == [
+        ("d", 1, "a"), ("d", 1, "b"), ("d", 1, "a"), ("e", 1, "a"), ("e", 2, "a"),
+    ]  # fmt: skip
+
+
+def test_many_names(tmp_path: Path) -> None:
+    """Thousands of strings and renamings keep their texts, with and without a recording."""
+    texts = [f"{i:x} " + "x" * (i % 40) for i in range(3000)]
+    words = [word for text in texts for word in ("push-registered", text, "pop", "name-category", len(text), text)]
+    (tmp_path / "parts").mkdir()
+    script = ["domain", "d", *words, "record", tmp_path / "parts", "domain", "e", *words, *words, "stop"]
+    assert run(None, *script).returncode == 0
+    recording = assemble(tmp_path / "parts", tmp_path / "out.sqlite")
+    found = rows(tmp_path / "out.sqlite", "push", "category")
+    assert [row.text for row in found if row.kind == "push"] == 2 * texts
+    last = {(row.domain, row.category): row.text for row in found if row.kind == "category"}
+    assert last == {(domain, len(text)): text for domain in "de" for text in texts}
+    assert recording.notes == []
 
 
 def test_stopping_while_threads_record(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -81,6 +85,43 @@ def test_csv_joins_shapes(report: Report) -> None:
     """The shapes of a layer stand in one field."""
     line = next(line for line in files.as_csv(report).splitlines() if line.startswith("features.1,ReLU,forward"))
     assert line.endswith('"[16,64,55,55]f32; [32,64,55,55]f32"')
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A report of these rows."""
+
+    rows: pl.DataFrame
+    name: str = "layers"
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+HOSTILE = [
+    ('=LINK("x")', "'=LINK(\"x\")"), ("+1", "'+1"), ("-1+1", "'-1+1"), ("@SUM(1)", "'@SUM(1)"),
+    ("＝1", "'＝1"), ("\t=1", "\\t=1"), ("a\x1b]0;title\x07b", "a\\x1b]0;title\\x07b"), ("a\r\nb", "a\\r\\nb"),
+    ("\x9b31m", "\\x9b31m"), ("a=b -c", "a=b -c"), ("层 é\u00a0", "层 é\u00a0"), ("", ""), (None, None),
+]  # fmt: skip
+
+
+def test_csv_is_harmless() -> None:
+    """A spreadsheet computes no text, a terminal obeys none, and numbers stay numbers."""
+    texts = [text for text, _ in HOSTILE]
+    table = pl.DataFrame({"text": texts, "number": -1.5, "list": [[text or ""] for text in texts], "=cmd|' /C'!A1": -2})
+    table = table.with_columns(category=pl.col("text").cast(pl.Categorical))
+    content = files.as_csv(Rows(table))
+    header, *lines = csv.reader(io.StringIO(content))
+    assert header == ["text", "number", "list", "'=cmd|' /C'!A1", "category"]
+    expected = [text or "" for _, text in HOSTILE]
+    assert lines == [[text, "-1.5", text, "-2", text] for text in expected]
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", content)
+
+
+def test_lines_of_json_have_no_control_characters() -> None:
+    """A terminal obeys no text of JSON Lines, and what reads them gets the text as it was."""
+    texts = [text for text, _ in HOSTILE]
+    content = files.as_jsonl(Rows(pl.DataFrame({"text": texts})))
+    assert [json.loads(line)["text"] for line in content.splitlines()] == texts
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", content)
 
 
 def test_unknown_host_times_are_null() -> None:

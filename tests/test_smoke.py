@@ -58,7 +58,6 @@ def test_types_and_data_are_there():
     assert package.joinpath("py.typed").is_file()
     assert package.joinpath("guide/attribution.md").is_file()
     assert package.joinpath("report/page/page.html").is_file()
-    assert package.joinpath("native/tf_ops.c").is_file()
 
 
 @needs_recorder

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nets
+import node_owners
 import pytest
 from captured import Captured, capture
 
@@ -67,60 +68,16 @@ def test_backward_ranges_carry_the_shapes_of_the_forward(both: Run) -> None:
     assert "0 Linear [5,3]f32 out=2 grad=weight |bwd" in texts
 
 
-def owners_by_hooks(model: nn.Module, roots: list[torch.Tensor], notes: list[tuple[int, int, str]]) -> dict[Any, str]:
-    """The layer of every node below the roots, from the sequence numbers that forward hooks wrote down."""
-    owners, pending = {}, [root.grad_fn for root in roots]
-    while pending:
-        node = pending.pop()
-        if node is None or node in owners:
-            continue
-        number = node._sequence_nr()
-        inside = [(end - start, -len(path), path) for start, end, path in notes if start <= number < end]
-        owners[node] = min(inside)[2] if inside else ""
-        pending += [child for child, _ in node.next_functions]
-    return {node: path for node, path in owners.items() if node._sequence_nr() != (1 << 64) - 1}
-
-
 @pytest.mark.parametrize("name", ["small_resnet", "small_vgg16", "gpt", "unet", "lstm", "alexnet"])
-def test_every_node_runs_inside_its_layer(both: Run, name: str) -> None:
+def test_every_node_runs_inside_its_layer(tmp_path: Path, name: str) -> None:
     """Each autograd node runs inside the backward range of the layer whose forward made it.
 
     The truth comes from forward hooks that write down sequence numbers, and from a hook behind every node that
     sets a mark; neither is how annot finds layers.
     """
     net = getattr(nets, name)()
-    paths = {module: path for path, module in net.model.named_modules()}
-    peek = torch.autograd._get_sequence_nr
-    begun: list[int] = []
-    notes: list[tuple[int, int, str]] = []
-    truth: dict[str, str] = {}
-
-    def step() -> None:
-        handles = [
-            handle
-            for module, path in paths.items()
-            for handle in (
-                module.register_forward_pre_hook(lambda *_: begun.append(peek())),
-                module.register_forward_hook(lambda *_, path=path: notes.append((begun.pop(), peek(), path))),
-            )
-        ]
-        loss = net.loss()
-        for handle in handles:
-            handle.remove()
-        for place, (node, path) in enumerate(owners_by_hooks(net.model, [loss], notes).items()):
-            truth[f"node {place}"] = path
-            node.register_hook(lambda *_, place=place: mark(f"node {place}"))
-        loss.backward()
-
-    captured = both(net.model, step)
-    found = {}
-    for at, text, thread in captured.marks:
-        around = captured.innermost(at, thread)
-        assert around is not None
-        assert around.tag is not None
-        found[text] = around.tag.layer
-        assert around.tag.phase == "backward"
-    assert len(found) == len(truth) > 10
+    truth, found = node_owners.owners(tmp_path, net.model, net.loss)
+    assert len(truth) > 10
     assert found == truth
 
 

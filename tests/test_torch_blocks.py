@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from captured import capture
+from captured import Captured, capture
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from torch.optim.swa_utils import AveragedModel  # noqa: E402
 from torch_block import Block  # noqa: E402
 
 from annot import emit_ranges  # noqa: E402
@@ -54,7 +57,7 @@ def test_two_models_side_by_side(tmp_path: Path) -> None:
         second.__exit__(None, None, None)
         two(torch.ones(1, 3))
 
-    assert capture(tmp_path, body).trees == [("Block>", "fc>", "act>"), ("Sequential>", "0>")]
+    assert capture(tmp_path, body).trees == [("Block>", "Block.fc>", "Block.act>"), ("Sequential>", "Sequential.0>")]
 
 
 def test_overlapping_blocks_of_one_model(tmp_path: Path) -> None:
@@ -71,3 +74,158 @@ def test_overlapping_blocks_of_one_model(tmp_path: Path) -> None:
         model(torch.ones(1, 3))
 
     assert capture(tmp_path, body).trees == [("Block>", "fc>", "act>")]
+
+
+def names_of(captured: Captured) -> list[str]:
+    return list(dict.fromkeys(one.tag.layer for one in captured.ranges if one.tag and one.tag.module))
+
+
+def gan() -> tuple[nn.Module, nn.Module]:
+    """Return a generator and a discriminator of one class."""
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3))
+
+
+def test_two_models_of_a_class_have_rows_of_their_own(tmp_path: Path) -> None:
+    """Forward and backward of two models in nested blocks are told apart, without a word from the user."""
+    generator, discriminator = gan()
+
+    def body() -> None:
+        with emit_ranges(generator), emit_ranges(discriminator):
+            discriminator(generator(torch.ones(1, 3))).sum().backward()
+
+    captured = capture(tmp_path, body)
+    assert names_of(captured) == [
+        "Sequential", "Sequential.0", "Sequential.1", "Sequential#2", "Sequential#2.0",
+    ]  # fmt: skip
+    assert [one.name for one in captured.ranges if one.name.endswith("<")] == [
+        "engine<", "Sequential#2<", "Sequential#2.0<", "Sequential<", "Sequential.1<", "Sequential.0<",
+    ]  # fmt: skip
+
+
+def test_models_have_the_names_that_the_user_gives(tmp_path: Path) -> None:
+    """`name` begins every path, of modules that come later too; patterns and depths do not see it."""
+    generator, discriminator = gan()
+
+    def body() -> None:
+        with emit_ranges(generator, name="G", include=["", "0", "2"], depth=1), emit_ranges(discriminator, name="D"):
+            generator.append(nn.Identity())
+            discriminator(generator(torch.ones(1, 3)))
+
+    assert names_of(capture(tmp_path, body)) == ["G", "G.0", "G.2", "D", "D.0"]
+    with pytest.raises(TypeError, match="name must be a str or None, got 3"):
+        emit_ranges(generator, name=3)  # type: ignore[arg-type]
+
+
+def test_one_name_is_enough(tmp_path: Path) -> None:
+    """A model whose paths are its own anyway needs no other name; an empty one is a name."""
+    generator, discriminator = gan()
+
+    def body() -> None:
+        with emit_ranges(generator), emit_ranges(discriminator, name="D"):
+            discriminator(generator(torch.ones(1, 3)))
+        with emit_ranges(generator, name=""), emit_ranges(discriminator):
+            discriminator(generator(torch.ones(1, 3)))
+
+    assert names_of(capture(tmp_path, body)) == ["", "0", "1", "D", "D.0", "Sequential", "Sequential.0"]
+
+
+def test_a_model_keeps_the_paths_that_its_ranges_had(tmp_path: Path) -> None:
+    """A block that opens while another one runs names its own model; pausing and resuming change no name."""
+    generator, discriminator = gan()
+
+    def body() -> None:
+        with emit_ranges(generator) as block:
+            generator(torch.ones(1, 3))
+            for _ in range(2):
+                with emit_ranges(discriminator) as inner:
+                    inner.pause()
+                    block.pause()
+                    inner.resume()
+                    block.resume()
+                    discriminator(generator(torch.ones(1, 3)))
+
+    earlier, later = ("Sequential>", "0>", "1>"), ("Sequential>", "Sequential.0>")
+    assert capture(tmp_path, body).trees == [earlier, *[earlier, later] * 2]
+
+
+def test_a_part_of_a_model_needs_no_name(tmp_path: Path) -> None:
+    """Blocks of a model and of a part of it show the paths of the model; a module that two models share has one."""
+    actor, critic = nn.Sequential(Block(), nn.Tanh()), nn.Sequential()
+
+    def body() -> None:
+        with emit_ranges(actor), emit_ranges(actor[0]):
+            actor(torch.ones(1, 3))
+
+    assert names_of(capture(tmp_path, body)) == ["", "0", "0.fc", "0.act", "1"]
+    critic.extend([actor[0], nn.Linear(3, 1)])
+
+    def both() -> None:
+        with emit_ranges(actor, name="actor"), emit_ranges(critic, name="critic"):
+            critic(actor(torch.ones(1, 3)))
+
+    assert names_of(capture(tmp_path, both)) == [
+        "actor", "actor.0", "actor.0.fc", "actor.0.act", "actor.1", "critic", "critic.1",
+    ]  # fmt: skip
+
+
+def test_a_part_that_the_outer_block_leaves_out_has_a_name(tmp_path: Path) -> None:
+    """Its paths would begin as those of the model do."""
+    model = nn.ModuleDict({"x": nn.Sequential(nn.Tanh()), "y": nn.Sequential(nn.Tanh())})
+
+    def body() -> None:
+        with emit_ranges(model, include="x*"), emit_ranges(model["y"]):
+            model["y"](model["x"](torch.ones(1, 3)))
+
+    assert names_of(capture(tmp_path, body)) == ["ModuleDict.x", "Sequential", "Sequential.0"]
+
+
+def test_a_wrapped_model_has_the_name_of_what_is_inside(tmp_path: Path) -> None:
+    one, two = nn.Sequential(nn.Tanh()), AveragedModel(nn.Sequential(nn.Tanh()))
+
+    def body() -> None:
+        with emit_ranges(one), emit_ranges(two):
+            two(one(torch.ones(1, 3)))
+
+    assert names_of(capture(tmp_path, body)) == ["Sequential", "Sequential.0", "Sequential#2", "Sequential#2.0"]
+
+
+def test_threads_find_modules_at_the_same_time(tmp_path: Path) -> None:
+    """No call raises, and each module has a path of its own."""
+    outside = [nn.Linear(3, 3) for _ in range(200)]
+
+    class Part(nn.Module):
+        def __init__(self, place: int) -> None:
+            super().__init__()
+            self.place, self.many = place, nn.ModuleList([nn.Identity() for _ in range(200)])
+
+        def forward(self, x: Any) -> Any:
+            for one in outside[self.place :: 4]:
+                x = one(x)
+            return x
+
+    model = nn.ModuleList([Part(place) for place in range(4)])
+    failed: list[BaseException] = []
+
+    def work(part: nn.Module) -> None:
+        try:
+            part(torch.ones(1, 3))
+        except BaseException as error:
+            failed.append(error)
+
+    def body() -> None:
+        with emit_ranges(model):
+            threads = [threading.Thread(target=work, args=(part,)) for part in model]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        captured = capture(tmp_path, body)
+    finally:
+        sys.setswitchinterval(before)
+    assert failed == []
+    found = [one.name for one in captured.ranges if "Linear" in one.name]
+    assert len(found) == len(set(found)) == 200

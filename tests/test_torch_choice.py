@@ -16,7 +16,7 @@ nn = torch.nn
 
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
-from annot.torch import sites  # noqa: E402
+from annot.torch import paths  # noqa: E402
 from annot.torch.choice import choose  # noqa: E402
 
 Run = Callable[..., Captured]
@@ -149,13 +149,13 @@ def test_modules_that_come_later_obey(tmp_path: Path) -> None:
 def test_modules_left_out_are_looked_for_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of a module without ranges does not search the model again."""
     model, searched = net(), []
-    search = sites._path_below
+    search = paths._path_below
 
-    def counting(parent: nn.Module, module: nn.Module) -> str | None:
+    def counting(top: nn.Module, module: nn.Module, *, deep: bool) -> str | None:
         searched.append(module)
-        return search(parent, module)
+        return search(top, module, deep=deep)
 
-    monkeypatch.setattr(sites, "_path_below", counting)
+    monkeypatch.setattr(paths, "_path_below", counting)
 
     def body() -> None:
         with emit_ranges(model, exclude=nn.Linear):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,12 @@ nn = torch.nn
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
 from torch._inductor.output_code import CompiledFxGraph  # noqa: E402
+from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from annot import correlate, emit, emit_ranges, load  # noqa: E402
 from annot.report.tree import layer_lines  # noqa: E402
-from annot.torch import compiled  # noqa: E402
+from annot.torch import calls, compiled, origins, sites  # noqa: E402
+from annot.torch.choice import EVERYTHING  # noqa: E402
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -449,3 +453,57 @@ def test_the_report_shows_layers_and_graphs(tmp_path: Path) -> None:
     assert not any(label.startswith("left") and depth > 1 for (label, _), depth in shown.items())
     (graph,) = (depth for (label, module), depth in shown.items() if module.startswith("CompiledGraph"))
     assert graph == 1
+
+
+class Routes(nn.Module):
+    """Layers in containers, one of them also reached by a plain dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.by = nn.ModuleDict({"a b": nn.Linear(4, 4), "it's": nn.Linear(4, 4)})
+        self.alias = {"first": self.by["a b"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("L['self'].blocks.1.fc", ".blocks.1.fc"),
+        ("L['self'].blocks[1].fc", ".blocks.1.fc"),
+        ("L['self']._modules['blocks']._modules['1'].fc", ".blocks.1.fc"),  # PyTorch 2.9
+        ("L['self']._modules['by']._modules['a b']", ".by.a b"),
+        ("""L['self'].by["it's"]""", ".by.it's"),
+        ("L['self'].alias['first']", ".by.a b"),
+        ("L['block'].fc", "(Linear)"),
+    ],
+)
+def test_every_route_to_a_module_leads_to_its_path(source: str, path: str) -> None:
+    """Each release of PyTorch writes its own way how the traced code reached a module."""
+    model = Routes()
+    known = sites.Sites(lambda: None)
+    known.add_model(sites.Model(weakref.ref(model), EVERYTHING, shapes=True))
+    module: Any = dict(model.named_modules()).get(path.removeprefix("."), model.by["a b"])
+    node = SimpleNamespace(op="call_function", meta={"nn_module_stack": {str(id(module)): (source, type(module))}})
+    found = origins.layers([node], known.by_id, known.by_id[id(model)], backward=False)
+    assert found == [(path, type(module).__name__)]
+
+
+def test_a_wrapper_adds_no_name_to_the_layers_of_its_kernels(tmp_path: Path) -> None:
+    """The layers of a compiled model that is wrapped have the paths that they have in ranges."""
+    model = AveragedModel(Net().left)
+    call = torch.compile(model)
+
+    def body() -> None:
+        with emit_ranges(model), torch.no_grad():
+            call(X)
+
+    (region,) = regions(capture(tmp_path, body))
+    assert inside(region) == [("fc", "Linear"), ("act+(model)", "Tanh+Block")]
+
+
+def test_releases_before_2_8_pass_over_the_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the compiler is told by `skip_code`; else torch.export would name inputs after annot's own parameter."""
+    skipped: list[Any] = []
+    monkeypatch.setattr(calls, "_frames", SimpleNamespace(skip_code=skipped.append))
+    calls.pass_over(step)
+    assert skipped == [step.__code__]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captured import capture
@@ -15,6 +16,7 @@ nn = torch.nn
 from torch_block import Block  # noqa: E402
 
 from annot import emit_ranges  # noqa: E402
+from annot.torch import paths  # noqa: E402
 
 Run = Callable[[nn.Module, Callable[[], object]], list[object]]
 
@@ -392,17 +394,15 @@ def test_arguments_that_do_not_let_themselves_be_looked_at(forward: Run) -> None
 def test_a_module_that_joins_the_model_later(forward: Run) -> None:
     """A module that was called inside a layer before it became part of it has its range from then on."""
 
-    class Grows(nn.Module):
-        def __init__(self, loose: list[nn.Module]) -> None:
-            super().__init__()
-            self.loose = loose
+    loose = nn.Identity()
 
+    class Grows(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.loose[0](x)
-            self.joined = self.loose[0]
+            x = loose(x)
+            self.joined = loose
             return x
 
-    model = Grows([nn.Identity()])
+    model = Grows()
     tree = forward(model, lambda: [model(torch.ones(1)) for _ in range(2)])
     assert tree == ["Grows>", ("Grows>", "joined>")]
 
@@ -436,3 +436,131 @@ def test_operations_that_a_mode_sees_are_the_same(forward: Run) -> None:
     logs: list[list[str]] = []
     forward(model, lambda: logs.append(log()))
     assert logs == [plain]
+
+
+class Hides(nn.Module):
+    """Calls modules that PyTorch does not register: in a list, in a dict of lists, in an attribute, and a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 3))
+        self.teachers = [nn.Sequential(nn.Linear(3, 3))]
+        self.by_name = {"a": [nn.Sequential(nn.ReLU(), nn.Tanh())]}
+        object.__setattr__(self, "frozen", nn.Linear(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.frozen(self.teachers[0](x)) + x
+        return GLOBAL(self.by_name["a"][0][1](self.net(x)))
+
+
+GLOBAL = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def test_modules_that_are_not_registered(forward: Run) -> None:
+    """A layer has ranges where its model keeps it, registered or not; a global has the name of its class."""
+    model = Hides()
+    inside = (
+        ("teachers.0>", "teachers.0.0>"), "frozen>", ("net>", "net.0>"), "by_name.a.0.1>",
+        ("Sequential>", "Sequential.0>", "Sequential.1>"),
+    )  # fmt: skip
+    assert forward(model, lambda: [model(torch.ones(1, 3)) for _ in range(2)]) == [("Hides>", *inside)] * 2
+
+
+def test_modules_that_are_not_registered_have_a_backward(tmp_path: Path) -> None:
+    """What they compute is their own in the backward too."""
+    model = Hides()
+
+    def body() -> None:
+        with emit_ranges(model):
+            model(torch.ones(1, 3)).sum().backward()
+
+    backward = [one.name for one in capture(tmp_path, body).ranges if one.name.endswith("<")]
+    assert backward == [
+        "engine<", "Hides<", "Sequential<", "Sequential.1<", "Sequential.0<", "by_name.a.0.1<", "net<", "net.0<",
+    ]  # fmt: skip
+
+
+def test_two_globals_of_a_class_are_two_layers(forward: Run) -> None:
+    """Modules that are found nowhere are numbered, and the path is the same in every call; left out, they stay so."""
+    one, two = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    class Uses(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return two(one(x))
+
+    model = Uses()
+    calls: Callable[[], object] = lambda: [model(torch.ones(1, 3)) for _ in range(3)]  # noqa: E731
+    assert forward(model, calls) == [("Uses>", "Linear>", "Linear#2>")] * 3
+    assert forward(nn.Sequential(model), lambda: [model(torch.ones(1, 3))]) == [("0>", "0.Linear>", "0.Linear#2>")]
+
+
+def test_modules_outside_the_model_do_not_have_it_searched_again_and_again(
+    forward: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a hidden teacher nor what is made anew in each call is looked for in the whole model each time."""
+    teacher = nn.Sequential(*[nn.Linear(3, 3) for _ in range(50)])
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(*[nn.ReLU() for _ in range(50)])
+            self.hidden = [teacher]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(100):
+                x = nn.ReLU()(x)
+            return self.hidden[0](x)
+
+    looked_at = 0
+    children = paths._children
+
+    def counting(module: nn.Module) -> Iterable[tuple[str, Any]]:
+        nonlocal looked_at
+        looked_at += 1
+        return children(module)
+
+    model = Uses()
+    monkeypatch.setattr(paths, "_children", counting)
+    forward(model, lambda: [model(torch.ones(1, 3)) for _ in range(10)])
+    assert looked_at < 6000
+
+
+def test_what_only_a_model_called_is_forgotten_with_it(forward: Run) -> None:
+    """When its block is over, modules that were discovered have no ranges, though another block is open."""
+    hides = Hides()
+
+    def body() -> None:
+        with emit_ranges(hides):
+            hides(torch.ones(1, 3))
+        hides.teachers[0](torch.ones(1, 3))
+        hides(torch.ones(1, 3))
+
+    tree = forward(nn.Identity(), body)
+    assert [one[0] for one in tree] == ["Hides>"]
+
+
+def test_attributes_that_answer_anything(forward: Run) -> None:
+    """A module whose `__getattr__` always answers, or raises something else, is a module like any other."""
+
+    class Answers(nn.Module):
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    class Raises(Answers):
+        def __getattr__(self, name: str) -> Any:
+            if name in ("_flatten_layers", "_orig_mod", "cls_to_become", "original_name", "fit"):
+                raise RuntimeError(name)
+            return super().__getattr__(name)
+
+    for cls in (Answers, Raises):
+        odd = cls()
+        model = nn.Sequential(nn.Identity(), odd)
+        assert forward(model, lambda model=model: [model(torch.ones(1))]) == [("Sequential>", "0>", "1>")]
+        assert forward(odd, lambda odd=odd: [odd(torch.ones(1))]) == [f"{cls.__name__}>"]

@@ -358,7 +358,7 @@ def test_texts_are_bounded(recorded: Recorded) -> None:
     products = [text for text in texts if " mul " in text]
     assert len(products) == operations.MAX_VARIANTS + 20
     assert len(set(products)) == operations.MAX_VARIANTS + 1
-    assert products[-1] == "Operation Changing mul |op"
+    assert products[-1] == "Operation Changing mul [2]f32 |op"
     assert "Operation Changing reshape [2]f32 |op" in texts
 
 

@@ -356,3 +356,13 @@ def test_tensors_of_every_kind(same: Same, make: Callable[[], torch.Tensor], spe
     for ops in (False, True):
         texts = same(model, values, ops=ops).texts
         assert texts == [f"Forward Identity {spec} autocast=bf16 |fwd", f"Forward Identity {spec} |fwd"]
+
+
+def test_wrappers_add_no_name_to_a_path(same: Same) -> None:
+    """Averaged, checkpointed and data-parallel modules have the paths that they have alone, also one in another."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.optim.swa_utils import AveragedModel
+
+    model = nn.DataParallel(AveragedModel(nn.Sequential(checkpoint_wrapper(nn.Linear(3, 3)), nn.Tanh())))
+    trees = same(model, lambda: [model(x()).detach()]).trees
+    assert trees == [("DataParallel>", ("AveragedModel>", ("Sequential>", ("0>", "0>"), "1>")))]

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if problem := output_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
-    check_output(args)
+    check_output(args, args.a, args.b)
     with progress():
         sides = [attributed(path, args) for path in (args.a, args.b)]
     try:

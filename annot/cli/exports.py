@@ -113,5 +113,6 @@ def _created(path: Path, *, force: bool) -> Iterator[BinaryIO]:
             else:
                 yield file
         except BaseException:
-            path.unlink(missing_ok=True)
+            if path.is_file():  # and no pipe or device
+                path.unlink()
             raise

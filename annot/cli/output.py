@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,16 +68,24 @@ def output_problem(args: argparse.Namespace) -> str | None:
     return f"--format {args.format} needs -o OUT" if needs_file else None
 
 
-def check_output(args: argparse.Namespace) -> None:
+def check_output(args: argparse.Namespace, *profiles: str) -> None:
     """Make sure that OUT may be written.
 
+    Args:
+        args: of the command line.
+        profiles: what the command reads.
+
     Raises:
-        AnnotError: it exists, and there is no --force.
+        AnnotError: OUT exists and --force is not given, or OUT is one of the profiles.
     """
     from annot.errors import AnnotError
 
-    if args.output is not None and args.output.exists() and not args.force:
+    if args.output is None or not args.output.exists():
+        return
+    if not args.force:
         raise AnnotError(f"{args.output} exists; --force replaces it")
+    if any(os.path.exists(path) and args.output.samefile(path) for path in profiles):
+        raise AnnotError(f"{args.output} is what is read; write another file")
 
 
 def attributed(path: str, args: argparse.Namespace) -> Attribution:

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if problem := output_problem(args) or export_problem(args) or _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
-    check_output(args)
+    check_output(args, *args.profiles)
     with progress():
         if args.format == "html":
             return _page(args)

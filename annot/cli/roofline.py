@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if problem := _usage_problem(args) or output_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
-    check_output(args)
+    check_output(args, *filter(None, [args.profile]))
     if args.profile is None:
         _print_peaks(_measured("cuda" if _cuda() else "cpu"))
     else:

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "own, ranges only; torch: torch.profiler in the first Python process, a Chrome trace (compressed if "
         "OUT ends in .gz); auto: nsys if it is installed, else recorder",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="replace an existing OUT")
+    force = "replace an existing OUT, and OUT.parts of a run that was killed"
+    parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--no-report", action="store_true", help="do not print the report at the end")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
 

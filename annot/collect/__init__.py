@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from annot.collect.folder import PartsFolder
 from annot.collect.nsys import NsysCollector, report_of
 from annot.collect.recorder import RecorderCollector
 from annot.collect.run import Collected, Collector, CommandError, Job, resolve_command
@@ -85,33 +85,26 @@ def collect(
     """
     executable = resolve_command(command)
     target, parts = _reserve(out, collector, force)
-    job = Job(tuple(command), executable, target, parts, say)
+    job = Job(tuple(command), executable, target, parts.path, say)
     try:
         status = collector.run(job)
     except AnnotError:
-        shutil.rmtree(parts, ignore_errors=True)
+        parts.remove()
         raise
     try:
         collected = collector.convert(job, status)
     except (AnnotError, OSError, ModuleNotFoundError) as error:  # the last: annot was installed for its ranges alone
-        return Outcome(status, target, None, f"{error}{_leftover(parts)}")
-    shutil.rmtree(parts, ignore_errors=True)
+        leftover = f"; what was recorded is in {parts.path}" if parts.leave() else ""
+        return Outcome(status, target, None, f"{error}{leftover}")
+    parts.remove()
     return Outcome(status, target, collected)
 
 
-def _leftover(parts: Path) -> str:
-    try:
-        parts.rmdir()
-    except OSError:
-        return f"; what was recorded is in {parts}"
-    return ""
-
-
-def _reserve(out: Path | None, collector: Collector, force: bool) -> tuple[Path, Path]:
+def _reserve(out: Path | None, collector: Collector, force: bool) -> tuple[Path, PartsFolder]:
     if out is not None:
         _check_free(out, collector, force)
         try:
-            return out, _make_parts(out, force)
+            return out, PartsFolder(out, force=force)
         except FileExistsError:
             raise AnnotError(
                 f"{out}.parts exists: a run that writes {out} goes on or was killed; remove it or use --force"
@@ -121,7 +114,7 @@ def _reserve(out: Path | None, collector: Collector, force: bool) -> tuple[Path,
         if any(os.path.lexists(path) for path in (out, *_beside(out, collector))):
             continue
         try:
-            return out, _make_parts(out, force=False)
+            return out, PartsFolder(out, force=False)
         except FileExistsError:
             continue
     raise AssertionError("there is always a next number")
@@ -135,21 +128,9 @@ def _check_free(out: Path, collector: Collector, force: bool) -> None:
     for path in (out, *_beside(out, collector)):
         if os.path.lexists(path) and not force:
             raise AnnotError(f"{path} exists: name another file with -o, or replace it with --force")
+        if path.exists() and not path.is_file():
+            raise AnnotError(f"{path} is not a regular file: name another one with -o")
 
 
 def _beside(out: Path, collector: Collector) -> list[Path]:
     return [report_of(out)] if collector.name == "nsys" else []
-
-
-def _make_parts(out: Path, force: bool) -> Path:
-    """Make the folder for what is recorded; that it is new keeps two runs from taking the same name."""
-    parts = Path(os.path.abspath(f"{out}.parts"))
-    if force and parts.is_dir():
-        shutil.rmtree(parts, ignore_errors=True)
-    try:
-        parts.mkdir()
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise AnnotError(f"{out} cannot be written: {parts.parent}: {error.strerror}") from None
-    return parts

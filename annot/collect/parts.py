@@ -7,6 +7,7 @@ at any moment, so every file may end anywhere; what is readable of it is read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import BinaryIO, Final
 
 __all__ = [
     "MAX_TIME", "PART_SUFFIX", "RECORD", "Definition", "Kind", "Part", "Section", "UnreadableError", "read_part",
-    "read_text",
+    "read_text", "retire",
 ]  # fmt: skip
 
 PART_SUFFIX: Final = ".part"
@@ -34,6 +35,8 @@ _MAX_CHUNK: Final = 1 << 22
 _TEXT_ROOM: Final = RECORD - 1
 _MAX_TEXT: Final = 65535
 _HEADER: Final = struct.Struct("<8sIIQQQQQ")
+_RETIRED: Final = _HEADER.size + 2048
+"""Where a header says that its file is no longer wanted: after the name of the program."""
 _RECORD: Final = struct.Struct("<BBHIQIIQ")
 _CHUNK: Final = struct.Struct("<B7x8s8xQ")
 _GAP: Final = 0x40
@@ -143,6 +146,17 @@ def read_part(path: Path) -> Part:
             _read_chunk(part, offset, chunk)
     part.sections.sort(key=lambda section: (section.serial, section.number))
     return part
+
+
+def retire(path: Path) -> None:
+    """Tell the process that writes a file to stop, since the file is about to be deleted.
+
+    A process that was forked inside `record` may outlive it. As long as it has the file mapped, the file keeps its
+    blocks on the disk.
+    """
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        file.seek(_RETIRED)
+        file.write(b"\1\0\0\0")
 
 
 def _read_header(path: Path, page: bytes) -> Part:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import mmap
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +19,12 @@ _NVTX: Final = b"NVTX_INJECTION64_PATH"
 
 
 def operations_road() -> tuple[str, bool]:
-    """Return where the library for graphs comes from, or why graphs have no ranges; and whether they have."""
+    """Return what gives graphs their ranges, or why they have none; and whether they have."""
     if os.environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
         return "no ranges: ANNOT_DISABLE_NATIVE is set", False
-    if native.fast() is None:
-        return "no ranges: annot's parts in C are not built", False
-    if native.tf_library() is not None:
-        return "ranges by the prebuilt library", True
-    if any(map(shutil.which, ("cc", "gcc", "clang"))):
-        return "ranges by a library that is compiled at first use", True
-    return "no ranges: the library is not prebuilt, and there is no C compiler", False
+    if native.fast() is None or native.tf_library() is None:
+        return "no ranges: annot's C parts are not built", False
+    return "ranges by annot's C library", True
 
 
 def names_road() -> str:

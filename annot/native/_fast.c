@@ -89,8 +89,12 @@ static PyObject *profiler_globals = NULL; /* the namespace that holds _is_profil
 static PyObject *profiler_flag = NULL;
 static PyObject *profiler_range = NULL; /* torch._C._profiler._RecordFunctionFast */
 
+int annot_profiler_runs(void) {
+    return profiler_globals && PyDict_GetItemWithError(profiler_globals, profiler_flag) == Py_True;
+}
+
 static PyObject *profiler_enter(Event *event) {
-    if (PyDict_GetItemWithError(profiler_globals, profiler_flag) != Py_True)
+    if (!annot_profiler_runs())
         return NULL;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -141,21 +145,34 @@ static int make_room(Stack *stack) {
     return 1;
 }
 
-void annot_push(Event *event) {
+/* Creating an object may run the garbage collector (CPython 3.11), and its finalizers may open and close ranges:
+ * the ranges of the stack may move, and a finalizer may even have closed this one. */
+static void push_profiler(Stack *stack, uint32_t place, Event *event) {
+    PyObject *range = profiler_enter(event);
+    if (!range)
+        return;
+    if (place < stack->count && !stack->ranges[place].profiler)
+        stack->ranges[place].profiler = range;
+    else
+        profiler_exit(range);
+}
+
+uint32_t annot_push(Event *event) {
     Stack *stack = &my_stack;
     if (stack->hidden || (stack->count == stack->capacity && !make_room(stack))) {
         stack->hidden++;
-        return;
+        return stack->count;
     }
-    Open *open = &stack->ranges[stack->count++];
-    open->domain = event->domain;
-    open->generation = generation;
+    uint32_t place = stack->count++;
+    stack->ranges[place] = (Open){event->domain, NULL, generation};
     if (generation) {
         if (event->generation != generation)
             prepare(event);
         nvtxDomainRangePushEx(event->domain->handle, &event->attributes);
     }
-    open->profiler = profiler_globals ? profiler_enter(event) : NULL;
+    if (profiler_globals)
+        push_profiler(stack, place, event);
+    return place + 1;
 }
 
 void annot_pop(void) {
@@ -166,11 +183,11 @@ void annot_pop(void) {
     }
     if (stack->count == 0)
         return;
-    Open *open = &stack->ranges[--stack->count];
-    if (open->profiler)
-        profiler_exit(open->profiler);
-    if (open->generation && open->generation == generation)
-        nvtxDomainRangePop(open->domain->handle);
+    Open open = stack->ranges[--stack->count]; /* a copy: a finalizer that runs in profiler_exit may open ranges */
+    if (open.profiler)
+        profiler_exit(open.profiler);
+    if (open.generation && open.generation == generation)
+        nvtxDomainRangePop(open.domain->handle);
 }
 
 static PyObject *push(PyObject *module, PyObject *event) {
@@ -216,7 +233,7 @@ static PyObject *start(PyObject *module, PyObject *arg) {
             prepare(event);
         id = nvtxDomainRangeStartEx(event->domain->handle, &event->attributes);
     }
-    PyObject *profiler = profiler_globals ? profiler_enter(event) : NULL;
+    PyObject *profiler = profiler_enter(event);
     if (!profiler)
         profiler = Py_NewRef(Py_None);
     return Py_BuildValue("OIKN", arg, (unsigned int)generation, (unsigned long long)id, profiler);
@@ -268,7 +285,7 @@ static PyObject *mark(PyObject *module, PyObject *arg) {
             prepare(event);
         nvtxDomainMarkEx(event->domain->handle, &event->attributes);
     }
-    PyObject *profiler = profiler_globals ? profiler_enter(event) : NULL;
+    PyObject *profiler = profiler_enter(event);
     if (profiler)
         profiler_exit(profiler);
     Py_RETURN_NONE;
@@ -369,28 +386,6 @@ static PyType_Slot event_slots[] = {
 static PyType_Spec event_spec = {
     "annot.native._fast.Event", sizeof(Event), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, event_slots};
 
-/* ---------------------------------------------------------------- the wrapper of a traced function */
-
-/* A wrapt wrapper (wrapped, instance, args, kwargs) whose self is the event. */
-static PyObject *call_traced(PyObject *event, PyObject *const *args, Py_ssize_t count) {
-    if (count != 4)
-        return PyErr_Format(PyExc_TypeError, "expected 4 arguments, got %zd", count);
-    annot_push((Event *)event);
-    PyObject *result = PyObject_Call(args[0], args[2], args[3]);
-    annot_pop();
-    return result;
-}
-
-static PyMethodDef call_traced_def = {"call_traced", (PyCFunction)(void (*)(void))call_traced, METH_FASTCALL,
-                                      "Call wrapped(*args, **kwargs) inside the range of an event."};
-
-static PyObject *wrapper(PyObject *module, PyObject *event) {
-    (void)module;
-    if (Py_TYPE(event) != annot_event_type)
-        return PyErr_Format(PyExc_TypeError, "wrapper expects an Event, got %R", event);
-    return PyCFunction_NewEx(&call_traced_def, event, NULL);
-}
-
 /* ---------------------------------------------------------------- attaching */
 
 static PyObject *attach(PyObject *module, PyObject *unused) {
@@ -456,7 +451,7 @@ static PyMethodDef functions[] = {
      "The addresses of functions that open and close the range of an event and need no GIL: "
      "uint32_t start(Event *, uint64_t *id) and void end(Event *, uint32_t started, uint64_t id)."},
     {"mark", mark, METH_O, "Set a mark."},
-    {"wrapper", wrapper, METH_O, "A wrapt wrapper that calls inside the range of an event."},
+    {"watch_greenlets", annot_watch_greenlets, METH_O, "Tell the calls of greenlets apart, by greenlet.getcurrent."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -474,7 +469,7 @@ PyMODINIT_FUNC PyInit__fast(void) {
     annot_event_type = (PyTypeObject *)PyType_FromSpec(&event_spec);
     if (!profiler_flag || !annot_event_type ||
         PyModule_AddObjectRef(module, "Event", (PyObject *)annot_event_type) < 0 ||
-        annot_add_torch_calls(module) < 0) {
+        annot_add_around(module) < 0 || annot_add_torch_calls(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -18,7 +18,6 @@
 
 /* ---- names ---- */
 
-
 static uint32_t text_length(const char *text)
 {
     uint32_t length = (uint32_t)strnlen(text, MAX_TEXT + 1);
@@ -47,6 +46,8 @@ static char *narrow(const wchar_t *wide)
 
 static uint32_t add(enum kind kind, uint32_t domain, uint32_t number, int32_t thread_id, const char *text)
 {
+    if (is_copy() && !adopt_process())
+        return 0;
     if (!text)
         text = "";
     uint32_t length = text_length(text);
@@ -71,6 +72,8 @@ static int32_t thread_id(void)
 static nvtxDomainHandle_t create_domain(const char *name)
 {
     static uint32_t seen;
+    if (is_copy() && !adopt_process())
+        return NULL;
     int32_t creator = thread_id();
     if (!name)
         name = "";
@@ -149,7 +152,7 @@ static uint64_t range_ids;
 
 static int recording(void)
 {
-    return __atomic_load_n(&active, __ATOMIC_RELAXED) != 0;
+    return active() || (is_copy() && adopt_process() && active());
 }
 
 static uint8_t payload_type(const nvtxEventAttributes_t *e)
@@ -387,5 +390,5 @@ EXPORT uint32_t annot_recorder_starts(void)
 
 EXPORT int annot_recorder_active(void)
 {
-    return recording();
+    return is_recorded();
 }

@@ -36,6 +36,7 @@ typedef struct header {
     uint64_t started, started_utc, stopped; /* ns; the first and last on the monotonic clock */
     uint64_t lost_events, lost_names;
     char program[PATH_MAX / 2];
+    uint32_t retired; /* set by the reader: the file will be deleted, and nothing more is wanted of this process */
 } header;
 
 typedef struct chunk {
@@ -58,8 +59,17 @@ typedef struct thread {
     struct thread *before, *after;
 } thread;
 
-extern pthread_mutex_t mutex; /* guards all that is declared here but `active`, which is also read without it */
-extern uint32_t active; /* number of the session that records, 0 if none does */
+/* What a forked child does not inherit. The kernel sees to it, because a child of clone or _Fork runs no handler. */
+typedef union own {
+    struct {
+        uint32_t active; /* number of the session that records, 0 if none does */
+        uint32_t original; /* 0 in a copy of the process that has not been told so by `in_child` */
+    };
+    char page[PAGE];
+} own;
+
+extern pthread_mutex_t mutex; /* guards all that is declared here but `own`, which is also read without it */
+extern own own_page;
 extern __thread thread *mine;
 
 /* recorder_file.c; all with the mutex held, but `lost` and `now` */
@@ -67,21 +77,39 @@ uint64_t now(void); /* ns on the monotonic clock */
 void put_text(record *r, const char *text, uint32_t length);
 int have_file(const char *folder); /* returns an errno */
 void leave_file(int inherited); /* the next `have_file` makes a new one */
+int is_retired(void);
 int map_chunk(chunk *c, size_t bytes); /* returns 0 if there is no space */
 void unmap_chunk(chunk *c);
-void lost(void);
-void write_definitions(void);
+void detach_chunk(chunk *c); /* of another thread, which may be writing: memory takes the place of the file */
+void lost(uint64_t events);
+void save_names(void);
+
+/* recorder_names.c; all with the mutex held */
+uint32_t write_names(void); /* returns the number of texts without space */
+void leave_names(void); /* the next `write_names` begins a new file */
 uint32_t find_domain(const char *name, uint32_t length); /* returns 0 if there is none */
-/* Returns the id of the definition, counted from 1; 0 if there is no memory. */
+/* Returns the id of a string, or 1; 0 if there is no memory. */
 uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread, const char *text, uint32_t length);
-void adopt_definitions(int32_t thread); /* those of a parent process */
+void adopt_names(int32_t thread); /* those of a parent process */
 
 /* recorder_thread.c */
 int start_session(const char *folder, int must_open); /* returns an errno */
 void stop_session(void);
+int is_recorded(void);
+int adopt_process(void); /* returns whether this copy of a process could be made one of its own */
 thread *enter(void);
 depth *deeper(thread *t, uint32_t domain);
 record *more_room(thread *t, uint32_t slots);
+
+static inline int is_copy(void)
+{
+    return UNLIKELY(!own_page.original);
+}
+
+static inline uint32_t active(void)
+{
+    return __atomic_load_n(&own_page.active, __ATOMIC_RELAXED);
+}
 
 static inline void publish(record *r, enum kind kind)
 {
@@ -115,7 +143,7 @@ static inline depth *depth_of(thread *t, uint32_t domain)
 static inline record *room(thread *t, uint32_t slots)
 {
     record *r = t->next;
-    if (UNLIKELY(t->session != __atomic_load_n(&active, __ATOMIC_RELAXED) || t->end - r < (ptrdiff_t)slots))
+    if (UNLIKELY(t->session != active() || t->end - r < (ptrdiff_t)slots))
         return more_room(t, slots);
     t->next = r + slots;
     return r;

@@ -18,30 +18,16 @@
 
 #define MAGIC "annotrec"
 
-typedef struct definition {
-    uint8_t kind;
-    uint16_t domain;
-    uint32_t number, length;
-    int32_t thread;
-    uint64_t time;
-    char *text;
-} definition;
-
 _Static_assert(sizeof(record) == 32, "the reader expects records of 32 bytes");
 _Static_assert(sizeof(header) <= PAGE, "the header is one page");
 
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static definition *definitions;
-static uint32_t defined, allocated, ids;
-static uint64_t unreported; /* events lost while there is no file to count them in */
-
 static struct {
     char path[PATH_MAX + 64];
     off_t size;
-    header *header; /* never unmapped but in a forked child: a thread may be counting in it */
-    uint32_t written; /* how many of the definitions are in the file */
-    chunk names;
+    int open;
+    header *header; /* where each file's is mapped: a thread may count in it at any time. NULL: no memory for it yet */
 } file;
 
 static uint64_t read_clock(clockid_t clock)
@@ -81,12 +67,20 @@ static int reserve(int fd, off_t offset, size_t bytes)
     return error;
 }
 
-/* Returns NULL and sets errno if there is no space. */
-static void *map(int fd, off_t offset, size_t bytes)
+/* Returns NULL and sets errno if there is no space. Without `at`, at any place. */
+static void *map(void *at, int fd, off_t offset, size_t bytes)
 {
     if ((errno = reserve(fd, offset, bytes)))
         return NULL;
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset);
+    at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, offset);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* Maps zeros, instead of what is there: who still writes to it harms nobody, and a file that was there can go. */
+static void *map_zeros(void *at, size_t bytes)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+    at = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
@@ -102,7 +96,6 @@ static void describe(header *h)
     h->pid = (uint32_t)getpid();
     h->started = now();
     h->started_utc = read_clock(CLOCK_REALTIME);
-    h->lost_events = __atomic_exchange_n(&unreported, 0, __ATOMIC_RELAXED);
     memcpy(h->magic, MAGIC, sizeof h->magic);
 }
 
@@ -118,48 +111,75 @@ static int create(const char *folder)
     return -1;
 }
 
+/* Returns an errno. */
+static int map_header(int fd)
+{
+    header *h = file.header;
+    if (!h && !(h = map_zeros(NULL, PAGE)))
+        return ENOMEM;
+    uint64_t unreported = __atomic_load_n(&h->lost_events, __ATOMIC_RELAXED);
+    if (!map(h, fd, 0, PAGE)) {
+        int error = errno;
+        __atomic_store_n(&file.header, map_zeros(h, PAGE), __ATOMIC_RELEASE); /* the kernel may have taken it away */
+        lost(unreported);
+        return error;
+    }
+    __atomic_store_n(&file.header, h, __ATOMIC_RELEASE);
+    lost(unreported);
+    return 0;
+}
+
 int have_file(const char *folder)
 {
-    if (file.header)
+    if (file.open)
         return 0;
     int fd = create(folder);
     if (fd < 0)
         return errno;
-    header *h = map(fd, 0, PAGE);
-    int error = errno;
+    int error = map_header(fd);
     close(fd);
-    if (!h) {
+    if (error) {
         unlink(file.path);
         return error;
     }
-    describe(h);
+    describe(file.header);
     file.size = PAGE;
-    file.written = 0;
-    __atomic_store_n(&file.header, h, __ATOMIC_RELEASE);
+    file.open = 1;
     return 0;
 }
 
 void leave_file(int inherited)
 {
-    unmap_chunk(&file.names);
-    if (file.header && inherited)
-        munmap(file.header, PAGE);
-    else if (file.header)
+    leave_names();
+    if (file.open && !inherited)
         file.header->stopped = now();
-    __atomic_store_n(&unreported, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&file.header, NULL, __ATOMIC_RELEASE);
+    if (file.header)
+        __atomic_store_n(&file.header, map_zeros(file.header, PAGE), __ATOMIC_RELEASE);
+    file.open = 0;
 }
 
 __attribute__((destructor)) static void note_exit(void)
 {
-    if (file.header)
+    if (!is_copy() && file.open)
         file.header->stopped = now();
 }
 
-void lost(void)
+int is_retired(void)
+{
+    return file.open && __atomic_load_n(&file.header->retired, __ATOMIC_RELAXED);
+}
+
+void lost(uint64_t events)
 {
     header *h = __atomic_load_n(&file.header, __ATOMIC_ACQUIRE);
-    __atomic_fetch_add(h ? &h->lost_events : &unreported, 1, __ATOMIC_RELAXED);
+    if (h)
+        __atomic_fetch_add(&h->lost_events, events, __ATOMIC_RELAXED);
+}
+
+void save_names(void)
+{
+    if (file.open)
+        file.header->lost_names = write_names();
 }
 
 /* The file is opened anew for each chunk: a program that closes every descriptor, or is short of them, is safe. */
@@ -168,7 +188,7 @@ int map_chunk(chunk *c, size_t bytes)
     int fd = open(file.path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return 0;
-    record *base = map(fd, file.size, bytes);
+    record *base = map(NULL, fd, file.size, bytes);
     close(fd);
     if (!base)
         return 0;
@@ -180,91 +200,19 @@ int map_chunk(chunk *c, size_t bytes)
     return 1;
 }
 
+static size_t size_of(const chunk *c)
+{
+    return (size_t)((char *)c->end - (char *)c->base);
+}
+
 void unmap_chunk(chunk *c)
 {
     if (c->base)
-        munmap(c->base, (size_t)((char *)c->end - (char *)c->base));
+        munmap(c->base, size_of(c));
     c->base = c->next = c->end = NULL;
 }
 
-static int write_definition(const definition *d)
+void detach_chunk(chunk *c)
 {
-    uint32_t slots = 1 + text_records(d->length);
-    if (file.names.end - file.names.next < (ptrdiff_t)slots) {
-        chunk fresh;
-        if (!map_chunk(&fresh, page_up((slots + 256) * sizeof(record))))
-            return 0;
-        unmap_chunk(&file.names);
-        file.names = fresh;
-    }
-    record *r = file.names.next;
-    file.names.next += slots;
-    put_text(r + 1, d->text, d->length);
-    r->flags = HAS_TEXT;
-    r->domain = d->domain;
-    r->text = d->length;
-    r->time = d->time;
-    r->category = d->number;
-    r->payload = (uint64_t)d->thread;
-    publish(r, (enum kind)d->kind);
-    return 1;
-}
-
-void write_definitions(void)
-{
-    if (!file.header)
-        return;
-    while (file.written < defined && write_definition(&definitions[file.written]))
-        file.written++;
-    file.header->lost_names = defined - file.written;
-}
-
-static int more_definitions(void)
-{
-    if (defined < allocated)
-        return 1;
-    uint32_t larger = allocated ? 2 * allocated : 256;
-    definition *moved = realloc(definitions, larger * sizeof *moved);
-    if (!moved)
-        return 0;
-    definitions = moved;
-    allocated = larger;
-    return 1;
-}
-
-uint32_t define(enum kind kind, uint32_t domain, uint32_t number, int32_t thread, const char *text, uint32_t length)
-{
-    char *copy = more_definitions() ? malloc(length + 1) : NULL;
-    if (!copy)
-        return 0;
-    memcpy(copy, text, length);
-    uint32_t id = ++ids;
-    if (kind == STRING)
-        number = id;
-    definitions[defined++] = (definition){(uint8_t)kind, (uint16_t)domain, number, length, thread, now(), copy};
-    write_definitions();
-    return id;
-}
-
-uint32_t find_domain(const char *name, uint32_t length)
-{
-    for (uint32_t i = 0; i < defined; i++)
-        if (definitions[i].kind == DOMAIN_NAME && definitions[i].length == length
-            && !memcmp(definitions[i].text, name, length))
-            return definitions[i].domain;
-    return 0;
-}
-
-void adopt_definitions(int32_t thread)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < defined; i++) {
-        if (definitions[i].kind == THREAD_NAME) { /* the parent's threads are not here */
-            free(definitions[i].text);
-            continue;
-        }
-        definitions[kept] = definitions[i];
-        definitions[kept++].thread = thread;
-    }
-    defined = kept;
+    map_zeros(c->base, size_of(c));
 }

@@ -1,12 +1,14 @@
 /* The recorder's threads: each owns a chunk of the file and fills it; sessions and forks come between.
  *
- * Only its owner ever unmaps a chunk, so that stopping cannot pull it away from under a thread that is writing. */
+ * Only its owner ever unmaps a chunk, so that stopping cannot pull it away from under a thread that is writing.
+ * Stopping maps memory in its place, so that no thread that is idle from then on holds the file. */
 #define _GNU_SOURCE
 #include "recorder.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,15 +16,28 @@
 #define RETRY_AFTER 1024 /* events lost before space is asked for again */
 #define WORTH_KEEPING 8 /* records of room that make the rest of a chunk worth giving to another thread */
 
-uint32_t active;
+__attribute__((aligned(PAGE))) own own_page;
 __thread thread *mine;
 
-static uint32_t sessions, threads_seen;
+static uint32_t session, sessions, threads_seen; /* `session` is what `own_page.active` is, inherited by children */
 static char directory[PATH_MAX];
 static thread *threads;
 static chunk *spare;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t exit_key;
+
+/* Without this, for want of MADV_WIPEONFORK in Linux before 4.14, only children of fork itself are noticed. */
+__attribute__((constructor)) static void own_memory(void)
+{
+    madvise(&own_page, sizeof own_page, MADV_WIPEONFORK);
+    own_page.original = 1;
+}
+
+static void switch_to(uint32_t number)
+{
+    session = number;
+    __atomic_store_n(&own_page.active, number, __ATOMIC_RELEASE);
+}
 
 static void drop_spare(void)
 {
@@ -42,7 +57,7 @@ static void give_up_chunk(thread *t)
     c->next = t->next;
     t->chunk = NULL;
     t->next = t->end = NULL;
-    if (t->session == active && c->end - c->next >= WORTH_KEEPING) {
+    if (t->session == session && c->end - c->next >= WORTH_KEEPING) {
         c->link = spare;
         spare = c;
         return;
@@ -108,13 +123,13 @@ static void begin_section(thread *t)
 
 static record *take(thread *t, uint32_t slots)
 {
-    if (t->session != active)
+    if (t->session != session)
         t->sections = 0, t->gap = 0;
     give_up_chunk(t);
-    t->session = active;
+    t->session = session;
     if (have_file(directory))
         return NULL;
-    write_definitions();
+    save_names();
     t->chunk = new_chunk(t, slots + 2 + open_domains(t));
     if (!t->chunk)
         return NULL;
@@ -129,6 +144,8 @@ static record *take(thread *t, uint32_t slots)
 static void leave(void *self)
 {
     thread *t = self;
+    if (is_copy() && !adopt_process())
+        return;
     pthread_mutex_lock(&mutex);
     give_up_chunk(t);
     *(t->before ? &t->before->after : &threads) = t->after;
@@ -172,10 +189,22 @@ static void in_child(void)
     }
     drop_spare();
     leave_file(1);
-    adopt_definitions((int32_t)getpid());
-    if (active)
-        active = ++sessions;
+    adopt_names((int32_t)getpid());
+    switch_to(session ? ++sessions : 0);
+    own_page.original = 1;
     pthread_mutex_init(&mutex, NULL);
+}
+
+/* Where another thread of the parent held the mutex, nothing that it guards can be relied on. */
+__attribute__((cold, noinline)) int adopt_process(void)
+{
+    if (pthread_mutex_trylock(&mutex))
+        return 0;
+    if (is_copy())
+        in_child();
+    else
+        pthread_mutex_unlock(&mutex);
+    return 1;
 }
 
 static void set_up(void)
@@ -220,23 +249,42 @@ static void lose(thread *t)
         for (uint32_t d = 0; d < t->domains; d++)
             t->depths[d].floor = t->depths[d].level;
     t->gap = 1;
-    lost();
+    lost(1);
+}
+
+static void end_session(void)
+{
+    switch_to(0);
+    drop_spare();
+    if (mine)
+        give_up_chunk(mine);
+    for (thread *t = threads; t; t = t->after)
+        if (t->chunk)
+            detach_chunk(t->chunk);
+    leave_file(0);
+}
+
+static void end_if_retired(void)
+{
+    if (is_retired())
+        end_session();
 }
 
 __attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots)
 {
-    uint32_t session = __atomic_load_n(&active, __ATOMIC_ACQUIRE);
-    if (!session)
+    uint32_t number = __atomic_load_n(&own_page.active, __ATOMIC_ACQUIRE);
+    if (!number)
         return NULL;
     record *r = NULL;
-    if (t->session == session && t->patience)
+    if (t->session == number && t->patience)
         t->patience--;
     else {
         pthread_mutex_lock(&mutex);
-        session = active;
-        r = session ? take(t, slots) : NULL;
+        end_if_retired();
+        number = session;
+        r = number ? take(t, slots) : NULL;
         pthread_mutex_unlock(&mutex);
-        if (!session)
+        if (!number)
             return NULL;
         t->patience = r ? 0 : RETRY_AFTER;
     }
@@ -247,20 +295,22 @@ __attribute__((cold, noinline)) record *more_room(thread *t, uint32_t slots)
 
 int start_session(const char *folder, int must_open)
 {
+    if (is_copy() && !adopt_process())
+        return EBUSY;
     pthread_once(&once, set_up);
     char *path = realpath(folder, NULL);
     int error = !path || strlen(path) >= sizeof directory ? (path ? ENAMETOOLONG : errno) : 0;
     pthread_mutex_lock(&mutex);
-    if (active)
+    end_if_retired();
+    if (session)
         error = EALREADY;
     if (!error) {
         strcpy(directory, path);
         leave_file(0);
         error = have_file(directory);
         if (!error || !must_open)
-            __atomic_store_n(&active, ++sessions, __ATOMIC_RELEASE);
-        if (!error)
-            write_definitions();
+            switch_to(++sessions);
+        save_names();
     }
     pthread_mutex_unlock(&mutex);
     free(path);
@@ -269,9 +319,20 @@ int start_session(const char *folder, int must_open)
 
 void stop_session(void)
 {
+    if (is_copy() && !adopt_process())
+        return;
     pthread_mutex_lock(&mutex);
-    __atomic_store_n(&active, 0, __ATOMIC_RELEASE);
-    drop_spare();
-    leave_file(0);
+    end_session();
     pthread_mutex_unlock(&mutex);
+}
+
+int is_recorded(void)
+{
+    if (is_copy() && !adopt_process())
+        return 0;
+    pthread_mutex_lock(&mutex);
+    end_if_retired();
+    int recorded = session != 0;
+    pthread_mutex_unlock(&mutex);
+    return recorded;
 }

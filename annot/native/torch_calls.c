@@ -40,7 +40,11 @@ static PyObject *calls_forget(PyObject *self_object, PyObject *unused) {
 }
 
 /* Where a call comes from, borrowed: the call around it, or else that whose backward is open; NULL if neither is. */
-static Invocation *caller(const Notes *notes) { return notes->current ? notes->current : annot_open_layer(); }
+static Invocation *caller(const Notes *notes) {
+    Invocation *current = annot_current(notes);
+    return current ? current : annot_open_layer();
+}
+
 /* Whether torch.compile made this module; it may stand for one that has a site. */
 static int is_optimized(PyObject *module) {
     PyObject *name = PyType_GetName(Py_TYPE(module));
@@ -90,7 +94,7 @@ static PyObject *call_with_self(PyObject *function, PyObject *module, PyObject *
 }
 
 static PyObject *run_original(PyObject *original, PyObject *module, PyObject *args, PyObject *kwargs) {
-    if (original != annot_its.plain_call)
+    if (original != annot_its.plain_call || annot_profiler_runs()) /* torch.profiler looks for the frame */
         return call_with_self(original, module, args, kwargs);
     PyObject *compiled = PyObject_GetAttr(module, annot_its.compiled_call);
     if (!compiled)
@@ -104,24 +108,6 @@ static PyObject *run_original(PyObject *original, PyObject *module, PyObject *ar
     PyObject *result = call ? PyObject_Call(call, args, kwargs) : NULL;
     Py_XDECREF(call);
     return result;
-}
-
-/* Lets a backward run on another thread, whose numbers mean other nodes, find the notes of this one. */
-static void tag_graph(PyObject *result, Notes *notes) {
-    PyObject *modes = PyObject_CallNoArgs(annot_its.mode_count); /* a mode would see us look at the tensor */
-    int plain = modes && (PyObject *)Py_TYPE(result) == annot_its.tensor && PyLong_AsLong(modes) == 0;
-    Py_XDECREF(modes);
-    if (!plain) {
-        Py_XDECREF(PyObject_CallFunctionObjArgs(annot_its.tag_graph, result, (PyObject *)notes, NULL));
-    } else {
-        PyObject *node = PyObject_GetAttr(result, annot_its.grad_fn);
-        PyObject *metadata = node && node != Py_None ? PyObject_GetAttr(node, annot_its.metadata) : NULL;
-        if (metadata)
-            PyDict_SetItem(metadata, annot_its.key, (PyObject *)notes);
-        Py_XDECREF(metadata);
-        Py_XDECREF(node);
-    }
-    PyErr_Clear();
 }
 
 /* 1 with new references to the site of a call and its cache; 0, perhaps with an exception set, if it has none. */
@@ -146,17 +132,8 @@ static int find_site(Calls *self, PyObject *module, Notes *notes, PyObject **sit
     return *cache != NULL;
 }
 
-/* Nodes that come in from outside any module may be another thread's. */
-static void mark_inputs(PyObject *args, PyObject *kwargs) {
-    Py_XDECREF(PyObject_CallFunctionObjArgs(annot_its.mark_inputs, args, kwargs, NULL));
-    PyErr_Clear();
-}
-
 static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObject *events, PyObject *const *what) {
-    Invocation *parent = notes->current;
-    if (!parent && self->backward && annot_thread_count() > 1)
-        mark_inputs(what[2], what[3]);
-    notes->current = made;
+    Invocation *parent = annot_enter(notes, made);
     if (self->backward)
         annot_note_now(notes, made);
     if (self->forward)
@@ -164,16 +141,12 @@ static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObje
     PyObject *result = run_original(what[0], what[1], what[2], what[3]);
     if (self->forward)
         annot_pop();
-    notes->current = parent;
-    if (self->backward) {
-        annot_note_now(notes, parent);
-        if (result && !parent)
-            tag_graph(result, notes);
-    }
+    annot_leave(notes, made, parent);
+    if (self->backward)
+        annot_note_now(notes, annot_current(notes));
     return result;
 }
 
-/* The site of the innermost call on this thread. */
 /* call(original, module, args, kwargs) */
 static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssize_t count) {
     Calls *self = (Calls *)self_object;
@@ -185,23 +158,36 @@ static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssi
     Invocation *made = NULL;
     if (notes && find_site(self, what[1], notes, &site, &cache)) {
         events = annot_events_of(site, cache, what[2], what[3]);
+        if (events == Py_None)
+            Py_CLEAR(events);
         if (events && annot_runs)
             events = annot_if_recomputed(site, events, what[2], what[3]);
         if (events)
-            made = annot_new_invocation(notes->current, site, PyTuple_GetItem(events, 1));
+            made = annot_new_invocation(annot_current(notes), site, PyTuple_GetItem(events, 1));
         Py_DECREF((PyObject *)cache);
         Py_DECREF(site);
     }
     PyObject *result = NULL;
     if (made) {
         result = call_inside(self, notes, made, events, what);
-    } else if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* no site, or its range cannot be had: the call goes on without one */
+    } else if (!PyErr_Occurred()) { /* no site, or its range cannot be had: the call goes on without one */
         result = run_original(what[0], what[1], what[2], what[3]);
     }
     Py_XDECREF((PyObject *)made);
     Py_XDECREF(events);
     return result;
+}
+
+/* The site of the module in whose call (backward: in whose backward) this thread is, or None. */
+static PyObject *calls_current_site(PyObject *self_object, PyObject *backward) {
+    (void)self_object;
+    Notes *notes = annot_my_notes();
+    Invocation *current = NULL;
+    if (PyObject_IsTrue(backward) == 1)
+        current = annot_open_layer();
+    else if (notes)
+        current = annot_current(notes);
+    return Py_NewRef(current ? current->site : Py_None);
 }
 
 /* ---------------------------------------------------------------- construction */
@@ -222,7 +208,8 @@ PyObject *annot_get(const char *module_name, const char *path) {
 }
 
 static int look_up(void) {
-    if (annot_its.discover) /* the last that is set */
+    static int done = 0; /* an interrupt in code of Python that is imported here may end this early */
+    if (done)
         return 0;
     struct { PyObject **place; const char *module, *path; } objects[] = {
         {&annot_its.tensor, "torch", "Tensor"},
@@ -230,13 +217,16 @@ static int look_up(void) {
         {&annot_its.loss, "annot.torch.sites", "Loss"},
         {&annot_its.plain_call, "torch", "nn.Module._wrapped_call_impl"},
         {&annot_its.current_node, "torch", "_C._current_autograd_node"},
-        {&annot_its.mode_count, "torch", "_C._len_torch_function_stack"},
+        {&annot_its.function, "torch", "_C._FunctionBase"},
         {&annot_its.any_autocast, "torch", "_C._is_any_autocast_enabled"},
         {&annot_its.signature, "annot.torch.calls", "signature"},
         {&annot_its.remember, "annot.torch.calls", "remember"},
         {&annot_its.if_recomputed, "annot.torch.calls", "if_recomputed"},
-        {&annot_its.tag_graph, "annot.torch.calls", "tag_graph"},
-        {&annot_its.mark_inputs, "annot.torch.calls", "mark_inputs"},
+        {&annot_its.is_node, "annot.torch.nodes", "is_node"},
+        {&annot_its.grad_mode, "torch", "is_grad_enabled"},
+        {&annot_its.device_of, "annot.torch.device_threads", "device_of"},
+        {&annot_its.visit, "annot.torch.device_threads", "visit"},
+        {&annot_its.current_thread, "annot.torch.nodes", "current_thread"},
     };
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
         if (!(*objects[i].place = annot_get(objects[i].module, objects[i].path)))
@@ -245,7 +235,7 @@ static int look_up(void) {
         {&annot_its.by_id, "by_id"}, {&annot_its.near, "near"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
         {&annot_its.events, "events"}, {&annot_its.layer, "layer"}, {&annot_its.shapes, "shapes"},
         {&annot_its.compiled_call, "_compiled_call_impl"}, {&annot_its.call_impl, "_call_impl"}, {&annot_its.grad_fn, "grad_fn"},
-        {&annot_its.metadata, "metadata"}, {&annot_its.key, "annot"}, {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
+        {&annot_its.metadata, "metadata"}, {&annot_its.edges, "annot edges"}, {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
         {&annot_its.sequence, "_sequence_nr"}, {&annot_its.register_dict, "_register_hook_dict"},
         {&annot_its.register_prehook, "register_prehook"}, {&annot_its.discover, "discover"},
     };
@@ -253,7 +243,8 @@ static int look_up(void) {
         if (!(*names[i].place = PyUnicode_InternFromString(names[i].name)))
             return -1;
     annot_prepare_events();
-    return annot_find_peek();
+    done = annot_prepare_notes() == 0;
+    return done ? 0 : -1;
 }
 
 static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
@@ -311,10 +302,11 @@ static void calls_dealloc(PyObject *self) {
 static PyMethodDef calls_methods[] = {
     {"call", (PyCFunction)(void (*)(void))calls_call, METH_FASTCALL, "Call a module inside its range."},
     {"begin", (PyCFunction)(void (*)(void))annot_begin, METH_VARARGS | METH_KEYWORDS,
-     "Prepare a graph for a run of the engine on this thread."},
-    {"current_site", annot_current_site, METH_O, "The site in whose call, or backward, this thread is."},
+     "Prepare a graph for a run of the engine on this thread; `finish` ends it."},
+    {"current_site", calls_current_site, METH_O, "The site in whose call, or backward, this thread is."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
-    {"finish", annot_finish, METH_O, "Close what the run has open on this thread, and forget its nodes."},
+    {"runs", annot_open_runs, METH_NOARGS, "How many runs this thread has begun and not finished."},
+    {"finish", annot_finish, METH_O, "Finish runs of this thread until so many are left."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -19,6 +19,7 @@ typedef struct Invocation {
     PyObject *site;            /* owned */
     Event *backward;           /* owned */
     uint32_t depth;
+    uint32_t closed;
 } Invocation;
 
 typedef struct {
@@ -26,37 +27,71 @@ typedef struct {
     Invocation *owner; /* owned, may be NULL */
 } Note;
 
-/* From which sequence number on which invocation was innermost; one per thread, kept alive by its graphs too. */
-typedef struct {
+/* From which sequence number on which invocation was innermost; one per thread. */
+typedef struct Notes {
     PyObject_HEAD
     Note *notes;
     uint32_t count, capacity;
-    Invocation *current; /* borrowed: the call that is open keeps it */
+    Invocation *current; /* owned; see annot_current */
+    uint64_t thread;     /* as PyTorch counts threads; 0 if that is not known */
+    struct Notes *next;  /* of all that are kept; owned */
 } Notes;
-
-extern PyTypeObject *annot_notes_type;
 
 Invocation *annot_new_invocation(Invocation *parent, PyObject *site, PyObject *backward);
 /* The notes of this thread, borrowed; NULL with an exception set without memory. */
 Notes *annot_get_notes(void);
 /* The same, but NULL if it has none yet. */
 Notes *annot_my_notes(void);
-/* How many threads ever had notes. */
-int annot_thread_count(void);
+/* Not NULL where greenlets take turns on the threads, each with calls of its own open. */
+extern PyObject *annot_greenlet;
+Invocation *annot_current_of_greenlet(void);
+
+/* The innermost call that is open on this thread, or in this greenlet; borrowed. */
+static inline Invocation *annot_current(const Notes *notes) {
+    return annot_greenlet ? annot_current_of_greenlet() : notes->current;
+}
+
+Invocation *annot_enter_in_greenlet(Invocation *made);
+void annot_leave_out_of_order(Notes *notes, Invocation *made, Invocation *parent);
+
+/* Makes `made` the current call; returns the reference to the call around it, for annot_leave. */
+static inline Invocation *annot_enter(Notes *notes, Invocation *made) {
+    if (annot_greenlet)
+        return annot_enter_in_greenlet(made);
+    Invocation *parent = notes->current;
+    notes->current = (Invocation *)Py_NewRef((PyObject *)made);
+    return parent;
+}
+
+/* Ends a call: takes the reference to the call around it back. */
+static inline void annot_leave(Notes *notes, Invocation *made, Invocation *parent) {
+    made->closed = 1;
+    if (annot_greenlet || notes->current != made || (parent && parent->closed)) {
+        annot_leave_out_of_order(notes, made, parent);
+        return;
+    }
+    notes->current = parent;
+    Py_DECREF((PyObject *)made);
+}
+
 /* Nodes that are made from now on belong to `owner`; keeps the error indicator. */
 void annot_note_now(Notes *notes, Invocation *owner);
-/* The invocation that was innermost when the node of this number was made, borrowed; may be NULL. */
-Invocation *annot_owner_of(const Notes *notes, uint64_t number);
-/* Finds autograd's counter of sequence numbers; -1 with an exception set. */
-int annot_find_peek(void);
+/* Reads the sequence number of a node of autograd, and which thread made it, as PyTorch counts threads, 0 if that is
+ * not known; -1 with an exception set. */
+int annot_read_node(PyObject *node, uint64_t *number, uint64_t *thread);
+/* The invocation that was innermost when this thread made the node of this number, borrowed; NULL if there was none,
+ * or if it is not known. `own`: the notes of the thread that asks, or NULL. */
+Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number);
+/* Finds autograd's counter of sequence numbers, and where nodes say their thread; -1 with an exception set. */
+int annot_prepare_notes(void);
 int annot_add_notes(void);
 
 /* Objects and names of PyTorch and of the twin, looked up once. */
 typedef struct {
-    PyObject *current_node, *mode_count, *any_autocast, *tensor, *parameter, *plain_call, *loss;
-    PyObject *signature, *remember, *if_recomputed, *tag_graph, *mark_inputs;
+    PyObject *current_node, *function, *any_autocast, *tensor, *parameter, *plain_call, *loss;
+    PyObject *signature, *remember, *if_recomputed, *is_node, *current_thread, *grad_mode, *device_of, *visit;
     PyObject *by_id, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
-        *metadata, *key, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
+        *metadata, *edges, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
 } Names;
 
 extern Names annot_its;
@@ -109,12 +144,11 @@ PyObject *annot_get(const char *module_name, const char *path);
 /* Makes the hook and what carries it; -1 with an exception set. */
 int annot_prepare_hooks(Calls *self);
 PyObject *annot_begin(PyObject *calls, PyObject *args, PyObject *kwargs);
-PyObject *annot_finish(PyObject *calls, PyObject *token);
+PyObject *annot_open_runs(PyObject *calls, PyObject *unused);
+PyObject *annot_finish(PyObject *calls, PyObject *count);
 /* On how many threads of this process a backward runs; one that runs inside another counts by itself. */
 extern int annot_runs;
 /* The call whose backward is open on this thread, borrowed; NULL if there is none. */
 Invocation *annot_open_layer(void);
-/* The site of the module in whose call (backward: in whose backward) this thread is, or None. */
-PyObject *annot_current_site(PyObject *calls, PyObject *backward);
 
 #endif

@@ -7,8 +7,13 @@
 #include <string.h>
 
 #define MAX_NOTES (1u << 16)
+/* More calls are never open in each other; calls of coroutines that switch stacks may look so. */
+#define MAX_OPEN (1u << 16)
 
-PyTypeObject *annot_notes_type = NULL;
+/* The notes of so many threads that have ended are kept, for graphs that outlive the thread that made them. */
+#define MAX_ENDED 256
+
+static PyTypeObject *notes_type = NULL;
 static PyTypeObject *invocation_type = NULL;
 
 /* ---------------------------------------------------------------- Invocation */
@@ -17,21 +22,46 @@ Invocation *annot_new_invocation(Invocation *parent, PyObject *site, PyObject *b
     Invocation *made = PyObject_New(Invocation, invocation_type);
     if (!made)
         return NULL;
+    if (parent && parent->depth >= MAX_OPEN)
+        parent = NULL;
     made->parent = (Invocation *)Py_XNewRef((PyObject *)parent);
     made->site = Py_NewRef(site);
     made->backward = (Event *)Py_NewRef(backward);
     made->depth = parent ? parent->depth + 1 : 0;
+    made->closed = 0;
     return made;
 }
 
-static void invocation_dealloc(PyObject *self) {
-    Invocation *invocation = (Invocation *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF((PyObject *)invocation->parent);
-    Py_XDECREF(invocation->site);
-    Py_XDECREF((PyObject *)invocation->backward);
-    PyObject_Free(self);
+static void free_invocation(Invocation *one) {
+    PyTypeObject *type = Py_TYPE((PyObject *)one);
+    Py_XDECREF((PyObject *)one->parent);
+    Py_XDECREF(one->site);
+    Py_XDECREF((PyObject *)one->backward);
+    PyObject_Free(one);
     Py_DECREF((PyObject *)type);
+}
+
+/* A chain of parents is freed in a loop; one by one, each would be freed on the C stack of the one before. Whichever
+ * thread has begun, it frees what others leave here while it lends them the GIL. */
+static void invocation_dealloc(PyObject *self) {
+    static Invocation *waiting = NULL; /* linked by their sites, which are let go of first */
+    static int frees = 0;
+    Invocation *one = (Invocation *)self;
+    if (frees) {
+        PyObject *site = one->site;
+        one->site = (PyObject *)waiting;
+        waiting = one;
+        Py_XDECREF(site);
+        return;
+    }
+    frees = 1;
+    free_invocation(one);
+    while ((one = waiting)) {
+        waiting = (Invocation *)one->site;
+        one->site = NULL;
+        free_invocation(one);
+    }
+    frees = 0;
 }
 
 /* ---------------------------------------------------------------- Notes: one per thread */
@@ -45,6 +75,7 @@ static void notes_dealloc(PyObject *self) {
     Notes *notes = (Notes *)self;
     PyTypeObject *type = Py_TYPE(self);
     drop_notes(notes, 0, notes->count);
+    Py_XDECREF((PyObject *)notes->current);
     free(notes->notes);
     PyObject_Free(self);
     Py_DECREF((PyObject *)type);
@@ -74,7 +105,7 @@ static void add_note(Notes *self, uint64_t number, Invocation *owner) {
     self->notes[self->count++] = (Note){number, (Invocation *)Py_XNewRef((PyObject *)owner)};
 }
 
-Invocation *annot_owner_of(const Notes *self, uint64_t number) {
+static Invocation *owner_in(const Notes *self, uint64_t number) {
     uint32_t low = 0, high = self->count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -86,13 +117,82 @@ Invocation *annot_owner_of(const Notes *self, uint64_t number) {
     return low ? self->notes[low - 1].owner : NULL;
 }
 
+static Notes *all_notes = NULL; /* newest first; owned */
+
+Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number) {
+    if (!thread) /* not known: there must be no other */
+        return own && own == all_notes && !own->next ? owner_in(own, number) : NULL;
+    const Notes *made = own && own->thread == thread ? own : all_notes;
+    while (made && made->thread != thread)
+        made = made->next;
+    return made ? owner_in(made, number) : NULL;
+}
+
+/* Lets go of the oldest notes that nobody else holds, as their thread has ended. */
+static void forget_ended(void) {
+    uint32_t ended = 0;
+    for (Notes **place = &all_notes; *place;) {
+        Notes *one = *place;
+        if (Py_REFCNT((PyObject *)one) > 1 || ++ended <= MAX_ENDED) {
+            place = &one->next;
+            continue;
+        }
+        *place = one->next;
+        Py_DECREF((PyObject *)one);
+    }
+}
+
+/* annot/torch/nodes.py finds them; all 0: it did not. */
+static struct { Py_ssize_t cpp, python, number, thread; } layout;
+
+static int ask_number(PyObject *node, uint64_t *number) {
+    PyObject *value = PyObject_CallMethodObjArgs(node, annot_its.sequence, NULL);
+    *number = value ? PyLong_AsUnsignedLongLong(value) : 0;
+    Py_XDECREF(value);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+int annot_read_node(PyObject *node, uint64_t *number, uint64_t *thread) {
+    const char *made = NULL;
+    int in_python = PyObject_TypeCheck(node, (PyTypeObject *)annot_its.function);
+    *thread = 0;
+    if (layout.thread)
+        memcpy(&made, (const char *)node + (in_python ? layout.python : layout.cpp), sizeof made);
+    if (!made)
+        return ask_number(node, number);
+    memcpy(number, made + layout.number, sizeof *number);
+    memcpy(thread, made + layout.thread, sizeof *thread);
+    return 0;
+}
+
+static int find_layout(void) {
+    PyObject *find = annot_get("annot.torch.nodes", "find_layout");
+    PyObject *found = find ? PyObject_CallNoArgs(find) : NULL;
+    int known = found && found != Py_None;
+    int failed = !found || (known && !PyArg_ParseTuple(found, "nnnn", &layout.cpp, &layout.python, &layout.number, &layout.thread));
+    Py_XDECREF(found);
+    Py_XDECREF(find);
+    return failed ? -1 : 0;
+}
+
+static uint64_t current_thread(void) {
+    PyObject *value = PyObject_CallNoArgs(annot_its.current_thread);
+    uint64_t thread = value ? PyLong_AsUnsignedLongLong(value) : 0;
+    Py_XDECREF(value);
+    if (PyErr_Occurred())
+        PyErr_Clear();
+    return layout.thread ? thread : 0;
+}
+
 static PyObject *peek_in_python = NULL;
 /* The same without the way through Python; NULL if this build of PyTorch has no such symbol. */
 static uint64_t (*peek_directly)(void) = NULL;
 
-int annot_find_peek(void) {
+int annot_prepare_notes(void) {
     if (peek_in_python)
         return 0;
+    if (find_layout() < 0)
+        return -1;
     void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
     void *symbol = library ? dlsym(library, "_ZN2at15sequence_number4peekEv") : NULL;
     memcpy(&peek_directly, &symbol, sizeof symbol);
@@ -134,7 +234,6 @@ static __thread Notes *my_notes = NULL;
 static pthread_key_t leave_orphan;
 static pthread_mutex_t orphans_lock = PTHREAD_MUTEX_INITIALIZER;
 static Orphan *orphans = NULL;
-static int thread_count = 0; /* threads that ever had notes */
 
 static void on_thread_exit(void *orphan) {
     pthread_mutex_lock(&orphans_lock);
@@ -160,8 +259,9 @@ Notes *annot_get_notes(void) {
     if (my_notes)
         return my_notes;
     bury_orphans();
+    forget_ended();
     Orphan *orphan = malloc(sizeof *orphan);
-    Notes *made = orphan ? PyObject_New(Notes, annot_notes_type) : NULL;
+    Notes *made = orphan ? PyObject_New(Notes, notes_type) : NULL;
     if (!made) {
         free(orphan);
         PyErr_NoMemory();
@@ -170,15 +270,90 @@ Notes *annot_get_notes(void) {
     made->notes = NULL;
     made->count = made->capacity = 0;
     made->current = NULL;
+    made->thread = current_thread();
+    made->next = all_notes;
+    all_notes = (Notes *)Py_NewRef((PyObject *)made);
     orphan->notes = made;
     pthread_setspecific(leave_orphan, orphan);
-    thread_count++;
     return my_notes = made;
 }
 
 Notes *annot_my_notes(void) { return my_notes; }
 
-int annot_thread_count(void) { return thread_count; }
+/* ---------------------------------------------------------------- the calls that are open */
+
+/* The greenlets of a thread take turns, each with calls of its own open: each has its current one in its __dict__.
+ * This is greenlet.getcurrent; NULL until greenlet is imported. */
+PyObject *annot_greenlet = NULL;
+static PyObject *call_key = NULL;
+
+/* New reference; NULL with an exception set. */
+static PyObject *dict_of_greenlet(void) {
+    PyObject *greenlet = PyObject_CallNoArgs(annot_greenlet);
+    PyObject *own = greenlet ? PyObject_GenericGetDict(greenlet, NULL) : NULL;
+    Py_XDECREF(greenlet);
+    return own;
+}
+
+Invocation *annot_current_of_greenlet(void) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *own = dict_of_greenlet();
+    PyObject *found = own ? PyDict_GetItemWithError(own, call_key) : NULL;
+    Py_XDECREF(own);
+    PyErr_Restore(type, value, traceback);
+    return found && Py_TYPE(found) == invocation_type ? (Invocation *)found : NULL;
+}
+
+static void set_current(Notes *notes, Invocation *call) {
+    if (!annot_greenlet) {
+        PyObject *old = (PyObject *)notes->current;
+        notes->current = (Invocation *)Py_XNewRef((PyObject *)call);
+        Py_XDECREF(old);
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *own = dict_of_greenlet();
+    if (own)
+        PyDict_SetItem(own, call_key, call ? (PyObject *)call : Py_None);
+    Py_XDECREF(own);
+    PyErr_Restore(type, value, traceback);
+}
+
+PyObject *annot_watch_greenlets(PyObject *module, PyObject *getcurrent) {
+    (void)module;
+    if (!call_key && !(call_key = PyUnicode_InternFromString("annot call")))
+        return NULL;
+    PyObject *old = annot_greenlet;
+    annot_greenlet = Py_NewRef(getcurrent);
+    Py_XDECREF(old);
+    if (my_notes && my_notes->current) { /* imported inside a call, which is open in the greenlet that runs */
+        Invocation *open = my_notes->current;
+        my_notes->current = NULL;
+        set_current(my_notes, open);
+        Py_DECREF((PyObject *)open);
+    }
+    Py_RETURN_NONE;
+}
+
+Invocation *annot_enter_in_greenlet(Invocation *made) {
+    Invocation *parent = (Invocation *)Py_XNewRef((PyObject *)annot_current_of_greenlet());
+    set_current(NULL, made);
+    return parent;
+}
+
+/* Calls may end in another order than they began, where coroutines that annot does not know switch stacks. Then the
+ * call that is still open stays current, and no call that is over becomes current again. */
+void annot_leave_out_of_order(Notes *notes, Invocation *made, Invocation *parent) {
+    if (annot_current(notes) == made) {
+        Invocation *open = parent;
+        while (open && open->closed)
+            open = open->parent;
+        set_current(notes, open);
+    }
+    Py_XDECREF((PyObject *)parent);
+}
 
 /* ---------------------------------------------------------------- types */
 
@@ -196,6 +371,6 @@ int annot_add_notes(void) {
         return -1;
     }
     invocation_type = (PyTypeObject *)PyType_FromSpec(&invocation_spec);
-    annot_notes_type = (PyTypeObject *)PyType_FromSpec(&notes_spec);
-    return invocation_type && annot_notes_type ? 0 : -1;
+    notes_type = (PyTypeObject *)PyType_FromSpec(&notes_spec);
+    return invocation_type && notes_type ? 0 : -1;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any, Final, Protocol
 
 import polars as pl
@@ -12,6 +13,12 @@ __all__ = ["SCHEMA", "Tabular", "as_csv", "as_json", "as_jsonl", "as_parquet"]
 
 SCHEMA: Final = 1
 """The number of the columns' and keys' meaning: it rises when one goes or changes, not when one is added."""
+
+_CONTROL: Final = r"[\x00-\x1f\x7f-\x9f]"
+"""What a terminal obeys. JSON spells out those below 0x20, not the others."""
+_FORMULA: Final = r"^([=+\-@＝＋－＠])"
+"""How a text begins that spreadsheets take for a formula."""
+_TEXTS: Final = (pl.String, pl.Categorical, pl.Enum)
 
 
 class Tabular(Protocol):
@@ -37,13 +44,29 @@ def as_json(report: Tabular) -> str:
 
 def as_jsonl(report: Tabular) -> str:
     """Return an object per row, a line each, without `meta`."""
-    return report.rows.write_ndjson()
+    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", report.rows.write_ndjson())
 
 
 def as_csv(report: Tabular) -> str:
-    """Return the rows with a header; lists of shapes are joined by ``; ``."""
+    """Return the rows with a header; lists of shapes are joined by ``; ``.
+
+    Texts come from the profile, which is untrusted: control characters are spelled out, and a text that a spreadsheet
+    would take for a formula begins with an apostrophe.
+    """
     lists = [name for name, dtype in report.rows.schema.items() if isinstance(dtype, pl.List)]
-    return report.rows.with_columns(pl.col(lists).list.join("; ")).write_csv()
+    rows = report.rows.with_columns(pl.col(lists).list.join("; "))
+    texts = [_harmless(rows[name]) for name, dtype in rows.schema.items() if dtype in _TEXTS]
+    header = dict(zip(rows.columns, _harmless(pl.Series(rows.columns)), strict=True))
+    return rows.with_columns(texts).rename(header).write_csv()
+
+
+def _harmless(texts: pl.Series) -> pl.Series:
+    texts = texts.cast(pl.String)
+    found = texts.str.contains(_CONTROL).fill_null(value=False).arg_true()
+    if len(found):
+        spelled = [re.sub(_CONTROL, lambda one: repr(one[0])[1:-1], text) for text in texts.gather(found)]
+        texts = texts.scatter(found, spelled)
+    return texts.str.replace(_FORMULA, "'$1")
 
 
 def as_parquet(report: Tabular) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from annot import emit
+from annot import emit, own
 from annot.capture import NO_CUDA
 
 __all__ = ["tell_cuda"]
@@ -15,7 +15,5 @@ def tell_cuda(what: str) -> None:
     if not torch.cuda.is_available():
         emit.warn_once(NO_CUDA)
         return
-    try:
-        getattr(torch.cuda.profiler, what)()
-    except Exception as error:
-        emit.warn_once(f"capture=True: the CUDA profiler did not {what}: {error}")
+    note = f"capture=True: the CUDA profiler did not {what}"
+    own.attempt(getattr(torch.cuda.profiler, what), otherwise=None, note=note)

@@ -11,7 +11,6 @@ code of PyTorch sees it, unless the user has registered a communication hook.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from annot import emit, tag
+from annot import emit, own, tag
 from annot.rank_text import format_rank
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.patches import Patches
@@ -132,40 +131,37 @@ class _Events:
 
     def of_wait(self, work: Any, *_: Any, **__: Any) -> Any:
         """Return the event of a wait for `work`."""
-        try:
-            number = work._get_op_type()
-        except Exception:  # a release or a backend that does not say what the work is
-            number = None
+        # A release or a backend may not say what the work is.
+        number = own.attempt(lambda: work._get_op_type(), otherwise=None)
         event = self._known.get(number)
         if event is None:
             event = self._known[number] = _make(_name_of_wait(number), "", [])
         return event
 
     def _event(self, operation: str, group: Any, tensors: list[Any]) -> Any:
-        try:
-            key = operation, _name(group), tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
-            event = self._known.get(key)
-            if event is None:
-                if len(self._known) >= _MAX_EVENTS:
-                    self._known.clear()
-                event = self._known[key] = _make(operation, key[1], tensors)
-            return event
-        except Exception:  # tensors that do not let themselves be looked at
-            return _make(operation, "", [])
+        found = own.attempt(self._find, operation, group, tensors, otherwise=None)
+        return found if found is not None else _make(operation, "", [])
+
+    def _find(self, operation: str, group: Any, tensors: list[Any]) -> Any:
+        key = operation, _name(group), tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        event = self._known.get(key)
+        if event is None:
+            if len(self._known) >= _MAX_EVENTS:
+                self._known.clear()
+            event = self._known[key] = _make(operation, key[1], tensors)
+        return event
 
 
 def _make(operation: str, group: str, tensors: list[Any]) -> Any:
-    specs = tuple(map(spec_of, tensors[:MAX_TENSORS])) if emit.room_for_texts() else ()
+    specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
     tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
     size = sum(tensor.nbytes for tensor in tensors)
     return emit.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
 
 
 def _name_of_wait(number: int | None) -> str:
-    with contextlib.suppress(Exception):  # a number of another release
-        name = _c10d.OpType(number).name.lower()
-        return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
-    return "wait"
+    name = own.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")  # a number of another release
+    return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
 
 
 def _larger(sides: list[Any]) -> list[Any]:
@@ -185,7 +181,12 @@ def _name(group: Any) -> str:
 def _group_among(values: tuple[Any, ...]) -> Any:
     """Return the group that the arguments of a functional collective name, if it is a group or a mesh."""
     for value in values:
-        mesh, *dimension = value if isinstance(value, tuple) else (value,)
-        with contextlib.suppress(Exception):  # a list of ranks; a mesh of several dimensions
-            return mesh if hasattr(mesh, "group_name") else mesh.get_group(*dimension)
+        found = own.attempt(_group_of, value, otherwise=None)  # a list of ranks; a mesh of several dimensions
+        if found is not None:
+            return found
     return None
+
+
+def _group_of(value: Any) -> Any:
+    mesh, *dimension = value if isinstance(value, tuple) else (value,)
+    return mesh if hasattr(mesh, "group_name") else mesh.get_group(*dimension)

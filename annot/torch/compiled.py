@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 import wrapt
 
-from annot import emit, tag
+from annot import emit, own, tag
 from annot.torch import compiled_ranges, origins
 from annot.torch.patches import Patches
 
@@ -59,7 +59,7 @@ class Compiled:
         self._wanted = {"forward": forward, "backward": backward, "other": forward}
         self._graphs: dict[int, _Graph] = {}
         self._names: Counter[tuple[str, bool]] = Counter()
-        self._traced_in: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+        self._traced_in: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._patches = Patches()
         self._extern: list[Any] = []  # the schedulers that are at a call of a kernel that is not generated
 
@@ -93,13 +93,12 @@ class Compiled:
 
     def layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
         """Return the events for a run of a graph on this thread; None if it is to have no ranges."""
-        try:
-            known = self._graphs.get(id(graph)) or self._meet(graph)
-            site = self._calls.current_site(known.backward)
-            return known.layers_for(site) if self._wanted[known.phase_for(site)] else None
-        except Exception as error:
-            emit.warn_once(f"a compiled graph has no range: {type(error).__name__}: {error}")
-            return None
+        return own.attempt(self._layers_of, graph, otherwise=None, note="a compiled graph has no range")
+
+    def _layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
+        known = self._graphs.get(id(graph)) or self._meet(graph)
+        site = self._calls.current_site(known.backward)
+        return known.layers_for(site) if self._wanted[known.phase_for(site)] else None
 
     def _meet(self, graph: Any) -> _Graph:
         known = _Graph(graph, self._names, functools.partial(self._graphs.pop, id(graph), None))
@@ -114,11 +113,10 @@ class Compiled:
         """Return path and class of the layers that nodes of a graph were traced in."""
         return origins.layers(nodes, self._sites.by_id, self._here(), backward=backward)
 
-    def _here(self) -> str | None:
-        """Return the path of the module in whose call the graph was traced: a backward graph may be made later."""
+    def _here(self) -> Any:
+        """Return the site of the module in whose call the graph was traced: a backward graph may be made later."""
         context = torch._guards.TracingContext.try_get()
-        site = self._calls.current_site(False)
-        here = site.layer if site is not None else None
+        here = self._calls.current_site(False)
         return self._traced_in.setdefault(context, here) if context is not None else here
 
     def around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
@@ -166,11 +164,7 @@ _active: Compiled | None = None
 
 def _unless_it_fails(find: Callable[[], Any], otherwise: Any) -> Any:
     """Return what `find` does; what goes wrong costs the layers of a kernel, not the user's compilation."""
-    try:
-        return find()
-    except Exception as error:
-        emit.warn_once(f"a kernel of a compiled graph shows no layers: {type(error).__name__}: {error}")
-        return otherwise
+    return own.attempt(find, otherwise=otherwise, note="a kernel of a compiled graph shows no layers")
 
 
 def _graph_in_work() -> Any:
@@ -259,6 +253,14 @@ def _generate_kernel_call(compiled: Compiled, original: Any) -> Any:
     return generate_kernel_call
 
 
+def _enter_context(compiled: Compiled, original: Any) -> Any:
+    def enter_context(scheduler: Any, node: Any) -> Any:
+        scheduler.annot_node = node  # before PyTorch 2.8 the scheduler itself does not say which one it is at
+        return original(scheduler, node)
+
+    return enter_context
+
+
 def _codegen_extern_call(compiled: Compiled, original: Any) -> Any:
     def codegen_extern_call(scheduler: Any, scheduler_node: Any) -> Any:
         return compiled.extern_call(scheduler, scheduler_node, lambda: original(scheduler, scheduler_node))
@@ -295,6 +297,7 @@ _RUNS: Final = {
 }
 _GENERATES: Final = {
     ("torch._inductor.codecache", "FxGraphHashDetails.__init__", "gm"): _key_of_cache,
+    ("torch._inductor.scheduler", "Scheduler.enter_context", "node"): _enter_context,
     ("torch._inductor.scheduler", "Scheduler.codegen_extern_call", "scheduler_node"): _codegen_extern_call,
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.write_header", "self"): _write_header,
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.generate_kernel_call", "kernel_name"): (

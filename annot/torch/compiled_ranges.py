@@ -93,7 +93,7 @@ class Layers(dict[str, Any]):
         if self._path is None:
             return None
         if path == HERE:
-            return self._path, self._module
+            return self._path, module or self._module
         return f"{self._path}{path}" if self._path else path[1:], module
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from annot import emit, tag
+from annot import emit, own, tag
+from annot.torch import device_threads
 
 __all__ = ["Engine"]
 
@@ -39,17 +41,18 @@ class Engine:
         # What torch.compile runs to trace a backward is none.
         if calls is None or _tracing() is not None:
             return self._engine.run_backward(*args, **kwargs)
-        depth, frame = emit.depth(), None
+        depth, runs = emit.depth(), calls.runs()
         try:
             if self._ranges:
                 emit.push(self._event)
             if not _compiles_backward():
-                frame = _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
+                _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
             return self._engine.run_backward(*args, **kwargs)
         finally:
-            if frame is not None:
-                calls.finish(frame)
-            emit.pop_to(depth)  # whatever an interrupt has left open included
+            try:
+                calls.finish(runs)
+            finally:
+                emit.pop_to(depth)  # whatever an interrupt has left open included
 
     def retire(self) -> Any:
         """Make this stand-in transparent, for those who still hold it; return the engine."""
@@ -66,17 +69,15 @@ _NOTHING = {"keep_graph": False, "create_graph": False, "every": False}
 _NAMES = ("tensors", "grad_tensors", "keep_graph", "create_graph", "inputs")
 
 
-def _begin(calls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _begin(calls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Prepare a run; whatever goes wrong costs its layer ranges, not the user's backward."""
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
-    try:
-        return calls.begin(
-            tuple(given.get("tensors", ())),
-            keep_graph=bool(given.get("keep_graph", False)),
-            create_graph=bool(given.get("create_graph", False)),
-            # Named inputs make the engine skip nodes; devices have a thread each.
-            every=bool(given.get("inputs", ())) or torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
-        )
-    except Exception as error:
-        emit.warn_once(f"this backward has no layer ranges: {type(error).__name__}: {error}")
-        return None
+    begin = functools.partial(
+        calls.begin,
+        tuple(given.get("tensors", ())),
+        keep_graph=bool(given.get("keep_graph", False)),
+        create_graph=bool(given.get("create_graph", False)),
+        # Named inputs make the engine skip nodes; devices have a thread each.
+        every=bool(given.get("inputs", ())) or device_threads.are_there(),
+    )
+    own.attempt(begin, otherwise=None, note="this backward has no layer ranges")

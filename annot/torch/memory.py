@@ -110,6 +110,12 @@ class Meter:
 
     def pop(self) -> None:
         """Say what the range that this thread opened last took, and close it."""
+        try:
+            self._close()
+        finally:
+            emit.pop()
+
+    def _close(self) -> None:
         with self._lock:
             ident = threading.get_ident()
             opened = self._open.get(ident)
@@ -122,7 +128,6 @@ class Meter:
         if closed is not None:
             for text, value in zip(self._texts, (now - closed.start, closed.peak), strict=True):
                 emit.mark(emit.event(text, category=memory_text.CATEGORY, payload=value))
-        emit.pop()
 
     def _read(self) -> int:
         now, peak = self._counter.read()

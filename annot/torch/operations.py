@@ -17,9 +17,10 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from annot import emit, tag
+from annot import emit, own, tag
+from annot.recent import Recent
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
-from annot.torch.calls import pass_over
+from annot.torch.calls import pass_over, watcher
 from annot.torch.sites import Site, autocast_dtype, is_tensor, shown
 
 __all__ = ["MAX_ARGUMENTS", "MAX_ITEMS", "MAX_TEXT", "MAX_VARIANTS", "Operations"]
@@ -31,7 +32,7 @@ MAX_ITEMS: Final = 8
 MAX_TEXT: Final = 40
 """How long a string may be that is spelt out."""
 MAX_VARIANTS: Final = 64
-"""How many texts one operation of one layer may have; calls with yet other arguments show none."""
+"""How many texts of one operation of one layer show arguments that are no tensors; later ones show shapes alone."""
 
 _QUERIES: Final = {
     *("__get__", "__set__", "__delete__", "__len__", "__hash__", "__repr__", "__str__", "__format__", "__deepcopy__"),
@@ -74,22 +75,24 @@ class Operations(TorchFunctionMode):
         """Return what calls a module by `original`, with the mode if it may have it."""
 
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            watcher = _frames.set_eval_frame(None)  # torch.compile's, if it may compile what is called from here on
+            watching = watcher()  # torch.compile, if it may compile what is called from here on
+            on, switches = self._here.on, False
             try:
-                on = self._here.on
-                suits = watcher is None and self._suits(module)
-                # Below somebody else's mode it cannot step aside: theirs must be on top when they leave it.
-                switches = suits is not on and (suits or _stack()[-1:] == [self])
+                try:
+                    if watching is not None:
+                        _frames.set_eval_frame(None)
+                    suits = watching is None and self._suits(module)
+                    # Below somebody else's mode it cannot step aside: theirs must be on top when they leave it.
+                    switches = suits is not on and (suits or _stack()[-1:] == [self])
+                    if switches:
+                        self._switch(suits)
+                finally:
+                    if watching is not None:
+                        _frames.set_eval_frame(watching)
+                return original(module, *args, **kwargs)
+            finally:
                 if switches:
-                    self._switch(on=suits)
-            finally:
-                _frames.set_eval_frame(watcher)
-            if not switches:
-                return original(module, *args, **kwargs)
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                self._switch(on=on)
+                    own.to_the_end(self._switch, on)
 
         for function in (call, Operations._switch, Operations.__torch_function__):
             pass_over(function)
@@ -102,14 +105,8 @@ class Operations(TorchFunctionMode):
         given = kwargs or {}
         if _is_compiling() or _is_tracing() is not None:
             return func(*args, **given)
-        event = self._event(func, args, given)
-        if event is None:
-            return func(*args, **given)
-        emit.push(event)
-        try:
-            return func(*args, **given)
-        finally:
-            emit.pop()
+        inside = self._range_of(func, args, given)
+        return func(*args, **given) if inside is None else inside(func, None, args, given)
 
     def _suits(self, module: Any) -> bool:
         """Return whether the functions that this module calls itself may have ranges."""
@@ -117,56 +114,62 @@ class Operations(TorchFunctionMode):
             return False
         return module.training or not isinstance(module, _FAST_PATHS)
 
-    def _switch(self, *, on: bool) -> None:
+    def _switch(self, on: bool) -> None:
         """Enter or leave the mode on this thread; those of others that were left open above it stay."""
-        if on:
+        stack = _stack()
+        if on and self not in stack:
             _push_mode(self)
-        else:
-            stack = _stack()
-            place = next((place for place, mode in enumerate(stack) if mode is self), len(stack))
+        elif not on and self in stack:
+            place = stack.index(self)
             for _ in stack[place:]:
                 _pop_mode()
             for mode in stack[place + 1 :]:
                 _push_mode(mode)
         self._here.on = on
 
-    def _event(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the event of a call, None if it has no range; never raises."""
+    def _range_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return what calls inside the range of a call, as `emit.wrapper` makes it; None if it has no range."""
         name = getattr(func, "__name__", "__get__")
         if name in _QUERIES or name.startswith("is_") or (site := self._site()) is None:
             return None
         events = site.operations.get(name)
         if events is None:
-            events = site.operations[name] = {}
+            events = site.operations[name] = Recent()
         if not site.shapes:
             return events.get(None) or _remember(events, None, site, name)
         try:
-            if _mode_count():  # somebody's mode would see us look at the tensors
-                with torch._C.DisableTorchFunction():
-                    return _event_of(events, site, func, args, kwargs)
-            return _event_of(events, site, func, args, kwargs)
-        except Exception:  # an argument that does not let itself be looked at
+            return _look(events, site, func, args, kwargs)
+        except Exception as error:  # an argument that does not let itself be looked at
+            if not own.recurs(error, _look, events, site, func, args, kwargs):
+                raise
             return events.get(None) or _remember(events, None, site, name)
 
 
-def _event_of(events: dict[Any, Any], site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _look(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if _mode_count():  # somebody's mode would see us look at the tensors
+        with torch._C.DisableTorchFunction():
+            return _event_of(events, site, func, args, kwargs)
+    return _event_of(events, site, func, args, kwargs)
+
+
+def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     key: Any = tuple([_key(value, 2) for value in args])
     if kwargs:
         key = key, *[(name, _key(value, 2)) for name, value in kwargs.items()]
     if _is_autocast():
         key = autocast_dtype(tensors_in(args, kwargs, is_tensor)), key
-    found = events.get(key)
+    found = events.get(key) or events.recall(key)
     if found is not None:
         return found
-    if len(events) >= MAX_VARIANTS or not emit.room_for_texts():
-        return events.get(None) or _remember(events, None, site, func.__name__)
     tensors, arguments = _spelt_out(func, args, kwargs)
+    if len(events) >= MAX_VARIANTS:
+        arguments = ()
     specs, omitted, autocast = shown(tensors)
     return _remember(events, key, site, func.__name__, specs, omitted, arguments + autocast)
 
 
 def _remember(
-    events: dict[Any, Any],
+    events: Recent,
     key: Any,
     site: Site,
     name: str,
@@ -175,8 +178,7 @@ def _remember(
     arguments: tuple[tuple[str, tag.Value], ...] = (),
 ) -> Any:
     one = tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments)
-    made = events[key] = emit.event(tag.format(one), category="op")
-    return made
+    return events.keep(key, emit.wrapper(emit.event(tag.format(one), category="op")))
 
 
 def _key(value: Any, depth: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -18,6 +19,9 @@ from annot.torch.updates import UpdateEvents
 
 __all__ = ["OptimizerSteps", "subclasses"]
 
+_module: Final[Any] = sys.modules[Optimizer.__module__]  # torch.optim deletes its attribute of that name
+_before: Final[dict[int, Any]] = _module._global_optimizer_pre_hooks
+_after: Final[dict[int, Any]] = _module._global_optimizer_post_hooks
 _is_compiling: Final = torch.compiler.is_dynamo_compiling
 
 
@@ -35,7 +39,6 @@ class OptimizerSteps:
     def __init__(self) -> None:
         self._patches = Patches()
         self._stand_ins: list[Any] = []
-        self._handles: list[Any] = []
         self._thread = threading.local()
         self._open: dict[int, Any] = {}  # what the hooks opened, by thread
         self._live = True
@@ -48,16 +51,16 @@ class OptimizerSteps:
         original = vars(Optimizer)["_patch_step_function"]
         first_use = wrapt.FunctionWrapper(original, self._on_first_use)
         self._patches.replace(Optimizer, "_patch_step_function", first_use)
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
 
     def remove(self) -> None:
         """Put everything back, in reverse order."""
         self._live = False
-        for handle in self._handles:
-            handle.remove()
+        # By value: an interrupt may keep `install` from learning the handle of a hook.
+        for hooks, ours in ((_before, self._before_step), (_after, self._after_step)):
+            for key in [key for key, hook in hooks.items() if hook == ours]:
+                del hooks[key]
         while self._open:  # other threads may be amid a step
             emit.end(self._open.popitem()[1])
         self._patches.undo()
@@ -87,17 +90,19 @@ class OptimizerSteps:
         active = self._active()
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
-        depth, event = emit.depth(), self._events.of(optimizer)
+        depth, event, ident = emit.depth(), self._events.of(optimizer), id(optimizer)
         wrapped = _with_closure((optimizer, *args), kwargs, lambda: emit.pop_to(depth), lambda: emit.push(event))
         try:
-            active.append(id(optimizer))
+            active.add(ident)
             if wrapped is None:
                 emit.push(event)
                 return original(optimizer, *args, **kwargs)
             return original(*wrapped[0], **wrapped[1])
         finally:
-            emit.pop_to(depth)
-            active.remove(id(optimizer))
+            try:
+                emit.pop_to(depth)
+            finally:
+                active.discard(ident)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if _is_compiling():
@@ -125,11 +130,11 @@ class OptimizerSteps:
         if opened is not None:
             emit.end(opened)
 
-    def _active(self) -> list[int]:
+    def _active(self) -> set[int]:
         try:
             return self._thread.active  # type: ignore[no-any-return]
         except AttributeError:
-            self._thread.active = []
+            self._thread.active = set()
             return self._thread.active  # type: ignore[no-any-return]
 
 

@@ -6,22 +6,27 @@ code reached it (``L['self'].blocks.0.fc``) and its class. Nodes of a backward g
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import torch
+
 from annot.torch.compiled_ranges import HERE
+from annot.torch.paths import inner, join
+from annot.torch.sites import Site
 
 __all__ = ["being_called", "in_order", "layers", "of_scheduled"]
 
 _LOOSE: Final = (HERE, "")
 _LOCAL = re.compile(r"L\['\w+'\](.*)")
-_INDEX = re.compile(r"\[['\"]?(\w+)['\"]?\]")
+_STEP = re.compile(r"""\.(\w+)|\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?\d+)\]""")
 
 
 def being_called(scheduler: Any) -> list[Any]:
     """Return the scheduled nodes whose generated kernel Inductor's scheduler is writing the call of."""
-    node = scheduler.current_node
+    node = scheduler.annot_node
     device = node.get_device()
     # The C++ backend gathers nodes in a group, and writes their call when the next kernel cannot join it.
     group = getattr(scheduler.get_backend(device), "kernel_group", None) if device is not None else None
@@ -41,7 +46,7 @@ def in_order(nodes: Iterable[Any], graph: Any) -> list[Any]:
 
 
 def layers(
-    nodes: Iterable[Any], by_id: Mapping[int, Any], here: str | None, *, backward: bool
+    nodes: Iterable[Any], by_id: Mapping[int, Any], here: Site | None, *, backward: bool
 ) -> list[tuple[str, str]]:
     """Return path and class of the layers that nodes were traced in, each once.
 
@@ -51,7 +56,7 @@ def layers(
     Args:
         nodes: of one graph, in its order.
         by_id: the sites of modules, by their id.
-        here: path of the module in whose call the graph was traced, None if there is none.
+        here: the site of the module in whose call the graph was traced, None if there is none.
         backward: whether it is a backward graph.
     """
     found: dict[tuple[str, str], None] = {}
@@ -68,7 +73,7 @@ def layers(
 
 
 def _innermost(
-    stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: str | None
+    stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: Site | None
 ) -> tuple[str, str] | None:
     """Return path and class of the innermost module of a stack that has a site."""
     for key, (source, cls) in reversed(stack):
@@ -83,20 +88,41 @@ def _id(key: str) -> str:
     return key.partition("@")[0]
 
 
-def _path(site: Any, source: str, here: str | None) -> str | None:
+def _path(site: Site, source: str, here: Site | None) -> str | None:
     """Return the path relative to where the graph runs, None if the traced code reached the module otherwise."""
     local = _LOCAL.fullmatch(source)
     if local is None or here is None:
         return None
     below = _dotted(local[1])
-    places = site.elsewhere or {site.layer: site}
-    return HERE + below if ".".join(filter(None, (here, below))) in places else None
+    if join(here.layer, below) in (site.elsewhere or {site.layer: site}):
+        return HERE + below
+    if _reached(inner(here.of()), _steps(local[1])) is not site.of():
+        return None
+    # By a wrapper, as in self.module.fc, or by another attribute, as in self.by_name['fc'].
+    path = site.near(here.layer).layer
+    return HERE + path.removeprefix(f"{here.layer}.") if path.startswith(join(here.layer, "")) else None
+
+
+def _reached(holder: Any, steps: Sequence[str | int]) -> Any:
+    """Return what attributes and items of a module lead to, None if they lead nowhere; no code of the user runs."""
+    for step in steps:
+        if isinstance(holder, torch.nn.Module):
+            if step != "_modules":
+                name = str(step)
+                holder = holder._modules[name] if name in holder._modules else vars(holder).get(name)
+        elif isinstance(holder, dict):
+            holder = holder.get(step)
+        elif isinstance(holder, (list, tuple)) and isinstance(step, int) and step < len(holder):
+            holder = holder[step]
+        else:
+            return None
+    return holder
 
 
 def _path_of_any(site: Any, source: str, outermost: tuple[str, type], by_id: Mapping[int, Any]) -> str:
     """Return the path in the model; with a class in its front if the next run may be for another module of it."""
     root, cls = outermost
-    alike = sum(type(other.of()) is cls for other in by_id.values())
+    alike = sum(other is not None and type(other.of()) is cls for other in by_id.values())
     if alike == 1 or _LOCAL.fullmatch(source) is None:  # what is reached through a global is always the same
         path: str = site.layer
         return path
@@ -104,4 +130,9 @@ def _path_of_any(site: Any, source: str, outermost: tuple[str, type], by_id: Map
 
 
 def _dotted(source: str) -> str:
-    return _INDEX.sub(r".\1", source).strip(".")
+    """Return the path that a route such as ``.blocks[0].fc`` takes; PyTorch 2.9 has ``._modules['blocks']`` in it."""
+    return ".".join(str(step) for step in _steps(source) if step != "_modules")
+
+
+def _steps(source: str) -> list[str | int]:
+    return [name or ast.literal_eval(item) for name, item in _STEP.findall(source)]

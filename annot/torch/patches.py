@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from annot import patches
+from annot import own, patches
 from annot.outermost import Outermost
 from annot.torch.calls import pass_over
 
@@ -35,10 +34,8 @@ class Patches(patches.Patches):
             return
 
         def inside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outermost:
-            event = None
-            if self.live and Outermost.free(kind):
-                with contextlib.suppress(Exception):  # arguments that no event can be made of
-                    event = make_event(*args, **kwargs)
+            wanted = self.live and Outermost.free(kind)
+            event = own.attempt(lambda: make_event(*args, **kwargs), otherwise=None) if wanted else None
             return Outermost(kind, event)
 
         self.replace(owner, name, _stand_in(original, name, inside, method=isinstance(owner, type)))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable
 
 from annot import emit, native
 from annot.capture import Capture
+from annot.patches import undo_all
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.torch import collectives, data, phases, replicas
+from annot.torch import collectives, data, phases, profiling, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.capture import tell_cuda
 from annot.torch.choice import EVERYTHING, Choice, Selection, choose
@@ -25,7 +27,8 @@ from annot.torch.memory import Meter, counter_for
 from annot.torch.operations import Operations
 from annot.torch.optimizer import OptimizerSteps
 from annot.torch.patches import Patches
-from annot.torch.sites import Sites
+from annot.torch.paths import inner, is_keras
+from annot.torch.sites import Model, Sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +50,7 @@ class Options:
     data: bool = True
     collectives: bool = True
     compiled: bool = True
+    name: str | None = None
 
 
 def emit_ranges(
@@ -65,6 +69,7 @@ def emit_ranges(
     data: bool = True,
     collectives: bool = True,
     compiled: bool = True,
+    name: str | None = None,
 ) -> EmitRanges:
     """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
 
@@ -98,6 +103,10 @@ def emit_ranges(
         collectives: ranges around what processes send each other; see `annot.torch.collectives`.
         compiled: ranges around graphs that `torch.compile` made and, in those that it makes inside the block, around
             each kernel; such a range names the layers that the kernel works for, joined by ``+``.
+        name: what the paths of this model begin with, as in ``G.0``, where several models run in one program. None: the
+            paths begin below the model; but of two models whose blocks are open at the same time, the later one, and
+            the earlier one if it has not been called yet, have the name of their class (``Generator.0``; of two models
+            of one class ``Net.0`` and ``Net#2.0``). `include`, `exclude` and `depth` do not see the name.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads. It can be switched, see `EmitRanges`.
@@ -116,8 +125,10 @@ def emit_ranges(
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
     if schedule is not None and not isinstance(schedule, Schedule):
         raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a str or None, got {name!r}")
     choice = choose(include, exclude, depth)
-    options = Options(forward, backward, optimizer, shapes, choice, memory, ops, data, collectives, compiled)
+    options = Options(forward, backward, optimizer, shapes, choice, memory, ops, data, collectives, compiled, name)
     return EmitRanges(model, options, schedule)
 
 
@@ -128,35 +139,38 @@ class EmitRanges(SwitchedBlock):
     and runs while it is off has no ranges.
     """
 
-    __slots__ = ("_collector", "_loops", "_model", "_options")
+    __slots__ = ("_collector", "_loops", "_model", "_name", "_options")
 
     def __init__(self, model: torch.nn.Module, options: Options, schedule: Schedule | None = None) -> None:
         super().__init__(schedule)
         self._model = model
         self._options = options
+        self._name = options.name
         self._collector = Capture(tell_cuda)
         self._loops: list[Any] = []
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        if hasattr(self._model, "fit") and hasattr(self._model, "_flatten_layers"):  # a model of Keras
+    def _enter(self, done: list[str]) -> None:
+        super()._enter(done)
+        if is_keras(self._model) and hasattr(self._model, "fit"):
             from annot.tf.steps import FitLoops
 
             self._loops.append(FitLoops(self._model))
             if emit.enabled():  # also while the block is paused, since a schedule counts the batches
                 self._loops[-1].install()
-        return self
 
-    def __exit__(self, *exception: Any) -> None:
-        if self._loops:
-            self._loops.pop().remove()
-        super().__exit__(*exception)
+    def _leave(self, done: list[str]) -> None:
+        if "block" not in done and len(self._loops) >= self._entered > 0:
+            self._loops[-1].remove()
+            del self._loops[-1]
+        super()._leave(done)
 
-    def _install(self) -> list[int]:
-        return _INSTALLED.enter(self._model, self._options)
+    def _install(self) -> None:
+        _INSTALLED.enter(self, self._model, self._options, self._name)
 
-    def _remove(self, installed: list[int]) -> None:
-        _INSTALLED.leave(installed)
+    def _remove(self) -> None:
+        name = _INSTALLED.leave(self)
+        if name is not None:  # a block that is resumed goes on with the same paths
+            self._name = name
 
     def _capture(self, on: bool) -> None:
         self._collector.set(on)
@@ -167,31 +181,37 @@ class Installed:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._blocks = 0
+        self._blocks: dict[EmitRanges, Model] = {}
         self._sites = Sites(self._on_change)
         self._calls: Any = None
         self._undo: list[Any] = []
 
-    def enter(self, model: torch.nn.Module, options: Options) -> list[int]:
+    def enter(self, block: EmitRanges, root: torch.nn.Module, options: Options, name: str | None) -> None:
         """Add a model, and the patches with the first one; the options of the outermost block hold."""
         with self._lock:
-            if self._blocks == 0:
-                self._install(model, options)
-            self._blocks += 1
-            added = self._sites.add_model(_original(model), options.choice, shapes=options.shapes)
-        if not added:
-            emit.warn_once(f"include, exclude and depth leave no module of {type(model).__name__} to have ranges")
-        return added
+            first = not self._blocks
+            model = self._blocks[block] = Model(weakref.ref(inner(root)), options.choice, options.shapes, name)
+            if first:
+                self._install(root, options)
+            self._sites.add_model(model)
+        if not model.held:
+            emit.warn_once(f"include, exclude and depth leave no module of {type(root).__name__} to have ranges")
 
-    def leave(self, added: list[int]) -> None:
-        """Take a model out again, and with the last one the patches, in reverse order."""
+    def leave(self, block: EmitRanges) -> str | None:
+        """Take a model out again, and with the last one the patches; return what its paths begin with.
+
+        After an interrupt, the next call goes on with the rest.
+        """
         with self._lock:
-            self._sites.remove(added)
-            self._blocks -= 1
-            if self._blocks == 0:
-                while self._undo:
-                    self._undo.pop()()
+            model = self._blocks.get(block)
+            if model is None:
+                return None
+            self._sites.remove(model)
+            if len(self._blocks) == 1:
+                undo_all(self._undo)
                 self._sites.clear()
+            del self._blocks[block]
+            return model.name
 
     def _on_change(self) -> None:
         if self._calls is not None:
@@ -203,29 +223,25 @@ class Installed:
         kind = fast.Calls if fast is not None else Calls
         emission = {} if counter is None else {"meter": Meter(counter)}
         self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward, **emission)
-        try:
-            operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
-            self._undo.append(_patch_call(calls, operations.around if operations else None))
-            if options.forward or options.backward:
-                self._undo.append(_patch_engine(calls, ranges=options.backward))
-            if options.optimizer:
-                steps = OptimizerSteps()
-                self._undo.append(steps.remove)
-                steps.install()
-            patches = Patches()
-            self._undo.append(patches.undo)
-            self._install_around(patches, options)
-            if options.compiled:
-                graphs = Compiled(calls, self._sites, forward=options.forward, backward=options.backward)
-                self._undo.append(graphs.remove)
-                graphs.install()
-        except BaseException:
-            while self._undo:
-                self._undo.pop()()
-            raise
+        operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
+        _patch_call(self._undo, calls, operations.around if operations else None)
+        if options.forward or options.backward:
+            _patch_engine(self._undo, calls, ranges=options.backward)
+        if options.optimizer:
+            steps = OptimizerSteps()
+            self._undo.append(steps.remove)
+            steps.install()
+        patches = Patches()
+        self._undo.append(patches.undo)
+        self._install_around(patches, options)
+        if options.compiled:
+            graphs = Compiled(calls, self._sites, forward=options.forward, backward=options.backward)
+            self._undo.append(graphs.remove)
+            graphs.install()
 
     def _install_around(self, patches: Patches, options: Options) -> None:
         """What is not a call of the model or a step of the optimizer."""
+        profiling.install(patches, (patched_call, _native_call), lambda: _original_call)
         if options.optimizer:
             phases.install(patches)
             self._install_keras()
@@ -251,13 +267,8 @@ class Installed:
 _INSTALLED = Installed()
 
 
-def _original(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that `torch.compile` wrapped, or the model itself: the paths are those of the former."""
-    return getattr(model, "_orig_mod", model)
-
-
-def _patch_call(calls: Any, around: Callable[[Any], Any] | None) -> Any:
-    """Put a stand-in in the place of `torch.nn.Module.__call__`; return what undoes it.
+def _patch_call(undo: list[Any], calls: Any, around: Callable[[Any], Any] | None) -> None:
+    """Put a stand-in in the place of `torch.nn.Module.__call__`; add to `undo` what undoes it.
 
     What `around` makes of the original is called in its place, but for what is being compiled. If somebody else has
     wrapped `__call__` meanwhile, the stand-in stays below theirs: without sites it does nothing, and a later block
@@ -266,6 +277,7 @@ def _patch_call(calls: Any, around: Callable[[Any], Any] | None) -> Any:
     global _original_call, _inner_call, _call, _left_behind
     ours = patched_call if isinstance(calls, Calls) else _native_call
     here = torch.nn.Module.__call__
+    undo.append(functools.partial(_unpatch_call, ours))
     if here is not ours and not (_left_behind and here is not _original_call):
         _original_call, _left_behind = here, False
         pass_over(ours)
@@ -276,15 +288,14 @@ def _patch_call(calls: Any, around: Callable[[Any], Any] | None) -> Any:
     else:
         _call = calls.call
 
-    def undo() -> None:
-        global _inner_call, _left_behind
-        _inner_call = _original_call
-        if torch.nn.Module.__call__ is ours:
-            torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
-        else:
-            _left_behind = True
 
-    return undo
+def _unpatch_call(ours: Any) -> None:
+    global _inner_call, _left_behind
+    _inner_call = _original_call
+    if torch.nn.Module.__call__ is ours:
+        torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+    elif torch.nn.Module.__call__ is not _original_call:
+        _left_behind = True
 
 
 # What `_native_call` needs, as globals: torch.compile recompiles when the closure of a function that it has
@@ -296,22 +307,22 @@ _left_behind = False
 _call: Any = None
 
 
-def _native_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _native_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # PyTorch's profiler reads `self`
     # torch.compile traces what it compiles through this very function, and must see the original.
     if _is_compiling():
-        return _original_call(module, *args, **kwargs)
-    return _call(_inner_call, module, args, kwargs)
+        return _original_call(self, *args, **kwargs)
+    return _call(_inner_call, self, args, kwargs)
 
 
-def _patch_engine(calls: Any, *, ranges: bool) -> Any:
-    """Put a stand-in in the place of autograd's engine; return what undoes it."""
+def _patch_engine(undo: list[Any], calls: Any, *, ranges: bool) -> None:
+    """Put a stand-in in the place of autograd's engine; add to `undo` what undoes it."""
     holder: Any = Variable
     engine = Engine(holder._execution_engine, calls, ranges=ranges)
-    holder._execution_engine = engine
 
-    def undo() -> None:
+    def restore() -> None:
         original = engine.retire()
         if holder._execution_engine is engine:
             holder._execution_engine = original
 
-    return undo
+    undo.append(restore)
+    holder._execution_engine = engine

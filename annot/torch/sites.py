@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import torch
 
-from annot import emit, tag
+from annot import emit, own, tag
+from annot.recent import Recent
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
-from annot.torch.choice import EVERYTHING, Choice
+from annot.torch.choice import Choice
 from annot.torch.hyperparameters import gradients, hyperparameters
+from annot.torch.paths import MAX_PATHS, class_name, hides_inner, inner, is_keras, join, path_to, paths, unwrapped
 
-__all__ = ["LOSS", "MAX_PATHS", "OPTIMIZED", "Loss", "Site", "Sites"]
+__all__ = ["LOSS", "Loss", "Model", "Site", "Sites"]
 
 Loss: Final = torch.nn.modules.loss._Loss
 """The class of all losses of PyTorch: they are layers even if they belong to no model."""
@@ -24,19 +27,37 @@ Loss: Final = torch.nn.modules.loss._Loss
 LOSS: Final = "Loss"
 """The layer of a loss that is called outside the model, as in ``Loss CrossEntropyLoss``."""
 
-OPTIMIZED: Final = "OptimizedModule"
-"""Class name of what `torch.compile` wraps a module in."""
-
-MAX_PATHS: Final = 64
-"""How many paths of one module that stands in many places are told apart."""
-
-_KERAS: Final = "_flatten_layers"
-"""An attribute by which layers of Keras can be told from other modules."""
-
 _Arguments: TypeAlias = tuple[tuple[str, tag.Value], ...]
 _Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, _Arguments]
 
-_TOO_MANY = "too many different input shapes for one run: further ranges show none"
+_NOTHING: Final[tuple[_Shown, _Arguments]] = ((), 0, ()), ()
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A model of an open block.
+
+    Args:
+        root: the model.
+        choice: which of its modules have sites.
+        shapes: whether their ranges show shapes.
+        name: what its paths begin with; None: nothing yet.
+        held: the ids of its modules with a site.
+    """
+
+    root: weakref.ref[torch.nn.Module]
+    choice: Choice
+    shapes: bool
+    name: str | None = None
+    held: set[int] = field(default_factory=set)
+
+    def path(self, below: str) -> str:
+        """Return the path that ranges show, of a module at this path below the model."""
+        return join(self.name or "", below)
+
+    def takes(self, path: str, module: torch.nn.Module) -> bool:
+        """Return whether a module at this path, as ranges show it, has a site."""
+        return self.choice.takes(path.removeprefix(self.name or "").removeprefix("."), module)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +69,7 @@ class Site:
         module: class name.
         shapes: whether the ranges say shapes.
         of: the module itself.
-        choice: which modules below this one have sites.
+        model: the model that it belongs to.
         elsewhere: the sites of the same module under other parents, by path; None if it has one place only.
         events: the forward and backward event of every combination of shapes seen.
         recomputed: the same with the event of the recomputation, by forward event.
@@ -60,11 +81,11 @@ class Site:
     module: str
     shapes: bool
     of: weakref.ref[torch.nn.Module]
-    choice: Choice
+    model: Model
     elsewhere: dict[str, Site] | None = None
-    events: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
-    recomputed: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
-    operations: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    events: Recent = field(default_factory=Recent)
+    recomputed: Recent = field(default_factory=Recent)
+    operations: dict[str, Recent] = field(default_factory=dict)
     cache: Any = None
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -88,29 +109,32 @@ class Site:
             active = active.rpartition(".")[0]
         return self
 
+    def is_used(self) -> bool:
+        """Return whether the module has had a range."""
+        return self.events.is_used() or any(site.events.is_used() for site in (self.elsewhere or {}).values())
+
+    def move(self, path: Callable[[str], str]) -> None:
+        """Give the site another path, made from the present one."""
+        places = list((self.elsewhere or {self.layer: self}).values())
+        for place in places:
+            place.layer = path(place.layer)
+        if self.elsewhere is not None:
+            self.elsewhere = {place.layer: place for place in places}
+
     def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Shown, _Arguments]:
-        """Return what the texts of a call with these arguments show, if there is room for two.
+        """Return what the texts of a call with these arguments show; the second part is for the backward alone."""
+        # An argument may not let itself be looked at.
+        return own.attempt(self._read, args, kwargs, otherwise=_NOTHING) if self.shapes else _NOTHING
 
-        The second part is what that of the backward shows besides.
-        """
-        if self.shapes and emit.room_for_texts(2):
-            with contextlib.suppress(Exception):  # an argument that does not let itself be looked at
-                tensors = tensors_in(args, kwargs, is_tensor)
-                return self._with_hyperparameters(shown(tensors)), self._gradients(tensors)
-        elif self.shapes:
-            emit.warn_once(_TOO_MANY)
-        return ((), 0, ()), ()
-
-    def _with_hyperparameters(self, of_tensors: _Shown) -> _Shown:
-        specs, omitted, arguments = of_tensors
-        with contextlib.suppress(Exception):  # a subclass may do without what its class sets
-            arguments = _hyperparameters(self.of(), self.module) + arguments
-        return specs, omitted, arguments if specs else ()
-
-    def _gradients(self, tensors: list[Any]) -> _Arguments:
-        with contextlib.suppress(Exception):
-            return gradients(self.of(), tensors) if tensors else ()
-        return ()
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Shown, _Arguments]:
+        tensors = tensors_in(args, kwargs, is_tensor)
+        specs, omitted, arguments = shown(tensors)
+        if not specs:
+            return (specs, omitted, ()), ()
+        # A subclass may do without what its class sets.
+        known: _Arguments = own.attempt(_hyperparameters, self.of(), self.module, otherwise=())
+        grad: _Arguments = own.attempt(gradients, self.of(), tensors, otherwise=())
+        return (specs, omitted, known + arguments), grad
 
     def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: _Arguments) -> Any:
         text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))
@@ -150,74 +174,131 @@ class Sites:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
+        self._lock = threading.RLock()  # of what several threads discover at the same time
         self.by_id: dict[int, Site | None] = {}
-        self._holders: Counter[int] = Counter()
         self._left_out: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._shapes, self._choice = True, EVERYTHING  # of the model that came last, for losses outside of any
+        self._models: list[Model] = []
+        self._callers: dict[int, int] = {}  # of modules that were discovered: the module that called them
+        self._outside: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}  # how often they were called
+        self._misses: Counter[int] = Counter()  # by caller: modules that are nowhere in the model
 
-    def add_model(self, model: torch.nn.Module, choice: Choice, *, shapes: bool) -> list[int]:
-        """Add the chosen modules of `model`; return their ids, for `remove`. One that has a site keeps it."""
-        self._shapes, self._choice = shapes, choice
-        held: set[int] = set()
-        new: set[int] = set()
-        for path, module in _paths(model):
-            known = self.by_id.get(id(module))
-            if not choice.takes(path, module):
-                self._leave_out(module)
-                continue
-            if known is None:
-                self._add(module, path, choice, shapes=shapes)
-                new.add(id(module))
-            elif id(module) in new:
-                _add_place(known, path)
-            held.add(id(module))
-        self._holders.update(held)
-        return list(held)
+    def add_model(self, model: Model) -> None:
+        """Add the chosen modules of a model; one that has a site keeps it.
 
-    def remove(self, ids: list[int]) -> None:
-        """Let go of these modules; those that no other block holds are forgotten."""
-        for ident in ids:
-            self._holders[ident] -= 1
-            if self._holders[ident] <= 0:
+        Args:
+            model: the model. Without a name, its paths begin with that of its class if another model is here already.
+        """
+        root = model.root()
+        if root is None:
+            return
+        same = next((other for other in self._models if other.root() is root), None)
+        if model.name is None and same is not None:
+            model.name = same.name
+        elif model.name is None and self.by_id.get(id(root)) is None:
+            self._tell_apart(model)
+        self._models.append(model)
+        self._add_below(root, "", model, model.held)
+        for ident in model.held:
+            self._callers.pop(ident, None)
+
+    def remove(self, model: Model) -> None:
+        """Let go of a model; modules that no other block holds are forgotten, and those that only they called.
+
+        After an interrupt, the next call goes on with the rest.
+        """
+        if model.name is None and self._is_used(model):
+            model.name = ""  # it keeps the paths that its ranges have had
+        if model in self._models:
+            self._models.remove(model)
+        for ident in model.held.difference(*(other.held for other in self._models)):
+            self._forget(ident)
+        for ident, caller in list(self._callers.items()):
+            if caller not in self.by_id:
                 self._forget(ident)
         self._on_change()
 
     def clear(self) -> None:
         """Forget every module, also those that were discovered."""
-        self.by_id.clear()
-        self._holders.clear()
-        self._left_out.clear()
+        for known in (self.by_id, self._left_out, self._callers, self._outside, self._misses):
+            known.clear()
+        self._models.clear()
         self._on_change()
 
+    @own.guarded("a module that came later has no range")
     def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
-        """Return the site of a module that came after its model.
+        """Return the site of a module that came after its model, or is not registered in it.
 
-        What `torch.compile` wrapped around a known module stands where that one stands; anything else is looked for
-        below the layer that calls it; if no layer does, it is a loss. None if it is not there, or left out, or the
-        block of that layer is over.
+        What `torch.compile` wrapped around a known module stands where that one stands. Anything else is looked for in
+        the layer that calls it, then in the whole model; if it is in neither, as a global, it is named by its class,
+        unless it is so small a thing as ``nn.ReLU()``. Without a caller it is a loss. None if it has no site.
         """
         if id(module) in self.by_id:
             return None
-        inner = _inner(module)
-        wrapped = self.by_id.get(id(inner)) if inner is not module else None
+        original = inner(module)
+        wrapped = self.by_id.get(id(original)) if original is not module else None
         if wrapped is not None:
-            hidden = _hides_inner(module)
-            return self._add(module, wrapped.layer, wrapped.choice, shapes=wrapped.shapes) if hidden else None
+            return self._add(module, wrapped.layer, wrapped.model) if hides_inner(module) else None
         if caller is None:
-            is_loss = isinstance(inner, Loss)
-            return self._add_chosen(module, LOSS, self._choice, shapes=self._shapes) if is_loss else None
+            is_loss = isinstance(original, Loss) and self._models
+            return self._add_chosen(module, LOSS, self._models[-1]) if is_loss else None
         parent = caller.of()
-        if parent is None or self.by_id.get(id(parent)) is None:
-            return None
-        path = _path_below(parent, module)
-        if path is None:
-            return None
-        path = f"{caller.layer}.{path}" if caller.layer else path
-        return self._add_chosen(module, path, caller.choice, shapes=caller.shapes)
+        with self._lock:
+            if id(module) in self.by_id:  # another thread was here first
+                return self.by_id[id(module)]
+            if parent is None or self.by_id.get(id(parent)) is None or not self._is_to_be_looked_for(module):
+                return None
+            return self._find(module, parent, caller)
 
-    def _add_chosen(self, module: torch.nn.Module, path: str, choice: Choice, *, shapes: bool) -> Site | None:
-        if choice.takes(path, module):
-            return self._add(module, path, choice, shapes=shapes)
+    def _is_to_be_looked_for(self, module: torch.nn.Module) -> bool:
+        """Return False for most calls of a module that was not found: it may have joined the model since."""
+        ident = id(module)
+        known, calls = self._outside.get(ident) or (weakref.ref(module, lambda _: self._outside.pop(ident, None)), 0)
+        self._outside[ident] = known, calls + 1
+        return _is_power_of_two(calls + 1)
+
+    def _find(self, module: torch.nn.Module, parent: torch.nn.Module, caller: Site) -> Site | None:
+        # A layer that makes modules anew in each call would have the whole model searched for each of them.
+        deep = _is_power_of_two(self._misses[id(parent)] + 1)
+        root = caller.model.root() if deep else None
+        for holder, path in ((parent, caller.layer), (root, caller.model.path(""))):
+            found = path_to(module, holder, deep=deep) if holder is not None else None
+            if found is not None:
+                return self._add_discovered(module, join(path, found[0]), found[1], caller)
+        self._misses[id(parent)] += 1
+        if not (module._parameters or module._modules):
+            return None
+        taken = {site.layer for site in list(self.by_id.values()) if site}
+        path = self._free(join(caller.layer, class_name(module)), taken)
+        return self._add_discovered(module, path, module, caller)
+
+    def _add_discovered(self, module: torch.nn.Module, path: str, top: torch.nn.Module, caller: Site) -> Site | None:
+        parent = caller.of()
+        held: set[int] = set()
+        self._add_below(top, path, caller.model, held)
+        for ident in held.difference(*(model.held for model in self._models)):
+            self._callers.setdefault(ident, id(parent))
+        self._outside.pop(id(module), None)
+        return self.by_id.get(id(module))
+
+    def _add_below(self, top: torch.nn.Module, path: str, model: Model, held: set[int]) -> None:
+        """Give sites to a module at a path in its model and to all below it; add the ids of those to `held`."""
+        new: set[int] = set()
+        for below, module in paths(top):
+            known = self.by_id.get(id(module))
+            here = join(path, below) if path else model.path(below)
+            if not model.takes(here, module):
+                self._leave_out(module)
+                continue
+            held.add(id(module))  # first, since an interrupt may come between any two calls
+            if known is None:
+                new.add(id(module))
+                self._add(module, here, model)
+            elif id(module) in new:
+                _add_place(known, here)
+
+    def _add_chosen(self, module: torch.nn.Module, path: str, model: Model) -> Site | None:
+        if model.choice.takes(path, module):
+            return self._add(module, path, model)
         self._leave_out(module)
         return None
 
@@ -227,9 +308,36 @@ class Sites:
         if site is not None:
             self._put(replace(site, of=self._watched(replica), cache=None), replica)
 
-    def _add(self, module: torch.nn.Module, path: str, choice: Choice, *, shapes: bool) -> Site:
+    def _tell_apart(self, model: Model) -> None:
+        """Name a model, and those here that have no name and no range yet, if their paths would be the same."""
+        unnamed = [other for other in self._models if not other.name]
+        for other in unnamed:
+            if other.name is None and not self._is_used(other):
+                self._rename(other, self._free_name(other))
+        if unnamed:
+            model.name = self._free_name(model)
+
+    def _free_name(self, model: Model) -> str:
+        root = unwrapped(model.root())
+        taken = {one.name for one in self._models if unwrapped(one.root()) is not root}
+        return self._free(class_name(root) if root is not None else "Model", taken)
+
+    def _free(self, name: str, taken: Container[str | None]) -> str:
+        numbered = (f"{name}#{number}" for number in itertools.count(2))
+        return next(one for one in itertools.chain([name], numbered) if one not in taken)
+
+    def _is_used(self, model: Model) -> bool:
+        return any(site.is_used() for site in map(self.by_id.get, model.held) if site is not None)
+
+    def _rename(self, model: Model, name: str) -> None:
+        model.name = name
+        for site in map(self.by_id.get, model.held):
+            if site is not None and site.model is model:
+                site.move(model.path)
+
+    def _add(self, module: torch.nn.Module, path: str, model: Model) -> Site:
         self._left_out.pop(id(module), None)
-        return self._put(Site(path, _class_name(module), shapes, self._watched(module), choice), module)
+        return self._put(Site(path, class_name(module), model.shapes, self._watched(module), model), module)
 
     def _put(self, site: Site, module: torch.nn.Module) -> Site:
         self.by_id[id(module)] = site
@@ -251,90 +359,24 @@ class Sites:
         self._on_change()
 
     def _forget(self, ident: int) -> None:
-        self.by_id.pop(ident, None)
-        self._holders.pop(ident, None)
-        self._left_out.pop(ident, None)
+        for known in (self.by_id, self._left_out, self._callers, self._misses):
+            known.pop(ident, None)
 
 
-def _hyperparameters(module: Any, shown_as: str) -> _Arguments:
-    if not hasattr(module, _KERAS):
-        return hyperparameters(module, shown_as)
-    from annot.tf.hyperparameters import hyperparameters as of_keras  # which needs no TensorFlow
-
-    return of_keras(module, shown_as)
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    """Return the name of the class that the user wrote: not that of a lazy, scripted or compiled stand-in."""
-    module = _inner(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        return str(getattr(module, "original_name", type(module).__name__))
-    becomes = getattr(module, "cls_to_become", None)
-    return becomes.__name__ if isinstance(becomes, type) else type(module).__name__
-
-
-def _inner(module: Any) -> Any:
-    """Return the module that `torch.compile` wrapped in this one, or this one."""
-    return getattr(module, "_orig_mod", module) if type(module).__name__ == OPTIMIZED else module
-
-
-def _hides_inner(module: Any) -> bool:
-    """Return whether a call of what `torch.compile` made goes round the stand-in for the `__call__` inside."""
-    function = getattr(getattr(module.forward, "_torchdynamo_orig_callable", None), "__func__", None)
-    return not getattr(function, "__module__", "").startswith("annot.")
+def _is_power_of_two(count: int) -> bool:
+    return count & (count - 1) == 0
 
 
 def _add_place(site: Site, path: str) -> None:
     if site.elsewhere is None:
         site.elsewhere = {site.layer: site}
     if len(site.elsewhere) < MAX_PATHS:
-        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of, site.choice)
+        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of, site.model)
 
 
-def _paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield every path to every module, each module under all its parents, but not round in circles."""
-    pending: list[tuple[str, torch.nn.Module, frozenset[int]]] = [("", model, frozenset())]
-    places: dict[int, int] = {}
-    while pending:
-        path, module, above = pending.pop()
-        places[id(module)] = places.get(id(module), 0) + 1
-        if places[id(module)] > MAX_PATHS:
-            continue
-        above |= {id(module)}
-        inner = _inner(module)
-        if inner is not module:
-            pending.append((path, inner, above))
-            if _hides_inner(module):
-                yield path, module
-            continue
-        yield path, module
-        children = [
-            (f"{path}.{name}" if path else name, child, above)
-            for name, child in _children(module)
-            if child is not None and id(child) not in above
-        ]
-        pending.extend(reversed(children))
+def _hyperparameters(module: Any, shown_as: str) -> _Arguments:
+    if not is_keras(module):
+        return hyperparameters(module, shown_as)
+    from annot.tf.hyperparameters import hyperparameters as of_keras  # which needs no TensorFlow
 
-
-def _children(module: Any) -> Iterable[tuple[str, Any]]:
-    """Return the modules right below one, by name; Keras on PyTorch keeps its layers elsewhere than PyTorch does."""
-    if not hasattr(module, _KERAS):
-        return module._modules.items()  # type: ignore[no-any-return]
-    from annot.tf.paths import named_sublayers
-
-    return named_sublayers(module)
-
-
-def _path_below(parent: torch.nn.Module, module: torch.nn.Module) -> str | None:
-    """Return the path from `parent` to `module`; this runs on every call of a module that stands nowhere."""
-    pending: list[tuple[str, torch.nn.Module]] = [("", parent)]
-    seen = set()
-    while pending:
-        path, here = pending.pop()
-        seen.add(id(here))
-        for name, child in _children(here):
-            if child is module:
-                return f"{path}{name}"
-            if child is not None and (child._modules or hasattr(child, _KERAS)) and id(child) not in seen:
-                pending.append((f"{path}{name}.", child))
-    return None
+    return of_keras(module, shown_as)

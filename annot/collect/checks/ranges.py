@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -76,6 +77,8 @@ def _native_parts() -> list[Check]:
 def _native_part(name: str, built: bool) -> Check:
     if built:
         return Check(name, "ok", "built")
+    if name != "recorder" and sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return Check(name, "note", "not built: this Python is free-threaded, and annot uses its Python fallback")
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler:
         return Check(name, "note", f"not built, though there is a compiler ({compiler})", native.build_command())

@@ -1,0 +1,202 @@
+"""The client on top of the `nvtx` package, where annot's own in C is not built or is switched off."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from annot.errors import warn
+from annot.tag import DOMAIN
+
+__all__ = ["PackageClient", "PackageEvent"]
+
+
+class PackageEvent:
+    """The NVTX attributes of one range, prepared once, as `_fast.Event` holds them."""
+
+    __slots__ = ("attributes", "category", "color", "domain", "generation", "handle", "payload", "text")
+
+    def __init__(
+        self,
+        text: str,
+        domain: str,
+        category: int,
+        color: int,
+        payload: float | None,
+        registered: bool = True,
+    ) -> None:
+        self.text = text
+        self.domain, self.category, self.color, self.payload = domain, category, color, payload
+        self.generation = 0
+        self.attributes: Any = None
+        self.handle: Any = None
+
+
+class PackageClient:
+    """The client on top of the `nvtx` package, 0.2.11 or later."""
+
+    Event = PackageEvent
+
+    def __init__(self) -> None:
+        self._nvtx: Any = None
+        self._push_range: Any = None
+        self._pop_range: Any = None
+        self._generation = 0
+        self._last_generation = 0
+        self._domains: dict[str, Any] = {}
+        self._profiler: Any = None
+        self._profiler_range: Any = None
+        self._thread = threading.local()
+
+    def attach(self) -> bool:
+        """Bind to the `nvtx` package; it finds the tool itself, and cannot look a second time."""
+        nvtx_lib = _nvtx_package()
+        if nvtx_lib is None:
+            return False
+        self._nvtx = nvtx_lib
+        self._push_range, self._pop_range = nvtx_lib.push_range, nvtx_lib.pop_range
+        self._last_generation += 1
+        self._generation = self._last_generation
+        return True
+
+    def detach(self) -> None:
+        """Send nothing to NVTX until the next `attach`."""
+        self._generation = 0
+
+    def name_category(self, domain: str, number: int, name: str) -> None:
+        """Take the number that the package gives; annot's own numbers count alike, from 1 per domain."""
+        if self._generation:
+            self._domain(domain).get_category_id(name)
+
+    def watch_profiler(self, profiler: Any, range_type: Any) -> None:
+        """Open the same ranges in torch.profiler while that runs."""
+        self._profiler, self._profiler_range = profiler, range_type
+
+    def push(self, event: PackageEvent) -> None:
+        """Open the range of `event` on this thread."""
+        opened: Any = None
+        try:
+            if self._generation:
+                if event.generation != self._generation:
+                    self._prepare(event)
+                opened = event
+                self._push_range(event.attributes, event.handle)
+            if self._profiler is not None and self._profiler._is_profiler_enabled:
+                opened = opened, self._profiler_enter(event)
+        finally:  # an interrupt may come after the call
+            try:
+                self._thread.open.append(opened)
+            except AttributeError:
+                self._thread.open = [opened]
+
+    def pop(self) -> None:
+        """Close the range that this thread opened last."""
+        try:
+            opened = self._thread.open.pop()
+        except (AttributeError, IndexError):
+            # Autograd's pool threads lose what is local to a thread; what they opened is a layer's range.
+            if self._generation:
+                self._pop_range(self._domain(DOMAIN).handle)
+            return
+        if type(opened) is tuple:
+            opened, profiler = opened
+            if profiler is not None:
+                profiler.__exit__(None, None, None)
+        if opened is not None and self._generation:
+            self._pop_range(opened.handle)
+
+    def depth(self) -> int:
+        """Return how many ranges this thread has open."""
+        return len(getattr(self._thread, "open", ()))
+
+    def pop_to(self, depth: int) -> None:
+        """Close ranges of this thread until `depth` are open."""
+        while self.depth() > depth:
+            self.pop()
+
+    def start(self, event: PackageEvent) -> tuple[int, Any, Any]:
+        """Open a range that need not nest."""
+        range_id = None
+        if self._generation:
+            if event.generation != self._generation:
+                self._prepare(event)
+            range_id = self._nvtx.start_range(event.attributes, event.handle)
+        return self._generation, range_id, self._profiler_enter(event)
+
+    def end(self, started: tuple[int, Any, Any]) -> None:
+        """Close a range that `start` opened; what identifies it differs between releases of the package."""
+        generation, range_id, profiler = started
+        if profiler is not None:
+            profiler.__exit__(None, None, None)
+        if generation and generation == self._generation:
+            self._nvtx.end_range(*(range_id if isinstance(range_id, tuple) else (range_id,)))
+
+    def mark(self, event: PackageEvent) -> None:
+        """Set a mark."""
+        if self._generation:
+            if event.generation != self._generation:
+                self._prepare(event)
+            self._nvtx.mark(event.attributes, event.handle)
+        profiler = self._profiler_enter(event)
+        if profiler is not None:
+            profiler.__exit__(None, None, None)
+
+    def wrapper(self, event: PackageEvent) -> Any:
+        """Return a wrapt wrapper that calls inside the range of `event`."""
+        push, pop = self.push, self.pop
+
+        def call_traced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            push(event)
+            try:
+                return wrapped(*args, **kwargs)
+            finally:
+                pop()
+
+        return call_traced
+
+    def _prepare(self, event: PackageEvent) -> None:
+        domain = self._domain(event.domain)
+        # Up to 0.2.11 the method keeps every combination it was ever asked for; what it wraps does not.
+        method = self._nvtx.Domain.get_event_attributes
+        event.attributes = getattr(method, "__wrapped__", method)(
+            domain,
+            message=event.text.encode("utf-8", "replace").decode(),
+            color=event.color,
+            category=event.category,
+            payload=event.payload,
+        )
+        event.handle, event.generation = domain.handle, self._generation
+
+    def _domain(self, name: str) -> Any:
+        domain = self._domains.get(name)
+        if domain is None:
+            domain = self._domains[name] = self._open_domain(name or None)
+        return domain
+
+    def _open_domain(self, name: str | None) -> Any:
+        """Open a domain even if the tool does not implement nvtxDomainIsEnabled, as Nsight Systems 2022.4."""
+        domain = self._nvtx.Domain(name)
+        if isinstance(domain, getattr(self._nvtx, "DummyDomain", ())):
+            domain = object.__new__(self._nvtx.Domain)
+            domain.handle = self._nvtx.DomainHandle(name)
+            domain.__init__(name)
+        return domain
+
+    def _profiler_enter(self, event: PackageEvent) -> Any:
+        if self._profiler is None or not self._profiler._is_profiler_enabled:
+            return None
+        opened = self._profiler_range(event.text)
+        opened.__enter__()
+        return opened
+
+
+@functools.cache
+def _nvtx_package() -> Any:
+    """Return what the `nvtx` package has in C; None where it cannot be loaded, as in sub-interpreters."""
+    try:
+        import nvtx._lib.lib as nvtx_lib
+    except ImportError as error:
+        warn(f"annot has no NVTX ranges here: {error}", stacklevel=2)
+        return None
+    return nvtx_lib

@@ -1,0 +1,157 @@
+"""What threads have called, from which a backward knows whose node is whose: the Python fallback of torch_notes.c.
+
+A node belongs to the call that was innermost when the node was made.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
+
+import torch
+
+from annot.torch import greenlets, nodes
+from annot.torch.sites import Site
+
+__all__ = ["BACKWARD", "DEPTH", "PARENT", "SITE", "Invocation", "Notes", "ThreadNotes"]
+
+_MAX_NOTES: Final = 1 << 16
+"""How many entries the notes of a thread hold; graphs older than that have no layers."""
+
+_MAX_ENDED: Final = 256
+"""The notes of how many threads are kept for graphs that outlive the thread that made them."""
+
+_DEEP: Final = 1000
+"""A graph of more nodes is deep: freeing it recursively takes some 150 bytes of C stack a node."""
+
+_ACCUMULATE_GRAD: Final = (1 << 64) - 1
+"""The sequence number of AccumulateGrad nodes: they run right after their producer, inside its range."""
+
+_EDGES_KEY: Final = "annot edges"
+
+# One call of one module: the parent of the calls inside it, and the owner of the nodes it made. A plain tuple, for
+# an object with names would cost a fifth of a microsecond a call.
+Invocation: TypeAlias = tuple["Invocation | None", Site, Any, int]
+PARENT: Final = 0
+SITE: Final = 1
+BACKWARD: Final = 2
+DEPTH: Final = 3
+
+
+class Notes:
+    """What one thread has called: from which sequence number on which invocation was innermost."""
+
+    __slots__ = ("__weakref__", "current", "numbers", "owners", "thread")
+
+    def __init__(self) -> None:
+        self.thread = nodes.current_thread()
+        self.current: Invocation | None = None
+        self.numbers: list[int] = [0]
+        self.owners: list[Invocation | None] = [None]
+
+    def note(self, number: int, owner: Invocation | None) -> None:
+        """Note that from `number` on nodes belong to `owner`."""
+        numbers = self.numbers
+        if numbers[-1] == number:
+            self.owners[-1] = owner
+            return
+        if len(numbers) >= _MAX_NOTES:
+            del numbers[: _MAX_NOTES // 2]
+            del self.owners[: _MAX_NOTES // 2]
+        numbers.append(number)
+        self.owners.append(owner)
+
+    def owner(self, number: int) -> Invocation | None:
+        """Return the invocation that was innermost when the node of this number was made."""
+        place = bisect_right(self.numbers, number) - 1
+        return self.owners[place] if place >= 0 else None
+
+
+class ThreadNotes:
+    """The notes of all threads."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+        """Its attribute `notes` is the notes of the thread; absent until `get` makes them."""
+        self._all: WeakSet[Notes] = WeakSet()
+        self._latest: deque[Notes] = deque(maxlen=_MAX_ENDED)
+        self._made_on = nodes.make_reader()
+
+    def get(self) -> Notes:
+        """Return the notes of this thread."""
+        try:
+            return self.local.notes  # type: ignore[no-any-return]
+        except AttributeError:
+            notes = self.local.notes = greenlets.own_current(Notes)()
+            self._all.add(notes)
+            self._latest.append(notes)
+            return notes
+
+    def walk(self, roots: tuple[Any, ...]) -> tuple[list[tuple[int, int, Invocation | None, Any]], bool]:
+        """Return (number, tie-breaker, owner, node) of every node below the roots.
+
+        Also return whether the engine may run them in another order than by falling numbers: those of several threads
+        do not fall. Nor do they where a view whose base was written through another view gets its node, which
+        happens when somebody reads it, and this may be the operation whose node has already got its number.
+        """
+        numbers: dict[Any, int] = {node: node._sequence_nr() for node in map(_node_of, roots) if nodes.is_node(node)}
+        pending = [node for node, number in numbers.items() if number != _ACCUMULATE_GRAD]
+        owners: dict[int, Callable[[int], Invocation | None]] = {}
+        found: list[tuple[int, int, Invocation | None, Any]] = []
+        rises, made_on, number_of, last = False, self._made_on, numbers.get, -1
+        owner: Callable[[int], Invocation | None] = _no_owner
+        while pending:
+            node = pending.pop()
+            number = numbers[node]
+            thread = made_on(node)
+            if thread != last:
+                last, owner = thread, owners.get(thread) or owners.setdefault(thread, self._owners_on(thread))
+            found.append((number, len(found), owner(number), node))
+            for child, _ in node.next_functions:
+                if child is None:
+                    continue
+                below = number_of(child)
+                if below is None:
+                    below = numbers[child] = child._sequence_nr()
+                    if below != _ACCUMULATE_GRAD:
+                        pending.append(child)
+                if number <= below != _ACCUMULATE_GRAD:
+                    rises = True
+        if len(numbers) > _DEEP:
+            _keep_edges(numbers)
+        return found, rises or len(owners) > 1
+
+    def _owners_on(self, thread: int) -> Callable[[int], Invocation | None]:
+        """Return a function from the number of a node that this thread made to its owner."""
+        own: Notes | None = getattr(self.local, "notes", None)
+        if not thread:  # not known: there must be no other
+            return own.owner if own is not None and len(self._all) == 1 else _no_owner
+        alike = [notes for notes in self._all if notes.thread == thread]
+        if len(alike) == 1:
+            return alike[0].owner
+        # A thread of the engine has new notes whenever Python makes it a new state.
+        alike.sort(key=lambda notes: notes is not own)
+        return lambda number: next(filter(None, (notes.owner(number) for notes in alike)), None)
+
+
+def _node_of(root: Any) -> Any:
+    return root.grad_fn if isinstance(root, torch.Tensor) else root[0]
+
+
+def _no_owner(_: int) -> Invocation | None:
+    return None
+
+
+def _keep_edges(found: Iterable[Any]) -> None:
+    """Have the metadata of each node hold its edges, so that freeing a deep graph does not overflow the C stack.
+
+    Since PyTorch 2.13 a node keeps its Python object, and nodes that have one free each other recursively. Python's
+    containers bound their recursion (the trashcan of CPython): whatever frees a node then frees the nodes below it
+    through a tuple.
+    """
+    for node in found:
+        node.metadata[_EDGES_KEY] = node.next_functions

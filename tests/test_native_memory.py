@@ -1,0 +1,62 @@
+"""The fast call path in a process that checks every access to memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sanitized import run_sanitized
+
+pytest.importorskip("torch")
+
+from annot import native
+
+pytestmark = pytest.mark.skipif(native.fast() is None, reason="the C parts are not built or switched off")
+
+
+@pytest.mark.parametrize("end", ["for _ in range(70): pass", "emit.push(events[1])", "emit.pop()"])
+def test_finalizers_that_open_ranges_amid_push_and_pop(tmp_path: Path, end: str) -> None:
+    """torch.profiler's ranges are objects: making one runs the garbage collector, and that finalizers.
+
+    At a depth of 64, 128 … the stack of ranges moves when a finalizer opens another; one may also leave the stack
+    deeper than it was, or less deep.
+    """
+    program = f"""
+import gc, torch
+from annot import trace, emit
+from torch.profiler import profile, ProfilerActivity
+
+@trace("in a finalizer")
+def deeper(n):
+    if n: deeper(n - 1)
+
+class Node:
+    def __init__(self): self.me = self
+    def __del__(self):
+        deeper(70)
+        {end}
+
+events = [emit.event(f"r{{i}}") for i in range(8)]
+def amid(function, *args):
+    "Call a function that makes an object, or drops one, with garbage about."
+    gc.disable()
+    kept = [bytearray(1500) for _ in range(200)]
+    for _ in range(5): Node()
+    gc.set_threshold(1, 1, 1); gc.enable()
+    function(*args)
+    gc.disable(); gc.set_threshold(700, 10, 10)
+
+emit.enabled()
+with profile(activities=[ProfilerActivity.CPU]):
+    for depth in (64, 128, 256):
+        while emit.depth() < depth - 1: emit.push(events[emit.depth() % 8])
+        amid(emit.push, events[0])
+    for depth in (256, 128, 64):
+        emit.pop_to(depth)
+        amid(emit.pop)
+    emit.pop_to(0)
+    amid(emit.mark, events[0])
+    amid(emit.start, events[0])
+print("survived", emit.depth())
+"""
+    assert run_sanitized(program, tmp_path).startswith("survived")
