@@ -15,6 +15,7 @@ from annot.tf.noting import Traced
 from annot.tf.owners import Owner
 from annot.tf.plan import Point, plan
 from annot.tf.shape import SWITCHES
+from annot.tf.sums import order_sums
 
 __all__ = ["OPERATION", "count_nodes", "padded", "rewrite"]
 
@@ -43,6 +44,7 @@ def rewrite(
     graph = graph_pb2.GraphDef.FromString(message)
     if any(node.op == OPERATION for node in graph.node):
         return None
+    order_sums(graph)
     nodes = [_node(one) for one in graph.node]
     points = plan(nodes, *find(nodes, graphs))
     if not points:
