@@ -105,7 +105,8 @@ def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> N
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_library_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     """Hostile attributes, shapes and graphs from four threads: no bad access, leak or race; all ranges are closed."""
-    sources = [Path(__file__).with_name("tf_kernel_caller.c"), Path(native.__file__).parent / "tf_ops.c"]
+    parts = Path(native.__file__).parent
+    sources = [Path(__file__).with_name("tf_kernel_caller.c"), parts / "tf_ops.c", parts / "tf_graphs.c"]
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
     program = tmp_path / "caller"
     flags = ["-O1", "-g", "-std=gnu11", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-rdynamic", "-pthread"]

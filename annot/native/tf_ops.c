@@ -1,19 +1,18 @@
-/* The operation that opens and closes NVTX ranges in TensorFlow's graphs, and the graph optimizer that adds it.
+/* The operation that opens and closes NVTX ranges in TensorFlow's graphs.
  *
  * A plain shared library: the build needs neither TensorFlow nor Python nor NVTX. Python passes the library that holds
  * TensorFlow's C API and the functions that open and close a range (annot/tf/library.py), so one binary serves
  * TensorFlow 2.16 to 2.21.
  *
- * TensorFlow calls `optimize` for each graph after its own optimizers; annot/tf/plugin.py answers with a graph in which
- * AnnotRange operations stand between the others, connected by control edges. AnnotRange has no tensors of the program
- * as inputs or outputs, except the shapes that a text leaves open. */
+ * The graph optimizer of tf_graphs.c puts AnnotRange operations between the others, connected by control edges. They
+ * have no tensors of the program as inputs or outputs, except the shapes that a text leaves open. */
+#include "tf_ops.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 typedef void *(*Create)(void *construction);
 typedef void (*Compute)(void *kernel, void *context);
@@ -407,99 +406,7 @@ static int register_operation(void *status) {
     return TF_GetCode(status) == 0;
 }
 
-/* ---------------------------------------------------------------- the graph optimizer */
-
-/* From tensorflow/c/experimental/grappler/grappler.h and c_api.h, whose `struct_size` keeps them compatible. */
-typedef struct {
-    const void *data;
-    size_t length;
-    void (*data_deallocator)(void *data, size_t length);
-} Buffer;
-
-typedef struct {
-    size_t struct_size;
-    void *ext;
-    void *(*create_func)(void);
-    void (*optimize_func)(void *, const Buffer *, const void *, Buffer *, void *);
-    void (*destroy_func)(void *);
-} Optimizer;
-
-typedef struct {
-    size_t struct_size;
-    void *ext;
-    int32_t states[19]; /* of TensorFlow's own optimizers, which stay at their defaults */
-} OptimizerConfigs;
-
-typedef struct {
-    size_t struct_size;
-    void *ext;
-    int32_t major_version, minor_version, patch_version;
-    const char *device_type;
-    OptimizerConfigs *optimizer_configs;
-    Optimizer *optimizer;
-} OptimizerRegistration;
-
-/* Returns the length of the new graph in `result`, allocated by malloc; 0: the graph stays as it is. Takes the GIL. A
- * call without a graph says that the optimizer is gone. */
-typedef size_t (*Rewrite)(void *optimizer, const void *graph, size_t length, const void *item, void **result);
-
-/* Returns NULL on a thread that Python does not know; needs no GIL. */
-typedef void *(*ThreadState)(void);
-
-static volatile Rewrite rewrite_graph = NULL;
-static ThreadState thread_state = NULL;
-
-EXPORT void annot_tf_rewrite(Rewrite rewrite, ThreadState state) {
-    thread_state = state;
-    rewrite_graph = rewrite;
-}
-
-/* A thread of TensorFlow's own must not wait for the GIL: whoever holds it may wait for this thread, as the converter
- * of TFLite does. The functions that Python calls are optimized on the thread that calls them. */
-static Rewrite rewrite_here(void) {
-    Rewrite rewrite = rewrite_graph;
-    return rewrite && thread_state && thread_state() ? rewrite : NULL;
-}
-
-static void *create_optimizer(void) { return malloc(1); }
-
-static void destroy_optimizer(void *optimizer) {
-    Rewrite rewrite = rewrite_here();
-    if (rewrite)
-        rewrite(optimizer, NULL, 0, NULL, NULL);
-    free(optimizer);
-}
-
-static void free_data(void *data, size_t length) {
-    (void)length;
-    free(data);
-}
-
-static void optimize(void *optimizer, const Buffer *graph, const void *item, Buffer *out, void *status) {
-    enum { OK = 0, RESOURCE_EXHAUSTED = 8 };
-    Rewrite rewrite = rewrite_here();
-    void *data = NULL;
-    size_t length = rewrite ? rewrite(optimizer, graph->data, graph->length, item, &data) : 0;
-    if (!length && (data = malloc(graph->length ? graph->length : 1))) {
-        memcpy(data, graph->data, graph->length);
-        length = graph->length;
-    }
-    out->data = data, out->length = length, out->data_deallocator = free_data;
-    TF_SetStatus(status, data ? OK : RESOURCE_EXHAUSTED, data ? "" : "annot: no memory for a copy of the graph");
-}
-
-/* TensorFlow calls this when it loads the library as a plug-in. */
-EXPORT void TF_InitGraph(OptimizerRegistration *registration, void *status) {
-    enum { OK = 0 };
-    registration->struct_size = sizeof *registration;
-    registration->device_type = "CPU";
-    registration->optimizer_configs->struct_size = sizeof *registration->optimizer_configs;
-    registration->optimizer->struct_size = sizeof *registration->optimizer;
-    registration->optimizer->create_func = create_optimizer;
-    registration->optimizer->optimize_func = optimize;
-    registration->optimizer->destroy_func = destroy_optimizer;
-    TF_SetStatus(status, OK, "");
-}
+void set_status(void *status, int code, const char *message) { TF_SetStatus(status, code, message); }
 
 /* Registers the operation with the TensorFlow whose C API `library` (a handle of dlopen) holds.
  * Returns NULL, or what is missing there. */
