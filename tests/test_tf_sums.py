@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 tf = pytest.importorskip("tensorflow")
 
@@ -18,7 +20,7 @@ from tf_ranged import plain, ranged  # noqa: E402
 from tf_recorded import needs_graphs, optimized, recorded  # noqa: E402
 
 import annot  # noqa: E402
-from annot.tf.sums import order_sums  # noqa: E402
+from annot.tf.sums import execution_order, order_sums  # noqa: E402
 
 pytestmark = [needs_recorder, needs_graphs]
 
@@ -81,12 +83,24 @@ def accumulated(*parts: tuple[str, str]) -> Any:
     return graph
 
 
-@pytest.mark.parametrize("parts", [[("a", "short"), ("b", "long_1")], [("b", "long_1"), ("a", "short")]])
-def test_the_order_is_that_of_one_thread(parts: list[tuple[str, str]]) -> None:
-    """It goes on with the last node that became ready: the end of the long branch comes before the short one."""
-    graph = accumulated(*parts)
-    order_sums(graph)
-    assert parts_of(graph) == {"b": [], "a": ["b"]}
+KINDS = ["Placeholder", "Sin", "Conv2D", "Sin", "Reshape", "Sin"]
+# 0 makes 1, 2 and 3 ready; 4 follows 2 at once, and 5 follows 3.
+SOURCES = [[], [0], [0], [0], [2], [3]]
+
+
+@pytest.mark.parametrize(("threads", "order"), [(1, [0, 3, 5, 2, 4, 1]), (2, [0, 3, 1, 5, 2, 4])])
+def test_the_order_is_that_of_an_executor(threads: int, order: list[int]) -> None:
+    """A thread goes on with the last node that it made ready; another one takes the first."""
+    assert execution_order(KINDS, SOURCES, threads) == order
+
+
+@given(st.lists(st.sets(st.integers(0, 40), max_size=4), max_size=40), st.integers(1, 4))
+def test_every_node_comes_once_and_after_what_it_waits_for(sources: list[set[int]], threads: int) -> None:
+    before = [[one for one in wanted if one < i] for i, wanted in enumerate(sources)]
+    kinds = [("Conv2D", "Sin", "Reshape")[i % 3] for i in range(len(before))]
+    order = execution_order(kinds, before, threads)
+    assert sorted(order) == list(range(len(before)))
+    assert all(order.index(one) < order.index(i) for i, wanted in enumerate(before) for one in wanted)
 
 
 def test_a_variable_of_the_user_is_left_alone() -> None:
