@@ -85,7 +85,8 @@ def execution_order(kinds: Sequence[str], sources: Sequence[Sequence[int]], thre
     queues = [first[thread::threads] for thread in range(threads)]
     at_once: list[list[int]] = [[] for _ in range(threads)]
     running: list[tuple[float, int, int]] = []
-    idle, order, now = list(range(threads)), [], 0.0
+    order: list[int] = []
+    idle, now = list(range(threads)), 0.0
     while True:
         taken = [(thread, _take(at_once[thread], queues[thread], queues)) for thread in idle]
         idle = [thread for thread, node in taken if node is None]
