@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import wrapt
 
 from annot import native
+from annot.weak import WeakKeys
 
 __all__ = ["own_current"]
 
@@ -27,7 +27,7 @@ def own_current(notes: type[T]) -> type[T]:
         __slots__ = ("calls",)
 
         def __init__(self) -> None:
-            self.calls: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+            self.calls: WeakKeys[Any, Any] = WeakKeys()
             super().__init__()
 
         @property
