@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import warnings
@@ -20,8 +21,8 @@ from torch.optim.swa_utils import AveragedModel  # noqa: E402
 from torch_block import Block  # noqa: E402
 
 import annot  # noqa: E402
-from annot import emit_ranges  # noqa: E402
-from annot.torch import ranges  # noqa: E402
+from annot import emit_ranges, recent  # noqa: E402
+from annot.torch import paths, ranges  # noqa: E402
 from annot.torch.numbered import Numbered, numbered  # noqa: E402
 
 
@@ -264,6 +265,39 @@ def test_modules_that_are_made_and_kept_are_named_without_a_look_at_all_others(
     names = [one.name for one in capture(tmp_path, body).ranges if "Linear" in one.name]
     assert names[:2] + names[299:] == ["Linear>", "Linear#2>", "Linear#300>", "Linear#4>", "Linear#102>", "Linear#301>"]
     assert looked < 1500
+
+
+@pytest.mark.parametrize("where", ["modules", "attributes", "caches"])
+def test_finalizers_that_change_what_is_being_read(where: str) -> None:
+    """Up to CPython 3.11 the garbage collector, and then another thread, may run between any two objects that are made."""
+    model = nn.Sequential(*[nn.Identity() for _ in range(300)])
+    vars(model).update({f"plain{i}": i for i in range(300)})
+    kept: list[Any] = []
+
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            kept.append(recent.Recent())
+            number = len(kept)
+            vars(model)[f"more{number}"] = model._modules[f"more{number}"] = None  # type: ignore[assignment]
+
+    read = {
+        "modules": lambda: list(paths.paths(model)),
+        "attributes": lambda: paths.path_to(nn.Identity(), model, deep=False),
+        "caches": recent._sweep,
+    }
+    kept.extend(recent.Recent() for _ in range(300))
+    gc.collect()
+    before = gc.get_threshold()
+    for _ in range(50):
+        Node()
+    try:
+        gc.set_threshold(200, 1, 1)
+        read[where]()
+    finally:
+        gc.set_threshold(*before)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "a#2", "b"]), st.integers(0, 5))))

@@ -24,7 +24,7 @@ import torch
 
 from annot import emit, own
 from annot.shapes import spec_of, tensors_in
-from annot.torch import device_threads
+from annot.torch import device_threads, greenlets
 from annot.torch.notes import BACKWARD, DEPTH, PARENT, SITE, Invocation, Notes, ThreadNotes, thread_notes
 from annot.torch.paths import OPTIMIZED
 from annot.torch.sites import Loss, Site, Sites, autocast_dtype, is_tensor
@@ -75,7 +75,7 @@ class Calls:
         self._sites = sites
         self._forward = forward
         self._backward = backward
-        self._threads = thread_notes()
+        self._threads = thread_notes(greenlets.are_there())
         self._frames: dict[int, list[Frame]] = {}
         self._workers: dict[int, Worker] = {}
         self._owners: dict[Any, Invocation | None] = {}
@@ -100,7 +100,10 @@ class Calls:
 
     def drop_notes(self) -> None:
         """Forget what threads have called: no block is open whose backward would ask for it."""
+        global _threads, _thread
         thread_notes.cache_clear()
+        _threads = self._threads = thread_notes(greenlets.are_there())
+        _thread = _threads.local
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, that came after its model, or is a loss."""

@@ -10,11 +10,16 @@ import wrapt
 from annot import native
 from annot.weak import WeakKeys
 
-__all__ = ["own_current"]
+__all__ = ["are_there", "own_current"]
 
 T = TypeVar("T")
 
 _getcurrent: Callable[[], Any] | None = None
+
+
+def are_there() -> bool:
+    """Return whether somebody has imported greenlet."""
+    return _getcurrent is not None
 
 
 def own_current(notes: type[T]) -> type[T]:

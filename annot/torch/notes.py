@@ -140,8 +140,8 @@ class ThreadNotes:
 
 
 @functools.cache
-def thread_notes() -> ThreadNotes:
-    """Return the notes of the threads of this process; its `cache_clear` forgets them."""
+def thread_notes(_greenlets: bool) -> ThreadNotes:
+    """Return the notes of the threads of this process, with and without greenlets; `cache_clear` forgets them."""
     return ThreadNotes()
 
 

@@ -233,7 +233,7 @@ class Sites:
             self._models.remove(model)
         for ident in model.held.difference(*(other.held for other in self._models)):
             self._forget(ident)
-        for ident, caller in list(self._callers.items()):
+        for ident, caller in self._callers.copy().items():
             if caller not in self.by_id:
                 self._forget(ident)
         model.held.clear()
