@@ -269,7 +269,7 @@ def test_modules_that_are_made_and_kept_are_named_without_a_look_at_all_others(
 
 @pytest.mark.parametrize("where", ["modules", "attributes", "caches"])
 def test_finalizers_that_change_what_is_being_read(where: str) -> None:
-    """Up to CPython 3.11 the garbage collector, and then another thread, may run between any two objects that are made."""
+    """Up to CPython 3.11 the garbage collector may run amid a list of items, and then other threads."""
     model = nn.Sequential(*[nn.Identity() for _ in range(300)])
     vars(model).update({f"plain{i}": i for i in range(300)})
     kept: list[Any] = []
