@@ -121,19 +121,12 @@ class _Side:
         self._attribution, self._device, self._per_step = attribution, device, per_step
         self._times = _device_times(attribution) if device else host_pieces(attribution)
         if per_step:
-            steps = self._steps()
+            steps = attribution.steps.steady().select("step", process_code="process")
             self._times = self._times.join(steps, on=["process_code", "step"], how="semi")
             self.count = steps.height
         else:
             self._times = self._times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
             self.count = 1
-
-    def _steps(self) -> pl.DataFrame:
-        """The steps that count: those after the warm-up, unless that is all."""
-        steps = self._attribution.steps
-        table = steps.table.filter(steps.wanted(steps.table["step"]))
-        steady = table.filter(~pl.col("warmup"))
-        return (steady if steady.height else table).select("step", process_code="process")
 
     def means(self, by: Subject | None) -> pl.DataFrame:
         """Return the subject's columns, mean_ns and variance (of the mean, over its square; null: one step)."""
