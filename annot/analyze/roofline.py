@@ -23,11 +23,13 @@ from annot.correlate import Attribution, by_layer
 
 __all__ = ["kernel_roofline", "layer_roofline", "under_roof"]
 
-_DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float8\w*)")
+_DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float[84]\w*)")
 _CAST: Final = ("f32", "f16", "bf16")
+_NARROW: Final = {"float8": "f8", "float4": "f4"}
 _IN_NAME: Final = re.compile(
-    r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))|(?P<f64>dgemm|f64)"
-    r"|(?P<f8>e4m3|e5m2)"
+    r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))"
+    r"|(?P<f64>dgemm|f64|(?<![a-z])double(?![a-z]))|(?P<f8>e4m3|e5m2)|(?P<f6>e2m3|e3m2)|(?P<f4>e2m1|nvf4|mxf4(?!nv)|nvfp4)",
+    re.IGNORECASE,
 )
 
 
@@ -160,7 +162,7 @@ def _precision(kernel: str, dtype: str) -> str | None:
 
 def _dtype(shapes: list[str]) -> str:
     match = _DTYPE.search(" ".join(shapes))
-    return "f32" if match is None else "f8" if match[1].startswith("float8") else match[1]
+    return "f32" if match is None else _NARROW.get(match[1][:6], match[1])
 
 
 def _products(attribution: Attribution) -> dict[tuple[str, str, str], str]:
