@@ -17,6 +17,7 @@ from annot.analyze.roofline import kernel_roofline, layer_roofline
 from annot.correlate import attribute
 from annot.profile import METRICS, Profile
 from annot.read import load
+from annot.report.roofline import RooflineReport
 
 A100 = {
     "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "smCount": 108, "clockRate": 1_410_000_000,
@@ -106,6 +107,35 @@ def test_precision_is_what_a_kernel_says(kernel: str, precision: str) -> None:
     """C++ types in the arguments of a template count, in whatever case they are spelled."""
     profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9).kernel(1, (10, 20), name=kernel)
     assert layer_roofline(attribute(profile.build()), None)["precision"].to_list() == [precision]
+
+
+def test_kernels_tell_the_precision_where_no_shape_does() -> None:
+    """All layers of the BERT of bfloat16 compute in it, also those that multiply no matrices."""
+    path = shared("kineto/tracelens_h100_bert_small_nnmodule.json.gz")
+    rows = layer_roofline(attribute(load(path)), None)
+    norms = rows.filter(pl.col("module") == "LayerNorm")
+    assert norms.height
+    assert set(norms["precision"]) == {"bf16"}
+
+
+def test_what_waits_for_memory_is_not_bound_by_launches() -> None:
+    """In the training on an MI300 the device waits for hipFree: 0.3 % of the steps are launches."""
+    path = shared("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz")
+    bound = layer_roofline(attribute(load(path)), None)["bound"].value_counts()
+    counts = dict(bound.iter_rows())
+    assert counts["host"] > 20 * counts.get("launch", 0)
+
+
+def test_rows_above_the_roof_are_said() -> None:
+    """A layer that does more than the peaks allow is no measurement without a word."""
+    profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9000).kernel(1, (10, 1010))
+    work = _work(("fc", "Linear", "forward", 2_000_000, 1000))
+    report = RooflineReport("layer", layer_roofline(attribute(profile.build()), ROOF, work), ROOF, "")
+    assert report.rows["roof_share"].to_list() == [pytest.approx(2.0)]
+    assert report.notes[0].startswith("1 row is above the roof, by up to 200.0% of it")
+    assert report.meta["notes"] == report.notes
+    fine = _work(("fc", "Linear", "forward", 500_000, 1000))
+    assert RooflineReport("layer", layer_roofline(attribute(profile.build()), ROOF, fine), ROOF, "").notes == []
 
 
 def test_source_of_peaks_is_said() -> None:

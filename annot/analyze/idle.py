@@ -12,7 +12,7 @@ from annot.analyze.step_parts import HostRanges, device_work, host_ranges, inter
 from annot.correlate.attribution import Attribution
 from annot.correlate.host_times import known
 
-__all__ = ["CAUSES", "idle_calls", "idle_time"]
+__all__ = ["CAUSES", "DISPATCH_NS", "idle_calls", "idle_time", "waiting_calls"]
 
 CAUSES: Final = {
     "data": "a thread waits for data",
@@ -23,7 +23,7 @@ CAUSES: Final = {
 }
 """What a moment in which a device does nothing is due to."""
 
-_DISPATCH_NS: Final = 1_000_000
+DISPATCH_NS: Final = 1_000_000
 """A framework launches the next operation sooner than this, also under a profiler. What takes longer is other code, or
 the first call of a kernel, whose code is loaded."""
 _BLOCKING_NS: Final = 50_000
@@ -57,7 +57,7 @@ def idle_time(attribution: Attribution) -> pl.DataFrame:
         `annot.analyze.step_time.step_time` gives it). All Int64 but cause.
     """
     work, host = device_work(attribution), host_ranges(attribution)
-    calls = _calls(attribution)
+    calls = waiting_calls(attribution)
     schema = {"process": pl.Int64, "device": pl.Int64, "cause": pl.String, "ns": pl.Int64, "wall_ns": pl.Int64}
     devices = windows(attribution, work, host).partition_by("process", "device", as_dict=True)
     parts = [_of_device(place[0], place[1], window, work, host, calls) for place, window in devices.items()]
@@ -70,7 +70,7 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
     Returns:
         cause (synchronisation or allocation), name, calls, ns: the longest first.
     """
-    calls = _calls(attribution)
+    calls = waiting_calls(attribution)
     calls = calls.filter(pl.col("cause") != "launch")
     steps = attribution.steps
     if steps.table.height:
@@ -85,8 +85,13 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
     return sums.sort("ns", "name", descending=[True, False])
 
 
-def _calls(attribution: Attribution) -> pl.DataFrame:
-    """The calls that launch work, or in which a thread waits for a device or its memory, as `_CALL`."""
+def waiting_calls(attribution: Attribution) -> pl.DataFrame:
+    """Return the calls that launch work, or in which a thread waits for a device or its memory.
+
+    Returns:
+        process, correlation, start, end (ns), name, cause: launch, synchronisation or allocation. None, if the profile
+        does not know when things happened on the host, or the names of calls.
+    """
     if attribution.source is None or not known(attribution.meta):
         return pl.DataFrame(schema=_CALL)
     parts = [pl.DataFrame(schema=_CALL)]
@@ -156,4 +161,4 @@ def _gaps(ran: pl.DataFrame) -> pl.DataFrame:
 
 
 def _short(spans: pl.DataFrame) -> pl.DataFrame:
-    return spans.filter(pl.col("end") - pl.col("start") < _DISPATCH_NS)
+    return spans.filter(pl.col("end") - pl.col("start") < DISPATCH_NS)

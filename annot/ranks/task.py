@@ -17,7 +17,7 @@ from annot.profile import Source
 from annot.progress import tell
 from annot.ranks.files import is_url, local
 from annot.read import load, source
-from annot.report import ANALYSES, TABLES, Report, Table, advice_count
+from annot.report import ANALYSES, TABLES, Report, Table, advice_count, device_words
 
 __all__ = ["Question", "RankTable", "attributed", "rank_tables", "report_file"]
 
@@ -84,7 +84,7 @@ def report_file(path: str, question: Question, process: int | None = None) -> Re
     """
     with _opened(path, question) as profile:
         attribution = _attributed(profile if process is None else _OneProcess(profile, process), path, question)
-        meta = _meta(attribution, path, question) | advice_count(attribution, question.by)
+        meta = _meta(attribution, path, question) | advice_count(attribution, question.by) | device_words(attribution)
         tell("making the table")
         return Report(question.by, TABLES[question.by](attribution), meta)
 

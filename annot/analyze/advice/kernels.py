@@ -9,7 +9,7 @@ import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts
 from annot.analyze.peaks import Peaks
-from annot.analyze.tensor_cores import F32_KERNEL
+from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.tag import Tag
 
 __all__ = [
@@ -55,11 +55,12 @@ def mixed_precision(facts: Facts) -> Advice | None:
     share = facts.share(which)
     if share < 0.05:
         return None
+    units = matrix_units(facts.attribution.meta)
     bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
     return Advice(
         "mixed_precision",
-        f"Let matrix products run on Tensor Cores, in {'bfloat16, or at least in TF32' if bfloat else 'float16'}.",
-        f"{share:.0%} of the time of the steps are matrix products in 32 bits outside Tensor Cores",
+        f"Let matrix products run on {units}, in {'bfloat16, or at least in TF32' if bfloat else 'float16'}.",
+        f"{share:.0%} of the time of the steps are matrix products in 32 bits outside {units}",
         _AUTOCAST if bfloat else _SCALED,
         share * (1 - _slower(facts.peaks)), facts.layers_of(which),
     )  # fmt: skip
@@ -89,12 +90,12 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
     share = facts.share(which)
     if share < 0.05:
         return None
-    layers = facts.layers_of(which)
+    layers, units = facts.layers_of(which), matrix_units(facts.attribution.meta)
     example = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
     return Advice(
         "multiples_of_eight",
-        "Pad channels, features, classes and vocabulary to multiples of 8 (better 64), which Tensor Cores need.",
-        f"{share:.0%} of the time of the steps are products outside Tensor Cores whose sizes no 8 divides, "
+        f"Pad channels, features, classes and vocabulary to multiples of 8 (better 64), which {units} need.",
+        f"{share:.0%} of the time of the steps are products outside {units} whose sizes no 8 divides, "
         f"such as {example}",
         "features = -(-features // 8) * 8",
         share, layers,
