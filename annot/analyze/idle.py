@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.intervals import merged, shares
-from annot.analyze.step_parts import HostRanges, device_work, host_ranges, intervals_of, launching, windows
+from annot.analyze.step_parts import Parts, intervals_of, launching, parts_of
 from annot.correlate.attribution import Attribution
 from annot.correlate.host_times import known
 
@@ -45,23 +45,27 @@ _CALL: Final = {
 }  # fmt: skip
 
 
-def idle_time(attribution: Attribution) -> pl.DataFrame:
+def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
     """Return how long devices did nothing in the steps, and why.
 
     The host is never one step ahead of a device that it waits for. So what a device idles from the end of a call that
     waits for it until its next work counts as synchronisation, as long as the call itself at most: without the call
     the host would have been ahead by that.
 
+    Args:
+        attribution: the profile.
+        parts: what `annot.analyze.step_parts.parts_of` returned of it; None: it is asked.
+
     Returns:
         process, device (null: the process used none), cause (of `CAUSES`), ns, wall_ns (of the steps, as
         `annot.analyze.step_time.step_time` gives it). All Int64 but cause.
     """
-    work, host = device_work(attribution), host_ranges(attribution)
+    parts = parts or parts_of(attribution)
     calls = waiting_calls(attribution)
     schema = {"process": pl.Int64, "device": pl.Int64, "cause": pl.String, "ns": pl.Int64, "wall_ns": pl.Int64}
-    devices = windows(attribution, work, host).partition_by("process", "device", as_dict=True)
-    parts = [_of_device(place[0], place[1], window, work, host, calls) for place, window in devices.items()]
-    return pl.concat([pl.DataFrame(schema=schema), *parts])
+    devices = parts.windows.partition_by("process", "device", as_dict=True)
+    found = [_of_device(place[0], place[1], window, parts, calls) for place, window in devices.items()]
+    return pl.concat([pl.DataFrame(schema=schema), *found])
 
 
 def idle_calls(attribution: Attribution) -> pl.DataFrame:
@@ -111,18 +115,17 @@ def waiting_calls(attribution: Attribution) -> pl.DataFrame:
 
 
 def _of_device(
-    process: int | None, device: int | None, window: pl.DataFrame, work: pl.DataFrame, host: HostRanges,
-    calls: pl.DataFrame,
-) -> pl.DataFrame:  # fmt: skip
+    process: int | None, device: int | None, window: pl.DataFrame, parts: Parts, calls: pl.DataFrame
+) -> pl.DataFrame:
     """The rows of one device."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    here = work.filter(mine & pl.col("device").eq_missing(pl.lit(device, pl.Int64)))
+    here = parts.work.filter(mine & pl.col("device").eq_missing(pl.lit(device, pl.Int64)))
     ran, calls = merged(intervals_of(here)), calls.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
     quick = here.join(waits.select("correlation"), on="correlation", how="anti")
     going_on = {
-        "work": ran if here.height else intervals_of(host.collectives.filter(mine)),
-        "data": host.data.filter(mine),
+        "work": ran if here.height else intervals_of(parts.host.collectives.filter(mine)),
+        "data": parts.host.data.filter(mine),
         "synchronisation": _after(waits, ran),
         "launch": _short(calls.filter(pl.col("cause") == "launch")),
         "wait": waits,

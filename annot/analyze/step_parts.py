@@ -11,7 +11,7 @@ from annot.analyze.kernels import with_classes
 from annot.correlate.attribution import Attribution
 from annot.correlate.host_times import known
 
-__all__ = ["WORK", "HostRanges", "device_work", "host_ranges", "intervals_of", "launching", "windows"]
+__all__ = ["WORK", "HostRanges", "Parts", "intervals_of", "launching", "parts_of"]
 
 WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
 """What devices do, by rank: the first that is going on has the moment."""
@@ -31,18 +31,35 @@ class HostRanges:
     ranges: pl.DataFrame
 
 
-def windows(attribution: Attribution, work: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
-    """Return when steps ran: process, device (null: the process used none), start, end (ns), in this order.
-
-    A step is its range and the wait for data before it; each device of a process has all its steps. Without steps it is
-    the time from the first to the last kernel of each device, without ranges that are called a warm-up, unless they
-    are all: what a script does before and after, as loading a model, is no step.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the analyses of the steps of a profile share.
 
     Args:
-        attribution: the profile.
-        work: what `device_work` returned.
-        host: what `host_ranges` returned.
+        work: all device work of all steps: process, device, correlation, start, end, share (`WORK`), launched (ns;
+            null: not known).
+        host: what threads did.
+        windows: when steps ran: process, device (null: the process used none), start, end (ns), in this order.
     """
+
+    work: pl.DataFrame
+    host: HostRanges
+    windows: pl.DataFrame
+
+
+def parts_of(attribution: Attribution) -> Parts:
+    """Return the steps of a profile, and what devices and threads did.
+
+    A step is its range and the wait for data before it; each device of a process has all its steps. The warm-up is no
+    part of them. Without steps it is the time from the first to the last kernel of each device, without ranges that are
+    called a warm-up, unless they are all: what a script does before and after, as loading a model, is no step.
+    """
+    work, host = _device_work(attribution), _host_ranges(attribution)
+    return Parts(work, host, _windows(attribution, work, host))
+
+
+def _windows(attribution: Attribution, work: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+    """When steps ran, see `Parts`."""
     steps = attribution.steps
     if steps.table.is_empty() or not known(attribution.meta):
         return _of_run(attribution, work, host).sort("process", "device", "start")
@@ -122,8 +139,8 @@ def launching(work: pl.DataFrame) -> pl.DataFrame:
     return calls.select(start="launched", end="start")
 
 
-def device_work(attribution: Attribution) -> pl.DataFrame:
-    """Return all device work of all steps: process, device, correlation, start, end, share (`WORK`), launched (ns)."""
+def _device_work(attribution: Attribution) -> pl.DataFrame:
+    """All device work of all steps, see `Parts`."""
     numbers = dict.fromkeys((*_PLACE, "start", "end"), pl.Int64)
     empty = pl.DataFrame(schema=numbers).with_columns(pl.lit(None, pl.Enum(WORK)).alias("share"))
     source = attribution.source
@@ -160,8 +177,8 @@ def _launches(attribution: Attribution) -> pl.DataFrame:
     return every.group_by("process", "correlation").agg(pl.col("launched").min())
 
 
-def host_ranges(attribution: Attribution) -> HostRanges:
-    """Return what threads do, whose process is that of the profile."""
+def _host_ranges(attribution: Attribution) -> HostRanges:
+    """What threads do, whose process is that of the profile."""
     forest = attribution.whole
     columns = ["thread", "start", "end", "says"]
     ranges = pl.concat([forest.tree.select(columns), forest.loose.select(columns)])

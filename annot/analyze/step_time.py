@@ -7,7 +7,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.intervals import shares
-from annot.analyze.step_parts import WORK, HostRanges, device_work, host_ranges, intervals_of, launching, windows
+from annot.analyze.step_parts import WORK, HostRanges, Parts, intervals_of, launching, parts_of
 from annot.correlate.attribution import Attribution
 
 __all__ = ["SHARES", "step_time"]
@@ -25,11 +25,15 @@ SHARES: Final = {
 """What has each moment of the steps; the first that is true."""
 
 
-def step_time(attribution: Attribution) -> pl.DataFrame:
+def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
     """Return where the time of the steps went: disjoint shares that add up to it exactly.
 
-    The time is that of `annot.analyze.step_parts.windows`: the steps without their warm-up. Each device of each
+    The time is that of `annot.analyze.step_parts.parts_of`: the steps without their warm-up. Each device of each
     process that has steps shares out the whole time of the steps of its process.
+
+    Args:
+        attribution: the profile.
+        parts: what `annot.analyze.step_parts.parts_of` returned of it; None: it is asked.
 
     Returns:
         process; device (null: the process used none); share: each of `SHARES`; ns: how long it had; hidden_ns: how
@@ -43,11 +47,11 @@ def step_time(attribution: Attribution) -> pl.DataFrame:
         >>> step_time(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).filter(pl.col("ns") > 0).rows()
         [(1, 0, 'kernels', 15, 0, 15)]
     """
-    work, host = device_work(attribution), host_ranges(attribution)
-    devices = windows(attribution, work, host).partition_by("process", "device", as_dict=True, maintain_order=True)
-    parts = [_of_device(place[0], place[1], window, work, host) for place, window in devices.items()]
+    parts = parts or parts_of(attribution)
+    devices = parts.windows.partition_by("process", "device", as_dict=True, maintain_order=True)
+    found = [_of_device(place[0], place[1], window, parts.work, parts.host) for place, window in devices.items()]
     schema = {"process": pl.Int64, "device": pl.Int64, "share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}
-    return pl.concat([pl.DataFrame(schema=schema | {"wall_ns": pl.Int64}), *parts])
+    return pl.concat([pl.DataFrame(schema=schema | {"wall_ns": pl.Int64}), *found])
 
 
 def _of_device(

@@ -43,8 +43,9 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         ``kernels``  all, tensor_cores, other; copies stand beside them
         ``system``   format, producer, devices
     """
-    sections = (_time, _gpu, _steps, _layers, _kernels, _system)
-    rows = [row for section in sections for row in section(attribution)]
+    sections = (_steps, _layers, _kernels, _system)
+    times = step_time(attribution)
+    rows = [*_time(times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -56,8 +57,7 @@ def _row(
     return section, item, count, ns, share, hidden, text
 
 
-def _time(attribution: Attribution) -> list[_Row]:
-    table = step_time(attribution)
+def _time(table: pl.DataFrame) -> list[_Row]:
     sums = {share: (ns, hidden) for share, ns, hidden in _by_share(table)}
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
@@ -72,11 +72,11 @@ def _by_share(table: pl.DataFrame) -> list[tuple[str, int, int]]:
     return table.group_by("share").agg(pl.col("ns", "hidden_ns").sum()).rows()
 
 
-def _gpu(attribution: Attribution) -> list[_Row]:
+def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     work = tensor_core_work(attribution).filter("kernel")
     eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(_KEY)
     of_eligible = int(work.join(eligible, on=_KEY, how="semi")["gpu_ns"].sum())
-    used, steps = work.filter("tensor_cores"), step_time(attribution)
+    used = work.filter("tensor_cores")
     ran = steps.filter(pl.col("share").is_in(WORK))
     devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
     tc_ns, calls = int(used["gpu_ns"].sum()), int(used["calls"].sum())

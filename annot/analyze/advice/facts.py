@@ -13,6 +13,7 @@ from annot.analyze.idle import idle_calls, idle_time
 from annot.analyze.kernels import MATRIX, with_classes
 from annot.analyze.peaks import Peaks
 from annot.analyze.pieces import KEY, device_idle
+from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time
 from annot.analyze.step_work import step_work
 from annot.correlate import UNATTRIBUTED, Attribution, by_layer, by_step
@@ -31,7 +32,7 @@ class Advice:
         evidence: what in the profile speaks for it, in a sentence with the numbers.
         code: what to write or to run.
         saves: by which share the steps would be shorter at most, 0 to 1 of their wall-clock time without the warm-up;
-            see `annot.analyze.step_parts.windows`. 0: it saves nothing itself, but shows what would.
+            see `annot.analyze.step_parts.parts_of`. 0: it saves nothing itself, but shows what would.
         layers: those that it is about, those with the most time first; empty: the run.
     """
 
@@ -75,14 +76,24 @@ class Facts:
         return by_step(self.attribution)
 
     @cached_property
+    def parts(self) -> Parts:
+        """As `annot.analyze.step_parts.parts_of` returns it."""
+        return parts_of(self.attribution)
+
+    @cached_property
+    def step_time(self) -> pl.DataFrame:
+        """As `annot.analyze.step_time.step_time` returns it."""
+        return step_time(self.attribution, self.parts)
+
+    @cached_property
     def shares(self) -> dict[str, float]:
         """What each of `annot.analyze.step_time.SHARES` takes of the time of the steps, 0 to 1."""
-        return _of_wall(step_time(self.attribution), "share")
+        return _of_wall(self.step_time, "share")
 
     @cached_property
     def idle(self) -> dict[str, float]:
         """Which share of the time of the steps devices did nothing, by `annot.analyze.idle.CAUSES`."""
-        return _of_wall(idle_time(self.attribution), "cause")
+        return _of_wall(idle_time(self.attribution, self.parts), "cause")
 
     @cached_property
     def idle_calls(self) -> pl.DataFrame:
@@ -92,14 +103,14 @@ class Facts:
     @cached_property
     def wall_ns(self) -> int:
         """How long the steps took, added over devices."""
-        places = step_time(self.attribution).unique(["process", "device"])
+        places = self.step_time.unique(["process", "device"])
         return int(places["wall_ns"].sum())
 
     @cached_property
     def work(self) -> pl.DataFrame:
         """Work of the steps: layer, module, phase, name, calls, wall_ns, kernel, kind, library, matrix, tensor."""
         names, keys = self.attribution.forest.keys.names, self.attribution.forest.nodes.keys
-        rows = step_work(self.attribution)
+        rows = step_work(self.attribution, self.parts.windows)
         nodes = rows["node"].to_list()
         columns = [
             pl.Series(part, [names[keys[node]][place] for node in nodes], pl.String) for place, part in enumerate(KEY)

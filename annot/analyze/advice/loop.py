@@ -9,7 +9,6 @@ import polars as pl
 from annot.analyze.advice.facts import Advice, Facts
 from annot.analyze.bottleneck import step_batches
 from annot.analyze.step_parts import WORK
-from annot.analyze.step_time import step_time
 from annot.correlate import UNATTRIBUTED
 from annot.correlate.host_times import known
 from annot.correlate.step_rows import step_statistics
@@ -174,7 +173,7 @@ def batch_size(facts: Facts) -> Advice | None:
 
 def stragglers(facts: Facts) -> Advice | None:
     """Devices of one run of which one is busy for much longer than the others."""
-    busy = step_time(facts.attribution).filter(pl.col("share").is_in(WORK)).group_by("process", "device")
+    busy = facts.step_time.filter(pl.col("share").is_in(WORK)).group_by("process", "device")
     rows = busy.agg(pl.col("ns").sum().alias("busy_ns"), pl.col("wall_ns").first()).filter(pl.col("busy_ns") > 0)
     times = rows["busy_ns"].sort().to_list()
     if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
