@@ -84,7 +84,7 @@ def report_file(path: str, question: Question, process: int | None = None) -> Re
     """
     with _opened(path, question) as profile:
         attribution = _attributed(profile if process is None else _OneProcess(profile, process), path, question)
-        meta = _meta(attribution, path, question) | advice_count(attribution, question.by) | device_words(attribution)
+        meta = _meta(attribution, path, question) | advice_count(attribution, question.by)
         tell("making the table")
         return Report(question.by, TABLES[question.by](attribution), meta)
 
@@ -132,7 +132,7 @@ def _attributed(profile: Source, path: str, question: Question) -> Attribution:
 
 
 def _meta(attribution: Attribution, path: str, question: Question) -> dict[str, Any]:
-    meta = summarize(attribution) | {"source": path}
+    meta = summarize(attribution) | device_words(attribution) | {"source": path}
     if question.steps is not None and not meta["steps"]:
         last = attribution.steps.table["step"].max()
         raise AnnotError(f"{path} has no such steps, only 0 to {last!r}")

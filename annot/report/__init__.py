@@ -168,11 +168,10 @@ def report_on(
 
 
 def device_words(attribution: Attribution) -> dict[str, str]:
-    """Return what a report calls units for matrices, for its `meta`; empty: Tensor Cores."""
+    """Return what a report calls the units for matrices of the devices, for its `meta`."""
     from annot.analyze.tensor_cores import matrix_units
 
-    units = matrix_units(attribution.meta)
-    return {} if units == "Tensor Cores" else {"matrix_units": units}
+    return {"matrix_units": matrix_units(attribution.meta)}
 
 
 def advice_count(attribution: Attribution, by: Table) -> dict[str, int]:
