@@ -17,10 +17,19 @@ from annot.analyze.roofline import kernel_roofline, layer_roofline
 from annot.correlate import attribute
 from annot.profile import METRICS, Profile
 from annot.read import load
+from annot.report.roofline import RooflineReport
 
 A100 = {
     "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "smCount": 108, "clockRate": 1_410_000_000,
     "memoryBandwidth": 2_039_040_000_000,
+}  # fmt: skip
+
+
+ORIN = {"name": "Orin", "computeMajor": 8, "computeMinor": 7, "smCount": 16, "clockRate": 1_300_000_000}
+THOR = {"name": "NVIDIA Thor", "computeMajor": 11, "computeMinor": 0, "smCount": 20, "clockRate": 1_575_000_000}
+RTX_5090 = {
+    "name": "NVIDIA GeForce RTX 5090", "computeMajor": 12, "computeMinor": 0, "smCount": 170,
+    "clockRate": 2_407_000_000,
 }  # fmt: skip
 
 
@@ -37,6 +46,23 @@ A100 = {
         ({"name": "NVIDIA L40S", "computeMajor": 8, "computeMinor": 9, "numSms": 142}, "f16", True, 362e12),
         ({"name": "NVIDIA GeForce RTX 4090", "computeMajor": 8, "computeMinor": 9, "numSms": 128}, "f16", True, 165e12),
         ({"name": "NVIDIA GeForce RTX 3090", "computeMajor": 8, "computeMinor": 6, "numSms": 82}, "f32", False, 36e12),
+        ({"name": "NVIDIA GB300", "computeMajor": 10, "computeMinor": 3, "numSms": 160}, "f4", True, 15e15),
+        ({"name": "NVIDIA GB300", "computeMajor": 10, "computeMinor": 3, "numSms": 160}, "f8", True, 5e15),
+        ({"name": "NVIDIA GB300", "computeMajor": 10, "computeMinor": 3, "numSms": 160}, "bf16", True, 2.5e15),
+        ({"name": "NVIDIA GB300", "computeMajor": 10, "computeMinor": 3, "numSms": 160}, "f32", True, 1.25e15),
+        ({"name": "NVIDIA B300 SXM6 AC", "computeMajor": 10, "computeMinor": 3, "numSms": 148}, "f8", True, 4.5e15),
+        ({"name": "NVIDIA B200", "computeMajor": 10, "computeMinor": 0, "numSms": 148}, "f4", True, 9e15),
+        ({"name": "NVIDIA B200", "computeMajor": 10, "computeMinor": 0, "numSms": 148}, "f6", True, 4.5e15),
+        (ORIN, "f32", False, 5.3e12),
+        (ORIN, "f16", True, 42.5e12),
+        (THOR, "f4", True, 1035e12),
+        (THOR, "bf16", True, 258.5e12),
+        ({"name": "NVIDIA GB10", "computeMajor": 12, "computeMinor": 1, "numSms": 48}, "f32", False, 29.71e12),
+        (RTX_5090, "f4", True, 1676e12),
+        ({"name": "AMD Instinct MI355X", "computeMajor": 9, "computeMinor": 5, "numSms": 256}, "f4", True, 10.1e15),
+        ({"name": "AMD Instinct MI355X", "computeMajor": 9, "computeMinor": 5, "numSms": 256}, "f6", True, 10.1e15),
+        ({"name": "AMD Instinct MI355X", "computeMajor": 9, "computeMinor": 5, "numSms": 256}, "f8", True, 5e15),
+        ({"name": "AMD Instinct MI350X", "computeMajor": 9, "computeMinor": 5, "numSms": 256}, "f32", False, 144.2e12),
         ({"name": "AMD Instinct MI300X", "computeMajor": 9, "computeMinor": 4, "numSms": 304}, "bf16", True, 1307e12),
     ],
 )  # fmt: skip
@@ -47,6 +73,69 @@ def test_peaks_are_those_of_data_sheets(
     peaks = peaks_of_device(device)
     assert peaks is not None
     assert peaks.of(precision, tensor_cores=tensor) == pytest.approx(data_sheet, rel=0.02)
+
+
+def test_what_is_not_published_has_no_peak() -> None:
+    """Of Orin nobody says bfloat16 outside Tensor Cores, of Spark FP4 is the double of FP8, and MI350 has no TF32."""
+    orin, spark = (
+        peaks_of_device(one)
+        for one in (ORIN, {"name": "NVIDIA GB10", "computeMajor": 12, "computeMinor": 1, "numSms": 48})
+    )
+    mi350 = peaks_of_device({"name": "AMD Instinct MI350X", "computeMajor": 9, "computeMinor": 5, "numSms": 256})
+    assert orin is not None
+    assert spark is not None
+    assert mi350 is not None
+    assert orin.of("bf16") == orin.of("f32")
+    assert orin.of("f8", tensor_cores=True) == orin.of("f16", tensor_cores=True)
+    assert spark.of("f4", tensor_cores=True) == 2 * (spark.of("f8", tensor_cores=True) or 0)
+    assert spark.bandwidth == pytest.approx(273e9)
+    assert "tf32 tensor" not in mi350.flops
+
+
+@pytest.mark.parametrize(
+    ("kernel", "precision"),
+    [
+        ("void gemv2T_kernel_val<int, int, c10::BFloat16, c10::BFloat16, float>", "bf16"),
+        ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<c10::Half const>>>", "f16"),
+        ("void gemvNSP_kernel<double, double, double>(cublasGemvParams)", "f64"),
+        ("ampere_sgemm_128x64_tn", "f32"),
+        ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_e2m1_v_bz_TNT", "f4 tensor"),
+        ("cutlass3x_sm100_bstensorop_s128x256x64gemm_block_scaled_ue8m0xe3m2_ue8m0xe2m3_f32", "f6 tensor"),
+    ],
+)
+def test_precision_is_what_a_kernel_says(kernel: str, precision: str) -> None:
+    """C++ types in the arguments of a template count, in whatever case they are spelled."""
+    profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9).kernel(1, (10, 20), name=kernel)
+    assert layer_roofline(attribute(profile.build()), None)["precision"].to_list() == [precision]
+
+
+def test_kernels_tell_the_precision_where_no_shape_does() -> None:
+    """All layers of the BERT of bfloat16 compute in it, also those that multiply no matrices."""
+    path = shared("kineto/tracelens_h100_bert_small_nnmodule.json.gz")
+    rows = layer_roofline(attribute(load(path)), None)
+    norms = rows.filter(pl.col("module") == "LayerNorm")
+    assert norms.height
+    assert set(norms["precision"]) == {"bf16"}
+
+
+def test_what_waits_for_memory_is_not_bound_by_launches() -> None:
+    """In the training on an MI300 the device waits for hipFree: 0.3 % of the steps are launches."""
+    path = shared("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz")
+    bound = layer_roofline(attribute(load(path)), None)["bound"].value_counts()
+    counts = dict(bound.iter_rows())
+    assert counts["host"] > 20 * counts.get("launch", 0)
+
+
+def test_rows_above_the_roof_are_said() -> None:
+    """A layer that does more than the peaks allow is no measurement without a word."""
+    profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9000).kernel(1, (10, 1010))
+    work = _work(("fc", "Linear", "forward", 2_000_000, 1000))
+    report = RooflineReport("layer", layer_roofline(attribute(profile.build()), ROOF, work), ROOF, "")
+    assert report.rows["roof_share"].to_list() == [pytest.approx(2.0)]
+    assert report.notes[0].startswith("1 row is above the roof, by up to 200.0% of it")
+    assert report.meta["notes"] == report.notes
+    fine = _work(("fc", "Linear", "forward", 500_000, 1000))
+    assert RooflineReport("layer", layer_roofline(attribute(profile.build()), ROOF, fine), ROOF, "").notes == []
 
 
 def test_source_of_peaks_is_said() -> None:

@@ -110,10 +110,28 @@ def test_without_a_device_collectives_are_those_of_the_host() -> None:
     assert _shares(rows) == {"collectives": 30, "host": 30, "idle": 40}
 
 
-def test_without_steps_all_time_counts() -> None:
-    """Without steps it is the time from the first to the last instant of a process that used a device."""
-    rows = Rows().range("something", 5, 50).work(GEMM, 6, 20, 80).range("other", 0, 900, process=2)
-    assert _shares(rows) == {"host": 1, "launch": 14, "kernels": 60}
+def test_without_steps_the_time_is_that_of_kernels() -> None:
+    """Without steps it is the time from the first to the last kernel of a device: no loading of a model before it."""
+    rows = Rows().range("something", 5, 70).work("copy", 6, 10, 15).work(GEMM, 6, 20, 50).work(GEMM, 60, 75, 80)
+    rows.range("other", 0, 900, process=2)
+    assert _shares(rows) == {"host": 10, "launch": 15, "kernels": 35}
+
+
+def test_without_steps_ranges_of_a_warm_up_do_not_count() -> None:
+    """What lies in a range that somebody called a warm-up is none of the time, unless it is all there is."""
+    rows = Rows().range("Warm-up", 0, 30).work(GEMM, None, 10, 25).work(GEMM, None, 40, 50)
+    assert _shares(rows) == {"kernels": 10, "idle": 10}
+    assert _shares(Rows().range("net|warmup|forward", 0, 30).work(GEMM, None, 10, 25)) == {"kernels": 15}
+
+
+def test_warm_up_is_no_part_of_the_time() -> None:
+    """A first step that took twice as long as the others, and the wait before it, do not count."""
+    rows = Rows().range("Data |data", 0, 5).range("Batch 0 |step", 5, 205).work(GEMM, None, 10, 200)
+    for step in range(1, 5):
+        zero = 105 + 100 * step
+        rows.range(f"Batch {step} |step", zero, zero + 100).work(GEMM, None, zero, zero + 40)
+    assert _shares(rows) == {"kernels": 160, "idle": 240}
+    assert _shares(rows, steps=slice(0, 1)) == {"data": 5, "kernels": 190, "idle": 10}
 
 
 def test_without_host_times_only_devices_count() -> None:
@@ -156,12 +174,15 @@ def _reference(rows: Rows) -> Counter[tuple[int | None, str]]:
     }
     other = [(row["start"], row["end"]) for row in mine if not row["text"].endswith(("|step", "|data"))]
     steps = sorted(spans["step"])
+    later = sorted(end - start for start, end in steps[len(steps) // 2 :])
+    quick = [start for start, end in steps if end - start <= 1.5 * later[len(later) // 2]]
+    steady = [step for step in steps if step[0] >= quick[0]]
     # A wait belongs to the next step; what of it lies in or before the step in front of it does not count.
     waits = [
         (max([start, *(last for _, last in steps if last <= begin and last <= end)]), end)
         for start, end in spans["data"]
         for begin in [min((first for first, _ in steps if first >= end), default=None)]
-        if begin is not None
+        if begin is not None and begin >= steady[0][0]
     ]
     work = [(row, KINDS[row.get("name", "copy")]) for row in [*rows.kernels, *rows.copies] if row["process"] == 1]
     launched = {row["correlation"]: row["start"] for row in rows.launches}
@@ -169,7 +190,7 @@ def _reference(rows: Rows) -> Counter[tuple[int | None, str]]:
     for device in sorted({row["device"] for row, _ in work}) or [None]:
         here = [(row, kind) for row, kind in work if row["device"] == device]
         for at in range(200):
-            if not within(at, steps) and not within(at, waits):
+            if not within(at, steady) and not within(at, waits):
                 continue
             busy = {kind for row, kind in here if row["start"] <= at < row["end"]}
             pending = any(launched.get(row["correlation"], at + 1) <= at < row["start"] for row, _ in here)
@@ -212,8 +233,8 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     ran = ran.group_by("process", "device").agg(pl.col("ns").sum().alias("ran"))
     joined = ran.join(attribution.device_busy, on=["process", "device"])
     assert (joined["ran"] <= joined["busy_ns"]).all()
-    if attribution.steps.table.is_empty():
-        assert joined["ran"].to_list() == joined["busy_ns"].to_list()
+    if attribution.steps.table.is_empty():  # but for copies before the first kernel and after the last
+        assert (joined["ran"] >= 0.98 * joined["busy_ns"]).all()
 
 
 def test_shares_of_nothing() -> None:

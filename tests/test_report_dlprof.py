@@ -16,6 +16,7 @@ from shared_data import shared, unpacked
 from sqlite_profile import training
 from tables import ENGINE, Rows
 
+from annot.analyze.advice import advise
 from annot.analyze.dlprof import MODEL, by_detail, by_group, by_iteration, by_op_type, by_tensor_core
 from annot.analyze.kernels import by_class
 from annot.analyze.summary import by_summary
@@ -267,3 +268,62 @@ def test_sorted_by_time() -> None:
     """Sorted by time the longest come first, where there is one time."""
     rows = report_on(_model(), by="detail", sort="time").rows["gpu_ns"].to_list()
     assert rows == sorted(rows, reverse=True)
+
+
+@pytest.mark.parametrize("by", ["group", "op_type", "detail"])
+def test_tables_of_a_cpu_profile_have_its_times(by: Any) -> None:
+    """Where nothing ran on a device, times are those of the host, and what tells of devices is not known, not zero."""
+    rows = Rows()
+    rows.range("net Net |fwd", 0, 1000).range("net.a Linear [8,8]f32 |fwd", 100, 400)
+    rows.range("net.a Linear [8,8]f32 |bwd", 2000, 2700)
+    report = report_on(rows.build(), by=by)
+    named = {"group": ("group", "net.a"), "op_type": ("module", "Linear"), "detail": ("layer", "net.a")}[by]
+    mine = report.rows.filter(pl.col(named[0]) == named[1])
+    unknown = [name for name in report.rows.columns if name.startswith(("gpu_", "tc_"))]
+    assert unknown
+    assert all(report.rows[name].null_count() == report.rows.height for name in unknown)
+    if by == "detail":
+        assert sorted(mine["host_ns"]) == [300, 700]
+    else:
+        assert mine.select("host_ns", "forward_ns", "backward_ns").row(0) == (1000, 300, 700)
+    out = io.StringIO()
+    print_analysis(report, Console(file=out, width=80))
+    assert "Host" in out.getvalue()
+    assert "TC" not in out.getvalue().split("\n")[1]
+
+
+def test_cpu_profile_could_use_no_tensor_cores() -> None:
+    """A layer that ran on the CPU neither uses Tensor Cores nor could."""
+    rows = Rows().range("net.a Linear [8,8]f32 |fwd", 100, 400)
+    assert by_tensor_core(attribute(rows.build())).is_empty()
+
+
+def test_devices_of_amd_have_matrix_cores() -> None:
+    """The heading has the word of the maker, as the page and the advice do."""
+    rows = Rows().range("net.a Linear [8,8]f32 |fwd", 100, 400).kernel(150, (200, 900), name="Cijk_sgemm")
+    amd = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
+    out = io.StringIO()
+    print_analysis(report_on(amd, by="tensor_core"), Console(file=out, width=80))
+    assert out.getvalue().startswith("Matrix Cores by layer")
+    advice = next(one for one in advise(attribute(amd)) if one.rule == "mixed_precision")
+    assert "Matrix Cores" in advice.advice + advice.evidence
+    assert "Tensor" not in advice.advice + advice.evidence
+
+
+@pytest.mark.parametrize("name", ["zx_lm_fwd_nvtx.2024.6", "jsun_lm_fwd_bwd.2025.1", "athrun_lm_attn_windows.2026.2"])
+def test_busy_is_the_sum_of_the_shares(name: str, tmp_path: Path) -> None:
+    """The tile and the bar of the page say one number of one time: the shares in which devices work."""
+    rows = by_summary(attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path))))
+    shares = {(section, item): share for section, item, share in rows.select("section", "item", "share").iter_rows()}
+    parts = ("tensor_cores", "kernels", "collectives", "copies")
+    assert shares["gpu", "busy"] == pytest.approx(sum(shares["time", part] or 0 for part in parts))
+
+
+def test_totals_say_what_is_warm_up(tmp_path: Path) -> None:
+    """Steps leave out the warm-up, and the totals, which do not, say how much of them it is."""
+    meta = summarize(attribute(load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path))))
+    assert meta["warmup_gpu_ns"] == 223_638_784
+    report = report_on(load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path)))
+    out = io.StringIO()
+    print_table(report, Console(file=out, width=160))
+    assert "223.64 ms of it in warm-up" in out.getvalue()

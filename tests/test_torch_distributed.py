@@ -112,8 +112,24 @@ def test_collectives_say_operation_group_and_size(two_ranks: tuple[Path, Path]) 
     assert sizes["Collective broadcast_coalesced@default_pg:2 [16]f32 [16]f32 []i64 |coll"] == "136"
     table = by_layer(attribute(profile))
     said = table.filter(pl.col("phase") == "collective", pl.col("module").str.starts_with("all_reduce"))
-    assert said["module"].to_list() == ["all_reduce@default_pg:2"]
-    assert said["calls"].to_list() == [6]
+    assert dict(said.select("module", "calls").rows()) == {
+        "all_reduce@default_pg:2": 6, "all_reduce.wait@default_pg:2": 12,
+    }  # fmt: skip
+
+
+def test_waiting_for_the_reducer_is_no_layer(two_ranks: tuple[Path, Path]) -> None:
+    """What DDP awaits at the end of a backward on a CPU is a collective behind the layers, and in none of them."""
+    profile = load(two_ranks[0])
+    ranges = attribute(profile).ranges()
+    waits = ranges.filter(pl.col("text").str.starts_with("Collective all_reduce.wait"))
+    assert waits.height == 12
+    around = ranges.select("text", "end").with_row_index("parent").with_columns(pl.col("parent").cast(pl.Int64))
+    found = waits.join(around, on="parent", suffix="_around")
+    assert found.height == waits.height
+    assert set(found["text_around"]) == {"Backward |bwd"}
+    layers = ranges.filter(pl.col("phase") == "backward", pl.col("layer") != "")
+    beside = layers.join(waits.select("thread", wait="start", until="end"), on="thread")
+    assert beside.filter((pl.col("start") < pl.col("until")) & (pl.col("wait") < pl.col("end"))).is_empty()
 
 
 def test_one_rank_makes_the_profile_that_ranks(alone: None, tmp_path: Path) -> None:

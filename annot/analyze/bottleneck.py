@@ -24,7 +24,17 @@ _BATCH: Final = re.compile(r"\[(\d+),")
 _MOST_RUNS: Final = 16
 """Stretches of steps of one batch size that are looked at one by one."""
 
-_SUMMED: Final = ("calls", "time_ns", "kernels", "gpu_idle_ns", "flops", "bytes", "instructions", "whole_ns")
+_SUMMED: Final = (
+    "calls",
+    "time_ns",
+    "kernels",
+    "gpu_idle_ns",
+    "gpu_launch_ns",
+    "flops",
+    "bytes",
+    "instructions",
+    "whole_ns",
+)
 _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", "instructions"))
 
 
@@ -40,9 +50,9 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
     Returns:
         layer, module, phase; batch (first dimension of what came into the model, Int64; null: not known); calls;
         time_ns, time_share (of all that happened with that batch size, 0 to 1);
-        backward_to_forward (on rows of the backward pass); kernels; gpu_idle_ns, flops, bytes, intensity, flops_per_s,
-        precision, roof_share, bound as `annot.analyze.roofline.layer_roofline` gives them; and the columns of
-        `annot.analyze.counters.COUNTERS`. Null: not known, not counted.
+        backward_to_forward (on rows of the backward pass); kernels; gpu_idle_ns, gpu_launch_ns, flops, bytes,
+        intensity, flops_per_s, precision, roof_share, bound as `annot.analyze.roofline.layer_roofline` gives them; and
+        the columns of `annot.analyze.counters.COUNTERS`. Null: not known, not counted.
     """
     peaks = peaks or default_peaks(attribution)
     parts = [_rows(part, peaks).with_columns(batch=pl.lit(size, pl.Int64)) for size, part in _parts(attribution)]
@@ -52,8 +62,8 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
 
 
 _COLUMNS: Final = (
-    "calls", "time_ns", "time_share", "backward_to_forward", "kernels", "gpu_idle_ns", "flops", "bytes", "intensity",
-    "flops_per_s", "precision", "roof_share", "bound", *COUNTERS,
+    "calls", "time_ns", "time_share", "backward_to_forward", "kernels", "gpu_idle_ns", "gpu_launch_ns", "flops",
+    "bytes", "intensity", "flops_per_s", "precision", "roof_share", "bound", *COUNTERS,
 )  # fmt: skip
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.kernels import classify
 from annot.analyze.pieces import KEY, host_pieces, layers_of_nodes, pieces
 from annot.correlate import UNATTRIBUTED, Attribution
@@ -43,6 +44,7 @@ class Comparison:
         time: "gpu_ns" or "host_ns".
         steps: how many steps of each the means are of; None: of the whole profiles.
         devices: their names, as far as the profiles tell, else "".
+        comparability: whether what differs is the time alone.
     """
 
     by: Subject
@@ -51,6 +53,7 @@ class Comparison:
     time: str
     steps: tuple[int, int] | None
     devices: tuple[str, str] = ("", "")
+    comparability: Comparability = field(default_factory=Comparability)
 
 
 def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Comparison:
@@ -86,13 +89,16 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         rows = _with_kernels(rows, a, b)
     numbers = {name: whole[name] for name in _NUMBERS}
     steps = (sides[0].count, sides[1].count) if per_step else None
-    return Comparison(by, rows, numbers, "gpu_ns" if device else "host_ns", steps, (_devices(a), _devices(b)))
+    devices = ", ".join(device_names(a)), ", ".join(device_names(b))
+    time = "gpu_ns" if device else "host_ns"
+    return Comparison(by, rows, numbers, time, steps, devices, comparability(a, b))
 
 
 def regressions(comparison: Comparison, threshold: float, *, least_share: float = 0.01) -> pl.DataFrame:
-    """Return the rows that became slower by more than a factor, and surely so.
+    """Return the rows that became slower by more than a factor, and surely so, and those that are new.
 
-    A row of fewer than two steps on a side has no uncertainty, and counts by its ratio alone.
+    A row of fewer than two steps on a side has no uncertainty, and counts by its ratio alone. What is new counts if it
+    takes more than a factor of the time of what is gone, whose place it may have taken.
 
     Args:
         comparison: of two profiles.
@@ -106,7 +112,10 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
         raise ValueError(f"the threshold must be above 0, got {threshold:g}")
     slower = pl.col("speedup") * threshold < 1
     sure = pl.col("speedup_high").is_null() | (pl.col("speedup_high") < 1)
-    return comparison.rows.filter(slower & (sure | (threshold < 1)) & (pl.col("share") >= least_share))
+    new, gone = pl.col("a_ns").is_null(), pl.col("b_ns").is_null()
+    sums = comparison.rows.select(pl.col("b_ns").filter(new).sum(), pl.col("a_ns").filter(gone).sum()).row(0)
+    worse = (slower & (sure | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
+    return comparison.rows.filter(worse & (pl.col("share") >= least_share))
 
 
 _NUMBERS: Final = (
@@ -121,19 +130,12 @@ class _Side:
         self._attribution, self._device, self._per_step = attribution, device, per_step
         self._times = _device_times(attribution) if device else host_pieces(attribution)
         if per_step:
-            steps = self._steps()
+            steps = attribution.steps.steady().select("step", process_code="process")
             self._times = self._times.join(steps, on=["process_code", "step"], how="semi")
             self.count = steps.height
         else:
             self._times = self._times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
             self.count = 1
-
-    def _steps(self) -> pl.DataFrame:
-        """The steps that count: those after the warm-up, unless that is all."""
-        steps = self._attribution.steps
-        table = steps.table.filter(steps.wanted(steps.table["step"]))
-        steady = table.filter(~pl.col("warmup"))
-        return (steady if steady.height else table).select("step", process_code="process")
 
     def means(self, by: Subject | None) -> pl.DataFrame:
         """Return the subject's columns, mean_ns and variance (of the mean, over its square; null: one step)."""
@@ -156,11 +158,6 @@ class _Side:
             kind = pl.col("name").replace_strict(kinds, default="other", return_dtype=pl.String)
             return self._times.with_columns(kind.alias("class"))
         return self._times.join(_groups(self._attribution, by), on="node")
-
-
-def _devices(attribution: Attribution) -> str:
-    """The names of the devices, each once."""
-    return ", ".join(dict.fromkeys(str(one["name"]) for one in attribution.meta.get("devices", ()) if one.get("name")))
 
 
 def _device_times(attribution: Attribution) -> pl.DataFrame:

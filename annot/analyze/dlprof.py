@@ -63,7 +63,7 @@ def by_detail(attribution: Attribution) -> pl.DataFrame:
         rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
     calls = pl.when(pl.col("calls") > 0).then("calls")
     means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
-    return rows.with_columns(means).select(
+    return _known(rows.with_columns(means), attribution).select(
         *_KEY, "calls", "tc_eligible", "tc_used",
         *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
         "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
@@ -170,13 +170,29 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
         pl.col("name").filter(~uses).alias("other_names"),
     )
     rows = layer_tensor_cores(attribution).join(kernels, on=_KEY, how="left", maintain_order="left")
-    rows = rows.filter(pl.col("kernels").is_not_null() | pl.col("tc_eligible"))
+    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _on_device(attribution)))
     return rows.select(
         *_KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
         tc_share=_share("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
         tc_kernels=pl.col("tc_kernels").fill_null(0), tc_names=pl.col("tc_names").fill_null([]),
         other_names=pl.col("other_names").fill_null([]), reason="reason",
     )  # fmt: skip
+
+
+def _on_device(attribution: Attribution) -> bool:
+    """Whether anything ran on a device."""
+    return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
+
+
+_OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason")
+
+
+def _known(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """The table with null in what tells of devices, if nothing ran on one: 0 would say that it was measured."""
+    if _on_device(attribution):
+        return table
+    unknown = [name for name in table.columns if name.startswith(("tc_", "gpu_")) or name in _OF_DEVICES]
+    return table.with_columns(pl.lit(None, table.schema[name]).alias(name) for name in unknown)
 
 
 def _share(part: str, whole: str) -> pl.Expr:
@@ -190,7 +206,8 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
         module (an operation, where no layers were recorded); layers: how many distinct there are, of which
         tc_eligible and tc_used; calls: forward ones, if there are any; host_ns, gpu_ns: what is the layers' own, of
         which tc_ns; gpu_mean_ns, gpu_min_ns, gpu_max_ns: gpu_ns by call, over all and over the layers; forward_ns,
-        backward_ns: the parts of gpu_ns by phase (recompute is backward).
+        backward_ns: the parts of gpu_ns by phase (recompute is backward). If nothing ran on a device, what tells of
+        devices is null, and forward_ns and backward_ns are parts of host_ns.
     """
     kind = pl.when(pl.col("module") != "").then("module").otherwise("layer")
     rows = _layers(attribution).with_columns(kind.alias("module"))
@@ -201,7 +218,7 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
         gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max(),
     )  # fmt: skip
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
-    return table.select(
+    return _known(table, attribution).select(
         "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
         "gpu_min_ns", "gpu_max_ns", "forward_ns", "backward_ns",
     )  # fmt: skip
@@ -215,7 +232,8 @@ def _layers(attribution: Attribution) -> pl.DataFrame:
     rows = layers_in(by_layer(attribution).select(*_KEY, "calls", "host_self_ns", "gpu_self_ns"))
     used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
     rows = rows.join(used, on=_KEY, how="left", maintain_order="left")
-    return rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
+    rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
+    return rows.with_columns(time_ns=pl.col("gpu_ns" if _on_device(attribution) else "host_ns"))
 
 
 def _sums() -> list[pl.Expr]:
@@ -223,8 +241,8 @@ def _sums() -> list[pl.Expr]:
     calls = pl.when(_FORWARD.any()).then(pl.col("calls").filter(_FORWARD).sum()).otherwise(pl.col("calls").sum())
     return [
         calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
-        pl.col("gpu_ns").filter(_FORWARD).sum().alias("forward_ns"),
-        pl.col("gpu_ns").filter(_BACKWARD).sum().alias("backward_ns"),
+        pl.col("time_ns").filter(_FORWARD).sum().alias("forward_ns"),
+        pl.col("time_ns").filter(_BACKWARD).sum().alias("backward_ns"),
         pl.col("tc_eligible").any(), pl.col("tc_used").any(),
     ]  # fmt: skip
 
@@ -239,7 +257,8 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
     Returns:
         group: the path; depth: how many dots it has; layers: how many distinct ones lie in it, it included, of which
         tc_eligible and tc_used; calls: added up over them; host_ns, gpu_ns and of it tc_ns, forward_ns, backward_ns:
-        sums of what is the layers' own; tc_share: tc_ns over gpu_ns. The last row, `MODEL`, is the sum of all layers.
+        sums of what is the layers' own; tc_share: tc_ns over gpu_ns; without a device as in `by_op_type`. The last row,
+        `MODEL`, is the sum of all layers.
     """
     rows = _layers(attribution)
     layers = rows.group_by("layer", maintain_order=True).agg(*_sums())
@@ -252,7 +271,7 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
     table = [_added_up(layers[groups[group]], group) for group in order]
     table.append(_added_up(layers, MODEL))
     share = _share("tc_ns", "gpu_ns").alias("tc_share")
-    return pl.concat(table).with_columns(share)
+    return _known(pl.concat(table).with_columns(share), attribution)
 
 
 def _groups_of(layer: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-__all__ = ["shares"]
+__all__ = ["merged", "shares", "within"]
 
 
 def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
@@ -41,6 +41,43 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame]) -> pl.Dat
     ]
     rows.append(("idle", _sum(stretches, pl.col("first") == len(parts)), 0))
     return pl.DataFrame(rows, schema={"share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}, orient="row")
+
+
+def merged(intervals: pl.DataFrame) -> pl.DataFrame:
+    """Return intervals (start, end, Int64) of which those that touch are one, by start; empty ones are none.
+
+    Example:
+        >>> merged(pl.DataFrame({"start": [7, 0, 2], "end": [9, 3, 5]})).rows()
+        [(0, 5), (7, 9)]
+    """
+    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start")).sort("start")
+    begins = (pl.col("start") > pl.col("end").cum_max().shift(1)).fill_null(True)
+    runs = rows.group_by(begins.cum_sum().alias("run"), maintain_order=True)
+    return runs.agg(pl.col("start").first(), pl.col("end").max()).drop("run")
+
+
+def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
+    """Return how much of some spans lies before each of some times (ns).
+
+    Args:
+        times: Int64.
+        spans: what `merged` returned.
+
+    Example:
+        >>> within(pl.Series([-1, 4, 6, 20]), merged(pl.DataFrame({"start": [0, 10], "end": [5, 12]}))).to_list()
+        [0, 4, 5, 7]
+    """
+    if spans.is_empty():
+        return pl.Series("within", [0], pl.Int64).new_from_index(0, times.len())
+    before = (spans["end"] - spans["start"]).cum_sum().shift(1, fill_value=0)
+    row = spans["start"].search_sorted(times, side="right").cast(pl.Int64) - 1
+    last = row.clip(0)
+    columns = {
+        "row": row, "before": before.gather(last), "start": spans["start"].gather(last),
+        "end": pl.select(pl.min_horizontal(spans["end"].gather(last), times)).to_series(),
+    }  # fmt: skip
+    inside = pl.when(pl.col("row") >= 0).then(pl.col("before") + pl.col("end") - pl.col("start")).otherwise(0)
+    return pl.DataFrame(columns).select(inside.alias("within")).to_series()
 
 
 def _edges(intervals: pl.DataFrame, place: int) -> pl.DataFrame:

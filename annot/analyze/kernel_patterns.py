@@ -156,7 +156,7 @@ TENSOR_CORES: Final = re.compile(
         r"(?<![a-zA-Z0-9])[cdhisz]?(?:884|1688|8816|8832|88128|16816|16832|16864|168128|168256|161616|81632|32816)"
         r"(?=gemm|cudnn|fprop|dgrad|wgrad|bgrad|conv|xor|and|_|[a-z]*gemm|tf32|complex)",
         r"(?<![a-zA-Z])(?:[hidq]mma|[wx]?gmma|wmma)(?![a-z])|_wgmma|utc[hiqo]?mma|tcgen05",
-        r"(?<![a-zA-Z])(?:wmma_)?tensorop(?![a-z])|OpClass(?:Wmma)?TensorOp|OpClassBlockScaledTensorOp",
+        r"(?<![a-zA-Z])(?:wmma_|bs)?tensorop(?![a-z])|OpClass(?:Wmma)?TensorOp|OpClassBlockScaledTensorOp",
         r"_tensor\d+x\d+x\d+|warpgroupsize\d|nvjet_",
         # Attention of CUTLASS: half precision since Volta, single precision since Ampere.
         r"fmha_cutlass[FB]_(?:bf16|f16)_\w*sm(?:[7-9]\d|1\d\d)|fmha_cutlass[FB]_f32_\w*sm(?:[89]\d|1\d\d)",

@@ -12,7 +12,7 @@ from annot.analyze.rates import GEFORCE, NVIDIA, sheet_of
 
 __all__ = ["PRECISIONS", "Peaks", "device_of_counters", "given_peaks", "peaks_of", "peaks_of_device"]
 
-PRECISIONS: Final = ("f64", "f32", "tf32", "f16", "bf16", "f8")
+PRECISIONS: Final = ("f64", "f32", "tf32", "f16", "bf16", "f8", "f6", "f4")
 """The precisions whose peaks are known, as `annot.tag` spells dtypes; tf32 only on Tensor Cores."""
 
 _TENSOR: Final = " tensor"
@@ -23,6 +23,8 @@ _NEAREST: Final = {
     "bf16 tensor": ("bf16 tensor", "f16 tensor"),
     "f32 tensor": ("f32 tensor", "tf32 tensor"),
     "f8 tensor": ("f8 tensor", "f16 tensor"),
+    "f6 tensor": ("f6 tensor", "f8 tensor", "f16 tensor"),
+    "f4 tensor": ("f4 tensor", "f8 tensor", "f16 tensor"),
 }
 
 
@@ -118,7 +120,8 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     if rates is None or count < 1 or not clock or _is_amd(row):
         return None
     slowed = GEFORCE if "GeForce" in name else 1
-    flops = {key: rate * count * clock / (slowed if key.endswith(_TENSOR) else 1) for key, rate in rates.items()}
+    slow = {key: slowed if key.endswith(_TENSOR) and key != "f4 tensor" else 1 for key in rates}
+    flops = {key: rate * count * clock / slow[key] for key, rate in rates.items()}
     source = f"{said}: {count} multiprocessors at {clock / 1e9:.3g} GHz"
     return Peaks(name, flops, bandwidth, source)
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.idle import DISPATCH_NS, waiting_calls
+from annot.analyze.intervals import merged, within
 from annot.correlate import Attribution
 from annot.correlate.attribution import self_times
 from annot.correlate.host_times import known
@@ -75,21 +77,42 @@ def device_idle(attribution: Attribution) -> pl.DataFrame | None:
     device waited, and what the device waited for before that, as for data, does not count.
 
     Returns:
-        layer, module, phase, gpu_idle_ns (with what lies below); None: the profile knows no times on the host.
+        layer, module, phase, gpu_idle_ns, gpu_launch_ns (with what lies below); None: the profile knows no times on the
+        host.
     """
     idle = idle_of_nodes(attribution)
     return None if idle is None else sums_by_layer(attribution, idle)
 
 
 def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
-    """Return node (Int32) and gpu_idle_ns as `device_idle` counts it, a row per piece of work in a range."""
+    """Return node (Int32), gpu_idle_ns as `device_idle` counts it and the part of it that is due to launches.
+
+    That part, gpu_launch_ns, is what remains of a gap outside calls that wait for devices or allocate their memory, if
+    it is shorter than `annot.analyze.idle.DISPATCH_NS`. A row per piece of work in a range.
+    """
     if not known(attribution.meta):
         return None
-    columns = ("process_code", "device", "start", "end", "range", "node")
+    columns = ("process", "process_code", "device", "start", "end", "range", "node")
     work = pieces(attribution, columns).drop_nulls(["start", "end"]).sort("start", maintain_order=True)
     row = pl.when(pl.col("range") >= 0).then("range")
     entered = attribution.forest.tree["start"].gather(work.select(row).to_series())
     done = pl.col("end").cum_max().shift(1).over("process_code", "device")
     work = work.with_columns(done.alias("done"), entered.alias("entered")).drop_nulls(["done", "entered"])
-    waited = pl.col("start") - pl.max_horizontal("done", "entered")
-    return work.select("node", gpu_idle_ns=waited.clip(0))
+    work = work.with_columns(since=pl.min_horizontal(pl.max_horizontal("done", "entered"), "start"))
+    idle = work.select("node", gpu_idle_ns=pl.col("start") - pl.col("since"))
+    launch = idle["gpu_idle_ns"] - _waited(attribution, work)
+    return idle.with_columns(
+        gpu_launch_ns=pl.select(pl.when(launch < DISPATCH_NS).then(launch).otherwise(0)).to_series()
+    )
+
+
+def _waited(attribution: Attribution, work: pl.DataFrame) -> pl.Series:
+    """How much of each gap, from since to start, the host spent in calls that wait or allocate."""
+    calls = waiting_calls(attribution).filter(pl.col("cause") != "launch")
+    waited = pl.Series("waited", [0], pl.Int64).new_from_index(0, work.height)
+    for (process,), mine in calls.partition_by("process", as_dict=True).items():
+        spans = merged(mine)
+        inside = within(work["start"], spans) - within(work["since"], spans)
+        here = work.select(pl.col("process").eq_missing(pl.lit(process, pl.Int64)).alias("here")).to_series()
+        waited = waited.zip_with(~here, inside)
+    return waited

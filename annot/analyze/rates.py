@@ -2,10 +2,25 @@
 
 Rates are floating-point operations (two per multiply-add), dense, with sums in 32 bits. Those outside Tensor Cores
 are twice the results per clock cycle of the table "Throughput of Native Arithmetic Instructions" of the CUDA C++
-Programming Guide (12.9); those of Tensor Cores are what NVIDIA's white papers of the architectures give (Volta V1.1,
-Turing, A100 V1.0, GA102 V2, H100 V1.04, Ada V2.1, Blackwell RTX V1.1) per multiprocessor, which is also the peak of
-the data sheets over multiprocessors and boost clock. Those of AMD are of the white paper of CDNA 3 and the data
-sheets of the Instinct accelerators, per compute unit.
+Programming Guide (12.9) and of the Best Practices Guide (13.4; 12.0 and 12.1 in one column); those of Tensor Cores are
+what NVIDIA's white papers of the architectures give (Volta V1.1, Turing, A100 V1.0, GA102 V2, H100 V1.04, Ada V2.1,
+Blackwell RTX V1.1) per multiprocessor, which is also the peak of the data sheets over multiprocessors and boost clock.
+Those of AMD are of the white paper of CDNA 3 and the data sheets of the Instinct accelerators.
+
+Of newer devices less is published, and what is not has no rate here:
+
+    8.7   Orin: 16 multiprocessors of 128 cores and 4 Tensor Cores do 5.3 TFLOP/s in 32 bits and 170 sparse INT8 TOP/s
+          at 1.3 GHz (Jetson AGX Orin Series Technical Brief); 16 bits are half of INT8, as in all of Ampere.
+    10.0  B200: 9 PFLOP/s in FP4, 4.5 in FP6 and FP8 (DGX B200 data sheet).
+    10.3  GB300: 15 PFLOP/s in NVFP4 on 160 multiprocessors of 128 cores (NVIDIA's blog "Inside NVIDIA Blackwell
+          Ultra"), 5 in FP8 and FP6, 2.5 in 16 bits, 1.25 in TF32, 0.08 in FP32 (GB300 NVL72 specifications), FP64 a
+          64th of FP32. B300: 4.5 PFLOP/s in FP8 (DGX B300 data sheet), from which its clock follows.
+    11.0  Thor: 2,070 sparse FP4 TFLOP/s on 20 multiprocessors of 128 cores at 1.57 GHz (Jetson Thor), FP8 and 16 bits a
+          half and a quarter of FP4.
+    12.0  FP4 is twice FP8 (RTX 5090: 3,352 sparse TFLOP/s); a GeForce does not slow it.
+    12.1  DGX Spark: 1 PFLOP/s of sparse FP4 on 48 multiprocessors; otherwise as 12.0, which has the same instructions.
+    MI350 256 compute units at 2.4 (MI355X) and 2.2 GHz: 2.5 PFLOP/s in 16 bits, 5 in FP8, 10.1 in FP6 and FP4, 157.3
+          TFLOP/s in FP32, 8 TB/s (AMD Instinct MI355X specifications); there is no TF32.
 """
 
 from __future__ import annotations
@@ -33,8 +48,13 @@ _HOPPER: Final = {
 }  # fmt: skip
 _BLACKWELL_100: Final = {
     "f64": 128, "f32": 256, "f16": 512, "bf16": 512, "f64 tensor": 128, "tf32 tensor": 4096, "f16 tensor": 8192,
-    "bf16 tensor": 8192, "f8 tensor": 16384,
+    "bf16 tensor": 8192, "f8 tensor": 16384, "f6 tensor": 16384, "f4 tensor": 32768,
 }  # fmt: skip
+_BLACKWELL_103: Final = {
+    "f64": 4, "f32": 256, "tf32 tensor": 4096, "f16 tensor": 8192, "bf16 tensor": 8192, "f8 tensor": 16384,
+    "f6 tensor": 16384, "f4 tensor": 49152,
+}  # fmt: skip
+_BLACKWELL_120: Final = {**_ADA, "f4 tensor": 4096}
 
 NVIDIA: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
     (5, 0): {"f64": 8, "f32": 256},
@@ -45,10 +65,14 @@ NVIDIA: Final[Mapping[tuple[int, int], Mapping[str, int]]] = {
     (7, 5): {"f64": 4, "f32": 128, "f16": 256, "f16 tensor": 1024},
     (8, 0): _AMPERE_100,
     (8, 6): _AMPERE_102,
+    (8, 7): {"f32": 256, "f16 tensor": 2048},
     (8, 9): _ADA,
     (9, 0): _HOPPER,
     (10, 0): _BLACKWELL_100,
-    (12, 0): _ADA,
+    (10, 3): _BLACKWELL_103,
+    (11, 0): {"f32": 256, "f16 tensor": 8192, "bf16 tensor": 8192, "f8 tensor": 16384, "f4 tensor": 32768},
+    (12, 0): _BLACKWELL_120,
+    (12, 1): _BLACKWELL_120,
 }
 """Operations in a clock cycle of one multiprocessor, by compute capability and precision."""
 
@@ -80,11 +104,21 @@ _CDNA2: Final = {
     "bf16 tensor": 383e12,
 }  # fmt: skip
 
+_CDNA4: Final = {
+    "f32": 157.3e12, "f16 tensor": 2516.6e12, "bf16 tensor": 2516.6e12, "f8 tensor": 5033.2e12, "f6 tensor": 10066.3e12,
+    "f4 tensor": 10066.3e12,
+}  # fmt: skip
+
 # The first pattern that is found in the name counts.
 _SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
+    (r"Instinct MI355X", Sheet(8.0e12, flops=_CDNA4)),
+    (r"Instinct MI350X", Sheet(8.0e12, flops={name: peak * 2.2 / 2.4 for name, peak in _CDNA4.items()})),
     (r"Instinct MI325", Sheet(6.0e12, flops=_CDNA3)),
     (r"Instinct MI300X", Sheet(5.3e12, flops=_CDNA3)),
     (r"Instinct MI250X", Sheet(3.2768e12, flops=_CDNA2)),
+    (r"\bGB300\b", Sheet(8.0e12, 1.907e9)),
+    (r"\bB300\b", Sheet(8.0e12, 1.85e9)),
+    (r"\bGB10\b", Sheet(0.273e12, 2.418e9)),
     (r"\bB200\b", Sheet(8.0e12, 1.85e9)),
     (r"\bH200\b", Sheet(4.8e12, 1.83e9)),
     (r"\bH100 PCIe", Sheet(2.039e12, 1.755e9)),

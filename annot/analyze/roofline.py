@@ -3,12 +3,13 @@
 Work that does F operations on B bytes has the intensity F/B. A device with P operations and W bytes per second does
 at most min(P, W · F/B) operations per second (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009): work left
 of the ridge P/W is bound by memory, right of it by computing. What takes longer because the device waits for the host
-is bound by neither: it is launch-bound.
+is bound by neither: it is launch-bound, or host-bound if the host did something else than launching.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -23,11 +24,13 @@ from annot.correlate import Attribution, by_layer
 
 __all__ = ["kernel_roofline", "layer_roofline", "under_roof"]
 
-_DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float8\w*)")
+_DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float[84]\w*)")
 _CAST: Final = ("f32", "f16", "bf16")
+_NARROW: Final = {"float8": "f8", "float4": "f4"}
 _IN_NAME: Final = re.compile(
-    r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))|(?P<f64>dgemm|f64)"
-    r"|(?P<f8>e4m3|e5m2)"
+    r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))"
+    r"|(?P<f64>dgemm|f64|(?<![a-z])double(?![a-z]))|(?P<f8>e4m3|e5m2)|(?P<f6>e2m3|e3m2)|(?P<f4>e2m1|nvf4|mxf4(?!nv)|nvfp4)",
+    re.IGNORECASE,
 )
 
 
@@ -44,13 +47,14 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         flops, bytes: Int64, of all calls; null: not counted.
         intensity: FLOPs per byte.
         time_ns: of devices with what lies below; of the host if the profile has no device work.
-        gpu_idle_ns: see `annot.analyze.pieces.device_idle`.
+        gpu_idle_ns, gpu_launch_ns: see `annot.analyze.pieces.idle_of_nodes`.
         flops_per_s, bytes_per_s: achieved.
         precision: as `annot.analyze.peaks.Peaks` names it: what the longest kernel of matrix products says in its
             name, else that to which autocast takes its operands, else of the first floating-point tensor that came
             in; on Tensor Cores if that kernel uses them; null: it is one of Triton's, whose names do not tell.
         roof_share: what was achieved of what the roof allows at this intensity, 0 to 1.
-        bound: compute, memory, launch (the device waited longer than it worked) or null.
+        bound: compute, memory, launch (the device waited longer than it worked, for launches most of the time), host
+            (it waited so for what else the host did, such as allocating memory) or null.
     """
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
@@ -61,10 +65,10 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
     idle = device_idle(attribution) if on_device else None
     if idle is None:
-        rows = rows.with_columns(gpu_idle_ns=pl.lit(None, pl.Int64))
+        rows = rows.with_columns(gpu_idle_ns=pl.lit(None, pl.Int64), gpu_launch_ns=pl.lit(None, pl.Int64))
     else:
         rows = rows.join(idle, on=list(KEY), how="left", maintain_order="left")
-        rows = rows.with_columns(pl.col("gpu_idle_ns").fill_null(0))
+        rows = rows.with_columns(pl.col("gpu_idle_ns", "gpu_launch_ns").fill_null(0))
     return under_roof(rows, peaks).select(*KEY, *_COLUMNS)
 
 
@@ -75,8 +79,8 @@ def _counted(work: pl.DataFrame) -> pl.DataFrame:
 
 
 _COLUMNS: Final = (
-    "flops", "bytes", "intensity", "time_ns", "gpu_idle_ns", "flops_per_s", "bytes_per_s", "precision", "roof_share",
-    "bound",
+    "flops", "bytes", "intensity", "time_ns", "gpu_idle_ns", "gpu_launch_ns", "flops_per_s", "bytes_per_s", "precision",
+    "roof_share", "bound",
 )  # fmt: skip
 
 
@@ -95,12 +99,13 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
         _precision(name, "f64" if double * 2 > flops else "f32")
         for name, flops, double in work.select("name", "flops", "f64_flops").iter_rows()
     ]
-    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=pl.lit(None, pl.Int64))
+    nothing = pl.lit(None, pl.Int64)
+    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=nothing, gpu_launch_ns=nothing)
     return under_roof(rows, peaks).select("name", "calls", *_COLUMNS).sort("time_ns", "name", descending=[True, False])
 
 
 def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
-    """Return rows of flops, bytes, time_ns, gpu_idle_ns and precision with what follows from the peaks."""
+    """Return rows of flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision with what follows from peaks."""
     roofs = [_roof(peaks, precision) for precision in rows["precision"]]
     bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
@@ -112,7 +117,9 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     by_memory = pl.col("intensity") * bandwidth <= pl.col("roof")
     share = pl.when(by_memory).then(pl.col("bytes_per_s") / bandwidth).otherwise(pl.col("flops_per_s") / pl.col("roof"))
     waits = (pl.col("gpu_idle_ns") > pl.col("time_ns")).fill_null(False)
-    bound = pl.when(waits).then(pl.lit("launch")).when(by_memory).then(pl.lit("memory")).when(~by_memory)
+    launches = 2 * pl.col("gpu_launch_ns") >= pl.col("gpu_idle_ns")
+    kept = pl.when(launches).then(pl.lit("launch")).otherwise(pl.lit("host"))
+    bound = pl.when(waits).then(kept).when(by_memory).then(pl.lit("memory")).when(~by_memory)
     return rows.with_columns(share.alias("roof_share"), bound.then(pl.lit("compute")).alias("bound"))
 
 
@@ -128,8 +135,15 @@ def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     columns = ("layer", "module", "shapes")
     shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
     products, casts = _products(attribution), _autocast(attribution)
+    longest = _longest(attribution, ())  # where nobody says what came in, any kernel tells as well as a product
     found = [
-        (*key, _precision(products.get(key, ""), casts.get(key[:2]) or _dtype(shapes.get(key[:2], []))))
+        (
+            *key,
+            _precision(
+                products.get(key) or ("" if key[:2] in shapes else longest.get(key, "")),
+                casts.get(key[:2]) or _dtype(shapes.get(key[:2], [])),
+            ),
+        )
         for key in rows.select(KEY).rows()
     ]
     return pl.DataFrame(found, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
@@ -160,15 +174,20 @@ def _precision(kernel: str, dtype: str) -> str | None:
 
 def _dtype(shapes: list[str]) -> str:
     match = _DTYPE.search(" ".join(shapes))
-    return "f32" if match is None else "f8" if match[1].startswith("float8") else match[1]
+    return "f32" if match is None else _NARROW.get(match[1][:6], match[1])
 
 
 def _products(attribution: Attribution) -> dict[tuple[str, str, str], str]:
     """The kernel of matrix products that took the longest in each layer itself."""
+    return _longest(attribution, MATRIX)
+
+
+def _longest(attribution: Attribution, kinds: Sequence[str]) -> dict[tuple[str, str, str], str]:
+    """The kernel of some kinds, or of any, that took the longest in each layer itself."""
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
     found: dict[tuple[str, str, str], str] = {}
     longest = attribution.names.filter("kernel").sort("gpu_ns", descending=True).select("node", "name")
     for node, name in longest.iter_rows():
-        if classify(name).kind in MATRIX:
+        if not kinds or classify(name).kind in kinds:
             found.setdefault(names[keys[node]], name)
     return found

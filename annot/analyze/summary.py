@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 
 from annot.analyze.dlprof import layers_in
+from annot.analyze.step_parts import WORK
 from annot.analyze.step_time import SHARES, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.correlate import by_layer, summarize
@@ -31,17 +32,20 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         section, item, count, ns, share (of the whole of the section, from 0 to 1), hidden_ns and text (for what is no
         number):
 
-        ``time``     wall: that of the steps, of all devices; and each of `annot.analyze.step_time.SHARES`, which are
-                     disjoint and add up to it; hidden_ns: how long it went on besides, under those above it
-        ``gpu``      busy: how long devices worked; tensor_cores: kernels on Tensor Cores, as share of all kernels;
-                     tensor_cores_of_eligible: as share of the kernels of eligible layers
+        ``time``     wall: that of the steps without warm-up, of all devices; and each of
+                     `annot.analyze.step_time.SHARES`, which are disjoint and add up to it; hidden_ns: how long it went
+                     on besides, under those above it
+        ``gpu``      busy: how long devices worked in the time of the steps, of which it is a share; tensor_cores:
+                     kernels on Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the
+                     kernels of eligible layers
         ``steps``    all, warmup, and median, min, max and spread (interquartile) of their lengths
         ``layers``   all, tc_used, tc_unused (eligible, and do not), other: device time of their own
         ``kernels``  all, tensor_cores, other; copies stand beside them
         ``system``   format, producer, devices
     """
-    sections = (_time, _gpu, _steps, _layers, _kernels, _system)
-    rows = [row for section in sections for row in section(attribution)]
+    sections = (_steps, _layers, _kernels, _system)
+    times = step_time(attribution)
+    rows = [*_time(times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -53,8 +57,7 @@ def _row(
     return section, item, count, ns, share, hidden, text
 
 
-def _time(attribution: Attribution) -> list[_Row]:
-    table = step_time(attribution)
+def _time(table: pl.DataFrame) -> list[_Row]:
     sums = {share: (ns, hidden) for share, ns, hidden in _by_share(table)}
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
@@ -69,15 +72,16 @@ def _by_share(table: pl.DataFrame) -> list[tuple[str, int, int]]:
     return table.group_by("share").agg(pl.col("ns", "hidden_ns").sum()).rows()
 
 
-def _gpu(attribution: Attribution) -> list[_Row]:
+def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     work = tensor_core_work(attribution).filter("kernel")
     eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(_KEY)
     of_eligible = int(work.join(eligible, on=_KEY, how="semi")["gpu_ns"].sum())
-    busy, used = attribution.device_busy, work.filter("tensor_cores")
-    span = int((busy["last_ns"] - busy["first_ns"]).sum())
+    used = work.filter("tensor_cores")
+    ran = steps.filter(pl.col("share").is_in(WORK))
+    devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
     tc_ns, calls = int(used["gpu_ns"].sum()), int(used["calls"].sum())
     return [
-        _row("gpu", "busy", busy.height, int(busy["busy_ns"].sum()), span),
+        _row("gpu", "busy", devices, int(ran["ns"].sum()), int(steps["ns"].sum())),
         _row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
         _row("gpu", "tensor_cores_of_eligible", calls, tc_ns, of_eligible),
     ]

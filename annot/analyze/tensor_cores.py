@@ -22,7 +22,7 @@ from annot.correlate import by_layer
 from annot.correlate.attribution import Attribution
 from annot.profile import Profile, kernels_as_work
 
-__all__ = ["COUNTERS", "F32_KERNEL", "layer_tensor_cores", "multiplies", "tensor_core_work"]
+__all__ = ["COUNTERS", "F32_KERNEL", "layer_tensor_cores", "matrix_units", "multiplies", "tensor_core_work"]
 
 COUNTERS: Final = {
     "exact": r"^(?:sm|smsp)__\w*(?:pipe_tensor_\w*mma|path_tensor|op_\w*mma)|^tensor_(?:precision|int)_fu_utilization$",
@@ -108,6 +108,20 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     }  # fmt: skip
     table = pl.DataFrame(rows, schema=schema, orient="row")
     return table.select(*_KEY, "tc_eligible", "tc_used", "tc_ns", "gpu_self_ns", "reason")
+
+
+def matrix_units(meta: Mapping[str, Any]) -> str:
+    """Return what devices call their units for matrices: Tensor Cores, or Matrix Cores if all are AMD's.
+
+    Args:
+        meta: of the profile.
+
+    Example:
+        >>> matrix_units({"devices": [{"name": "AMD Instinct MI300X"}]}), matrix_units({})
+        ('Matrix Cores', 'Tensor Cores')
+    """
+    names = [str(device.get("name", "")) for device in meta.get("devices") or ()]
+    return "Matrix Cores" if any(names) and all("AMD" in name for name in names if name) else "Tensor Cores"
 
 
 def multiplies(module: str) -> bool:

@@ -36,7 +36,7 @@ examples:
 
 exit status:
   0 done, 1 an error that is said in one line, 2 wrong usage, 130 Ctrl-C; annot run: that of the command it ran;
-  annot compare: 3 with --fail-above if something became slower
+  annot compare: with --fail-above 3 if something became slower, 4 if the two runs cannot be compared
 
 environment:
   ANNOT_DISABLE, NVTX_DISABLE    1: no ranges at all

@@ -3,7 +3,10 @@
 A is what to compare with, B what is compared: another device, version or setting. Times are per step where both
 profiles have steps, without the warm-up; a speed-up above 1 means that B is faster, and ± is how far it can be off in
 95 of 100 such pairs of runs. What became slower stands first. With --fail-above, the exit status is 3 if something
-that takes at least --least-share of the time became slower than that, and surely so: for use in CI.
+that takes at least --least-share of the time became slower than that, and surely so, or is new: for use in CI.
+
+Runs that differ in more than their time, as in device, layers, shapes, dtypes or profiler, are compared with that said;
+with --fail-above the exit status is then 4, but with --force.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ examples:
   annot compare before.sqlite after.sqlite --format html -o comparison.html
   annot compare main.sqlite branch.sqlite --fail-above 1.05 --format json -o comparison.json
 """
-_SLOWER = 3
+_SLOWER, _INCOMPARABLE = 3, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser, "html")
     ci = parser.add_argument_group("in CI")
     ci.add_argument(
-        "--fail-above", type=_factor, metavar="F", help="exit status 3 if a row takes more than F times as long in B"
+        "--fail-above",
+        type=_factor,
+        metavar="F",
+        help="exit status 3 if a row takes more than F times as long in B or is new, 4 if A and B cannot be compared; "
+        "--force: compare them all the same",
     )
     ci.add_argument(
         "--least-share", type=_share, default=0.01, metavar="S",
@@ -76,10 +83,15 @@ def run(args: argparse.Namespace) -> int:
         deliver(report, lambda console: print_comparison(report, console), args)
     if args.fail_above is None:
         return 0
+    if comparison.comparability.reasons and not args.force:
+        print(f"annot: {args.a} and {args.b} cannot be compared:", file=sys.stderr)
+        for reason in comparison.comparability.reasons:
+            print(f"annot:   {reason.text}", file=sys.stderr)
+        return _INCOMPARABLE
     slower = regressions(comparison, args.fail_above, least_share=args.least_share).height
     if slower:
         rows = "1 row takes" if slower == 1 else f"{slower:,} rows take"
-        print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}", file=sys.stderr)
+        print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}, or only there", file=sys.stderr)
     return _SLOWER if slower else 0
 
 

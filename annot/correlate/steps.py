@@ -52,6 +52,12 @@ class Steps:
         numbers = range(most + 1 if isinstance(most, int) else 0)
         return step.is_in(list(numbers if self.choice is None else numbers[self.choice]))
 
+    def steady(self) -> pl.DataFrame:
+        """Return the rows of `table` that were asked for, without those of the warm-up unless that is all."""
+        table = self.table.filter(self.wanted(self.table["step"]))
+        steady = table.filter(~pl.col("warmup"))
+        return steady if steady.height else table
+
 
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
     """Find the steps of a run.

@@ -23,6 +23,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         gpu_by_sequence_ns, gpu_by_time_ns   the parts of attributed_gpu_ns that a sequence number, or the time
                                    alone, led from another thread to its layer
         host_ns                    host time covered by ranges, added over threads; null if the file knows none
+        warmup_gpu_ns              the part of gpu_ns that was launched in steps of the warm-up
         gpu_guessed_ns             the part of attributed_gpu_ns that was launched while several ranges of its process
                                    were open, none in another, and went to the one that began last
         ranges, kernels, copies, threads   how many there are
@@ -43,6 +44,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "unattributed_gpu_ns": outside,
         "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
+        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
         "gpu_guessed_ns": attribution.guessed_ns,
         "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
         "ranges": forest.tree.height + forest.loose.height,

@@ -17,7 +17,7 @@ from annot.profile import Source
 from annot.progress import tell
 from annot.ranks.files import is_url, local
 from annot.read import load, source
-from annot.report import ANALYSES, TABLES, Report, Table, advice_count
+from annot.report import ANALYSES, TABLES, Report, Table, advice_count, device_words
 
 __all__ = ["Question", "RankTable", "attributed", "rank_tables", "report_file"]
 
@@ -132,7 +132,7 @@ def _attributed(profile: Source, path: str, question: Question) -> Attribution:
 
 
 def _meta(attribution: Attribution, path: str, question: Question) -> dict[str, Any]:
-    meta = summarize(attribution) | {"source": path}
+    meta = summarize(attribution) | device_words(attribution) | {"source": path}
     if question.steps is not None and not meta["steps"]:
         last = attribution.steps.table["step"].max()
         raise AnnotError(f"{path} has no such steps, only 0 to {last!r}")

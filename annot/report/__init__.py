@@ -163,7 +163,15 @@ def report_on(
     if sort not in ORDERS:
         raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
     attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    return Report(by, TABLES[by](attribution), summarize(attribution) | advice_count(attribution, by)).sorted(sort)
+    meta = summarize(attribution) | advice_count(attribution, by) | device_words(attribution)
+    return Report(by, TABLES[by](attribution), meta).sorted(sort)
+
+
+def device_words(attribution: Attribution) -> dict[str, str]:
+    """Return what a report calls the units for matrices of the devices, for its `meta`."""
+    from annot.analyze.tensor_cores import matrix_units
+
+    return {"matrix_units": matrix_units(attribution.meta)}
 
 
 def advice_count(attribution: Attribution, by: Table) -> dict[str, int]:

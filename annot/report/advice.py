@@ -11,7 +11,7 @@ from annot.report.table import Column, Hanging, fitted_table
 from annot.report.tree import MODEL
 from annot.report.units import amount, count, printable, unit_for
 
-__all__ = ["advice_line", "advice_lines", "bottleneck_lines"]
+__all__ = ["advice_line", "advice_lines", "bottleneck_lines", "saving"]
 
 _EMPTY: Final = "nothing to advise: no rule found something to try"
 _NO_LAYERS: Final = "no layers: use emit_ranges(model)"
@@ -34,12 +34,26 @@ def advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for number, row in enumerate(rows, 1):
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
+        lines.append(Hanging("   Saves: ", saving(row["saves"])))
         lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
         if row["layers"]:
             lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
         lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
         lines.append(Text())
     return lines[:-1]
+
+
+def saving(saves: float) -> str:
+    """Return what a piece of advice saves, in words.
+
+    Args:
+        saves: 0 to 1, as `annot.analyze.advice.Advice` has it.
+
+    Example:
+        >>> saving(0.123), saving(0.0)
+        ('at most 12.3% of the step', 'nothing itself: it shows where time goes')
+    """
+    return f"at most {_percent(saves)} of the step" if saves else "nothing itself: it shows where time goes"
 
 
 def bottleneck_lines(rows: list[dict[str, Any]], width: int) -> list[RenderableType]:

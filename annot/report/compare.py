@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.analyze.compare import Comparison
-from annot.report.table import Column, fitted_table, kernel_text
+from annot.report.table import Column, Hanging, fitted_table, kernel_text
 from annot.report.units import duration, printable, unit_for
 
 __all__ = ["ComparisonReport", "print_comparison"]
@@ -45,10 +45,13 @@ class ComparisonReport:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The names of the profiles, the time that is compared, the steps, and the numbers of all of it."""
+        """The names of the profiles, the time, the steps, the numbers of all of it, and whether it means something."""
         one = self.comparison
         names = {"a": self.a, "b": self.b, "devices": one.devices}
-        return names | {"time": one.time, "steps": one.steps, "whole": one.whole}
+        found = one.comparability
+        reasons = [{"kind": reason.kind, "reason": reason.text} for reason in found.reasons]
+        said = {"comparable": found.comparable, "reasons": reasons, "notes": list(found.notes)}
+        return names | {"time": one.time, "steps": one.steps, "whole": one.whole} | said
 
 
 def print_comparison(report: ComparisonReport, console: Console) -> None:
@@ -137,7 +140,10 @@ def _side(letter: str, path: str, devices: str) -> str:
 def _totals(report: ComparisonReport) -> list[RenderableType]:
     whole, steps = report.comparison.whole, report.comparison.steps
     a, b = (duration(round(whole[side] or 0)) for side in ("a_ns", "b_ns"))
-    if whole["speedup"] is None:
+    found = report.comparison.comparability
+    if not found.same_program:
+        said = "two runs that cannot be compared"
+    elif whole["speedup"] is None:
         said = "nothing to compare"
     else:
         said = f"speed-up {whole['speedup']:.3f}"
@@ -147,5 +153,7 @@ def _totals(report: ComparisonReport) -> list[RenderableType]:
     return [
         Text(),
         *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), report.comparison.devices, strict=True)),
+        *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
+        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
         Text(f"All: {a} → {b}, {said}{counted}"),
     ]

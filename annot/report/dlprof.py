@@ -110,14 +110,18 @@ def print_analysis(report: Report, console: Console) -> None:
 def _tables(report: Report, width: int) -> list[RenderableType]:
     look = LOOKS[report.by]  # type: ignore[index]
     rows = report.rows.head(_SHOWN if report.by == "iteration" else report.rows.height).to_dicts()
-    heading = Text(look.heading, style="bold")
+    heading = Text(look.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores")), style="bold")
     if not rows:
-        return [heading, Text(look.empty, style="dim")]
-    shared = [name for _, name, _ in look.columns if name.endswith("_ns") and not name.startswith("=")]
+        empty = look.empty if report.meta["kernels"] or report.by != "tensor_core" else _KERNELS
+        return [heading, Text(empty, style="dim")]
+    known = [one for one in look.columns if _is_known(report, one[1])]
+    if not report.meta["kernels"] and not report.meta["copies"]:  # then the time is that of the host
+        known = [(called, name, 0 if name == "=host_ns" else least) for called, name, least in known]
+    shared = [name for _, name, _ in known if name.endswith("_ns") and not name.startswith("=")]
     unit = unit_for(row[name] for name in shared for row in rows)
     if any(name in report.rows.columns for name in shared) and report.by != "summary":
         heading.append(f", {unit.name}")
-    columns = [_column(report, name, called, least, unit) for called, name, least in look.columns]
+    columns = [_column(report, name, called, least, unit) for called, name, least in known]
     labels = [_label(report, row) for row in rows]
     room = look.end and width >= _END_FROM.get(report.by, _WIDE)
     ends = [_end(report.by, row[look.end] or "") for row in rows] if room else []
@@ -126,13 +130,17 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     tables = [heading, fitted_table(first, labels, columns, rows, width, ends, last, most)]
     if len(rows) < report.rows.height:
         tables.append(Text(f"… and {report.rows.height - len(rows):,} more; --format csv has all", style="dim"))
-    if report.by == "tensor_core" and not report.meta["kernels"]:  # or zeros would look measured
-        tables.append(Text(_KERNELS, style="dim"))
     return tables
 
 
 _END_FROM: Final = {"iteration": 0, "summary": _MEDIUM}
 """The width of the terminal from which the texts at the end are there; else from `_WIDE` on."""
+
+
+def _is_known(report: Report, name: str) -> bool:
+    """Whether any row knows a column; what tells of devices is null where nothing ran on one."""
+    column = name.removeprefix("=")
+    return column not in report.rows.columns or report.rows[column].null_count() < report.rows.height
 
 
 def _end(by: str, text: str) -> Text:

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from annot.analyze.peaks import Peaks
-from annot.report.table import Column, fitted_table
+from annot.report.table import Column, Hanging, fitted_table
 from annot.report.units import amount, printable, unit_for
 
 __all__ = ["RooflineReport", "peak_lines", "print_roofline"]
@@ -40,7 +40,20 @@ class RooflineReport:
     @property
     def meta(self) -> dict[str, Any]:
         """The profile, and the peaks with their source."""
-        return {"source": self.source, "peaks": None if self.peaks is None else self.peaks.as_meta()}
+        peaks = None if self.peaks is None else self.peaks.as_meta()
+        return {"source": self.source, "peaks": peaks, "notes": self.notes}
+
+    @property
+    def notes(self) -> list[str]:
+        """What makes rows hard to believe, a sentence each."""
+        above = [share for share in self.rows["roof_share"] if share is not None and share > 1]
+        if not above:
+            return []
+        rows = "1 row is" if len(above) == 1 else f"{len(above):,} rows are"
+        return [
+            f"{rows} above the roof, by up to {100 * max(above):.1f}% of it: peaks that were measured are what one "
+            "product and one copy reached, caches may have held the data, or an algorithm does fewer FLOPs than counted"
+        ]
 
 
 def print_roofline(report: RooflineReport, console: Console) -> None:
@@ -71,6 +84,7 @@ def print_roofline(report: RooflineReport, console: Console) -> None:
         lines.append(Text(_EMPTY[report.by], style="dim"))
     if report.by == "layer" and (missing := report.rows["flops"].null_count()):
         lines.append(Text(f"Note: the work of {missing:,} of {report.rows.height:,} rows is not counted", "yellow"))
+    lines += [Hanging("Note: ", note, "yellow") for note in report.notes]
     console.print(Group(*lines))
 
 

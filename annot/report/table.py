@@ -337,7 +337,8 @@ def _device_line(meta: dict[str, Any]) -> str:
         f"{duration(meta[key])} {word} ({share(meta[key], whole) or '0.0%'})"
         for key, word in (("attributed_gpu_ns", "in ranges"), ("unattributed_gpu_ns", "unattributed"))
     ]
-    return f"GPU: {duration(whole)} = {parts[0]} + {parts[1]}"
+    warmup = f", {duration(meta['warmup_gpu_ns'])} of it in warm-up" if meta.get("warmup_gpu_ns") else ""
+    return f"GPU: {duration(whole)} = {parts[0]} + {parts[1]}{warmup}"
 
 
 def _host_line(meta: dict[str, Any]) -> str:

@@ -6,13 +6,15 @@ to C++ by another way and get theirs where they are functions of Python.
 
 A range covers the call, that is the launch; `Work.wait` has a range of its own. What DistributedDataParallel's
 reducer sends is launched and awaited in C++, in a layer's backward and at the end of the whole backward, and no Python
-code of PyTorch sees it, unless the user has registered a communication hook.
+code of PyTorch sees it, unless the user has registered a communication hook. On a CPU that end, in which the process
+waits for the others, gets a range: `awaited` says whether there is one, and `annot.torch.engine` opens it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.patches import Patches
 from annot.torch.sites import is_tensor
 
-__all__ = ["install", "say_rank"]
+__all__ = ["awaited", "install", "say_rank"]
 
 # Methods of ProcessGroup, by the names that torch.distributed has for them in every release.
 _METHODS: Final = {
@@ -88,11 +90,23 @@ def install(patches: Patches) -> None:
         patches.surround(distributed.ProcessGroup, name, _KIND, events.of_method(operation))
     patches.surround(distributed, "_broadcast_coalesced", _KIND, events.of_method("broadcast_coalesced"))
     patches.surround(distributed.Work, "wait", _KIND, events.of_wait)
+    parallel = torch.nn.parallel.DistributedDataParallel
+    patches.surround(parallel, "_post_forward", "reducer", events.of_reducer)
     functional = sys.modules.get(_FUNCTIONAL)
     if functional is not None:
         old = {} if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
         for name, operation in (_FUNCTIONS | old).items():
             patches.surround(functional, name, _KIND, events.of_function(operation))
+
+
+def awaited() -> Any:
+    """Return the event of the wait at the end of this thread's next backward, if a reducer waits there; only once."""
+    event = getattr(_thread, "awaited", None)
+    _thread.awaited = None
+    return event
+
+
+_thread: Final = threading.local()
 
 
 def say_rank() -> None:
@@ -128,6 +142,11 @@ class _Events:
             return self._event(operation, _group_among((*args, *kwargs.values())), _larger([tensors]))
 
         return make
+
+    def of_reducer(self, model: Any, *_: Any) -> None:
+        """Note that the next backward waits for what the reducer of a model sends; the call has no range itself."""
+        if torch.is_grad_enabled() and model.require_backward_grad_sync:
+            _thread.awaited = self._event("all_reduce.wait", model.process_group, [])
 
     def of_wait(self, work: Any, *_: Any, **__: Any) -> Any:
         """Return the event of a wait for `work`."""

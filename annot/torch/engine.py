@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from annot import emit, own, tag
-from annot.torch import device_threads
+from annot.torch import collectives, device_threads
 
 __all__ = ["Engine"]
 
@@ -41,23 +42,54 @@ class Engine:
         # What torch.compile runs to trace a backward is none.
         if calls is None or _tracing() is not None:
             return self._engine.run_backward(*args, **kwargs)
-        depth, runs = emit.depth(), calls.runs()
+        depth, runs, handles = emit.depth(), calls.runs(), list[Any]()
         try:
             if self._ranges:
                 emit.push(self._event)
             if not _compiles_backward():
                 _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
+                if self._ranges and (event := collectives.awaited()) is not None:
+                    own.attempt(lambda: self._expect(event, runs, args, kwargs, handles), otherwise=None)
             return self._engine.run_backward(*args, **kwargs)
         finally:
             try:
+                for handle in handles:
+                    handle.remove()
                 calls.finish(runs)
             finally:
                 emit.pop_to(depth)  # whatever an interrupt has left open included
+
+    def _expect(
+        self, event: Any, runs: int, args: tuple[Any, ...], kwargs: dict[str, Any], handles: list[Any]
+    ) -> None:  # fmt: skip
+        """Let the layers end with the last node, and the range of a wait begin there, on the thread of a CPU's run.
+
+        What is queued first runs first, so that this comes before what the reducer queues with its last gradient.
+        """
+        calls, engine, ident = self._calls, self._engine, threading.get_ident()
+
+        def end_layers() -> None:
+            if threading.get_ident() == ident:
+                own.attempt(lambda: calls.finish(runs), otherwise=None)
+                emit.push(event)
+
+        def queue(*_: Any) -> None:
+            own.attempt(lambda: engine.queue_callback(end_layers), otherwise=None)
+
+        roots = {**dict(zip(_NAMES, args, strict=False)), **kwargs}.get("tensors", ())
+        node = next((node for node in map(_node_of, roots) if node is not None), None)
+        if node is not None:
+            handles.append(node.register_prehook(queue))
 
     def retire(self) -> Any:
         """Make this stand-in transparent, for those who still hold it; return the engine."""
         self._calls = None
         return self._engine
+
+
+def _node_of(root: Any) -> Any:
+    """The node that a root of a backward, a tensor or an edge of the graph, starts from."""
+    return getattr(root, "grad_fn", None) or getattr(root, "node", None)
 
 
 def _compiles_backward() -> bool:

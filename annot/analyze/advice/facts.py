@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
 
 import polars as pl
 
 from annot.analyze.bottleneck import default_peaks
-from annot.analyze.kernels import MATRIX, classify
+from annot.analyze.idle import idle_calls, idle_time
+from annot.analyze.kernels import MATRIX, with_classes
 from annot.analyze.peaks import Peaks
-from annot.analyze.pieces import KEY, device_idle, idle_of_nodes
+from annot.analyze.pieces import KEY, device_idle
+from annot.analyze.step_parts import Parts, parts_of
+from annot.analyze.step_time import step_time
+from annot.analyze.step_work import step_work
 from annot.correlate import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.tag import Tag, parse
 
 __all__ = ["Advice", "Facts"]
-
-_WAITS: Final = r"(?i)^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize|^(?:cuda|hip)Memcpy(?:_v\d+)?$"
-"""API calls in which the host waits for a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Advice:
         advice: what to do, in a sentence.
         evidence: what in the profile speaks for it, in a sentence with the numbers.
         code: what to write or to run.
-        share: of the run's time that it is about, 0 to 1.
+        saves: by which share the steps would be shorter at most, 0 to 1 of their wall-clock time without the warm-up;
+            see `annot.analyze.step_parts.parts_of`. 0: it saves nothing itself, but shows what would.
         layers: those that it is about, those with the most time first; empty: the run.
     """
 
@@ -38,7 +40,7 @@ class Advice:
     advice: str
     evidence: str
     code: str
-    share: float
+    saves: float
     layers: list[str] = field(default_factory=list)
 
 
@@ -53,9 +55,9 @@ class Facts:
         self.attribution = attribution
 
     @cached_property
-    def gpu_ns(self) -> int:
-        """Device time of all work."""
-        return int(self.attribution.nodes["gpu_self_ns"].sum())
+    def on_device(self) -> bool:
+        """Whether a device worked in the steps."""
+        return self.work.height > 0
 
     @cached_property
     def layers(self) -> pl.DataFrame:
@@ -65,9 +67,8 @@ class Facts:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """As `annot.correlate.by_step` returns it, without warm-up if there is more."""
-        steps = by_step(self.attribution)
-        steady = steps.filter(~pl.col("warmup").fill_null(False))
-        return steady if steady.height else steps
+        steady = self.all_steps.filter(~pl.col("warmup").fill_null(False))
+        return steady if steady.height else self.all_steps
 
     @cached_property
     def all_steps(self) -> pl.DataFrame:
@@ -75,44 +76,61 @@ class Facts:
         return by_step(self.attribution)
 
     @cached_property
+    def parts(self) -> Parts:
+        """As `annot.analyze.step_parts.parts_of` returns it."""
+        return parts_of(self.attribution)
+
+    @cached_property
+    def step_time(self) -> pl.DataFrame:
+        """As `annot.analyze.step_time.step_time` returns it."""
+        return step_time(self.attribution, self.parts)
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """What each of `annot.analyze.step_time.SHARES` takes of the time of the steps, 0 to 1."""
+        return _of_wall(self.step_time, "share")
+
+    @cached_property
+    def idle(self) -> dict[str, float]:
+        """Which share of the time of the steps devices did nothing, by `annot.analyze.idle.CAUSES`."""
+        return _of_wall(idle_time(self.attribution, self.parts), "cause")
+
+    @cached_property
+    def idle_calls(self) -> pl.DataFrame:
+        """As `annot.analyze.idle.idle_calls` returns it."""
+        return idle_calls(self.attribution)
+
+    @cached_property
+    def wall_ns(self) -> int:
+        """How long the steps took, added over devices."""
+        places = self.step_time.unique(["process", "device"])
+        return int(places["wall_ns"].sum())
+
+    @cached_property
     def work(self) -> pl.DataFrame:
-        """Device work: layer, module, phase, name, calls, gpu_ns, kernel, kind, library, matrix, tensor."""
+        """Work of the steps: layer, module, phase, name, calls, wall_ns, kernel, kind, library, matrix, tensor."""
         names, keys = self.attribution.forest.keys.names, self.attribution.forest.nodes.keys
-        of_node = [names[key] for key in keys]
-        table = self.attribution.names.with_columns(pl.col("name").cast(pl.String))
-        kinds = {name: classify(name) for name in table["name"].unique()}
-        columns: dict[str, pl.Series] = {
-            part: pl.Series(part, [of_node[node][place] for node in table["node"]], pl.String)
-            for place, part in enumerate(KEY)
-        }
-        return table.select("name", "calls", "gpu_ns", "kernel", *columns.values()).with_columns(
-            pl.Series("kind", [kinds[name].kind for name in table["name"]], pl.String),
-            pl.Series("library", [kinds[name].library for name in table["name"]], pl.String),
-            pl.Series("matrix", [kinds[name].kind in MATRIX for name in table["name"]], pl.Boolean),
-            pl.Series("tensor", [kinds[name].tensor_cores for name in table["name"]], pl.Boolean),
-        )
+        rows = step_work(self.attribution, self.parts.windows)
+        nodes = rows["node"].to_list()
+        columns = [
+            pl.Series(part, [names[keys[node]][place] for node in nodes], pl.String) for place, part in enumerate(KEY)
+        ]
+        kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
+        return kinds.drop("node").with_columns(*columns, matrix=pl.col("kind").is_in(MATRIX))
 
     def share(self, which: pl.Expr) -> float:
-        """Return the share of device time of the rows of `work` for which something is true."""
-        return float(self.work.filter(which)["gpu_ns"].sum() / self.gpu_ns) if self.gpu_ns else 0.0
+        """Return the share of the time of the steps in the rows of `work` for which something is true."""
+        return float(self.work.filter(which)["wall_ns"].sum() / self.wall_ns) if self.wall_ns else 0.0
+
+    def calls(self, which: pl.Expr) -> float:
+        """Return how many pieces of work in those rows of `work` a step has, or the run if it has no steps."""
+        return float(self.work.filter(which)["calls"].sum() / max(self.steps.height, 1))
 
     def layers_of(self, which: pl.Expr, most: int = 5) -> list[str]:
         """Return the layers with the most time in those rows of `work`."""
         rows = self.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
-        sums = rows.group_by("layer").agg(pl.col("gpu_ns").sum())
-        return sums.sort("gpu_ns", "layer", descending=[True, False])["layer"].head(most).to_list()
-
-    @cached_property
-    def idle_ns(self) -> int:
-        """How long devices waited for launches, see `annot.analyze.pieces.device_idle`."""
-        idle = idle_of_nodes(self.attribution)
-        return 0 if idle is None else int(idle["gpu_idle_ns"].sum())
-
-    @cached_property
-    def idle_share(self) -> float:
-        """`idle_ns` of the time in which devices worked or waited so."""
-        busy = int(self.attribution.device_busy["busy_ns"].sum())
-        return self.idle_ns / (self.idle_ns + busy) if busy else 0.0
+        sums = rows.group_by("layer").agg(pl.col("wall_ns").sum())
+        return sums.sort("wall_ns", "layer", descending=[True, False])["layer"].head(most).to_list()
 
     @cached_property
     def idle_layers(self) -> list[str]:
@@ -121,18 +139,23 @@ class Facts:
         if idle is None:
             return []
         named = idle.filter((pl.col("layer") != "") & ~pl.col("layer").str.starts_with("("))
-        return (
-            named.sort("gpu_idle_ns", "layer", descending=[True, False])["layer"]
-            .unique(maintain_order=True)
-            .head(5)
-            .to_list()
-        )
+        order = named.sort("gpu_idle_ns", "layer", descending=[True, False])["layer"]
+        return order.unique(maintain_order=True).head(5).to_list()
 
     @cached_property
     def mean_kernel_ns(self) -> float:
-        """How long a kernel ran, in the mean."""
+        """How long a kernel takes of the steps, in the mean."""
         kernels = self.work.filter("kernel")
-        return int(kernels["gpu_ns"].sum()) / int(kernels["calls"].sum()) if kernels.height else 0.0
+        return int(kernels["wall_ns"].sum()) / max(int(kernels["calls"].sum()), 1)
+
+    @cached_property
+    def graphs(self) -> bool:
+        """Whether work is launched as CUDA graphs already."""
+        source = self.attribution.source
+        for block in source.launch_blocks() if source is not None else ():
+            if "name" in block.columns and block["name"].cast(pl.String).str.contains("GraphLaunch").any():
+                return True
+        return False
 
     @cached_property
     def peaks(self) -> Peaks | None:
@@ -149,21 +172,9 @@ class Facts:
                 found.setdefault(tag.layer, []).append(tag)
         return found
 
-    @cached_property
-    def waits(self) -> tuple[int, int]:
-        """Calls in which the host waited for a device, in steps if there are any: how many, and how long (ns).
 
-        Both 0 if the source does not tell the names of calls.
-        """
-        steps, source = self.attribution.steps, self.attribution.source
-        process = self.attribution.forest.threads.table.select("process", "process_code").unique()
-        count = length = 0
-        for block in source.launch_blocks() if source is not None else ():
-            if "name" not in block.columns:  # a file that is read in blocks for its layers only
-                return 0, 0
-            calls = block.filter(pl.col("name").cast(pl.String).str.contains(_WAITS)).join(process, on="process")
-            if steps.table.height:
-                calls = calls.filter(steps.wanted(steps.at(calls["process_code"], calls["start"])))
-            count += calls.height
-            length += int((calls["end"] - calls["start"]).sum())
-        return count, length
+def _of_wall(table: pl.DataFrame, column: str) -> dict[str, float]:
+    """What each value of a column has of the wall-clock time of all devices."""
+    wall = int(table.unique(["process", "device"])["wall_ns"].sum())
+    sums = table.group_by(column).agg(pl.col("ns").sum())
+    return defaultdict(float, {name: ns / wall for name, ns in sums.iter_rows() if wall})

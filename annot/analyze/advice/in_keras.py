@@ -18,9 +18,12 @@ _CODE: Final = {
     "synchronous_copies": _SEVERAL_STEPS,
     "pageable_copies": 'dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))',
     "cuda_graphs": _XLA,
+    "host_bound": _SEVERAL_STEPS,
+    "allocations": 'os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH", None)  # before TensorFlow is imported',
     "collectives": "annot report 'run_rank*.sqlite'",
     "channels_last": 'keras.config.set_image_data_format("channels_last")',
     "fusion": _XLA,
+    "short_kernels": _XLA,
     "optimizer": _XLA,
 }
 _ACTIONS: Final = {
@@ -28,6 +31,7 @@ _ACTIONS: Final = {
     "synchronous_copies": "Do not wait for the device inside a step: no .numpy() or print of a tensor, and several "
     "steps at a time.",
     "pageable_copies": "Copy batches to the device while the step before still runs.",
+    "host_bound": "Give devices several steps at a time: they wait for Python.",
     "cuda_graphs": "Let XLA make few large kernels of each step: it is bound by launches.",
 }
 _NEEDLESS: Final = ("cudnn_benchmark",)

@@ -8,13 +8,27 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts
-from annot.analyze.tensor_cores import F32_KERNEL
+from annot.analyze.peaks import Peaks
+from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.tag import Tag
 
-__all__ = ["channels_last", "cudnn_benchmark", "fusion", "mixed_precision", "multiples_of_eight", "optimizer"]
+__all__ = [
+    "channels_last",
+    "cudnn_benchmark",
+    "fusion",
+    "mixed_precision",
+    "multiples_of_eight",
+    "optimizer",
+    "short_kernels",
+]
 
-_LAYOUT: Final = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw"
+_LAYOUT: Final = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
+"""What cuDNN, MIOpen (`batched_transpose_…`) and TensorRT name the kernels that change the layout."""
+_SHORT_NS: Final = 10_000
+"""A kernel shorter than this takes about as long to launch."""
 _LOW: Final = r"(?i)f16|fp16|half|hgemm|h884|h1688|h16816|bf16|bfloat|e4m3|e5m2|i8|int8"
+_SINGLE: Final = r"(?i)f32|fp32|float|sgemm|scudnn"
+"""What the names of kernels have that compute in 32 bits, but those of `_LOW`, which say what their sums are in."""
 _AUTOCAST: Final = """\
 torch.set_float32_matmul_precision("high")
 with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -34,27 +48,37 @@ def mixed_precision(facts: Facts) -> Advice | None:
     """Matrix products in 32 bits on a device that has Tensor Cores."""
     if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
         return None
-    by_layer = pl.col("layer").is_in(_computing_low(facts)) & ~pl.col("name").str.contains(F32_KERNEL.pattern)
-    low = pl.col("name").str.contains(_LOW) | by_layer
-    which = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & ~low
+    named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
+    single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
+    low = pl.col("name").str.contains(_LOW) | (~named & pl.col("layer").is_in(_computing_in(facts, _HALF)))
+    which = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
     share = facts.share(which)
-    if share < 0.2:
+    if share < 0.05:
         return None
+    units = matrix_units(facts.attribution.meta)
     bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
     return Advice(
         "mixed_precision",
-        f"Let matrix products run on Tensor Cores, in {'bfloat16, or at least in TF32' if bfloat else 'float16'}.",
-        f"{share:.0%} of the device time are matrix products in 32 bits outside Tensor Cores",
+        f"Let matrix products run on {units}, in {'bfloat16, or at least in TF32' if bfloat else 'float16'}.",
+        f"{share:.0%} of the time of the steps are matrix products in 32 bits outside {units}",
         _AUTOCAST if bfloat else _SCALED,
-        share, facts.layers_of(which),
+        share * (1 - _slower(facts.peaks)), facts.layers_of(which),
     )  # fmt: skip
 
 
-def _computing_low(facts: Facts) -> list[str]:
-    """The layers whose ranges say that they compute in less than 32 bits."""
+def _slower(peaks: Peaks | None) -> float:
+    """How long products in 16 bits on Tensor Cores take of those in 32 bits outside them, at the least."""
+    if peaks is None:
+        return 0.0
+    single, tensor = peaks.of("f32"), peaks.of("f16", tensor_cores=True)
+    return min(single / tensor, 1.0) if single and tensor else 0.0
+
+
+def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
+    """The layers whose ranges say that they compute in one of some dtypes."""
     return [
         layer for layer, tags in facts.tags.items()
-        if all(dict(tag.arguments).get("autocast", tag.tensors[0].dtype) in _HALF for tag in tags)
+        if all(dict(tag.arguments).get("autocast", tag.tensors[0].dtype) in dtypes for tag in tags)
     ]  # fmt: skip
 
 
@@ -66,12 +90,13 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
     share = facts.share(which)
     if share < 0.05:
         return None
-    layers = facts.layers_of(which)
+    layers, units = facts.layers_of(which), matrix_units(facts.attribution.meta)
     example = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
     return Advice(
         "multiples_of_eight",
-        "Pad channels, features, classes and vocabulary to multiples of 8 (better 64), which Tensor Cores need.",
-        f"{share:.0%} of the device time are products outside Tensor Cores whose sizes no 8 divides, such as {example}",
+        f"Pad channels, features, classes and vocabulary to multiples of 8 (better 64), which {units} need.",
+        f"{share:.0%} of the time of the steps are products outside {units} whose sizes no 8 divides, "
+        f"such as {example}",
         "features = -(-features // 8) * 8",
         share, layers,
     )  # fmt: skip
@@ -94,12 +119,12 @@ def channels_last(facts: Facts) -> Advice | None:
     """Kernels that do nothing but turn NCHW into NHWC and back."""
     which = pl.col("name").str.contains(_LAYOUT)
     share = facts.share(which)
-    if share < 0.03:
+    if share < 0.01:
         return None
     return Advice(
         "channels_last",
         "Keep tensors of images in the layout channels-last.",
-        f"{share:.0%} of the device time only changes the layout between NCHW and NHWC",
+        f"{share:.0%} of the time of the steps only changes the layout between NCHW and NHWC",
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         share, facts.layers_of(which),
     )  # fmt: skip
@@ -113,12 +138,13 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
     constant = convolutions.height > 0 and bool((convolutions["shapes"].list.len() == 1).all())
     kernels = facts.all_steps["kernels"].to_list()
     tuned = len(kernels) < 2 or kernels[0] > 1.1 * sorted(kernels[1:])[len(kernels[1:]) // 2]
-    if share < 0.2 or not constant or tuned:
+    if share < 0.1 or not constant or tuned:
         return None
     return Advice(
         "cudnn_benchmark",
         "Let cuDNN choose its algorithms by trying them, if it does not: the shapes never change.",
-        f"{share:.0%} of the device time are convolutions of constant shapes, and the first step tried no algorithms",
+        f"{share:.0%} of the time of the steps are convolutions of constant shapes, and the first step tried no "
+        "algorithms",
         "torch.backends.cudnn.benchmark = True",
         share, facts.layers_of(which),
     )  # fmt: skip
@@ -128,30 +154,46 @@ def fusion(facts: Facts) -> Advice | None:
     """Much time in small operations that nobody fused."""
     which = pl.col("kernel") & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
     share = facts.share(which)
-    if share < 0.3:
+    if share < 0.1:
         return None
-    calls = int(facts.work.filter(which)["calls"].sum())
+    calls = round(facts.calls(which))
     return Advice(
         "fusion",
         "Fuse operations that only move memory: compile the model.",
-        f"{share:.0%} of the device time are {calls:,} elementwise, normalising and reducing kernels",
+        f"{share:.0%} of the time of the steps is in {calls:,} elementwise, normalising and reducing kernels",
         "model = torch.compile(model)",
         share, facts.layers_of(which),
+    )  # fmt: skip
+
+
+def short_kernels(facts: Facts) -> Advice | None:
+    """Kernels so short that a device does little else than begin and end them."""
+    short = pl.col("kernel") & (pl.col("wall_ns") < _SHORT_NS * pl.col("calls"))
+    share, count = facts.share(short), facts.calls(short)
+    if share < 0.1 or count < 10:
+        return None
+    mean = share * facts.wall_ns / (count * max(facts.steps.height, 1)) / 1000
+    return Advice(
+        "short_kernels",
+        "Make one kernel of many: compile the model, or take functions that do several things at once.",
+        f"{share:.0%} of the time of the steps is in {count:,.0f} kernels of {mean:.1f} µs",
+        "model = torch.compile(model)",
+        share, facts.layers_of(short),
     )  # fmt: skip
 
 
 def optimizer(facts: Facts) -> Advice | None:
     """An optimizer that launches kernels parameter by parameter."""
     rows = facts.layers.filter((pl.col("phase") == "optimizer") & (pl.col("kernels_total") > 0))
-    calls, kernels, gpu_ns = rows.select("calls", "kernels_total", "gpu_ns").sum().row(0)
-    share = gpu_ns / facts.gpu_ns if facts.gpu_ns else 0.0
+    calls, kernels = rows.select("calls", "kernels_total").sum().row(0)
+    share = facts.share(pl.col("phase") == "optimizer")
     if not calls or kernels / calls < 200 or share < 0.03:
         return None
     name = re.sub(r"\W", "", rows["module"][0]) or "SGD"
     return Advice(
         "optimizer",
         "Let the optimizer work on all parameters in few kernels.",
-        f"an optimizer step launches {kernels / calls:,.0f} kernels, {share:.0%} of the device time",
+        f"an optimizer step launches {kernels / calls:,.0f} kernels, {share:.0%} of the time of the steps",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share,
     )

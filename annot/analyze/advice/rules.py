@@ -20,7 +20,9 @@ RULES: Final[tuple[Rule, ...]] = (
     loop.data_loading,
     loop.synchronous_copies,
     loop.pageable_copies,
+    loop.allocations,
     loop.cuda_graphs,
+    loop.host_bound,
     loop.batch_size,
     loop.stragglers,
     loop.collectives,
@@ -31,17 +33,18 @@ RULES: Final[tuple[Rule, ...]] = (
     kernels.channels_last,
     kernels.cudnn_benchmark,
     kernels.fusion,
+    kernels.short_kernels,
     kernels.optimizer,
 )
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "share": pl.Float64,
+    "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
     "layers": pl.List(pl.String),
 }  # fmt: skip
 
 
 def advise(attribution: Attribution) -> list[Advice]:
-    """Return what to try, what is about the most time first.
+    """Return what to try, what may save the most time first.
 
     Example:
         >>> from annot.correlate import attribute
@@ -53,10 +56,10 @@ def advise(attribution: Attribution) -> list[Advice]:
     found = [advice for rule in RULES if (advice := rule(facts)) is not None]
     if found and is_keras(facts):
         found = [advice for one in found if (advice := in_keras(one)) is not None]
-    return sorted(found, key=lambda advice: -advice.share)
+    return sorted(found, key=lambda advice: -advice.saves)
 
 
 def by_advice(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per piece of advice: rule, advice, evidence, code, share (0 to 1), layers; see `Advice`."""
+    """Return a row per piece of advice: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`."""
     rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

@@ -14,6 +14,8 @@ function comparisonView(data, state) {
   return [
     h('h1', {}, 'Comparison'),
     sides(data),
+    differences('Not comparable', data.reasons),
+    differences('What also differs', data.notes),
     h(
       'form',
       {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
@@ -62,6 +64,20 @@ function comparisonView(data, state) {
   ];
 }
 
+function differences(heading, said) {
+  return (
+    said.length > 0 &&
+    panel(
+      heading,
+      h(
+        'ul',
+        {class: 'notes'},
+        said.map(one => h('li', {}, one)),
+      ),
+    )
+  );
+}
+
 function sides(data) {
   const {whole, steps} = data,
     per = steps ? 'per step' : 'in all',
@@ -84,7 +100,7 @@ function sides(data) {
         ),
       ),
     );
-  const ratio = known(whole.speedup) ? `${fixed(whole.speedup, 3)} ×` : '—';
+  const ratio = known(whole.speedup) && data.same_program ? `${fixed(whole.speedup, 3)} ×` : '—';
   return h(
     'dl',
     {class: 'cards'},

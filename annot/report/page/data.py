@@ -18,6 +18,7 @@ from annot.analyze.pieces import KEY
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.step_time import SHARES
 from annot.analyze.summary import by_summary
+from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.work import by_layer_with_work
 from annot.correlate import Attribution, by_kernel, by_step, summarize
@@ -92,7 +93,9 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     one = found[by]
     return {
         "kind": "compare", "names": list(names), "by": by, "time": one.time, "steps": one.steps, "whole": one.whole,
-        "devices": list(one.devices), "tables": {name: _columns(each.rows) for name, each in found.items()},
+        "devices": list(one.devices), "same_program": one.comparability.same_program,
+        "reasons": [reason.text for reason in one.comparability.reasons], "notes": list(one.comparability.notes),
+        "tables": {name: _columns(each.rows) for name, each in found.items()},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
     }  # fmt: skip
 
@@ -129,6 +132,7 @@ def run_data(
         made[key] = make()
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
+        "units": matrix_units(attribution.meta),
         "name": name, "rank": rank, "meta": _meta(meta, source), "time": Report("layer", rows, meta).time,
         "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
         "shares": SHARES, "peaks": None if peaks is None else peaks.as_meta(), **made,

@@ -298,6 +298,7 @@ function adviceList(run, found) {
         'li',
         {},
         h('strong', {}, one.advice),
+        h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the step.` : 'Saves nothing itself.'),
         h('p', {}, `${one.evidence}.`),
         one.layers.length > 0 &&
           h(

@@ -23,8 +23,8 @@ function cards(run, rows) {
     shown.push(h('div', {class: 'card'}, h('dt', {}, label_), h('dd', {}, value, more && h('small', {}, more))));
   if (device) {
     add('GPU time', duration(meta.gpu_ns), `${share(meta.attributed_gpu_ns, meta.gpu_ns) || '0.0%'} in ranges`);
-    add('GPU busy', percent(rows.get('gpu busy')?.share), plural(rows.get('gpu busy')?.count ?? 0, 'device'));
-    add('On Tensor Cores', percent(rows.get('gpu tensor_cores')?.share), 'of kernel time');
+    add('GPU busy', percent(rows.get('gpu busy')?.share), steps ? 'of the steps' : 'from first to last kernel');
+    add(`On ${run.units}`, percent(rows.get('gpu tensor_cores')?.share), 'of kernel time');
     add('Kernels', count(meta.kernels), plural(meta.copies, 'copy or set', 'copies and sets'));
   }
   if (meta.host_ns !== null && meta.ranges)

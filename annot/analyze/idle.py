@@ -1,0 +1,167 @@
+"""Why devices did nothing in the steps: which device idles, for how long, and what the host did meanwhile."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.intervals import merged, shares
+from annot.analyze.step_parts import Parts, intervals_of, launching, parts_of
+from annot.correlate.attribution import Attribution
+from annot.correlate.host_times import known
+
+__all__ = ["CAUSES", "DISPATCH_NS", "idle_calls", "idle_time", "waiting_calls"]
+
+CAUSES: Final = {
+    "data": "a thread waits for data",
+    "synchronisation": "a thread waits for the device, or has just done so and has launched nothing meanwhile",
+    "launch": "the next work is being launched, and the device waits less than a millisecond for it",
+    "allocation": "a thread allocates or frees memory of the device",
+    "python": "the host does something else",
+}
+"""What a moment in which a device does nothing is due to."""
+
+DISPATCH_NS: Final = 1_000_000
+"""A framework launches the next operation sooner than this, also under a profiler. What takes longer is other code, or
+the first call of a kernel, whose code is loaded."""
+_BLOCKING_NS: Final = 50_000
+"""An asynchronous copy that returns later than this has waited: for the device, or for memory that is not pinned."""
+_CALLS: Final = tuple(
+    (kind, re.compile(rf"^(?:cuda|hip|cu)(?:{names})"))
+    for kind, names in (
+        ("", r"(?:Malloc|Free|Mem(?:Alloc|Free)|MemAllocFromPool)\w*Async|Memset"),
+        ("copy", r"Memcpy\w*Async"),
+        ("synchronisation", r"(?:Stream|Device|Event|Ctx)Synchronize|Memcpy"),
+        ("launch", r"(?:ExtModule|Module|Graph)?Launch"),
+        ("allocation", r"(?:Mem)?(?:Malloc|Alloc|Free|Host(?:Alloc|Malloc|Free|Register))"),
+    )
+)
+"""What calls do, by their names; the first that is found counts."""
+_CALL: Final = {
+    "process": pl.Int64, "correlation": pl.Int64, "start": pl.Int64, "end": pl.Int64, "name": pl.String,
+    "cause": pl.String,
+}  # fmt: skip
+
+
+def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
+    """Return how long devices did nothing in the steps, and why.
+
+    The host is never one step ahead of a device that it waits for. So what a device idles from the end of a call that
+    waits for it until its next work counts as synchronisation, as long as the call itself at most: without the call
+    the host would have been ahead by that.
+
+    Args:
+        attribution: the profile.
+        parts: what `annot.analyze.step_parts.parts_of` returned of it; None: it is asked.
+
+    Returns:
+        process, device (null: the process used none), cause (of `CAUSES`), ns, wall_ns (of the steps, as
+        `annot.analyze.step_time.step_time` gives it). All Int64 but cause.
+    """
+    parts = parts or parts_of(attribution)
+    calls = waiting_calls(attribution)
+    schema = {"process": pl.Int64, "device": pl.Int64, "cause": pl.String, "ns": pl.Int64, "wall_ns": pl.Int64}
+    devices = parts.windows.partition_by("process", "device", as_dict=True)
+    found = [_of_device(place[0], place[1], window, parts, calls) for place, window in devices.items()]
+    return pl.concat([pl.DataFrame(schema=schema), *found])
+
+
+def idle_calls(attribution: Attribution) -> pl.DataFrame:
+    """Return the calls that wait for devices or for memory of theirs, in the steps.
+
+    Returns:
+        cause (synchronisation or allocation), name, calls, ns: the longest first.
+    """
+    calls = waiting_calls(attribution)
+    calls = calls.filter(pl.col("cause") != "launch")
+    steps = attribution.steps
+    if steps.table.height:
+        codes = attribution.whole.threads.table.select("process", "process_code").unique()
+        calls = calls.join(codes, on="process")
+        wanted = steps.steady().select("step", process_code="process")
+        calls = calls.with_columns(steps.at(calls["process_code"], calls["start"]).alias("step"))
+        calls = calls.join(wanted, on=["process_code", "step"], how="semi")
+    length = (pl.col("end") - pl.col("start")).sum().alias("ns")
+    name = pl.col("name").str.replace(r"_v\d+$", "")
+    sums = calls.group_by("cause", name).agg(pl.len().cast(pl.Int64).alias("calls"), length)
+    return sums.sort("ns", "name", descending=[True, False])
+
+
+def waiting_calls(attribution: Attribution) -> pl.DataFrame:
+    """Return the calls that launch work, or in which a thread waits for a device or its memory.
+
+    Returns:
+        process, correlation, start, end (ns), name, cause: launch, synchronisation or allocation. None, if the profile
+        does not know when things happened on the host, or the names of calls.
+    """
+    if attribution.source is None or not known(attribution.meta):
+        return pl.DataFrame(schema=_CALL)
+    parts = [pl.DataFrame(schema=_CALL)]
+    for block in attribution.source.launch_blocks():
+        if "name" not in block.columns:  # a file that is read in blocks for its layers only
+            continue
+        names = block["name"].cast(pl.String).unique()
+        found = [next((kind for kind, pattern in _CALLS if pattern.search(name or "")), "") for name in names]
+        kinds = pl.DataFrame({"name": names, "cause": pl.Series(found, dtype=pl.String)}).filter(pl.col("cause") != "")
+        rows = block.with_columns(pl.col("name").cast(pl.String)).join(kinds, on="name")
+        long = pl.col("end") - pl.col("start") >= _BLOCKING_NS
+        rows = rows.filter((pl.col("cause") != "copy") | long)
+        parts.append(rows.with_columns(pl.col("cause").replace("copy", "synchronisation")).select(
+            pl.col(name).cast(dtype) for name, dtype in _CALL.items()
+        ))  # fmt: skip
+    return pl.concat(parts)
+
+
+def _of_device(
+    process: int | None, device: int | None, window: pl.DataFrame, parts: Parts, calls: pl.DataFrame
+) -> pl.DataFrame:
+    """The rows of one device."""
+    mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
+    here = parts.work.filter(mine & pl.col("device").eq_missing(pl.lit(device, pl.Int64)))
+    ran, calls = merged(intervals_of(here)), calls.filter(mine)
+    waits = calls.filter(pl.col("cause") == "synchronisation")
+    quick = here.join(waits.select("correlation"), on="correlation", how="anti")
+    going_on = {
+        "work": ran if here.height else intervals_of(parts.host.collectives.filter(mine)),
+        "data": parts.host.data.filter(mine),
+        "synchronisation": _after(waits, ran),
+        "launch": _short(calls.filter(pl.col("cause") == "launch")),
+        "wait": waits,
+        "allocation": calls.filter(pl.col("cause") == "allocation"),
+        "pending": _short(launching(quick)),
+        "dispatch": _short(_gaps(ran)),
+    }
+    rows = shares(intervals_of(window), {name: intervals_of(part) for name, part in going_on.items()})
+    same = {"wait": "synchronisation", "pending": "launch", "dispatch": "launch", "idle": "python"}
+    rows = rows.with_columns(pl.col("share").replace(same).alias("cause"), wall_ns=pl.col("ns").sum())
+    sums = rows.filter(pl.col("cause") != "work").group_by("cause", "wall_ns", maintain_order=True).agg(
+        pl.col("ns").sum()
+    )  # fmt: skip
+    where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
+    return sums.select(*where, "cause", "ns", "wall_ns")
+
+
+def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
+    """From the end of each call in which a device ran dry to its next work, for as long as the call at most."""
+    ends = waits.select("start", "end").sort("end")
+    before = ran.select(done="end").sort("done")
+    after = ran.select(pl.col("start").alias("next"))
+    rows = ends.join_asof(before, left_on="end", right_on="done", strategy="backward")
+    rows = rows.join_asof(after, left_on="end", right_on="next", strategy="forward")
+    dry = (pl.col("done") >= pl.col("start")) & (pl.col("next") > pl.col("end"))
+    busy = rows.join_asof(
+        ran.select(began="start", lasts="end"), left_on="end", right_on="began", strategy="backward"
+    )  # fmt: skip
+    idle = busy.filter(dry & (pl.col("lasts") <= pl.col("end")))
+    limit = pl.min_horizontal("next", pl.col("end") + (pl.col("end") - pl.col("start")))
+    return idle.select(start="end", end=limit)
+
+
+def _gaps(ran: pl.DataFrame) -> pl.DataFrame:
+    return ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()
+
+
+def _short(spans: pl.DataFrame) -> pl.DataFrame:
+    return spans.filter(pl.col("end") - pl.col("start") < DISPATCH_NS)

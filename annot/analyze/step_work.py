@@ -1,0 +1,75 @@
+"""How much of the wall-clock time of the steps each kernel, copy and set takes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.intervals import merged, within
+from annot.analyze.step_parts import parts_of
+from annot.correlate.attribution import Attribution
+
+__all__ = ["step_work"]
+
+
+def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the device work of the steps, with the time of them that it takes.
+
+    Where work runs at the same time on a device, what began first has the moment. So each moment counts once, the
+    times of a device add up to the time that it was busy, and without some work steps are shorter by its time at most.
+
+    Args:
+        attribution: the profile.
+        windows: those of `annot.analyze.step_parts.Parts`; None: they are asked for.
+
+    Returns:
+        node, name, kernel, calls (that began in the steps), wall_ns: a row per node and name.
+    """
+    spans = parts_of(attribution).windows if windows is None else windows
+    of_device = spans.partition_by("process", "device", as_dict=True)
+    work, names = _coded(attribution)
+    parts = [pl.DataFrame(schema=_SCHEMA)]
+    for place, rows in work.partition_by("process", "device", as_dict=True).items():
+        if place in of_device:
+            parts.append(_taken(rows, merged(of_device[place])).select(list(_SCHEMA)))
+    sums = (
+        pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
+    )
+    return sums.with_columns(pl.Series("name", names, pl.String).gather(sums["name"]))
+
+
+_SCHEMA: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "calls": pl.Int64, "wall_ns": pl.Int64}
+_PLACED: Final = {
+    "process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64, "node": pl.Int32, "kernel": pl.Boolean,
+    "name": pl.Int32,
+}  # fmt: skip
+
+
+def _coded(attribution: Attribution) -> tuple[pl.DataFrame, list[str]]:
+    """All work with its node, as `_PLACED`, and the names whose numbers it has: a text for each piece takes memory."""
+    codes: dict[str, int] = {}
+    parts = [pl.DataFrame(schema=_PLACED)]
+    for block in attribution.source.work_blocks() if attribution.source is not None else ():
+        placed = attribution.places.of(block).filter(~pl.col("left_out")).drop_nulls(["start", "end"])
+        texts = placed["name"].cast(pl.String).fill_null("")
+        for name in texts.unique():
+            codes.setdefault(name, len(codes))
+        placed = placed.with_columns(texts.replace_strict(codes, return_dtype=pl.Int32).alias("name"))
+        there = [name for name in _PLACED if name in placed.columns]
+        missing = [pl.lit(None, _PLACED[name]).alias(name) for name in _PLACED if name not in placed.columns]
+        rows = placed.select(*(pl.col(name).cast(_PLACED[name]) for name in there), *missing)
+        parts.append(rows.select(list(_PLACED)))
+    return pl.concat(parts), list(codes)
+
+
+def _taken(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
+    """The work of one device, a row per node and name."""
+    rows = rows.sort("start", maintain_order=True)
+    begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1))
+    rows = rows.with_columns(begin=begin, until=pl.max_horizontal(begin, "end"))
+    taken = within(rows["until"], window) - within(rows["begin"], window)
+    inside = within(rows["start"] + 1, window) > within(rows["start"], window)
+    rows = rows.with_columns(taken.alias("wall_ns"), inside.cast(pl.Int64).alias("calls"))
+    sums = rows.group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
+    return sums.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0))
