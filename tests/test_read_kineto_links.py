@@ -196,7 +196,7 @@ def test_what_is_left_out_is_said(tmp_path):
     assert profile.ranges.height == 0
     assert profile.kernels["process"].to_list() == [7 << 24]
     assert profile.meta["notes"] == [
-        "events without a beginning or an end, which are left out: 2",
+        "events without a usable beginning or end, which are left out: 2",
         "correlation ids that occur in several processes, whose kernels went to the first: 1",
     ]
 
