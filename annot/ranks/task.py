@@ -126,9 +126,9 @@ def _attributed(profile: Source, path: str, question: Question) -> Attribution:
     try:
         return attribute(profile, domain=question.domain, steps=question.steps, step_range=question.step_range)
     except ValueError as error:
-        if question.steps is None and question.step_range is None:
+        if (question.steps, question.step_range, question.domain) == (None, None, None):
             raise
-        raise AnnotError(str(error)) from None  # the profile has no steps, which is no fault of the question
+        raise AnnotError(str(error)) from None  # the profile has no such steps or domain, the question is right
 
 
 def _meta(attribution: Attribution, path: str, question: Question) -> dict[str, Any]:

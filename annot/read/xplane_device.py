@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from annot.profile import LATEST
 from annot.read.xplane_hlo import Instructions
 from annot.read.xplane_plane import LIMIT, Plane, decode, whole
 from annot.scopes import Scopes
@@ -176,7 +177,7 @@ def _timed(line: Any, work: Work) -> Iterator[tuple[Any, int, int]]:
         offset = event.offset_ps
         start = base + offset // 1000
         end = base + (offset + event.duration_ps) // 1000
-        if -LIMIT < start <= end < LIMIT:
+        if -LATEST < start <= end < LATEST:
             yield event, start, end
         else:
             work.lost += 1
