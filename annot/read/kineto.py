@@ -193,7 +193,8 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
     operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
     role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))
     operations = operations.select(*_COMPACT, "sequence", "forward_thread", role=role)
-    layers = pl.Series(module_texts(modules), dtype=pl.String)
+    passed = operations.filter(pl.col("role") == ROLES.index("backward"))
+    layers = pl.Series(module_texts(modules, passed), dtype=pl.String)
     known = layers.unique(maintain_order=True)
     numbers = {text: names.height + number for number, text in enumerate(known)}
     modules = modules.select(
