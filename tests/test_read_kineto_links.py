@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from annot import load
-from annot.correlate import correlate
+from annot.correlate import attribute, by_layer, by_op, correlate
 from annot.profile import Profile
 from annot.read.kineto_links import module_texts
 
@@ -288,3 +288,24 @@ def test_a_part_called_by_itself_is_the_layer_that_it_is_in_the_model():
     paths = ["Forward Net |fwd", "Enc_0 Enc |fwd", "Enc_0.Linear_0 Linear |fwd"]
     assert module_texts(table) == [*paths, *paths[1:], paths[2]]
     assert module_texts(table, backward) == [*paths, *paths[1:], "Enc_0.Linear_0 Linear |re"]
+
+
+def test_backward_operations_have_one_row(tmp_path):
+    """The range of autograd's engine and that of the operation in it are one call of one operation."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as run:
+        for _ in range(3):
+            net(torch.randn(2, 4)).sum().backward()
+    run.export_chrome_trace(str(tmp_path / "trace.json"))
+    result = attribute(load(tmp_path / "trace.json"))
+    for rows, name in ((by_layer(result), "layer"), (by_op(result), "op")):
+        calls = dict(rows.filter(phase="backward").select(name, "calls").iter_rows())
+        assert calls == {
+            "SumBackward0": 3, "AddmmBackward0": 6, "TBackward0": 6, "ReluBackward0": 3,
+            "torch::autograd::AccumulateGrad": 12,
+        }  # fmt: skip
+        assert not rows[name].str.contains("evaluate_function").any()
+    inside = result.ranges().filter(pl.col("text").str.contains("AddmmBackward0"))
+    found = by_op(result).filter(pl.col("op") == "AddmmBackward0")["host_self_ns"].to_list()
+    assert found == [inside["host_self_ns"].sum()]

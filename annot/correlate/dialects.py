@@ -23,7 +23,7 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["BATCH", "DATA", "DOMAINS", "Said", "split_suffix", "understand"]
+__all__ = ["BATCH", "DATA", "DOMAINS", "ENGINE", "Said", "split_suffix", "understand"]
 
 BATCH: Final = "(batch)"
 DATA: Final = "(data)"
@@ -57,7 +57,10 @@ class Said:
     role: str = "annotation"
 
 
-_BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*")
+ENGINE: Final = "autograd::engine::evaluate_function: "
+"""What autograd's engine puts before the name of an operation of the backward pass, around which it has a range too."""
+
+_BACKWARD = re.compile(rf"(?:{ENGINE}.*|\w*Backward\d*)")
 _SUFFIX: Final = r"(?s), (?:stashed )?(?:seq|op_id|sizes|input_op_ids) ?= ?.*$"
 _SEQUENCE: Final = r", (?:stashed )?seq ?= ?(\d{1,18})(?:,|$)"
 _SIZES: Final = r", sizes ?= ?\[((?:\[[\d, ]*\](?:, )?)+)\](?:,|$)"
@@ -102,7 +105,7 @@ def operation(stem: str) -> Said:
         ('backward', 'operator')
     """
     if _BACKWARD.fullmatch(stem):
-        return Said(stem, phase="backward", role="backward")
+        return Said(stem.removeprefix(ENGINE), phase="backward", role="backward")
     return Said(stem, role="operator")
 
 
