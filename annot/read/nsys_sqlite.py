@@ -40,8 +40,8 @@ def read(path: Path) -> Profile:
         return read_profile(lambda: nullcontext(tables), {"source": str(path), "format": NAME}, database.notes)
 
 
-def stream(path: Path) -> Export:
-    """Return an export that is read in blocks, each time that some of it is wanted.
+def stream(path: Path, *, calls: bool = False) -> Export:
+    """Return an export that is read in blocks, each time that some of it is wanted; see `annot.read.source`.
 
     Raises:
         AnnotError: as for `read`; also while blocks are read.
@@ -49,7 +49,7 @@ def stream(path: Path) -> Export:
     with open_database(path) as database:
         _check(path, database)
         notes = database.notes
-    return Export(partial(_opened, path), {"source": str(path), "format": NAME}, notes)
+    return Export(partial(_opened, path), {"source": str(path), "format": NAME}, notes, calls=calls)
 
 
 def _check(path: Path, database: Database) -> None:

@@ -86,13 +86,14 @@ class Export:
         meta: `Profile.meta` as far as the tables do not say it: source and format.
         facts: notes on the file.
         full: whether ranges have payload, category and colour, and calls their names, which no layer needs.
+        calls: whether calls have their names in any case.
     """
 
     def __init__(
         self, opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = (),
-        *, full: bool = False,
+        *, full: bool = False, calls: bool = False,
     ) -> None:  # fmt: skip
-        self._opened, self._full = opened, full
+        self._opened, self._named_calls = opened, full or calls
         self._said = Statements()
         self._notes: dict[str, Counter[str]] = {}
         with opened() as tables:
@@ -168,11 +169,11 @@ class Export:
         """Yield API calls; see `annot.profile.Source`."""
         notes = self._counter("launches")
         columns = {"start": "start", "end": "end", "thread": "globalTid", "correlation": "correlationId"}
-        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._full else {})
+        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._named_calls else {})
         with self._opened() as tables:
             for rows in fetch_blocks(tables, _RUNTIME, columns):
                 rows = _calls(rows, notes)
-                name = [spelt(rows["string"], self._strings).alias("name")] if self._full else []
+                name = [spelt(rows["string"], self._strings).alias("name")] if self._named_calls else []
                 rows = rows.select("start", "end", "thread", "correlation", process_of("thread"), *name)
                 self._seen.update(rows["process"].unique())
                 yield rows

@@ -101,7 +101,9 @@ class Ranges:
                 inside = stack[-1]
             label, scopes = self._known.get(kind) or self._learn(kind)
             if kind.launch and scopes == inside.around:
-                if kind.text and not scopes and label != inside.label:  # what the runtime does around it is no better a name
+                if (
+                    kind.text and not scopes and label != inside.label
+                ):  # what the runtime does around it is no better a name
                     self._append(start, end, self._label(kind.text, "annotation") if inside.runtime else label)
                 continue
             runtime = inside.runtime or kind.role == _OPERATOR
