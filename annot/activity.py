@@ -24,8 +24,10 @@ class Activity:
         calls: process, thread, start, end, correlation of every row of the API.
         work: process, correlation, start, end, kernel (true, or false for copies and sets), name (of the
             kernel; else null).
+        notes: what the reader has to say of the file, a sentence each.
     """
 
     ranges: pl.DataFrame
     calls: pl.DataFrame
     work: pl.DataFrame
+    notes: tuple[str, ...] = ()

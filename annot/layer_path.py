@@ -1,4 +1,8 @@
-"""Paths of layers: joined by ``/`` as Keras writes them, else by ``.`` as PyTorch does."""
+"""Paths of layers: joined by ``/`` as Keras writes them, or by ``.`` as PyTorch does.
+
+Names of layers can hold the other sign. What comes first in a path joins it, so that a path and the layers around it
+are read alike.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ def above(path: str) -> Iterator[str]:
     """Yield the layers around one, the innermost first, and at last the whole model.
 
     Example:
-        >>> list(above("net/block.1/conv")), list(above("features.0")), list(above(""))
-        (['net/block.1', 'net', ''], ['features', ''], [])
+        >>> list(above("net/block.1/conv")), list(above("towers.user/item.fc")), list(above(""))
+        (['net/block.1', 'net', ''], ['towers.user/item', 'towers', ''], [])
     """
     separator = _separator(path)
     while path:
@@ -53,4 +57,5 @@ def last(path: str) -> str:
 
 
 def _separator(path: str) -> str:
-    return "/" if "/" in path else "."
+    slash, dot = path.find("/"), path.find(".")
+    return "/" if slash >= 0 and not 0 <= dot < slash else "."

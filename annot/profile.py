@@ -35,6 +35,7 @@ import polars as pl
 __all__ = [
     "COPIES",
     "KERNELS",
+    "LATEST",
     "LAUNCHES",
     "MARKS",
     "METRICS",
@@ -51,6 +52,9 @@ __all__ = [
 ]
 
 Schema: TypeAlias = Mapping[str, type[pl.DataType]]
+
+LATEST: Final = 1 << 61
+"""No clock of a profile shows more, in ns, nor less than its negative: all differences of times fit into 64 bits."""
 
 RANGES: Final[Schema] = {
     "id": pl.Int64,  # unique in the table; breaks ties between ranges that start and end together

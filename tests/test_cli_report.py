@@ -252,6 +252,9 @@ def test_step_range(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--steps", "2:"], "has no such steps, only 0 to 1"),
         (["--steps", "1", "--step-range", "nothing"], "has no range 'nothing'"),
+        (["--domain", "nope"], "has no range in the domain 'nope', only in '', 'annot'"),
+        (["--domain", "nope", "--by", "advice"], "has no range in the domain 'nope', only in '', 'annot'"),
+        (["--domain", "nope", "--by-process"], "has no range in the domain 'nope', only in '', 'annot'"),
     ],
 )
 def test_steps_that_are_not_there(
@@ -395,6 +398,15 @@ def test_ranks_at_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["report", "memory://ranks/run_rank0.sqlite"]) == 1
     assert capsys.readouterr().err.startswith("annot: error: memory://ranks/run_rank0.sqlite is not a profile")
     memory.rm("/ranks", recursive=True)
+
+
+def test_a_single_profile_on_dask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scheduler that is not there is told of one profile too, for a table and for a page."""
+    pytest.importorskip("distributed")
+    path = write_ranks(tmp_path, 1)[0]
+    for more in ([], ["--format", "html", "-o", str(tmp_path / "page.html")]):
+        assert main(["report", str(path), "--dask", "nope", *more]) == 1
+        assert capsys.readouterr().err.startswith("annot: error: there is no scheduler of Dask at nope: ")
 
 
 def test_ranks_on_a_local_dask_cluster(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 from tables import Rows
 
@@ -20,6 +21,17 @@ from annot.correlate.dialects import understand
             "torch.nn.functional.conv2d",
             "other",
         ),
+        ("{'mod': 'LSTM', 'strRepr': '10, 20'}", "LSTM", "other"),
+        ("""{'mod': 'GRU', 'strRepr': "10, mode='x'"}""", "GRU", "other"),
+        ("{'mod': 'torch.utils.data.dataloader', 'op': 'DataLoader', 'callid': -1}", "(data)", "data"),
+        ("{'traceMarker': ['/a/train.py:3', '/a/net.py:7']}", "traceMarker", "other"),
+        (
+            "{'traceMarker': ['/a/t.py:3'], 'funcStack': '/Net::forward/Block::forward(2)/Linear::forward/linear'}",
+            "Net/Block(2)/Linear",
+            "forward",
+        ),
+        ("{'traceMarker': ['/a/t.py:3'], 'funcStack': '/main/train/Optimizer::step/add_'}", "traceMarker", "other"),
+        ('{"model_config": {"num_workers": 2, "pin_memory": false}}', "model_config", "other"),
         ("layer:encoder.3", "encoder.3", "forward"),
         (
             "{'Module': 'model.layers.0.mlp', 'Inputs': [[2, 8], [4]], 'StaticParams': {}}",
@@ -86,6 +98,23 @@ def test_plain_texts(text: str) -> None:
     """What no tool writes is nobody's dialect: the range is a layer named by its text."""
     assert understand(text) is None
     assert correlate(Rows().range(text, 0, 5).build())["layer"].to_list() == [text]
+
+
+def test_dlprof_profile() -> None:
+    """DLProf's markers name the modules around each operation, and numbers lead its backward to the same layer."""
+    marker = "{{'traceMarker': ['a.py:3'], 'funcStack': '/main/Net::forward/Linear::forward{}/linear'}}"
+    rows = Rows().range('{"model_config": {"num_workers": 0}}', 0, 5)
+    for number, again in enumerate(("", "(2)"), 1):
+        at = 100 * number
+        rows.range(marker.format(again), at, at + 40)
+        rows.range(f"{{'mod': 'torch.nn.functional', 'op': 'linear', 'callid': {number}}}", at + 5, at + 35)
+        rows.range(f"aten::linear, seq = {number}, op_id = {number}", at + 10, at + 30).kernel(at + 20, (at, at + 7))
+    rows.range("AddmmBackward0, seq = 2, op_id = 12", 400, 420).kernel(410, (410, 413))
+    found = correlate(rows.build()).filter(pl.col("gpu_self_ns") > 0)
+    assert found.select("layer", "module", "phase", "gpu_self_ns").rows() == [
+        ("Net/Linear", "Linear", "forward", 7), ("Net/Linear(2)", "Linear", "forward", 7),
+        ("Net/Linear(2)", "Linear", "backward", 3),
+    ]  # fmt: skip
 
 
 def test_pyprof_profile() -> None:

@@ -119,22 +119,19 @@ def closed(profile: Profile) -> list[Range]:
     return sorted(found, key=lambda item: item.order)
 
 
+def crossing(one: Range, other: Range) -> bool:
+    """Whether the later of two ranges of a thread begins inside the other and ends after it."""
+    first, last = sorted((one, other), key=lambda item: item.order)
+    return one.thread == other.thread and first.start < last.start < first.end < last.end
+
+
 def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
     """Those that nest, and those that have to stand aside."""
     kept: list[Range] = []
-    for new in ranges:
-        if new.foreign:
-            continue
-        stays = True
-        for old in [item for item in reversed(kept) if item.thread == new.thread]:
-            if old.start < new.start < old.end < new.end:
-                if new.weight > old.weight:
-                    kept.remove(old)
-                else:
-                    stays = False
-                    break
-        if stays:
+    for new in sorted((item for item in ranges if not item.foreign), key=lambda item: item.weight, reverse=True):
+        if not any(crossing(new, old) for old in kept):
             kept.append(new)
+    kept.sort(key=lambda item: item.order)
     return kept, [item for item in ranges if item not in kept]
 
 

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from sqlite_profile import SqliteProfile
+from sqlite_profile import SqliteProfile, training
 
 import annot
 from annot import AnnotError
 from annot.cli import main
+from annot.correlate import attribute, summarize
+from annot.correlate.nsight import nvtx_kern_sum
+from annot.profile import COPIES, KERNELS, RANGES, Profile
+from annot.read import source
+from annot.read.nsight_activity import read_activity
 
 
 def _refusal(path: Path) -> str:
@@ -177,6 +182,93 @@ def test_times_too_long_to_add_up(tmp_path: Path) -> None:
         path = profile.write(tmp_path / what)
         with pytest.raises(AnnotError, match=f"{what} has {what} that take more than 146 years in all$"):
             annot.correlate(annot.load(path))
+
+
+def test_what_sqlite_left_beside_the_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that are in the log of a program that still writes are not read, and not passed over in silence."""
+    whole = SqliteProfile()
+    whole.layer("l Linear |fwd", 0, 100)
+    whole.kernel(10, 30, 1)
+    whole.write(tmp_path / "whole")
+    late = tmp_path / "late"
+    with sqlite3.connect(tmp_path / "whole") as rows, sqlite3.connect(late) as writer:
+        writer.execute("PRAGMA journal_mode = wal")
+        writer.executescript("\n".join(rows.iterdump()))
+        note = "late-wal holds what was written last, if it is not in the file yet, and is not read: "
+        assert note in _refusal(late)
+        writer.execute("PRAGMA wal_checkpoint(passive)")
+        writer.execute("INSERT INTO StringIds VALUES (77, 'late')")
+        writer.commit()
+        for loaded in (annot.load(late), source(late)):
+            assert [one for one in summarize(attribute(loaded))["notes"] if one.startswith(note)]
+        assert main(["report", str(late), "--rule", "nsight"]) == 0
+        assert "Note: late-wal holds" in capsys.readouterr().out
+    writer.close()  # which moves all to the file, and removes the log
+    assert not [one for one in annot.load(late).meta["notes"] if "wal" in one]
+    (tmp_path / "whole-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(504))
+    assert [one for one in annot.load(tmp_path / "whole").meta["notes"] if one.startswith("whole-journal holds")]
+    (tmp_path / "whole-journal").write_bytes(bytes(512))  # what a finished write may leave
+    assert not [one for one in annot.load(tmp_path / "whole").meta["notes"] if "journal" in one]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_tables_whose_rows_have_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    """A table of its primary key alone, as some tools make when they copy one, is no damage, and gives the same."""
+    if not native:
+        monkeypatch.setenv("ANNOT_DISABLE_NATIVE", "1")
+    path, keyed = training(device=True).write(tmp_path / "path"), tmp_path / "keyed"
+    with sqlite3.connect(path) as old, sqlite3.connect(keyed) as new:
+        for table, names in [
+            (table, [row[1] for row in old.execute(f"PRAGMA table_info({table})")])
+            for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        ]:
+            columns = ", ".join(f'"{name}"' for name in names)
+            new.execute(f"CREATE TABLE {table} (number INTEGER PRIMARY KEY, {columns}) WITHOUT ROWID")
+            rows = [(number, *row) for number, row in enumerate(old.execute(f"SELECT * FROM {table}"), 1)]
+            new.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * (len(names) + 1))})", rows)
+    for name in ("ranges", "marks", "launches", "kernels", "copies"):
+        assert getattr(annot.load(keyed), name).equals(getattr(annot.load(path), name)), name
+    assert attribute(source(keyed)).ranges().equals(attribute(source(path)).ranges())
+    assert nvtx_kern_sum(read_activity(keyed)).equals(nvtx_kern_sum(read_activity(path)))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("far", [(-(2**62), 2**62), (-(2**62), 20), (10, 2**62), (-(2**61) - 1, 0), (0, 2**63 - 1)])
+@pytest.mark.parametrize("what", ["kernels", "copies", "ranges", "API calls"])
+def test_no_time_is_lost_to_an_overflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, far: tuple[int, int], native: bool
+) -> None:
+    """What reaches over more years than add up in 64 bits is left out with a note, in C as in Python."""
+    if not native:
+        monkeypatch.setenv("ANNOT_DISABLE_NATIVE", "1")
+    profile = SqliteProfile()
+    profile.layer("l Linear |fwd", 0, 100)
+    profile.kernel(10, 30, 1)
+    profile.call(10, 12, 1)
+    add = {"kernels": profile.kernel, "copies": profile.copy, "API calls": profile.call}
+    if what == "ranges":
+        profile.layer("m Linear |fwd", *far)
+    else:
+        add[what](*far, 2)
+    path = profile.write(tmp_path / "far")
+    for loaded in (annot.load(path), source(path)):
+        meta = summarize(attribute(loaded))
+        assert (meta["gpu_ns"], meta["devices"][0]["busy_ns"], meta["devices"][0]["span_ns"]) == (20, 20, 20)
+        assert f"{what} left out because they have no usable times: 1" in meta["notes"]
+
+
+@pytest.mark.parametrize("table", ["kernels", "copies", "ranges"])
+def test_times_of_other_readers_that_reach_too_far(table: str) -> None:
+    """A reader of somebody else's that gives such times is told so; no total is short of them without a word."""
+    ends = {"process": 1, "thread": 1, "device": 0, "id": 0, "start": -(2**62), "end": 2**62}
+    row = {
+        name: value for name, value in ends.items() if name in {"kernels": KERNELS, "copies": COPIES}.get(table, RANGES)
+    }
+    near = {**row, "start": 2**62 - 5, **({"id": 1} if "id" in row else {})}
+    for rows in ([row], [{**row, "end": 5 - 2**62}, near]):
+        profile = Profile.build({"source": "p"}, **{table: pl.DataFrame(rows)})
+        with pytest.raises(AnnotError, match=r"^p has .* that take more than 146 years in all$"):
+            attribute(profile)
 
 
 def test_work_whose_cause_lies_in_a_step_alone(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import polars as pl
 import pytest
 
 from annot import load
+from annot.correlate import attribute, by_layer, by_op, correlate
 from annot.profile import Profile
+from annot.read.kineto_links import module_texts
 
 
 def read(folder: Path, *events: dict[str, Any], **top: Any) -> Profile:
@@ -196,7 +198,7 @@ def test_what_is_left_out_is_said(tmp_path):
     assert profile.ranges.height == 0
     assert profile.kernels["process"].to_list() == [7 << 24]
     assert profile.meta["notes"] == [
-        "events without a beginning or an end, which are left out: 2",
+        "events without a usable beginning or end, which are left out: 2",
         "correlation ids that occur in several processes, whose kernels went to the first: 1",
     ]
 
@@ -243,3 +245,67 @@ def test_launches_of_every_runtime(tmp_path):
     launches = read(tmp_path, *events, span("sync", 1, 2, "cuda_sync", correlation=4)).launches
     assert launches["name"].to_list() == ["call4", "call3", "call2", "call1", "call0"]
     assert launches.filter(pl.col("correlation") == 3).height == 5
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_belongs_to_its_layer(tmp_path, reentrant):
+    """Activation checkpointing calls modules again in the backward pass: the same layers, in the phase recompute."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(4, 4)) for _ in range(2))
+
+        def forward(self, x):
+            for part in self.parts:
+                x = checkpoint(part, x, use_reentrant=reentrant)
+            return x.sum()
+
+    net, x = Net(), torch.randn(2, 4, requires_grad=True)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(with_stack=True, with_modules=True, activities=cpu) as run:
+        for _ in range(3):
+            net(x).backward()
+    run.export_chrome_trace(str(tmp_path / "trace.json"))
+    rows = correlate(load(tmp_path / "trace.json")).filter(pl.col("module").is_in(["Net", "Sequential", "Linear"]))
+    forward, again = (
+        dict(rows.filter(phase=phase).select("layer", "calls").iter_rows()) for phase in ("forward", "recompute")
+    )
+    assert len(forward) == 5
+    assert set(forward.values()) == {3}
+    assert again == dict.fromkeys(filter(None, forward), 3)
+
+
+def test_a_part_called_by_itself_is_the_layer_that_it_is_in_the_model():
+    """A module that lies in the model elsewhere keeps its path when it is called alone, and the phase forward."""
+    calls = [("Net_0", 0, 90), ("Enc_0", 10, 80), ("Linear_0", 20, 30), ("Enc_0", 100, 150), ("Linear_0", 110, 120),
+             ("Linear_0", 200, 210)]  # fmt: skip
+    table = pl.DataFrame([{"thread": 1, "start": a, "end": b, "python": n, "text": f"nn.Module: {name}"}
+                          for n, (name, a, b) in enumerate(calls)])  # fmt: skip
+    backward = pl.DataFrame({"thread": [1, 2], "start": [190, 0], "end": [220, 999]})
+    paths = ["Forward Net |fwd", "Enc_0 Enc |fwd", "Enc_0.Linear_0 Linear |fwd"]
+    assert module_texts(table) == [*paths, *paths[1:], paths[2]]
+    assert module_texts(table, backward) == [*paths, *paths[1:], "Enc_0.Linear_0 Linear |re"]
+
+
+def test_backward_operations_have_one_row(tmp_path):
+    """The range of autograd's engine and that of the operation in it are one call of one operation."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as run:
+        for _ in range(3):
+            net(torch.randn(2, 4)).sum().backward()
+    run.export_chrome_trace(str(tmp_path / "trace.json"))
+    result = attribute(load(tmp_path / "trace.json"))
+    for rows, name in ((by_layer(result), "layer"), (by_op(result), "op")):
+        calls = dict(rows.filter(phase="backward").select(name, "calls").iter_rows())
+        assert calls == {
+            "SumBackward0": 3, "AddmmBackward0": 6, "TBackward0": 6, "ReluBackward0": 3,
+            "torch::autograd::AccumulateGrad": 12,
+        }  # fmt: skip
+        assert not rows[name].str.contains("evaluate_function").any()
+    inside = result.ranges().filter(pl.col("text").str.contains("AddmmBackward0"))
+    found = by_op(result).filter(pl.col("op") == "AddmmBackward0")["host_self_ns"].to_list()
+    assert found == [inside["host_self_ns"].sum()]

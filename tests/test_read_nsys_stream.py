@@ -14,8 +14,10 @@ from sqlite_profile import SqliteProfile, training
 
 from annot.correlate import attribute, by_kernel, by_layer, by_phase, by_step, summarize
 from annot.profile import Source
-from annot.read import load, source, sqlite
+from annot.ranks.task import Question, report_file
+from annot.read import load, nsys_sqlite, source, sqlite
 from annot.read.merge import merged
+from annot.report import ANALYSES, TABLES, report_on
 
 FILES = (
     "athrun_lm_attn_windows.2026.2", "ginda_mfu_2gpu_before.2026.2", "ginda_tiny_no_nvtx.2026.1",
@@ -126,3 +128,21 @@ def test_merged_mends_a_disorder_of_half_a_block() -> None:
     blocks = (pl.DataFrame({"start": starts}) for starts in ([0, 1, 2, 4], [3, 5, 6, 8], [7, 9, 10, 11]))
     got = [start for block in merged(blocks, pl.DataFrame({"start": [5]})) for start in block["start"]]
     assert got == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("by", ANALYSES)
+def test_analyses_of_what_is_read_in_blocks(tmp_path, by):
+    """The tables about one profile are the same from a file in blocks, with the names of its calls, as from memory."""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    blocks, memory = (report_on(read, by=by) for read in (source(path, calls=True), load(path)))
+    assert blocks.rows.equals(memory.rows)
+    assert blocks.meta == memory.meta
+    assert report_file(str(path), Question(by)).rows.equals(memory.rows)
+
+
+def test_no_report_holds_the_whole_file(tmp_path, monkeypatch):
+    """Whatever the table, a large export stays in its file."""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    monkeypatch.setattr(nsys_sqlite, "read", None)
+    for by in TABLES:
+        assert report_file(str(path), Question(by)).by == by

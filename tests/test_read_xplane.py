@@ -302,7 +302,8 @@ def test_instructions_of_xla(tmp_path: Path) -> None:
     assert profile.ranges.filter(pl.col("role") == "module")["text"].to_list() == [
         "new |fwd", "other |fwd", "old |fwd", "said |fwd",
     ]  # fmt: skip
-    assert profile.kernels["origin_start"].to_list() == [10, 20, None, 40, 50]
+    assert profile.kernels["origin_start"].to_list() == [10, 20, 30, 40, 50]
+    assert by_layer(attribute(profile)).filter(layer="fusion.3")["gpu_self_ns"].to_list() == [1]
 
 
 def test_broken_program(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_broken_program(tmp_path: Path) -> None:
     gpu, stream = _gpu(file)
     gpu.event(stream, "k", 0, 1_000, hlo_op="fusion.3", program_id=1)
     profile = xplane.read(file.write(tmp_path / "x.pb"))
-    assert profile.meta["notes"] == ["1 compiled program could not be read, so its operations have no scopes"]
+    assert profile.meta["notes"][0] == "1 compiled program could not be read, so its operations have no scopes"
     assert profile.kernels.height == 1
 
 
@@ -349,6 +350,33 @@ def test_tpu(tmp_path: Path) -> None:
         (1, "%fusion.1", 10, 30), (1, "%fusion.1", 30, 35),
     ]  # fmt: skip
     assert profile.ranges.filter(pl.col("role") == "module")["text"].to_list() == ["net |fwd", "net/a |fwd"]
+
+
+def test_instructions_without_scopes_have_rows_of_their_own(tmp_path: Path) -> None:
+    """Kernels that know XLA's instruction count to it, and not all to what the runtime does around their launches."""
+    file = XPlaneProfile()
+    gpu, stream = _gpu(file)
+    host = file.plane("/host:CPU")
+    thread = host.line("python", 3)
+    host.event(thread, "PjitFunction(step)", 0, 90_000)
+    host.event(thread, "ThunkExecutor::Execute", 1_000, 80_000)
+    for number, name in enumerate(("fusion.3", "fusion.4", "fusion.3"), 1):
+        host.event(thread, "cuLaunchKernel", number * 10_000, 2_000, correlation_id=number)
+        gpu.event(stream, "loop", 100_000 * number, 7_000, correlation_id=number, hlo_op=name, hlo_module="jit_step")
+    layers = by_layer(attribute(xplane.read(file.write(tmp_path / "x.pb"))))
+    found = layers.filter(pl.col("gpu_self_ns") > 0).select("layer", "gpu_self_ns").rows()
+    assert found == [("fusion.3", 14), ("fusion.4", 7)]
+
+
+def test_tpu_instructions_without_scopes(tmp_path: Path) -> None:
+    """A TPU knows no launches: what has no scopes belongs to its instruction, not to nobody."""
+    file = XPlaneProfile()
+    tpu = file.plane("/device:TPU:0")
+    line = tpu.line("XLA Ops", 2)
+    tpu.event(line, "%fusion.1 = f32[8]{0} fusion(f32[8]{0} %p)", 10_000, 20_000)
+    tpu.event(line, "%copy.2", 30_000, 5_000)
+    layers = by_layer(attribute(xplane.read(file.write(tmp_path / "x.pb"))))
+    assert layers.select("layer", "gpu_self_ns").rows() == [("fusion.1", 20), ("copy.2", 5)]
 
 
 def test_runtime_and_users_events(tmp_path: Path) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ranked import ordered_only, write_ranks
 from rich.console import Console
 from shared_data import shared, unpacked
 from sqlite_profile import training
 from tables import ENGINE, Rows
 
+from annot import layer_path
 from annot.analyze.advice import advise
 from annot.analyze.dlprof import MODEL, by_detail, by_group, by_iteration, by_op_type, by_tensor_core
 from annot.analyze.kernels import by_class
@@ -116,6 +119,22 @@ def test_group() -> None:
     assert (block["layers"], block["tc_eligible"], block["tc_used"], block["gpu_ns"]) == (3, 1, 1, 140)
     assert (block["forward_ns"], block["backward_ns"], block["tc_share"]) == (90, 50, 0.5)
     assert (model["layers"], model["gpu_ns"], model["depth"]) == (4, 140, 0)
+
+
+def test_groups_of_names_with_a_slash() -> None:
+    """A key of a ModuleDict may hold the sign by which Keras joins paths; what is around it stays the same."""
+    rows = Rows().range("enc.user/item Linear |fwd", 0, 10, domain="annot").kernel(5, (5, 8))
+    rows.range("enc.user/fc Linear |fwd", 10, 20, domain="annot").range("a/b.c/d Dense |fwd", 20, 30, domain="annot")
+    table = by_group(attribute(rows.build()))
+    assert table["group"].to_list() == ["enc", "enc.user/item", "enc.user/fc", "a", "a/b.c", "a/b.c/d", MODEL]
+    assert table["depth"].to_list() == [0, 1, 1, 0, 1, 2, 0]
+
+
+@given(st.text("ab./", max_size=12))
+def test_layers_around_one_are_around_each_other(path: str) -> None:
+    """Of the layers around a path, each lies in all that are further out, whatever signs the names hold."""
+    around = list(layer_path.above(path))
+    assert all(list(layer_path.above(outer)) == around[place:] for place, outer in enumerate(around, 1))
 
 
 def test_groups_of_fused_kernels_and_order() -> None:

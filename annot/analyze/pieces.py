@@ -12,6 +12,8 @@ from annot.analyze.intervals import merged, within
 from annot.correlate import Attribution
 from annot.correlate.attribution import self_times
 from annot.correlate.host_times import known
+from annot.correlate.nodes import Nodes
+from annot.correlate.sweep import NONE
 
 __all__ = ["KEY", "device_idle", "host_pieces", "idle_of_nodes", "layers_of_nodes", "pieces", "sums_by_layer"]
 
@@ -65,8 +67,41 @@ def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) ->
     """
     numbers = [name for name in values.columns if name not in ("node", *also)]
     own = values.group_by("node", *also).agg(pl.col(numbers).sum())
-    rows = own.join(layers_of_nodes(attribution), on="node")
-    return rows.group_by(*KEY, *also).agg(pl.col(numbers).sum())
+    nodes, names = attribution.forest.nodes, attribution.forest.keys.names
+    inclusive = _by_level(nodes, own, also) if also else _in_one_pass(nodes, own, numbers)
+    outermost = pl.Series(nodes.outermost(nodes.keys), dtype=pl.Boolean)
+    rows = inclusive.filter(outermost.gather(inclusive["node"]))
+    layers = pl.DataFrame(names, schema=KEY, orient="row")[pl.Series(nodes.keys, dtype=pl.Int32).gather(rows["node"])]
+    return rows.hstack(layers).group_by(*KEY, *also).agg(pl.col(numbers).sum())
+
+
+def _in_one_pass(nodes: Nodes, own: pl.DataFrame, numbers: Iterable[str]) -> pl.DataFrame:
+    """Return node and values with what lies below, however deep the nodes lie; null where there is nothing."""
+    rows = pl.DataFrame({"node": range(len(nodes))}, schema={"node": pl.Int32})
+    rows = rows.join(own, on="node", how="left", maintain_order="left")
+    for name in numbers:
+        totals = rows[name].to_list()
+        for node in range(len(totals) - 1, -1, -1):
+            above = nodes.parents[node]
+            if above != NONE and totals[node] is not None:
+                totals[above] = totals[node] + (totals[above] or 0)
+        rows = rows.with_columns(pl.Series(name, totals, rows.schema[name]))
+    return rows.filter(pl.any_horizontal(pl.col(numbers).is_not_null()))
+
+
+def _by_level(nodes: Nodes, own: pl.DataFrame, also: Iterable[str]) -> pl.DataFrame:
+    """The same for nodes that are told apart further: from the deepest level up, each to the one above."""
+    depths: list[int] = []
+    for above in nodes.parents:
+        depths.append(0 if above == NONE else depths[above] + 1)
+    parent = pl.Series(nodes.parents, dtype=pl.Int32)
+    depth = pl.Series(depths, dtype=pl.Int32).gather(own["node"])
+    carried, done = own.clear(), [own.clear()]
+    for level in range(max(depths, default=NONE), NONE, -1):
+        rows = pl.concat([carried, own.filter(depth == level)]).group_by("node", *also).agg(pl.all().sum())
+        done.append(rows)
+        carried = rows.with_columns(parent.gather(rows["node"]).alias("node"))
+    return pl.concat(done)
 
 
 def device_idle(attribution: Attribution) -> pl.DataFrame | None:

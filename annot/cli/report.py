@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +197,7 @@ def _name_missing(meta: dict[str, Any]) -> None:
 def _page(args: argparse.Namespace) -> int:
     """Write the page with all views."""
     from annot.cli.output import write
+    from annot.ranks.executors import run_one
     from annot.ranks.files import expand
     from annot.ranks.pages import page_of_file, page_of_ranks
     from annot.ranks.task import Question
@@ -204,7 +206,7 @@ def _page(args: argparse.Namespace) -> int:
     question = Question("layer", args.domain, args.steps, args.step_range, args.by_process)
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
-        data = page_of_file(paths[0], question)
+        data = run_one(partial(page_of_file, question=question), paths[0], dask=args.dask)
     else:
         data = page_of_ranks(paths, question, rank=args.rank, workers=args.workers, dask=args.dask)
     write(args.output, as_page(data, f"{data['source']} · annot"), force=args.force)
@@ -221,6 +223,7 @@ def _official(args: argparse.Namespace) -> NsightReport:
 
 def _layers(args: argparse.Namespace) -> Report | RanksReport:
     from annot.errors import AnnotError
+    from annot.ranks.executors import run_one
     from annot.ranks.files import expand
     from annot.ranks.task import Question, report_file
     from annot.report import ANALYSES
@@ -228,7 +231,8 @@ def _layers(args: argparse.Namespace) -> Report | RanksReport:
     question = Question(args.by or "layer", args.domain, args.steps, args.step_range, args.by_process)
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
-        return report_file(paths[0], question).sorted(args.sort or "order")
+        report_of = partial(report_file, question=question)
+        return run_one(report_of, paths[0], dask=args.dask).sorted(args.sort or "order")
     if question.by in ANALYSES:
         return _of_rank(args, paths, question).sorted(args.sort or "order")
     report = _compared(args, paths, question).sorted(args.sort or "order")

@@ -14,7 +14,7 @@ from annot.correlate.launches import BY_TIME, LEFT_OUT, Launches
 from annot.correlate.sequence import loops
 from annot.correlate.shared_launches import GUESSED
 
-__all__ = ["FARTHEST", "REASONS", "UNATTRIBUTED", "Account", "Places"]
+__all__ = ["FARTHEST", "REASONS", "UNATTRIBUTED", "Account", "Places", "Reach"]
 
 UNATTRIBUTED: Final = "(unattributed)"
 """Layer of the rows with device work that belongs to no range; their module says why."""
@@ -38,6 +38,32 @@ _PARTS: Final[dict[str, dict[str, type[pl.DataType]]]] = {
 """Sums of blocks, by name of the work, of what follows the clock, and by step."""
 
 _ONE_NODE: Final = pl.Series("node", [0], pl.Int32)
+
+
+class Reach:
+    """Tells whether times can be added up and taken from each other in integers of 64 bits, which nothing checks."""
+
+    def __init__(self) -> None:
+        self._first = self._last = 0
+        self._any = False
+        self._total = 0.0
+
+    def add(self, table: pl.DataFrame) -> None:
+        """Take note of the columns start and end of a table."""
+        bounds = [table[name].cast(pl.Int64) for name in ("start", "end")]
+        instants = [at for column in bounds for at in (column.min(), column.max()) if isinstance(at, int)]
+        if not instants:
+            return
+        first, last = min(instants), max(instants)
+        self._first, self._last = (min(first, self._first), max(last, self._last)) if self._any else (first, last)
+        self._any = True
+        if not self.too_far:
+            self._total += float((bounds[1] - bounds[0]).cast(pl.Float64).clip(0).sum())
+
+    @property
+    def too_far(self) -> bool:
+        """Whether the sum of the lengths, or the time from the first start to the last end, is too long."""
+        return self._total > FARTHEST or self._last - self._first > FARTHEST
 
 
 class Places:
@@ -191,8 +217,8 @@ class Account:
         self._devices: dict[tuple[int | None, int | None], int] = {}
         self.settled = True
         """Whether the sums hold: the work came in order, and its chains of layers were known before."""
-        self.gpu_ns = 0.0
-        """Time of all work, about; past `FARTHEST` the account is void."""
+        self.reach = Reach()
+        """What the work takes; past the limit the account is void."""
         self.guessed_ns = 0
         """Time of the work that was launched while several ranges of its process were open, none in another."""
         self.left_out = 0
@@ -200,10 +226,10 @@ class Account:
 
     def add(self, work: pl.DataFrame) -> None:
         """Add rows of `annot.profile.WORK`."""
-        placed = self._places.of(work)
-        self.gpu_ns += float(placed["gpu_ns"].cast(pl.Float64).sum())
-        if self.gpu_ns > FARTHEST:
+        self.reach.add(work)
+        if self.reach.too_far:
             return
+        placed = self._places.of(work)
         kept = self._kept(placed)
         self._launches.loose.add(kept["cell"], kept["gpu_ns"])
         counted = kept.select(

@@ -9,7 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.correlate import sweep
-from annot.correlate.account import FARTHEST, Account, Places
+from annot.correlate.account import FARTHEST, Account, Places, Reach
 from annot.correlate.forest import Forest, grow
 from annot.correlate.intake import Intake
 from annot.correlate.launches import Launches, read_launches
@@ -23,6 +23,7 @@ from annot.profile import Source
 
 __all__ = ["Attribution", "attribute", "self_times"]
 
+_MOST_NAMED: Final = 8
 _SLICE: Final = 1 << 20
 """Ranges that are looked at in one go: a column of all of them would weigh on what else is in memory."""
 
@@ -121,7 +122,7 @@ def attribute(
 
     Raises:
         AnnotError: times add up to more than 64 bits of nanoseconds hold, as only those of a damaged profile do.
-        ValueError: there are no steps to choose from, or no range has the text of a step.
+        ValueError: there are no steps to choose from, or no range has the text of a step, or is of the domain.
     """
     whole, forest, found = _grown(source, domain, steps, step_range)
     _check_lengths(source, forest)
@@ -160,7 +161,7 @@ def _grown(
 
 def _forest(source: Source, domain: str | None, threads: Threads | None = None, steps: Steps | None = None) -> Forest:
     """The ranges of a domain, and of steps that were asked for."""
-    intake, reached, any_open = Intake(threads), list[int](), False
+    intake, reached, any_open, domains = Intake(threads), list[int](), False, set[str]()
     for ranges in source.range_blocks():
         if ranges["start"].null_count() or ranges["thread"].null_count():  # a reader of somebody else's
             ranges = ranges.drop_nulls(["start", "thread"])
@@ -168,23 +169,32 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
         reached += [instant for instant in latest if isinstance(instant, int)]
         any_open |= bool(ranges["end"].null_count())
         if domain is not None:
+            domains.update(ranges["domain"].unique().cast(pl.String).drop_nulls())
             ranges = ranges.filter(pl.col("domain") == domain)
         if threads is not None and steps is not None:
             process = threads.table["process_code"].gather(threads.codes(ranges["thread"]))
             ranges = ranges.filter(steps.wanted(steps.at(process, ranges["start"])))
         intake.add(ranges)
+    if domain is not None and domain not in domains:
+        raise ValueError(f"{source.meta.get('source', '')} has no range in {_domains(domain, domains)}")
     if any_open:  # it lasts to the last instant that the host is known to have reached
         latest_call = source.last_launch()
         reached += [] if latest_call is None else [latest_call]
     return grow(intake, max(reached, default=0), source.meta.get("scopes", ()))
 
 
+def _domains(wanted: str, there: set[str]) -> str:
+    """Name the NVTX domain that is not there, and those that are."""
+    named = f"only in {', '.join(map(repr, sorted(there)[:_MOST_NAMED]))}" if there else "and in no other"
+    return f"the domain {wanted!r}, {named}{', ...' if len(there) > _MOST_NAMED else ''}"
+
+
 def _check_lengths(source: Source, forest: Forest) -> None:
-    total = 0.0
+    reach = Reach()
     for ranges in (forest.tree, forest.loose):
         for part in ranges.iter_slices(_SLICE):
-            total += float((part["end"] - part["start"]).cast(pl.Float64).sum())
-    if total > FARTHEST:
+            reach.add(part)
+    if reach.too_far:
         raise _too_long(source, "ranges")
 
 
@@ -207,7 +217,7 @@ def _account(source: Source, forest: Forest, launches: Launches, places: Places)
         account = Account(forest, launches, places)
         for block in _in_order(source.work_blocks()) if sort else source.work_blocks():
             account.add(block)
-            if account.gpu_ns > FARTHEST:
+            if account.reach.too_far:
                 raise _too_long(source, "kernels and copies")
         if account.settled:
             return account

@@ -7,7 +7,9 @@ forms are those that the tools write today:
     torch.profiler       ``ProfilerStep#12``, ``Optimizer.step#SGD.step``, ``enumerate(DataLoader)#….__next__``
     emit_nvtx            ``aten::mm, seq = 12, op_id = 3, sizes = [[2, 3], [3, 4]], input_op_ids = [(2,0)]``, each part
                          only where there is something to say (cut off before, see `split_suffix`)
-    PyProf               ``{'mod': 'torch', 'op': 'conv2d', 'args': […]}``, ``{'traceMarker': […]}``, ``layer:NAME``
+    PyProf and DLProf    ``{'mod': 'torch', 'op': 'conv2d', 'args': […]}``, ``{'mod': 'LSTM', 'strRepr': '4, 8'}``,
+                         ``{'traceMarker': […], 'funcStack': '/Net::forward/Linear::forward(2)/linear'}``,
+                         ``layer:NAME``
     vLLM and SGLang      ``{'Module': 'model.layers.0', 'Inputs': [[2, 8]], …}``
     XLA                  ``Thunk:#name=fusion.3,hlo_op=fusion.3#`` (a name, then what TraceMe encodes in ``#``)
 """
@@ -21,7 +23,7 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["BATCH", "DATA", "DOMAINS", "Said", "split_suffix", "understand"]
+__all__ = ["BATCH", "DATA", "DOMAINS", "ENGINE", "Said", "split_suffix", "understand"]
 
 BATCH: Final = "(batch)"
 DATA: Final = "(data)"
@@ -55,7 +57,10 @@ class Said:
     role: str = "annotation"
 
 
-_BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*")
+ENGINE: Final = "autograd::engine::evaluate_function: "
+"""What autograd's engine puts before the name of an operation of the backward pass, around which it has a range too."""
+
+_BACKWARD = re.compile(rf"(?:{ENGINE}.*|\w*Backward\d*)")
 _SUFFIX: Final = r"(?s), (?:stashed )?(?:seq|op_id|sizes|input_op_ids) ?= ?.*$"
 _SEQUENCE: Final = r", (?:stashed )?seq ?= ?(\d{1,18})(?:,|$)"
 _SIZES: Final = r", sizes ?= ?\[((?:\[[\d, ]*\](?:, )?)+)\](?:,|$)"
@@ -100,7 +105,7 @@ def operation(stem: str) -> Said:
         ('backward', 'operator')
     """
     if _BACKWARD.fullmatch(stem):
-        return Said(stem, phase="backward", role="backward")
+        return Said(stem.removeprefix(ENGINE), phase="backward", role="backward")
     return Said(stem, role="operator")
 
 
@@ -117,15 +122,32 @@ def _torch_profiler(text: str) -> Said | None:
     return Said(DATA, phase="data") if _LOADER.fullmatch(text) else None
 
 
-_PYPROF_CALL = re.compile(r"\{'mod': '([^']*)', '(op|strRepr)': '([^']*)'")
+_PYPROF_CALL = re.compile(r"""\{'mod': '([^']*)', '(op|strRepr)': (?:'([^']*)'|"[^"]*")""")
+_FUNCTION_STACK = re.compile(r"""'funcStack': ['"]/?([^'"]*)['"]\}$""")
+_FORWARD_FRAME = re.compile(r"([^/]*)::forward(\(\d+\))?")
 
 
 def _pyprof(text: str) -> Said | None:
     if text.startswith("layer:"):
         return Said(text.removeprefix("layer:"), phase="forward", layered=True)
     if match := _PYPROF_CALL.match(text):
-        return Said(f"{match[1]}.{match[3]}" if match[2] == "op" else match[3], role="operator")
-    return Said("traceMarker", role="operator") if text.startswith("{'traceMarker'") else None
+        if match[3] == "DataLoader":
+            return Said(DATA, phase="data")
+        return Said(f"{match[1]}.{match[3]}" if match[2] == "op" else match[1], role="operator")
+    if text.startswith("{'traceMarker'"):
+        return _function_stack(text) or Said("traceMarker", role="operator")
+    return Said("model_config", role="operator") if text.startswith('{"model_config": ') else None
+
+
+def _function_stack(text: str) -> Said | None:
+    """The modules around an operation, whose calls are among the functions that DLProf names, the operation last."""
+    match = _FUNCTION_STACK.search(text)
+    frames = match[1].split("/")[:-1] if match else []
+    modules = [found for frame in frames if (found := _FORWARD_FRAME.fullmatch(frame))]
+    if not modules:
+        return None
+    path = "/".join(f"{name}{number or ''}" for name, number in (module.groups() for module in modules))
+    return Said(path, modules[-1][1], "forward", layered=True)
 
 
 _MODULE_DICT = re.compile(r"\{'Module': '([^']*)'")

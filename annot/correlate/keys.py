@@ -10,7 +10,7 @@ from typing import Final
 import polars as pl
 
 from annot import tag
-from annot.correlate.dialects import BATCH, DATA, DOMAINS, Said, operation, understand
+from annot.correlate.dialects import BATCH, DATA, DOMAINS, ENGINE, Said, operation, understand
 from annot.scopes import Scopes, is_operation
 
 __all__ = ["BATCH", "DATA", "EPOCH", "spell_out"]
@@ -97,7 +97,8 @@ def _said(text: str, role: str | None, domain: str, operations: _Operations) -> 
     if role == "operation":
         return operation(text)
     if role in ("operator", "backward"):
-        return Said(text or NAMELESS, phase="backward" if role == "backward" else "other", role=role)
+        name = text.removeprefix(ENGINE) or NAMELESS
+        return Said(name, phase="backward" if role == "backward" else "other", role=role)
     of_tensorflow = operations.said(text) if role is None else None
     said = _tagged(text) or of_tensorflow or understand(text)
     if said is None and role is None and domain in DOMAINS:

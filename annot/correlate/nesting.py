@@ -8,7 +8,8 @@ Ranges of one thread are put in order (start, longest first, id). Then
 Pushed ranges of one domain nest by construction. Started ones, and pushed ones of different domains, may
 cross: one begins inside the other and ends after it. Of two that cross, one is *loose*: it stays out of the
 tree, owns nothing, and only its length and what lies inside it count. Pushed ranges keep their place before
-started ones, annot's own before those of others, earlier ones before later ones. A range that ended on
+started ones, annot's own before those of others, earlier ones before later ones; what crosses only loose ranges keeps
+its own. A range that ended on
 another thread is loose, unless it belongs to its process: those were taken out before, see
 `annot.correlate.shared_ranges`.
 """

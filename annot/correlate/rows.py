@@ -12,6 +12,7 @@ from annot.correlate.account import UNATTRIBUTED
 from annot.correlate.attribution import Attribution
 from annot.correlate.host_times import without_unknown
 from annot.correlate.memory import MEMORY_COLUMNS
+from annot.correlate.sequence import twins
 
 __all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase"]
 
@@ -113,9 +114,11 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     operations = forest.says["role"].is_in(["operator", "backward"])
     which = operations.gather(forest.tree["says"])
     columns = ("layer", "phase", "host_self_ns", "gpu_self_ns", "kernels", "copies")
-    rows = attribution.ranges().select(columns).filter(which).rename({"layer": "op"})
+    again = twins(forest.tree, forest.says).alias("again")  # which are no call of their own
+    rows = attribution.ranges().select(columns).with_columns(again).filter(which).rename({"layer": "op"})
+    rows = rows.with_columns(phase=pl.when("again").then(pl.lit("backward")).otherwise("phase"))
     sums = pl.col("host_self_ns", "gpu_self_ns", "kernels", "copies").sum().cast(pl.Int64)
-    table = rows.group_by("op", "phase").agg(pl.len().cast(pl.Int64).alias("calls"), sums)
+    table = rows.group_by("op", "phase").agg((~pl.col("again")).sum().cast(pl.Int64).alias("calls"), sums)
     table = table.sort("gpu_self_ns", "host_self_ns", "op", "phase", descending=[True, True, False, False])
     return without_unknown(table, attribution.meta)
 

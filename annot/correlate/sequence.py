@@ -17,7 +17,7 @@ from annot.correlate import sweep
 from annot.correlate.nodes import Keys, Nodes
 from annot.correlate.threads import Threads
 
-__all__ = ["backward_keys", "forward_rows", "loops", "paths_of"]
+__all__ = ["backward_keys", "forward_rows", "loops", "paths_of", "twins"]
 
 
 def paths_of(
@@ -68,10 +68,23 @@ def backward_keys(chain: Iterable[int], keys: Keys, no_layers: Collection[int]) 
     return [keys.number((layer, module, "backward")) for layer, module, _ in named]
 
 
+def twins(tree: pl.DataFrame, says: pl.DataFrame) -> pl.Series:
+    """Return which ranges (Boolean) are an operation of the backward pass inside the engine's range for the same."""
+    backward = says["role"] == "backward"
+    if not backward.any():
+        return pl.repeat(False, tree.height, dtype=pl.Boolean, eager=True)
+    parent = pl.select(pl.when(tree["parent"] != sweep.NONE).then(tree["parent"])).to_series()
+    inner, outer = tree["says"], tree["says"].gather(parent)
+    name = says["layer"].rank("dense")
+    operation = backward | (says["role"] == "operator")
+    same = (name.gather(inner) == name.gather(outer)) & backward.gather(outer)
+    return (operation.gather(inner) & same).fill_null(False)
+
+
 def _own_keys(tree: pl.DataFrame, says: pl.DataFrame) -> pl.Series:
     """What each range adds to the chain of layers: nothing if it is an operation inside some other range."""
     key, folded = (says[name].gather(tree["says"]) for name in ("key", "folded"))
-    inside = folded & (tree["parent"] != sweep.NONE)
+    inside = (folded & (tree["parent"] != sweep.NONE)) | twins(tree, says)
     return pl.select(pl.when(inside).then(sweep.NONE).otherwise(key).cast(pl.Int32).alias("key")).to_series()
 
 

@@ -6,6 +6,7 @@ numbered from 0, and -1 stands for no row. Times are integers of nanoseconds bet
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Any, Final
 
 import polars as pl
@@ -45,35 +46,64 @@ def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
 def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Series, foreign: pl.Series) -> pl.Series:
     """Return which ranges (Boolean) have to stand aside so that the others nest.
 
+    A range stays if it crosses none that stays and is heavier, and none before it that stays and weighs the same.
+
     Args:
         thread, start, end: Int32 and twice Int64, in the order of `order`.
-        weight: Int32; of two ranges that cross the heavier one stays, the earlier one if they weigh the same.
-        foreign: Boolean; these stand aside whatever they weigh.
+        weight: Int32, of few values.
+        foreign: Boolean; these stand aside whatever they weigh, and nothing does because of them.
     """
     native = tables()
     if native is not None:
         return _named("loose", native.crossing(thread, start, end, weight, foreign))
-    starts, ends, weights, aside = start.to_list(), end.to_list(), weight.to_list(), foreign.to_list()
-    loose = list(aside)
-    stack: list[int] = []
-    here = None
-    for row, of_thread in enumerate(thread.to_list()):
-        if aside[row]:
-            continue
-        if of_thread != here:
-            here = of_thread
-            stack.clear()
-        while stack and ends[stack[-1]] < ends[row]:
-            top = stack[-1]
-            if ends[top] > starts[row]:
-                if weights[row] <= weights[top]:
-                    loose[row] = True
-                    break
-                loose[top] = True
-            stack.pop()
-        if not loose[row]:
-            stack.append(row)
+    loose = foreign.to_list()
+    rows = pl.DataFrame({"thread": thread, "start": start, "end": end, "weight": weight}).with_row_index("row")
+    rows = rows.filter(~foreign)
+    for least in rows["weight"].unique().sort(descending=True):
+        for part in rows.filter(pl.col("weight") >= least).partition_by("thread", maintain_order=True):
+            there = [row for row in part.select("row", "start", "end", "weight").iter_rows() if not loose[row[0]]]
+            for row in _crossing_heavier(there, least):
+                loose[row] = True
+            for row in _crossing_earlier([one for one in there if one[3] == least and not loose[one[0]]]):
+                loose[row] = True
     return pl.Series("loose", loose, pl.Boolean)
+
+
+def _crossing_heavier(ranges: list[tuple[int, int, int, int]], weight: int) -> list[int]:
+    """Which ranges of a weight cross heavier ones, all of which nest."""
+    found: list[int] = []
+    heavier: list[int] = []  # ends, the innermost last
+    open_: list[tuple[int, int]] = []  # ends and rows, the first end first
+    for row, start, end, mine in ranges:
+        if mine > weight:
+            while open_ and open_[0][0] < end:
+                reached, crossed = heappop(open_)
+                found += [crossed] if reached > start else []
+            while heavier and heavier[-1] < end:
+                heavier.pop()
+            heavier.append(end)
+            continue
+        while heavier and heavier[-1] <= start:
+            heavier.pop()
+        if heavier and heavier[-1] < end:
+            found.append(row)
+        else:
+            heappush(open_, (end, row))
+    return found
+
+
+def _crossing_earlier(ranges: list[tuple[int, int, int, int]]) -> list[int]:
+    """Which of ranges that weigh the same cross an earlier one that does not."""
+    found: list[int] = []
+    stack: list[int] = []
+    for row, start, end, _ in ranges:
+        while stack and stack[-1] <= start and stack[-1] < end:
+            stack.pop()
+        if stack and stack[-1] < end:
+            found.append(row)
+        else:
+            stack.append(end)
+    return found
 
 
 def parents(thread: pl.Series, end: pl.Series) -> tuple[pl.Series, pl.Series]:

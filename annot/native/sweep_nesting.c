@@ -106,32 +106,107 @@ static PyObject *order(PyObject *module, PyObject *args) {
 
 /* ---------------------------------------------------------------- crossing */
 
-/* Sets the bit of every range that stands aside. `stack` has room for all rows. */
-static void find_crossing(const Input *inputs, uint8_t *loose, int64_t *stack) {
-    const int32_t *thread = ints(&inputs[0]), *weight = ints(&inputs[3]);
-    const int64_t *start = longs(&inputs[1]), *end = longs(&inputs[2]);
-    int64_t height = 0;
-    for (int64_t row = 0; row < inputs[0].length; row++) {
-        int aside = is_true(&inputs[4], row);
-        if (!aside) {
-            if (height && thread[stack[0]] != thread[row])
-                height = 0;
-            while (height && end[stack[height - 1]] < end[row]) {
-                int64_t top = stack[height - 1];
-                if (end[top] > start[row]) {
-                    if (weight[row] <= weight[top]) {
-                        aside = 1;
-                        break;
-                    }
-                    loose[top >> 3] |= (uint8_t)(1 << (top & 7));
-                }
-                height--;
+typedef struct {
+    const int32_t *thread, *weight;
+    const int64_t *start, *end;
+    int64_t count;
+    uint8_t *loose;
+    int64_t *stack, *heap; /* room for all rows each */
+} Crossing;
+
+static inline int is_loose(const Crossing *all, int64_t row) { return all->loose[row >> 3] >> (row & 7) & 1; }
+
+static inline void stand_aside(Crossing *all, int64_t row) { all->loose[row >> 3] |= (uint8_t)(1 << (row & 7)); }
+
+/* The heap has the first end first. */
+static void push_open(const Crossing *all, int64_t size, int64_t row) {
+    int64_t at = size;
+    for (; at > 0 && all->end[all->heap[(at - 1) / 2]] > all->end[row]; at = (at - 1) / 2)
+        all->heap[at] = all->heap[(at - 1) / 2];
+    all->heap[at] = row;
+}
+
+static int64_t pop_open(const Crossing *all, int64_t size) {
+    int64_t first = all->heap[0], last = all->heap[--size], at = 0;
+    for (int64_t below; (below = 2 * at + 1) < size; at = below) {
+        below += below + 1 < size && all->end[all->heap[below + 1]] < all->end[all->heap[below]];
+        if (all->end[all->heap[below]] >= all->end[last])
+            break;
+        all->heap[at] = all->heap[below];
+    }
+    all->heap[at] = last;
+    return first;
+}
+
+/* Ranges of a weight stand aside that cross heavier ones, all of which nest. */
+static void cross_heavier(Crossing *all, int32_t weight) {
+    int64_t height = 0, open = 0, here = -1;
+    for (int64_t row = 0; row < all->count; row++) {
+        if (all->weight[row] < weight || is_loose(all, row))
+            continue;
+        if (here < 0 || all->thread[here] != all->thread[row])
+            height = open = 0;
+        here = row;
+        int64_t start = all->start[row], end = all->end[row];
+        if (all->weight[row] > weight) {
+            while (open && all->end[all->heap[0]] < end) {
+                int64_t crossed = pop_open(all, open--);
+                if (all->end[crossed] > start)
+                    stand_aside(all, crossed);
             }
-            if (!aside)
-                stack[height++] = row;
+            while (height && all->end[all->stack[height - 1]] < end)
+                height--;
+            all->stack[height++] = row;
+            continue;
         }
-        if (aside)
-            loose[row >> 3] |= (uint8_t)(1 << (row & 7));
+        while (height && all->end[all->stack[height - 1]] <= start)
+            height--;
+        if (height && all->end[all->stack[height - 1]] < end)
+            stand_aside(all, row);
+        else
+            push_open(all, open++, row);
+    }
+}
+
+/* Ranges of a weight stand aside that cross an earlier one of it that does not. Returns whether there were any. */
+static int cross_earlier(Crossing *all, int32_t weight, int whatever) {
+    int64_t height = 0;
+    int found = 0;
+    for (int64_t row = 0; row < all->count; row++) {
+        if ((!whatever && all->weight[row] != weight) || is_loose(all, row))
+            continue;
+        if (height && all->thread[all->stack[0]] != all->thread[row])
+            height = 0;
+        int64_t start = all->start[row], end = all->end[row];
+        while (height && all->end[all->stack[height - 1]] < end && all->end[all->stack[height - 1]] <= start)
+            height--;
+        if (height && all->end[all->stack[height - 1]] < end) {
+            found = 1;
+            if (whatever)
+                break;
+            stand_aside(all, row);
+        } else {
+            all->stack[height++] = row;
+        }
+    }
+    return found;
+}
+
+/* The largest weight below another of ranges that may stay; INT64_MIN: there is none. */
+static int64_t next_weight(const Crossing *all, int64_t below) {
+    int64_t most = INT64_MIN;
+    for (int64_t row = 0; row < all->count; row++)
+        if (all->weight[row] < below && all->weight[row] > most && !is_loose(all, row))
+            most = all->weight[row];
+    return most;
+}
+
+static void find_crossing(Crossing *all) {
+    if (!cross_earlier(all, 0, 1)) /* as in most profiles */
+        return;
+    for (int64_t weight = INT64_MAX; (weight = next_weight(all, weight)) != INT64_MIN;) {
+        cross_heavier(all, (int32_t)weight);
+        cross_earlier(all, (int32_t)weight, 0);
     }
 }
 
@@ -144,17 +219,22 @@ static PyObject *crossing(PyObject *module, PyObject *args) {
         return NULL;
     int64_t count = inputs[0].length;
     Column *column = NULL;
-    uint8_t *loose = calloc((size_t)count / 8 + 1, 1);
-    int64_t *stack = new_values(count, sizeof *stack);
-    if (loose && stack) {
+    Crossing all = {
+        ints(&inputs[0]), ints(&inputs[3]), longs(&inputs[1]), longs(&inputs[2]), count,
+        calloc((size_t)count / 8 + 1, 1), new_values(count, sizeof(int64_t)), new_values(count, sizeof(int64_t))};
+    if (all.loose && all.stack && all.heap) {
         Py_BEGIN_ALLOW_THREADS
-        find_crossing(inputs, loose, stack);
-        column = column_of("b", count, loose);
-        loose = NULL;
+        for (int64_t row = 0; row < count; row++)
+            if (is_true(&inputs[4], row))
+                stand_aside(&all, row);
+        find_crossing(&all);
+        column = column_of("b", count, all.loose);
+        all.loose = NULL;
         Py_END_ALLOW_THREADS
     }
-    free(loose);
-    free(stack);
+    free(all.loose);
+    free(all.stack);
+    free(all.heap);
     free_all(inputs, 5);
     return arrow_array(column);
 }

@@ -22,7 +22,7 @@ from annot.progress import tell
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Failure", "run_each"]
+__all__ = ["Failure", "run_each", "run_one"]
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -61,6 +61,20 @@ def run_each(
     if count <= 1 or any(path.startswith("memory://") for path in paths):
         return [*_counted((_attempt(task, path) for path in paths), len(paths))]
     return _in_processes(task, paths, count)
+
+
+def run_one(task: Callable[[str], _Result], path: str, *, dask: str | None = None) -> _Result:
+    """Return the result of a single file, which is worked on here unless Dask is asked for; see `run_each`.
+
+    Raises:
+        AnnotError: the file cannot be used, or Dask is not there.
+    """
+    if dask is None:
+        return task(path)
+    result = run_each(task, [path], dask=dask)[0]
+    if isinstance(result, Failure):
+        raise AnnotError(result.reason)
+    return result
 
 
 def _counted(results: Iterator[_Item], total: int) -> Iterator[_Item]:

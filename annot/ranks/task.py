@@ -16,7 +16,7 @@ from annot.errors import AnnotError
 from annot.profile import Source
 from annot.progress import tell
 from annot.ranks.files import is_url, local
-from annot.read import load, source
+from annot.read import source
 from annot.report import ANALYSES, TABLES, Report, Table, advice_count, device_words
 
 __all__ = ["Question", "RankTable", "attributed", "rank_tables", "report_file"]
@@ -126,9 +126,9 @@ def _attributed(profile: Source, path: str, question: Question) -> Attribution:
     try:
         return attribute(profile, domain=question.domain, steps=question.steps, step_range=question.step_range)
     except ValueError as error:
-        if question.steps is None and question.step_range is None:
+        if (question.steps, question.step_range, question.domain) == (None, None, None):
             raise
-        raise AnnotError(str(error)) from None  # the profile has no steps, which is no fault of the question
+        raise AnnotError(str(error)) from None  # the profile has no such steps or domain, the question is right
 
 
 def _meta(attribution: Attribution, path: str, question: Question) -> dict[str, Any]:
@@ -144,8 +144,7 @@ def _opened(path: str, question: Question) -> Iterator[Source]:
     """Give the profile; what is wrong with it is said of the name that the user gave."""
     with local(path) as file:
         try:
-            many = question.by_process or question.by in ANALYSES
-            yield load(file) if many else source(file)  # in memory if it is gone through many times
+            yield source(file, calls=question.by in ANALYSES)
         except AnnotError as error:
             raise AnnotError(str(error).replace(str(file), path) if is_url(path) else str(error)) from None
 

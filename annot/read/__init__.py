@@ -90,10 +90,14 @@ def load(path: str | os.PathLike[str]) -> Profile:
     return reader_of(path).read(path)
 
 
-def source(path: str | os.PathLike[str]) -> Source:
+def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
     """Return what `load` does, but let a large SQLite export stay in its file, to be read in blocks.
 
     Layers come out the same. What lies in blocks cannot be looked at as a table, and is read anew each time.
+
+    Args:
+        path: as for `load`.
+        calls: whether API calls have their names, which no layer needs.
 
     Raises:
         AnnotError: as for `load`; also later, while blocks are read.
@@ -101,7 +105,7 @@ def source(path: str | os.PathLike[str]) -> Source:
     path = Path(path)
     tell(f"reading {path.name}")
     reader = reader_of(path)
-    return nsys_sqlite.stream(path) if reader is nsys_sqlite else reader.read(path)
+    return nsys_sqlite.stream(path, calls=calls) if reader is nsys_sqlite else reader.read(path)
 
 
 def reader_of(path: Path) -> Reader:

@@ -10,6 +10,7 @@ the Python functions, where they were recorded.
 
 from __future__ import annotations
 
+import codecs
 import re
 import zlib
 from pathlib import Path
@@ -31,6 +32,8 @@ __all__ = ["NAME", "read", "sniff"]
 NAME: Final = "kineto"
 
 _SNIFFED: Final = 1 << 20
+_MOST_NAMED: Final = 4
+_LONGEST_NAME: Final = 80
 _KEYS: Final = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 _LARGEST: Final = 3 * 10**18
 _BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
@@ -49,6 +52,7 @@ def sniff(path: Path, head: bytes) -> bool:
             head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _SNIFFED)
         except zlib.error:
             return False
+    head = head.removeprefix(codecs.BOM_UTF8)
     if re.match(rb"\s*\[\s*\{", head):
         return b'"ph"' in head
     return head.lstrip().startswith(b"{") and any(key in head for key in _KEYS)
@@ -58,14 +62,14 @@ def read(path: Path) -> Profile:
     """Read a trace; see `annot.read.Reader`.
 
     Raises:
-        AnnotError: the file is cut or damaged, or is not a trace.
+        AnnotError: the file is cut or damaged, or holds no event of torch.profiler.
     """
     try:
         try:
             return _read(path, exact=False)
         except Coarse:
             return _read(path, exact=True)
-    except (OverflowError, pl.exceptions.PolarsError) as error:
+    except OverflowError as error:
         raise AnnotError(f"{path} holds a number out of range: {error}") from None
 
 
@@ -78,18 +82,25 @@ def _read(path: Path, exact: bool) -> Profile:
     names = _names(columns.names, _texts(file.top))
     launches = _listed(columns.launches(), base, names)
     operations = _placed(columns.ranges(), base)
+    modules = _listed(columns.modules(), base, names)
     owners = _Owners(launches, operations)
     kernels = owners.given(_listed(columns.kernels(), base, names))
     copies = owners.given(_listed(columns.copies(), base, names))
     counted = _listed(columns.counted(), base, names)
+    if not any(table.height for table in (launches, operations, modules, kernels, copies, counted)):
+        found = "; ".join(_notes(columns, file.odd, 0))
+        raise AnnotError(
+            f"{path} is a trace without operations, ranges and device work of torch.profiler"
+            + (f": {found}" if found else "")
+        )
     kernels, metrics, notes = with_counters(kernels, counted, columns.counters, launches)
     ranges = _ranges(
         operations,
-        _listed(columns.modules(), base, names),
+        modules,
         names,
         columns.flows().with_columns(pl.col("start") + base, process=_PROCESS),
     )
-    notes += _notes(columns, owners.ambiguous)
+    notes += _notes(columns, file.odd, owners.ambiguous)
     return Profile.build(
         {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
         ranges=ranges,
@@ -182,7 +193,8 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
     operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
     role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))
     operations = operations.select(*_COMPACT, "sequence", "forward_thread", role=role)
-    layers = pl.Series(module_texts(modules), dtype=pl.String)
+    passed = operations.filter(pl.col("role") == ROLES.index("backward"))
+    layers = pl.Series(module_texts(modules, passed), dtype=pl.String)
     known = layers.unique(maintain_order=True)
     numbers = {text: names.height + number for number, text in enumerate(known)}
     modules = modules.select(
@@ -238,10 +250,18 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _notes(columns: Columns, ambiguous: int) -> list[str]:
+def _notes(columns: Columns, odd: int, ambiguous: int) -> list[str]:
     counts = {
-        "events without a beginning or an end, which are left out": columns.incomplete,
+        "events without a usable beginning or end, which are left out": columns.incomplete,
+        "events that are none or have a field of an impossible type, which are left out": odd,
         "events whose arguments are not all of the usual types": columns.misunderstood,
+        f"events of categories that annot does not read{_others(columns)}": columns.unread.total(),
         "correlation ids that occur in several processes, whose kernels went to the first": ambiguous,
     }
     return [f"{what}: {count:,}" for what, count in counts.items() if count]
+
+
+def _others(columns: Columns) -> str:
+    """The most frequent categories that are not read, in parentheses."""
+    named = [category[:_LONGEST_NAME] or "none" for category, _ in columns.unread.most_common(_MOST_NAMED)]
+    return f" ({', '.join(named)}{', ...' if len(columns.unread) > _MOST_NAMED else ''})" if named else ""

@@ -5,6 +5,7 @@ Releases of 2021 wrote the categories as "Kernel", "Runtime", "Memcpy" and so on
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -27,13 +28,24 @@ _RANGES: Final = {"cpu_op": OPERATOR, "operator": MIXED, "user_annotation": ANNO
 _CALLS_OF_PYTHON: Final = "python_function"
 _COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 _COUNTED: Final = "cuda_profiler_range"
+_PASSED: Final = frozenset(
+    {
+        "trace",
+        "overhead",
+        "gpu_user_annotation",
+        "cuda_sync",
+        "cuda_event",
+        "cpu_instant_event",
+        "external_correlation",
+    }
+)
+"""Categories that say nothing of what ran: spans of the profiler itself, and what other events say as well."""
 _MODULE: Final = "nn.Module: "
 _HALF: Final = 1 << 23
-_FARTHEST: Final = 3e15
-"""Microseconds; three such times still add up to nanoseconds of 64 bits."""
+_EARLIEST, _LATEST, _LONGEST = -(10**15), 3 * 10**15, 6 * 10**14
+"""Microseconds that an event can begin at and take: no two instants of a file are more than 2^62 ns apart."""
 _COARSE: Final = float(1 << 43)
 """From here on a float of microseconds no longer tells nanoseconds apart."""
-_TOO_FAR: Final = "a time is more than 95 years away from its base"
 
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
@@ -108,14 +120,18 @@ class Columns:
     """
 
     incomplete: int
-    """How many spans have no beginning or no end."""
+    """How many spans have no beginning or no end that a clock can show."""
 
     misunderstood: int
     """How many spans have arguments that are not of the usual types."""
 
+    unread: Counter[str]
+    """How many spans each category has that is not read."""
+
     def __init__(self) -> None:
         self.incomplete = 0
         self.misunderstood = 0
+        self.unread = Counter()
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()
@@ -126,7 +142,7 @@ class Columns:
         """Append the events of a block.
 
         Raises:
-            OverflowError: a time is farther than about 95 years from the file's base.
+            OverflowError: there are more threads than have numbers.
             Coarse: read the file again, exactly.
         """
         spans, flows, open_ends = _by_category(events)
@@ -212,6 +228,8 @@ class Columns:
             self._append(
                 "counted", {**self._span(events), "device": _integers(list(map(_integer, pids))), "row": list(rows)}
             )
+        elif category not in _PASSED:
+            self.unread[events[0].cat] += len(events)
 
     def _details(self, details: _Details[_Args], events: Sequence[Event]) -> list[_Args]:
         try:
@@ -243,7 +261,7 @@ class Columns:
         names = self._names
         return {
             "start": _microseconds([event.ts for event in events]),
-            "length": _microseconds([event.dur for event in events]),
+            "length": _microseconds([event.dur for event in events], 0, _LONGEST),
             "name": pl.Series([names[event.name] for event in events], dtype=pl.Int32),
         }
 
@@ -292,18 +310,22 @@ def _work(found: Sequence[_WorkArgs]) -> dict[str, pl.Series | list[Any]]:
     }
 
 
-def _microseconds(values: Sequence[int | float | Decimal | None]) -> pl.Series:
-    """Times as they are, as floats or integers; as nanoseconds of 128 bits where they are exact decimals."""
+def _microseconds(
+    values: Sequence[int | float | Decimal | None], least: int = _EARLIEST, most: int = _LATEST
+) -> pl.Series:
+    """Times as they are, as floats or integers; as nanoseconds of 128 bits where they are exact decimals.
+
+    What is no number from `least` to `most` is null.
+    """
     kinds = set(map(type, values))
     if Decimal in kinds:
-        return pl.Series([None if value is None else _exact(value) for value in values], dtype=pl.Int128)
+        return pl.Series([_exact(value, least, most) for value in values], dtype=pl.Int128)
     # Too large an integer becomes a null, or infinite as a float, but never another number.
     times = pl.Series(values, dtype=pl.Float64 if float in kinds else pl.Int64, strict=False)
-    if times.null_count() and times.null_count() != values.count(None):
-        raise OverflowError(_TOO_FAR)
+    fits = times.is_between(least, most)  # NaN is above all numbers
+    if not fits.all():
+        times = pl.select(pl.when(fits).then(times)).to_series()
     farthest = max((abs(end) for end in (times.min(), times.max()) if isinstance(end, (int, float))), default=0)
-    if farthest > _FARTHEST:
-        raise OverflowError(_TOO_FAR)
     if farthest >= _COARSE and float in kinds:
         raise Coarse
     return times
@@ -329,9 +351,9 @@ def _nanoseconds(name: str, dtype: pl.DataType) -> pl.Expr:
     return whole * 1000 + ((time - whole) * 1000).round().cast(pl.Int64)
 
 
-def _exact(value: float | Decimal) -> int:
-    if not -_FARTHEST <= value <= _FARTHEST:
-        raise OverflowError(_TOO_FAR)
+def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
+    if value is None or not math.isfinite(value) or not least <= value <= most:
+        return None
     if isinstance(value, float) and abs(value) >= _COARSE:
         raise Coarse
     return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)

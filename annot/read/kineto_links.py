@@ -21,12 +21,13 @@ _DEEPEST: Final = 128
 class _Call:
     name: str
     end: int
-    path: tuple[str, ...]
     parent: _Call | None
+    path: tuple[str, ...]
+    again: bool = False
     children: bool = field(default=False)
 
 
-def module_texts(calls: pl.DataFrame) -> list[str]:
+def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> list[str]:
     """Return what `annot.tag` would write for calls of modules, as layers of the model around them.
 
     The trace names each module by its class and a number, "Conv2d_7", but not by its attribute. A layer is the
@@ -34,29 +35,46 @@ def module_texts(calls: pl.DataFrame) -> list[str]:
     contains others and lies in none. Where there are several such models, each stands before its layers. A
     module alone, such as a loss, is a layer by its own name. What lies deeper than 128 modules counts to the last.
 
+    A module that is called by itself, but elsewhere in a model, is the layer that it is there. In the backward pass,
+    where activation checkpointing calls it, that is the phase recompute.
+
     Args:
         calls: thread, start, end, python (a number that grows with the calls, or null), text ("nn.Module: ...").
+        backward: thread, start, end of the operations of the backward pass; None: there are none.
 
     Example:
         >>> module_texts(pl.DataFrame({"thread": [1, 1], "start": [0, 2], "end": [9, 5], "python": [1, 2],
         ...                            "text": ["nn.Module: Net_0", "nn.Module: Linear_3"]}))
         ['Forward Net |fwd', 'Linear_3 Linear |fwd']
     """
-    nested = _nested(calls)
-    models = {call.name for call in nested if call.parent is None and call.children}
-    texts: dict[tuple[str, ...], str] = {}
-    return [_text(call.path, len(models) == 1, models, texts) for call in nested]
+    order = calls.select(_ORDER.arg_sort()).to_series().to_list()
+    inside = [False] * calls.height if backward is None else _inside(calls, backward)
+    nested = _nested(calls, order)
+    _place_again(nested, [inside[row] for row in order])
+    models = {call.name for call in nested if call.parent is None and call.children and len(call.path) == 1}
+    texts: dict[tuple[tuple[str, ...], bool], str] = {}
+    found = dict(zip(order, (_text(call, len(models) == 1, models, texts) for call in nested), strict=True))
+    return [found[row] for row in range(calls.height)]
 
 
-def _nested(calls: pl.DataFrame) -> list[_Call]:
-    """The calls in the order of the table, each with the one around it."""
-    order = pl.struct("thread", "start", -pl.col("end"), pl.col("python").fill_null(0))
-    rows = calls.select(order.arg_sort()).to_series().to_list()
-    found: list[_Call | None] = [None] * calls.height
+_ORDER: Final = pl.struct("thread", "start", -pl.col("end"), pl.col("python").fill_null(0))
+
+
+def _inside(calls: pl.DataFrame, spans: pl.DataFrame) -> list[bool]:
+    """Whether each call begins in one of the spans of its thread."""
+    reached = spans.sort("start").select("thread", "start", reached=pl.col("end").cum_max().over("thread"))
+    rows = calls.select("thread", "start").with_row_index("row").sort("start")
+    found = rows.join_asof(reached, on="start", by="thread", strategy="backward", check_sortedness=False)
+    return found.sort("row").select((pl.col("reached") > pl.col("start")).fill_null(False)).to_series().to_list()
+
+
+def _nested(calls: pl.DataFrame, order: Sequence[int]) -> list[_Call]:
+    """The calls in order, each with the one around it."""
+    found: list[_Call] = []
     columns = [calls[name].to_list() for name in ("thread", "start", "end", "text")]
     stack: list[_Call] = []
     last = None
-    for row in rows:
+    for row in order:
         thread, start, end, text = (column[row] for column in columns)
         if thread != last:
             stack.clear()
@@ -65,26 +83,43 @@ def _nested(calls: pl.DataFrame) -> list[_Call]:
         while stack and stack[-1].end <= start:
             stack.pop()
         around = stack[-1] if stack else None
-        call = _call(text.removeprefix(_MODULE), end, around)
+        name = text.removeprefix(_MODULE)
+        call = _Call(name, end, around, _path(around, name))
         if around:
             around.children = True
         stack.append(call)
-        found[row] = call
-    return [call for call in found if call is not None]
+        found.append(call)
+    return found
 
 
-def _call(name: str, end: int, around: _Call | None) -> _Call:
+def _path(around: _Call | None, name: str) -> tuple[str, ...]:
     outer = around.path if around else ()
-    return _Call(name, end, outer if len(outer) >= _DEEPEST else (*outer, name), around)
+    return outer if len(outer) >= _DEEPEST else (*outer, name)
 
 
-def _text(path: tuple[str, ...], one: bool, models: set[str], texts: dict[tuple[str, ...], str]) -> str:
-    text = texts.get(path)
+def _place_again(nested: Sequence[_Call], in_backward: Sequence[bool]) -> None:
+    """Put the calls that lie in no other where their modules lie in a model, with what is inside them."""
+    within = {call.name for call in nested if call.parent}
+    known: dict[str, tuple[str, ...]] = {}
+    for call in nested:
+        if call.parent and call.path[0] not in within and call.path[-1] == call.name:
+            known.setdefault(call.name, call.path)
+    for call, backward in zip(nested, in_backward, strict=True):
+        if call.parent:
+            call.path, call.again = _path(call.parent, call.name), call.parent.again
+        elif call.name in known:
+            call.path, call.again = known[call.name], backward
+
+
+def _text(call: _Call, one: bool, models: set[str], texts: dict[tuple[tuple[str, ...], bool], str]) -> str:
+    path = call.path
+    text = texts.get((path, call.again))
     if text is None:
         layer = path[1:] if one and path[0] in models else path
         name, _, number = path[-1].rpartition("_")
         module = name if name and number.isdecimal() else path[-1]
-        text = texts[path] = tag.format(tag.Tag(".".join(layer), module, "forward"))
+        said = tag.Tag(".".join(layer), module, "recompute" if call.again else "forward")
+        text = texts[path, call.again] = tag.format(said)
     return text
 
 

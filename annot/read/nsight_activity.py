@@ -42,7 +42,7 @@ def read_activity(path: str | os.PathLike[str]) -> Activity:
         if not database.columns.keys() & _NEEDED.keys():
             raise AnnotError(f"{path} is SQLite, but holds neither NVTX ranges nor CUDA activity")
         strings = _strings(database)
-        return Activity(_ranges(database, strings), _calls(database), _work(database, strings))
+        return Activity(_ranges(database, strings), _calls(database), _work(database, strings), tuple(database.notes))
 
 
 def _check_format(path: Path) -> None:
@@ -67,7 +67,13 @@ def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
         columns = dict.fromkeys(("id", "thread", "start", "end"), pl.Int64)
         return pl.DataFrame(schema=columns | {"name": pl.String, "style": pl.String})
     optional = {"ended_by": "endGlobalTid", "string": "textId", "domain": "domainId"}
-    integers = {"id": "rowid", "type": "eventType", "start": "start", "end": '"end"', "thread": "globalTid"}
+    integers = {
+        "id": database.row_number(table),
+        "type": "eventType",
+        "start": "start",
+        "end": '"end"',
+        "thread": "globalTid",
+    }
     integers |= {name: database.column(table, column) for name, column in optional.items()}
     text = database.column(table, "text")
     integers["nameless"] = f"{text} IS NULL"

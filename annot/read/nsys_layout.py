@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 
 import polars as pl
 
+from annot.profile import LATEST
+
 __all__ = [
     "ROW",
     "WORK",
@@ -30,9 +32,6 @@ WORK: Final = "CUPTI_ACTIVITY_KIND_"
 
 ROW: Final = "rowid"
 """Stands for the number of a row among the columns of a table."""
-
-_LATEST: Final = 1 << 62
-"""No clock shows more, in ns; later stages add and subtract times without a check."""
 
 
 class Tables(Protocol):
@@ -147,8 +146,8 @@ def with_times(rows: pl.DataFrame, what: str, notes: Counter[str], *, open_ends:
         notes: counts the rows that are left out.
         open_ends: whether a row without an end is kept.
     """
-    ends = pl.col("end").is_between("start", _LATEST).fill_null(open_ends)
-    usable = rows.select((pl.col("start").is_between(-_LATEST, _LATEST) & ends).fill_null(False)).to_series()
+    ends = pl.col("end").is_between("start", LATEST).fill_null(open_ends)
+    usable = rows.select((pl.col("start").is_between(-LATEST, LATEST) & ends).fill_null(False)).to_series()
     if usable.all():
         return rows
     kept = rows.filter(usable)

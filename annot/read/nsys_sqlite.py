@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys_layout import ROW, Tables
 from annot.read.nsys_tables import Export, check, read_profile
@@ -35,19 +36,28 @@ def read(path: Path) -> Profile:
     """
     with open_database(path) as database:
         tables = _SqliteTables(database)
-        check(path, tables, "SQLite")
-        return read_profile(lambda: nullcontext(tables), {"source": str(path), "format": NAME})
+        _check(path, database)
+        return read_profile(lambda: nullcontext(tables), {"source": str(path), "format": NAME}, database.notes)
 
 
-def stream(path: Path) -> Export:
-    """Return an export that is read in blocks, each time that some of it is wanted.
+def stream(path: Path, *, calls: bool = False) -> Export:
+    """Return an export that is read in blocks, each time that some of it is wanted; see `annot.read.source`.
 
     Raises:
         AnnotError: as for `read`; also while blocks are read.
     """
     with open_database(path) as database:
+        _check(path, database)
+        notes = database.notes
+    return Export(partial(_opened, path), {"source": str(path), "format": NAME}, notes, calls=calls)
+
+
+def _check(path: Path, database: Database) -> None:
+    """Refuse what is no export, as `annot.read.nsys_tables.check` does; perhaps it is all in a file beside it."""
+    try:
         check(path, _SqliteTables(database), "SQLite")
-    return Export(partial(_opened, path), {"source": str(path), "format": NAME})
+    except AnnotError as error:
+        raise AnnotError("; ".join([str(error), *database.notes])) from None
 
 
 @contextmanager
@@ -83,9 +93,11 @@ class _SqliteTables:
     def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         found: list[tuple[Any, ...]] = []
         if self._holds_any(table, columns):
-            names = self._sql(table, {name: name for name in columns}).values()
-            first = f"coalesce({', '.join(names)}, NULL)"
-            found = self._database.rows(f"SELECT {ROW}, {first} FROM {table} WHERE {first} IS NOT NULL")
+            sql = self._sql(table, {ROW: ROW, **{name: name for name in columns}})
+            number = sql.pop(ROW)
+            first = f"coalesce({', '.join(sql.values())}, NULL)"
+            rows = f"SELECT {number} AS number, {first} AS first FROM {table}"
+            found = self._database.rows(f"SELECT number, first FROM ({rows}) WHERE first IS NOT NULL")
         real = [value if isinstance(value, int | float) else None for _, value in found]
         return pl.DataFrame({"id": [row for row, _ in found], "real": real}, {"id": pl.Int64, "real": pl.Float64})
 
@@ -108,5 +120,5 @@ class _SqliteTables:
         ]
 
     def _sql(self, table: str, columns: Mapping[str, str]) -> dict[str, str]:
-        sql = self._database.column
-        return {name: ROW if column == ROW else sql(table, column) for name, column in columns.items()}
+        sql, number = self._database.column, self._database.row_number
+        return {name: number(table) if column == ROW else sql(table, column) for name, column in columns.items()}

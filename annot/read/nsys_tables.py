@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -84,20 +84,23 @@ class Export:
     Args:
         opened: gives the tables, which `check` let pass, each time that some are read.
         meta: `Profile.meta` as far as the tables do not say it: source and format.
+        facts: notes on the file.
         full: whether ranges have payload, category and colour, and calls their names, which no layer needs.
+        calls: whether calls have their names in any case.
     """
 
     def __init__(
-        self, opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], *, full: bool = False
-    ) -> None:
-        self._opened, self._full = opened, full
+        self, opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = (),
+        *, full: bool = False, calls: bool = False,
+    ) -> None:  # fmt: skip
+        self._opened, self._named_calls = opened, full or calls
         self._said = Statements()
         self._notes: dict[str, Counter[str]] = {}
         with opened() as tables:
             strings = read_strings(tables)
             self._strings = strings if full else strings.with_columns(pl.col("value").cast(pl.Categorical))
             self._origins = read_origins(tables)
-            self._facts = notes_of_recorder(tables)
+            self._facts = [*facts, *notes_of_recorder(tables)]
             self._meta = meta | read_meta(tables)
             self._seen: set[int] = set()
 
@@ -166,11 +169,11 @@ class Export:
         """Yield API calls; see `annot.profile.Source`."""
         notes = self._counter("launches")
         columns = {"start": "start", "end": "end", "thread": "globalTid", "correlation": "correlationId"}
-        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._full else {})
+        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._named_calls else {})
         with self._opened() as tables:
             for rows in fetch_blocks(tables, _RUNTIME, columns):
                 rows = _calls(rows, notes)
-                name = [spelt(rows["string"], self._strings).alias("name")] if self._full else []
+                name = [spelt(rows["string"], self._strings).alias("name")] if self._named_calls else []
                 rows = rows.select("start", "end", "thread", "correlation", process_of("thread"), *name)
                 self._seen.update(rows["process"].unique())
                 yield rows
@@ -258,14 +261,17 @@ def _calls(rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
     return with_times(rows if calls.all() else rows.filter(calls), "API calls", notes)
 
 
-def read_profile(opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any]) -> Profile:
+def read_profile(
+    opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = ()
+) -> Profile:
     """Return the profile in the tables of an export.
 
     Args:
         opened: gives the tables, which `check` let pass.
         meta: `Profile.meta` as far as the tables do not say it: source and format.
+        facts: notes on the file.
     """
-    export = Export(opened, meta, full=True)
+    export = Export(opened, meta, facts, full=True)
     ranges, marks = export.events()
     launches = pl.concat([conform(None, LAUNCHES), *(pick(rows, LAUNCHES) for rows in export.launch_blocks())])
     with opened() as tables:

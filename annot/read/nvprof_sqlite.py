@@ -14,7 +14,7 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, RANGES, Profile, conform, pick
+from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, conform, pick
 from annot.read.nsys_layout import sentences, spelt, with_times
 from annot.read.sqlite import MAGIC, Database, open_database
 
@@ -38,7 +38,6 @@ _NEEDED: Final = {
 _INSTANT, _START, _END = 1, 2, 4  # flags of a marker
 _OF_PROCESS: Final = 1  # kind of object that a range belongs to, if not a thread: it was started, not pushed
 _ARGB: Final = 2  # flag of a marker's data: the color is known
-_LATEST: Final = 1 << 62  # ns; sums of such times still fit
 
 _NO_KERNELS: Final = conform(None, KERNELS)
 
@@ -89,7 +88,7 @@ def read(path: Path) -> Profile:
         markers = _markers(database, strings, launches)
         kernels = pl.concat([_kernels(database, strings, counted), _graphs(database, counted)])
         copies = pl.concat([*(_copies(database, table, counted) for table in _COPIES), _sets(database, counted)])
-        notes = sentences(counted) + _notes(database, kernels)
+        notes = [*database.notes, *sentences(counted), *_notes(database, kernels)]
         return Profile.build(
             {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes},
             ranges=pick(_with_data(database, _ranges(markers)), RANGES),
@@ -206,7 +205,7 @@ def _markers(database: Database, strings: pl.DataFrame, launches: pl.DataFrame) 
         "object_kind": database.column(_MARKER, "objectKind"), "domain": database.column(_MARKER, "domain"),
     }  # fmt: skip
     rows = database.scan(_MARKER, integers, {"object": "hex(objectId)"})
-    rows = rows.filter(pl.col("start").is_between(1, _LATEST))
+    rows = rows.filter(pl.col("start").is_between(1, LATEST))
     objects = rows.select("object").unique()
     pairs = [_object(text) for text in objects["object"]]
     threads = launches["thread"].unique()

@@ -1,7 +1,8 @@
 """Columns of an SQLite file that nobody vouches for, as polars tables.
 
-The file is opened read-only and immutable, so that nothing beside it is read or made. There are two ways to
-its rows, with the same result:
+The file is opened read-only and immutable, so that nothing beside it is read or made. What a program has left there,
+because it still writes the file or died as it did, is told of (`Database.notes`). There are two ways to the rows, with
+the same result:
 
     pages    Plain columns are read straight from the pages of the table by `annot.native`.
     query    Everything else, and what the first way declines, goes through SQLite. What SQLite would let through
@@ -95,6 +96,11 @@ class Database:
         }
         """The columns of each table."""
 
+    @property
+    def notes(self) -> list[str]:
+        """What lies beside the file, and is not read; a sentence each."""
+        return _beside(self._path)
+
     def has(self, table: str) -> bool:
         """Return whether the table exists and has rows."""
         return table in self.columns and bool(self.rows(f"SELECT 1 FROM {_quoted(table)} LIMIT 1"))
@@ -106,6 +112,10 @@ class Database:
     def column(self, table: str, *names: str) -> str:
         """Return the SQL for the first of the columns that the table has; NULL if it has none."""
         return next((_quoted(name) for name in names if name in self.columns[table]), "NULL")
+
+    def row_number(self, table: str) -> str:
+        """Return the SQL for a number of each row, which grows in the order of the rows."""
+        return self._rowid(table) or "row_number() OVER ()"
 
     def scan(
         self,
@@ -166,10 +176,8 @@ class Database:
 
     def _last_row(self, table: str) -> int | None:
         """About how many rows there are, found without reading them; None: the table has no numbers of rows."""
-        try:
-            found = self.rows(f"SELECT max(rowid) FROM {table}")[0][0]
-        except AnnotError:
-            return None
+        rowid = self._rowid(table)
+        found = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
         return found if isinstance(found, int) else None
 
     def _from_pages(self, wanted: _Wanted, rows: int) -> Iterator[pl.DataFrame]:
@@ -194,6 +202,8 @@ class Database:
             f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = {_literal(wanted.table)}"
         )
         if wanted.where != "1" or not roots or not isinstance(roots[0][0], int):
+            return None
+        if self._rowid(wanted.table) is None:  # the rows lie in the pages of an index
             return None
         places = self._places(wanted.table)
         sought = [(name, sql, places.get(sql)) for name, sql in wanted.integers.items()]
@@ -300,7 +310,31 @@ def open_database(path: Path) -> Iterator[Database]:
         finally:
             plain.close()
     except (sqlite3.Error, adbc.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise AnnotError(f"{path} is a damaged SQLite file: {str(error).splitlines()[0]}") from None
+        found = "; ".join([str(error).splitlines()[0], *_beside(path)])
+        raise AnnotError(f"{path} is a damaged SQLite file: {found}") from None
+
+
+_LEFT: Final = {
+    "-wal": (b"\x37\x7f\x06", "what was written last, if it is not in the file yet, and is not read"),
+    "-journal": (b"\xd9\xd5\x05\xf9", "what the file was before a write that has not ended"),
+}
+"""Endings of the files that SQLite keeps beside its own while it writes, how they begin, and what they hold."""
+
+
+def _beside(path: Path) -> list[str]:
+    return [
+        f"{path.name}{ending} holds {what}: end the program that writes, or open {path.name} with sqlite3 once"
+        for ending, (magic, what) in _LEFT.items()
+        if _begins(Path(f"{path}{ending}"), magic)
+    ]
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
 
 
 def _check_size(path: Path) -> None:

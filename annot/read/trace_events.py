@@ -3,11 +3,13 @@
 A file is an object with the list ``traceEvents`` among other keys, or that list alone; see the "Trace Event
 Format" of Chrome. A block ends where, by the look of it, an event ends and another begins; that it decodes as a
 list proves the guess, because a block begins at an event. Where no guess holds, the standard library's decoder
-finds the events one by one, and accepts what it accepts, such as NaN.
+finds the events one by one, and accepts what it accepts, such as NaN, which is no number and becomes None. What
+is no event is left out and counted.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import re
@@ -73,7 +75,7 @@ class _ExactEvent(Event, gc=False):
 _EVENTS: Final = msgspec.json.Decoder(list[Event], strict=False)
 _EXACT_EVENTS: Final = msgspec.json.Decoder(list[_ExactEvent], strict=False)
 _ANY: Final = json.JSONDecoder(strict=False)
-_ANY_EXACT: Final = json.JSONDecoder(strict=False, parse_float=Decimal)
+_ANY_EXACT: Final = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda _: None)
 
 
 class TraceFile:
@@ -97,8 +99,12 @@ class TraceFile:
     top: dict[str, Any]
     """What stands beside the events; complete when the blocks have ended."""
 
+    odd: int
+    """How many members of the list were left out, because they are no events or have a field of an impossible type."""
+
     def __init__(self, path: Path, *, exact: bool = False, block: int = 1 << 21) -> None:
         self.top = {}
+        self.odd = 0
         self._kept = 0
         self._path = path
         self._block = block
@@ -115,9 +121,10 @@ class TraceFile:
         """Yield the events in the order of the file, those of a block of text at a time.
 
         Raises:
-            AnnotError: the file is cut or damaged, holds something other than events, or unpacks to far more than
-                its size.
+            AnnotError: the file is cut or damaged, holds two lists of events, or unpacks to far more than its size.
         """
+        if self._bytes.window(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            self._bytes.skip(len(codecs.BOM_UTF8))
         first = self._bytes.peek()
         if first == b"[":
             yield from self._events()
@@ -129,7 +136,7 @@ class TraceFile:
             raise self._damage("something behind the end")
 
     def _members(self) -> Iterator[list[Event]]:
-        separator = b"{"
+        separator, listed = b"{", False
         for _ in range(_MOST_KEYS):
             self._expect(separator)
             if separator == b"{" and self._bytes.peek() == b"}":
@@ -139,6 +146,9 @@ class TraceFile:
                 raise self._damage("a key that is no text")
             self._expect(b":")
             if key == "traceEvents" and self._bytes.peek() == b"[":
+                if listed:  # whether the second replaces the first or goes on from it, nobody can tell
+                    raise self._damage("a second list traceEvents")
+                listed = True
                 yield from self._events()
             else:
                 self._keep(key)
@@ -182,7 +192,9 @@ class TraceFile:
             values, end = _values(text)
             if values:
                 self._bytes.skip(self._length(text[:end]))
-                return [self._event(value) for value in values]
+                events = [event for event in map(self._event, values) if event is not None]
+                self.odd += len(values) - len(events)
+                return events
             size = self._more(size, "no whole event")
 
     def _value(self) -> Any:
@@ -211,18 +223,20 @@ class TraceFile:
         except UnicodeEncodeError:
             raise self._damage("text that is not UTF-8") from None
 
-    def _event(self, value: Any) -> Event:
+    @staticmethod
+    def _event(value: Any) -> Event | None:
         if not isinstance(value, dict):
-            raise self._damage("something other than an event")
+            return None
         fields = {name: value[name] for name in Event.__struct_fields__ if name in value}
         args = fields.pop("args", None)
         for name in ("ph", "name", "cat"):
             fields[name] = str(fields.get(name, "")).encode(errors="replace").decode()
         try:
+            fields |= {name: Decimal(fields[name]) for name in ("ts", "dur") if isinstance(fields.get(name), str)}
             event = msgspec.convert(fields, Event, strict=False)
             event.args = msgspec.Raw(msgspec.json.encode(args)) if isinstance(args, dict) else NO_ARGS
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise self._damage(f"an event that makes no sense, {error},") from None
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
+            return None
         return event
 
     def _expect(self, mark: bytes) -> None:

@@ -14,7 +14,8 @@ the number of a step is the batch of that number. Events of the runtime itself b
 are no layers: those of its own threads, and those whose names only it uses. All others are annotations.
 
 Kernels know the operation that launched them (statistics ``name``, ``hlo_op``, ``tf_op``, ``annotation``). Where
-their launch lies in no event of that operation, ranges for its scopes are put around the launch. Where the launch is
+their launch lies in no event of that operation, ranges for its scopes are put around the launch, or one with its
+name if it has no scopes. Where the launch is
 not known, they are put around the kernel itself, on a thread that stands for the stream and is named as its origin.
 
 Times are picoseconds after the beginning of a line. Both ends of an event are rounded down to nanoseconds, so that

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from annot.profile import LATEST
 from annot.read.xplane_hlo import Instructions
 from annot.read.xplane_plane import LIMIT, Plane, decode, whole
 from annot.scopes import Scopes
@@ -81,6 +82,7 @@ def read_device(plane: Plane, work: Work, instructions: Instructions, scopes: Sc
     for line in streams:
         reader.read(line, _timed(line, work))
     if not streams:
+        reader = _Reader(plane, work, instructions, scopes, of_instructions=True)
         for line in (line for name, line in named if name == _OPERATIONS):
             reader.read(line, _leaves(_timed(line, work)))
     if not work.steps:
@@ -89,8 +91,13 @@ def read_device(plane: Plane, work: Work, instructions: Instructions, scopes: Sc
 
 
 class _Reader:
-    def __init__(self, plane: Plane, work: Work, instructions: Instructions, scopes: Scopes) -> None:
+    """Reads the lines of a plane, whose events are kernels or, if `of_instructions`, what XLA compiled."""
+
+    def __init__(
+        self, plane: Plane, work: Work, instructions: Instructions, scopes: Scopes, *, of_instructions: bool = False
+    ) -> None:
         self._plane, self._work, self._instructions, self._scopes = plane, work, instructions, scopes
+        self._of_instructions = of_instructions
         number = _NUMBER.search(plane.name)
         self._device = int(number[1]) if number else plane.message.id
         self._uses = plane.uses(_TELLING | {_CORRELATION})
@@ -138,14 +145,18 @@ class _Reader:
         if not _OTHER.isdisjoint(stats):
             return None
         name = self._plane.names.get(number, "")
-        what = What(name, _kind(name, stats), self._bytes(stats), self._operation(stats))
+        what = What(name, _kind(name, stats), self._bytes(stats), self._operation(name, stats))
         return self._work.kinds.setdefault(what, len(self._work.kinds))
 
-    def _operation(self, stats: Mapping[str, Any]) -> str | None:
+    def _operation(self, name: str, stats: Mapping[str, Any]) -> str | None:
+        """Return what launched the work, as far as the file tells: its scopes, or at least XLA's instruction."""
         said = {use: self._plane.text(stats[use]) for use in ("name", "tf_op", "annotation") if use in stats}
         compiled = self._instructions.operation(self._plane, stats) if "hlo_op" in stats else None
         scoped = said.get("name") if "/" in said.get("name", "") else None
         operation = scoped or compiled or said.get("tf_op") or said.get("annotation") or None
+        if "/" not in (operation or ""):
+            instruction = self._plane.text(stats["hlo_op"]) if "hlo_op" in stats else name * self._of_instructions
+            operation = instruction.partition(" = ")[0].removeprefix("%") or operation
         if operation is not None:
             self._scopes.add(operation)
         return operation
@@ -176,7 +187,7 @@ def _timed(line: Any, work: Work) -> Iterator[tuple[Any, int, int]]:
         offset = event.offset_ps
         start = base + offset // 1000
         end = base + (offset + event.duration_ps) // 1000
-        if -LIMIT < start <= end < LIMIT:
+        if -LATEST < start <= end < LATEST:
             yield event, start, end
         else:
             work.lost += 1

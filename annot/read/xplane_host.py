@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from annot import tag
+from annot.profile import LATEST
 from annot.read.xplane_hlo import Instructions
 from annot.read.xplane_plane import LIMIT, Plane, decode, whole
 from annot.read.xplane_ranges import Event, Kind
@@ -90,7 +91,7 @@ class Host:
             offset = event.offset_ps
             start = base + offset // 1000
             end = base + (offset + event.duration_ps) // 1000
-            if not -LIMIT < start <= end < LIMIT:
+            if not -LATEST < start <= end < LATEST:
                 self.lost += 1
                 continue
             if number not in plain:

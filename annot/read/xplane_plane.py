@@ -8,7 +8,7 @@ from typing import Any, Final
 __all__ = ["LIMIT", "Plane", "decode", "whole"]
 
 LIMIT: Final = 1 << 62
-"""No time is as large: sums of two still fit into 64 bits."""
+"""No number of a launch is as large."""
 
 
 def decode(name: bytes) -> str:

@@ -31,7 +31,7 @@ class Kind:
             they do in the same way as users annotate, so an annotation inside an operator is taken for an operator.
         operation: name in the file of the operation that it is, or that it launches; its scopes become ranges.
         launch: whether it only launches the operation; then it has ranges only where it lies in no event of an
-            operation with the same scopes.
+            operation with the same scopes or, if it has none, of the same name.
     """
 
     text: str
@@ -47,10 +47,13 @@ Event: TypeAlias = tuple[int, int, int, Kind]
 class _Frame:
     """A recorded event while the events inside it pass by."""
 
-    __slots__ = ("around", "end", "open", "reach", "rows", "runtime", "shares")
+    __slots__ = ("around", "end", "label", "open", "reach", "rows", "runtime", "shares")
 
-    def __init__(self, end: int, around: tuple[int, ...], runtime: bool, shares: bool = True) -> None:
+    def __init__(
+        self, end: int, around: tuple[int, ...], runtime: bool, shares: bool = True, label: int | None = None
+    ) -> None:
         self.end = end
+        self.label = label
         self.around = around  # the scopes that it lies in, as numbers of labels
         self.runtime = runtime  # whether no code of the user runs in it
         self.shares = shares
@@ -98,6 +101,10 @@ class Ranges:
                 inside = stack[-1]
             label, scopes = self._known.get(kind) or self._learn(kind)
             if kind.launch and scopes == inside.around:
+                if (
+                    kind.text and not scopes and label != inside.label
+                ):  # what the runtime does around it is no better a name
+                    self._append(start, end, self._label(kind.text, "annotation") if inside.runtime else label)
                 continue
             runtime = inside.runtime or kind.role == _OPERATOR
             if kind.operation is not None:
@@ -108,7 +115,7 @@ class Ranges:
                 label = self._label(kind.text, _OPERATOR)
             self._append(start, end, label)
             if place < len(events) and events[place][1] >= negative_end:  # the next may lie in it
-                inside = _Frame(end, inside.around if kind.operation is None else scopes, runtime)
+                inside = _Frame(end, inside.around if kind.operation is None else scopes, runtime, label=label)
                 stack.append(inside)
         for frame in stack:
             self._close(frame, 0)

@@ -57,7 +57,7 @@ class NsightReport:
     Args:
         name: that of the report of `nsys stats`.
         rows: as the function of that name in `annot.correlate.nsight` returns them.
-        meta: source, rule and report.
+        meta: source, rule, report and notes.
     """
 
     name: OfficialName
@@ -71,7 +71,7 @@ def nsight_report(activity: Activity, path: Path, name: OfficialName) -> NsightR
     Raises:
         AnnotError: the report is too large.
     """
-    meta = {"source": str(path), "rule": "nsight", "report": name}
+    meta = {"source": str(path), "rule": "nsight", "report": name, "notes": list(activity.notes)}
     try:
         return NsightReport(name, _MAKE[name](activity), meta)
     except AnnotError as error:
@@ -86,8 +86,9 @@ def print_nsight(report: NsightReport, console: Console) -> None:
     labels = [Text(printable(row[first] or "(no range)")) for row in rows]
     heading = Text(f"{report.name}, by the rule of Nsight Systems", style="bold")
     console.print(heading, fitted_table(first, labels, columns, rows, console.width), sep="\n")
-    if report.rows.height > _SHOWN:
-        console.print(Text(f"Note: {report.rows.height - _SHOWN:,} more rows: --format csv has them", style="yellow"))
+    more = report.rows.height - _SHOWN
+    for note in [*report.meta["notes"], *([f"{more:,} more rows: --format csv has them"] if more > 0 else [])]:
+        console.print(Text(f"Note: {printable(note)}", style="yellow"))
 
 
 def _shown(name: str) -> Callable[[dict[str, Any]], str]:
