@@ -299,7 +299,8 @@ def test_official_numbers(report: str, tmp_path: Path) -> None:
 def test_official_numbers_in_other_formats(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON names the report and the rule, Parquet has the rows, the table the columns that fit."""
     data = _json(capsys, source, "--rule", "nsight", "--report", "nvtx_kern_sum")
-    assert data["meta"] == {"schema": 1, "source": str(source), "rule": "nsight", "report": "nvtx_kern_sum"}
+    meta = {"schema": 1, "source": str(source), "rule": "nsight", "report": "nvtx_kern_sum", "notes": []}
+    assert data["meta"] == meta
     conv = [row for row in data["nvtx_kern_sum"] if row["Kernel Name"] == "conv_fwd" and "Conv2d" in row["NVTX Range"]]
     assert [row["Total Time (ns)"] for row in conv] == [900_000, 900_000]
     out = tmp_path / "out"

@@ -62,11 +62,11 @@ def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) ->
 
     Args:
         attribution: whose nodes.
-        values: node (Int32), the columns of `also` and numbers to add up.
+        values: node, the columns of `also` and numbers to add up.
         also: what rows are told apart by besides.
     """
     numbers = [name for name in values.columns if name not in ("node", *also)]
-    own = values.group_by("node", *also).agg(pl.col(numbers).sum())
+    own = values.with_columns(pl.col("node").cast(pl.Int32)).group_by("node", *also).agg(pl.col(numbers).sum())
     nodes, names = attribution.forest.nodes, attribution.forest.keys.names
     inclusive = _by_level(nodes, own, also) if also else _in_one_pass(nodes, own, numbers)
     outermost = pl.Series(nodes.outermost(nodes.keys), dtype=pl.Boolean)

@@ -127,10 +127,10 @@ def unwrapped(module: Any) -> Any:
     """Return the module inside wrappers that add no name to a path, or this one."""
     while module is not None:
         kind: Any = type(module)
-        child = module._modules.get(_wrapped(kind) or "")
-        if child is None:
+        name = _wrapped(kind)
+        if name is None or module._modules.get(name) is None:
             break
-        module = inner(child)
+        module = inner(module._modules[name])
     return module
 
 
