@@ -13,8 +13,8 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2_as_graph
 
 from annot.analyze.work import Work, expected
+from annot.keras.hyperparameters import hyperparameters
 from annot.tag import Tag, TensorSpec
-from annot.tf.hyperparameters import hyperparameters
 
 __all__ = ["PRODUCTS", "parameters", "profiled", "symbolic", "without_weights", "work_of"]
 

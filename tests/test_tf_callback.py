@@ -22,8 +22,8 @@ from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 
 import annot  # noqa: E402
 from annot import loop  # noqa: E402
+from annot.keras.steps import FitLoops  # noqa: E402
 from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
-from annot.tf.steps import FitLoops  # noqa: E402
 
 pytestmark = needs_recorder
 

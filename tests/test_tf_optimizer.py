@@ -20,8 +20,8 @@ from tf_nets import BATCH, network, numbered, samples, weights  # noqa: E402
 from tf_recorded import earlier, installed, optimized, recorded  # noqa: E402
 
 import annot  # noqa: E402
+from annot.keras.optimizer import OptimizerSteps  # noqa: E402
 from annot.tf import AnnotCallback, emit_ranges  # noqa: E402
-from annot.tf.optimizer import OptimizerSteps  # noqa: E402
 
 pytestmark = needs_recorder
 

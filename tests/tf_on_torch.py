@@ -16,8 +16,8 @@ os.environ["KERAS_BACKEND"] = "torch"
 from captured import capture
 from tf_nets import BATCH, network, samples, weights
 
+from annot.keras.optimizer import OptimizerSteps
 from annot.tf import AnnotCallback
-from annot.tf.optimizer import OptimizerSteps
 
 
 def trained(*callbacks: Any) -> list[bytes]:

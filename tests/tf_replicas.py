@@ -16,9 +16,9 @@ from captured import capture
 from tf_nets import BATCH, network, samples, weights
 from tf_recorded import installed
 
-from annot.tf.callback import AnnotCallback
+from annot.keras.callback import AnnotCallback
+from annot.keras.optimizer import OptimizerSteps
 from annot.tf.data import DataWaits
-from annot.tf.optimizer import OptimizerSteps
 
 
 def trained(*callbacks: Any) -> list[bytes]:

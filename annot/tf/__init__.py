@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from annot.tf.callback import AnnotCallback
+    from annot.keras.callback import AnnotCallback
     from annot.tf.calls import end, start, trace
     from annot.tf.names import save_scopes
     from annot.tf.nvtx_plugins import NVTXEnd, NVTXHook, NVTXStart
@@ -29,7 +29,7 @@ __all__ = [
 
 # The callback is for Keras on PyTorch too, where there is no TensorFlow.
 _LAZY = {
-    "AnnotCallback": "annot.tf.callback",
+    "AnnotCallback": "annot.keras.callback",
     "EmitRanges": "annot.tf.ranges",
     "NVTXEnd": "annot.tf.nvtx_plugins",
     "NVTXHook": "annot.tf.nvtx_plugins",

@@ -14,9 +14,9 @@ from keras.src.backend.common import global_state
 
 from annot import emit
 from annot.choice import EVERYTHING, Choice
+from annot.keras.paths import SEPARATOR, children, paths
 from annot.patches import Patches
 from annot.tf import names, owners
-from annot.tf.paths import SEPARATOR, children, paths
 from annot.tf.sites import Site, tensors_among
 
 __all__ = ["Layers", "Mode", "Options"]

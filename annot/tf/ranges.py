@@ -14,6 +14,9 @@ from annot import emit
 from annot.capture import Capture
 from annot.choice import Selection, choose
 from annot.instrument import check_keras_backend
+from annot.keras.optimizer import OptimizerSteps
+from annot.keras.paths import SEPARATOR
+from annot.keras.steps import FitLoops
 from annot.patches import undo_all
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
@@ -23,9 +26,6 @@ from annot.tf.capture import tell_cuda
 from annot.tf.data import DataWaits
 from annot.tf.functions import StepFunctions
 from annot.tf.layers import Layers, Mode, Options, StandIn
-from annot.tf.optimizer import OptimizerSteps
-from annot.tf.paths import SEPARATOR
-from annot.tf.steps import FitLoops
 
 __all__ = ["EmitRanges", "emit_ranges"]
 
@@ -59,7 +59,7 @@ def emit_ranges(
             block, are found too.
         forward: ranges around forward calls.
         backward: ranges around the backward of each layer.
-        optimizer: ranges around the updates of weights by optimizers of Keras; see `annot.tf.optimizer`.
+        optimizer: ranges around the updates of weights by optimizers of Keras; see `annot.keras.optimizer`.
         data: ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.data`.
         shapes: say shapes and dtypes in the texts.
         include: which layers have ranges: patterns on the path below the model such as ``"block_1/**"``, layer

@@ -8,9 +8,9 @@ import tensorflow as tf
 import wrapt
 
 from annot import emit, loop
+from annot.keras.callback import close_operations
 from annot.open_ranges import OpenRanges
 from annot.patches import Patches
-from annot.tf.callback import close_operations
 
 __all__ = ["SessionHook"]
 

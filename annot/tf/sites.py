@@ -13,9 +13,9 @@ from tensorflow.python.framework.ops import EagerTensor
 
 from annot import emit, tag
 from annot.hyperparameters import Arguments
+from annot.keras.hyperparameters import gradients, hyperparameters
 from annot.recent import Recent
 from annot.shapes import MAX_TENSORS, spec_of
-from annot.tf.hyperparameters import gradients, hyperparameters
 from annot.tf.owners import Owner, is_watched, may_be_taped
 from annot.tf.sizes import sources_of
 
@@ -33,7 +33,7 @@ class Site:
     """One layer of a model that has ranges: what they say, prepared once per combination of input shapes.
 
     Args:
-        path: as `annot.tf.paths.paths` gives it.
+        path: as `annot.keras.paths.paths` gives it.
         module: class name.
         layer: the layer itself.
         shapes: whether the ranges say shapes.

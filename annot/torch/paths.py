@@ -149,7 +149,7 @@ def is_keras(module: object) -> bool:
 def _children(module: Any) -> Iterable[tuple[str, Any]]:
     """Return the modules right below one, by name."""
     if is_keras(module):
-        from annot.tf.paths import named_sublayers
+        from annot.keras.paths import named_sublayers
 
         return named_sublayers(module)
     wrapped = _wrapped(type(module))  # type: ignore[arg-type]  # a class is hashable

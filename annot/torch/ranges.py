@@ -152,7 +152,7 @@ class EmitRanges(SwitchedBlock):
     def _enter(self, done: list[str]) -> None:
         super()._enter(done)
         if is_keras(self._model) and hasattr(self._model, "fit"):
-            from annot.tf.steps import FitLoops
+            from annot.keras.steps import FitLoops
 
             self._loops.append(FitLoops(self._model))
             if emit.enabled():  # also while the block is paused, since a schedule counts the batches
@@ -282,7 +282,7 @@ class Installed:
         """The optimizers of Keras, which are none of PyTorch's, if Keras runs on PyTorch."""
         keras: Any = sys.modules.get("keras")
         if keras is not None and hasattr(keras, "config") and keras.config.backend() == "torch":
-            from annot.tf.optimizer import OptimizerSteps as KerasOptimizerSteps
+            from annot.keras.optimizer import OptimizerSteps as KerasOptimizerSteps
 
             steps = KerasOptimizerSteps(graphs=False)
             self._undo.append(steps.remove)

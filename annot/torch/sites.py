@@ -445,6 +445,6 @@ def _add_place(site: Site, path: str) -> None:
 def _hyperparameters(module: Any, shown_as: str) -> _Arguments:
     if not is_keras(module):
         return hyperparameters(module, shown_as)
-    from annot.tf.hyperparameters import hyperparameters as of_keras  # which needs no TensorFlow
+    from annot.keras.hyperparameters import hyperparameters as of_keras
 
     return of_keras(module, shown_as)

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 
 from annot import emit
+from annot.keras import updates
 from annot.outermost import Outermost
 from annot.patches import Patches
-from annot.tf import updates
 
 __all__ = ["OptimizerSteps"]
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import keras
 
+from annot.keras.callback import AnnotCallback
 from annot.patches import Patches
-from annot.tf.callback import AnnotCallback
 
 __all__ = ["FitLoops"]
 

@@ -13,7 +13,7 @@ from keras import layers
 
 from annot import tag
 from annot.hyperparameters import ALWAYS, Arguments, Said, spelt
-from annot.tf.paths import runs_alone, sublayers
+from annot.keras.paths import runs_alone, sublayers
 
 __all__ = ["gradients", "hyperparameters"]
 
