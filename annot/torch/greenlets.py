@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import wrapt
 
 from annot import native
-from annot.weak import WeakKeys
 
-__all__ = ["are_there", "own_current"]
+__all__ = ["own_current"]
 
 T = TypeVar("T")
 
 _getcurrent: Callable[[], Any] | None = None
-
-
-def are_there() -> bool:
-    """Return whether somebody has imported greenlet."""
-    return _getcurrent is not None
 
 
 def own_current(notes: type[T]) -> type[T]:
@@ -32,7 +27,7 @@ def own_current(notes: type[T]) -> type[T]:
         __slots__ = ("calls",)
 
         def __init__(self) -> None:
-            self.calls: WeakKeys[Any, Any] = WeakKeys()
+            self.calls: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
             super().__init__()
 
         @property
