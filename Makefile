@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
 TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
 # What the C call path does, its Python twin must do too.
 TWINS := $(patsubst %,tests/test_%.py,emit trace trace_async loop torch_backward torch_blocks torch_checkpoint \
-	torch_compiled torch_devices torch_forward torch_graphs torch_greenlets torch_interrupts torch_matrix torch_memory \
+	torch_choice torch_compiled torch_devices torch_forward torch_graphs torch_greenlets torch_interrupts torch_matrix torch_memory \
 	torch_ops torch_profiler torch_unchanged)
 SOURCES := pyproject.toml $(wildcard annot/native/*.c annot/native/*.h annot/native/*.py)
 PROFILE := build/alexnet.sqlite

@@ -86,7 +86,8 @@ to_the_end: Any = _fast.to_the_end if _fast is not None else _to_the_end
 exit_method: Any = _fast.exit_method if _fast is not None else _exit
 """An `__exit__` that runs ``self._exit(done, kind, error, where)`` to its end, as `to_the_end` does.
 
-`_exit` notes in the list `done` what must not be done twice.
+`_exit` notes in the list `done` what must not be done twice. Without the C parts this is a function of Python, which a
+signal handler may leave before its first line: then nothing is put back. No function of Python can prevent that.
 """
 
 
@@ -95,6 +96,9 @@ def recurs(error: Exception, work: Callable[..., Any], *args: Any) -> bool:
 
     A signal handler raises wherever the main thread happens to be, and PyThreadState_SetAsyncExc wherever another one
     is: such an exception, a timeout for example, is for the user, and does not come again.
+
+    Nor does one of a race, as when another thread changes an argument while `work` reads it. It cannot be told from one
+    that PyThreadState_SetAsyncExc raises, and so reaches the user: that is better than a timeout that never comes.
     """
     try:
         work(*args)

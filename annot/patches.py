@@ -41,7 +41,10 @@ class Patches:
 
 
 def undo_all(undo: list[Callable[[], Any]]) -> None:
-    """Call what undoes something, last first; each is dropped after its call, and may be called again."""
+    """Call what undoes something, last first; after an interrupt, the next call goes on with the rest.
+
+    Each is dropped after its call. An interrupt may come in between, so calling it again must do nothing more.
+    """
     while undo:
         undo[-1]()
         del undo[-1]

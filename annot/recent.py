@@ -71,7 +71,8 @@ def _turn() -> None:
 
 def _sweep() -> None:
     global _sweep_at
-    for key, reference in list(_all.items()):
+    # The tuples of a list of items are made one by one: finalizers and other threads may run in between.
+    for key, reference in _all.copy().items():
         if reference() is None:
             _all.pop(key, None)
     _sweep_at = max(1024, 2 * len(_all))

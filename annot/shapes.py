@@ -58,4 +58,4 @@ def _collect(values: Iterable[Any], depth: int, is_tensor: Callable[[Any], bool]
         elif depth and isinstance(value, (list, tuple)):
             _collect(value, depth - 1, is_tensor, found)
         elif depth and isinstance(value, dict):
-            _collect(value.values(), depth - 1, is_tensor, found)
+            _collect(list(value.values()), depth - 1, is_tensor, found)

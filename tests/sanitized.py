@@ -15,7 +15,9 @@ import pytest
 
 from annot import native
 
-SOURCES = ("_fast.c", "around.c", "torch_notes.c", "torch_calls.c", "torch_events.c", "torch_graph.c")
+SOURCES = (
+    "_fast.c", "around.c", "torch_notes.c", "torch_calls.c", "torch_events.c", "torch_walk.c", "torch_graph.c",
+)  # fmt: skip
 # Variables on the stack are not guarded: greenlets copy stacks, guards and all.
 FLAGS = (
     "-O1", "-g", "-std=gnu11", "-shared", "-fPIC", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",

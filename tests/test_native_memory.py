@@ -60,3 +60,48 @@ with profile(activities=[ProfilerActivity.CPU]):
 print("survived", emit.depth())
 """
     assert run_sanitized(program, tmp_path).startswith("survived")
+
+
+def test_finalizers_that_call_layers_while_notes_are_dropped(tmp_path: Path) -> None:
+    """What threads have called is dropped by halves, and at the end of the last block: that may free anything."""
+    program = """
+import gc, torch
+from annot import emit_ranges, record
+from annot.torch import ranges
+
+class Calls:
+    "Its end calls layers, which are noted."
+    ends = 0
+    def __del__(self):
+        Calls.ends += 1
+        model(x, deeper=False)
+
+class Makes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(1, 1)
+    def forward(self, x, deeper=True):
+        if deeper:
+            part = torch.nn.Linear(1, 1)
+            x = part(x)
+            ranges._INSTALLED._sites.by_id[id(part)].operations["end"] = Calls()
+        return self.fc(x)
+
+model, x = Makes(), torch.ones(1, 1)
+def step(calls):
+    with emit_ranges(model, shapes=False):
+        for _ in range(calls):
+            loss = model(x).sum()
+        loss.backward()
+
+with record("dropped.sqlite"):
+    for _ in range(3):
+        step(10)
+    few = Calls.ends
+    step(30000)
+    gc.collect()
+print("survived", few, Calls.ends)
+"""
+    word, few, many = run_sanitized(program, tmp_path).split()
+    assert (word, few) == ("survived", "30")
+    assert int(many) == 30030

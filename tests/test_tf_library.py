@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("tensorflow")
 from commands import annot, needs_recorder
 
 from annot import native
-from annot.tf import library
+from annot.tf import library, noting
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
@@ -77,12 +78,23 @@ def test_beside_another_graph_optimizer_graphs_have_no_ranges(tmp_path: Path) ->
 def test_what_uses_the_library_ends_with_its_last_user() -> None:
     loaded = library.load()
     assert not isinstance(loaded, str)
-    before = loaded.users
-    ends = [library.use() for _ in range(2)]
-    assert loaded.users == before + 2
-    for end in ends:
-        end()
-    assert loaded.users == before
+    assert_ends_with_its_last_user(library.use, loaded.users)
+
+
+def test_what_notes_owners_ends_with_its_last_user() -> None:
+    assert_ends_with_its_last_user(noting.install, noting._users)
+    assert noting._patches.live == bool(noting._users)
+
+
+def assert_ends_with_its_last_user(use: Callable[[], Callable[[], None]], users: set[object]) -> None:
+    """An interrupt may keep the end of a use from being noted, and it runs once more."""
+    before = set(users)
+    ends = [use() for _ in range(2)]
+    for left in (1, 0):
+        for _ in range(2):
+            ends[left]()
+        assert len(users - before) == left
+    assert users == before
 
 
 @pytest.mark.parametrize("mode", ["native", "python"])

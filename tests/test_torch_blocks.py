@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from captured import Captured, capture
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -16,7 +20,10 @@ nn = torch.nn
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 from torch_block import Block  # noqa: E402
 
-from annot import emit_ranges  # noqa: E402
+import annot  # noqa: E402
+from annot import emit_ranges, recent  # noqa: E402
+from annot.torch import paths, ranges  # noqa: E402
+from annot.torch.numbered import Numbered, numbered  # noqa: E402
 
 
 def test_threads_have_ranges_of_their_own(tmp_path: Path) -> None:
@@ -146,6 +153,166 @@ def test_a_model_keeps_the_paths_that_its_ranges_had(tmp_path: Path) -> None:
 
     earlier, later = ("Sequential>", "0>", "1>"), ("Sequential>", "Sequential.0>")
     assert capture(tmp_path, body).trees == [earlier, *[earlier, later] * 2]
+
+
+def test_models_of_blocks_that_are_off_are_told_apart(tmp_path: Path) -> None:
+    """Paused, before its active steps, or on: a block that is open has paths of its own, and gives them back after."""
+    generator, discriminator = gan()
+
+    def off(first: Any, second: Any) -> Captured:
+        def body() -> None:
+            with first, second:
+                for block in (first, second):
+                    block.step()
+                    block.resume()
+                discriminator(generator(torch.ones(1, 3)))
+            with emit_ranges(discriminator):
+                discriminator(torch.ones(1, 3))
+
+        for block in (first, second):
+            block.pause()
+        return capture(tmp_path, body)
+
+    alone = ("Sequential>", "0>")
+    told = [
+        ("Sequential>", "Sequential.0>", "Sequential.1>"), ("Sequential#2>", "Sequential#2.0>"), alone
+    ]  # fmt: skip
+    late = annot.schedule(wait=1, active=1)
+    assert off(emit_ranges(generator), emit_ranges(discriminator)).trees == told
+    assert off(emit_ranges(generator, schedule=late), emit_ranges(discriminator, schedule=late)).trees == told
+
+    def used() -> None:
+        with emit_ranges(generator) as block:
+            generator(torch.ones(1, 3))
+            block.pause()
+            with emit_ranges(discriminator):
+                block.resume()
+                discriminator(generator(torch.ones(1, 3)))
+
+    plain = ("Sequential>", "0>", "1>")
+    assert capture(tmp_path, used).trees == [plain, plain, ("Sequential>", "Sequential.0>")]
+
+
+def test_a_part_of_a_model_whose_block_is_off_has_the_paths_of_the_model(tmp_path: Path) -> None:
+    """They are those that it has when the block is on again."""
+    model = nn.Sequential(Block(), nn.Tanh())
+
+    def body() -> None:
+        with emit_ranges(model) as whole:
+            whole.pause()
+            with emit_ranges(model[0]):
+                model(torch.ones(1, 3))
+                whole.resume()
+                model(torch.ones(1, 3))
+
+    part = ("0>", "0.fc>", "0.act>")
+    assert capture(tmp_path, body).trees == [part, ("Sequential>", part, "1>")]
+
+
+def test_two_models_of_one_name_are_said(tmp_path: Path) -> None:
+    """Two blocks of one model may have the same name, and two models one after the other."""
+    generator, discriminator = gan()
+
+    def body() -> None:
+        with emit_ranges(generator, name="G"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with emit_ranges(generator, name="G"), emit_ranges(AveragedModel(generator).module, name="D"):
+                    pass
+                with emit_ranges(discriminator, name="D"):
+                    pass
+            with pytest.warns(RuntimeWarning, match="two models have the name 'G' at the same time"):
+                emit_ranges(discriminator, name="G").__enter__().__exit__(None, None, None)
+
+    capture(tmp_path, body)
+
+
+def test_blocks_have_no_names_while_no_tool_listens() -> None:
+    model = Block()
+    with emit_ranges(model):
+        assert ranges._INSTALLED._open == {}
+
+
+def test_modules_that_are_made_and_kept_are_named_without_a_look_at_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the lowest number that is free; the names of those that have died are free again."""
+    looked = 0
+
+    class Counting(dict[int, Any]):
+        def values(self) -> Any:
+            nonlocal looked
+            looked += len(self)
+            return super().values()
+
+    class Makes(nn.Module):
+        def forward(self, x: Any) -> Any:
+            kept.append(nn.Linear(3, 3))
+            return kept[-1](x)
+
+    kept: list[nn.Module] = []
+    model = Makes()
+
+    def body() -> None:
+        with emit_ranges(model):
+            for _ in range(300):
+                model(torch.ones(1, 3))
+            del kept[3], kept[100]
+            for _ in range(3):
+                model(torch.ones(1, 3))
+
+    monkeypatch.setattr(ranges._INSTALLED._sites, "by_id", Counting())
+    names = [one.name for one in capture(tmp_path, body).ranges if "Linear" in one.name]
+    assert names[:2] + names[299:] == ["Linear>", "Linear#2>", "Linear#300>", "Linear#4>", "Linear#102>", "Linear#301>"]
+    assert looked < 1500
+
+
+@pytest.mark.parametrize("where", ["modules", "attributes", "caches"])
+def test_finalizers_that_change_what_is_being_read(where: str) -> None:
+    """Up to CPython 3.11 the garbage collector may run amid a list of items, and then other threads."""
+    model = nn.Sequential(*[nn.Identity() for _ in range(300)])
+    vars(model).update({f"plain{i}": i for i in range(300)})
+    kept: list[Any] = []
+
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            kept.append(recent.Recent())
+            number = len(kept)
+            vars(model)[f"more{number}"] = model._modules[f"more{number}"] = None  # type: ignore[assignment]
+
+    read = {
+        "modules": lambda: list(paths.paths(model)),
+        "attributes": lambda: paths.path_to(nn.Identity(), model, deep=False),
+        "caches": recent._sweep,
+    }
+    kept.extend(recent.Recent() for _ in range(300))
+    gc.collect()
+    before = gc.get_threshold()
+    for _ in range(50):
+        Node()
+    try:
+        gc.set_threshold(200, 1, 1)
+        read[where]()
+    finally:
+        gc.set_threshold(*before)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "a#2", "b"]), st.integers(0, 5))))
+def test_the_lowest_free_number(steps: list[tuple[str, int]]) -> None:
+    """As a look at all names that are taken finds it; an unused one comes again."""
+    taken: list[str] = []
+    names = Numbered(lambda name: name in taken)
+    for name, drop in steps:
+        found = names.lowest(name)
+        assert found == next(one for n in range(1, 99) if (one := numbered(name, n)) not in taken)
+        if drop:
+            taken.append(found)
+        for one in taken[:: drop + 3] if drop < 3 else []:
+            taken.remove(one)
+            names.free(one)
 
 
 def test_a_part_of_a_model_needs_no_name(tmp_path: Path) -> None:

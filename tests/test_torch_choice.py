@@ -176,17 +176,36 @@ def test_the_place_of_a_dead_module_is_free(tmp_path: Path) -> None:
         with emit_ranges(model, exclude=nn.Tanh):
             model.append(nn.Tanh())
             model(X)
-            assert sum(site is None for site in sites_of_the_process().values()) == 1
+            place = id(model[0])
             del model[0]
-            assert all(site is not None for site in sites_of_the_process().values())
+            others = []
+            while id(made := nn.ReLU()) != place:
+                others.append(made)
+            model.append(made)
+            model(X)
 
-    capture(tmp_path, body)
+    assert forward_layers(capture(tmp_path, body)) == ["", "", "0"]
 
 
-def sites_of_the_process() -> dict[int, Any]:
-    from annot.torch import ranges
+@pytest.mark.parametrize("name", ["Lo", "Loss", None])
+def test_the_layer_of_a_loss_is_chosen_by_its_own_path(tmp_path: Path, name: str | None) -> None:
+    """No name of a model is cut off from it, also where it begins as the name does."""
 
-    return ranges._INSTALLED._sites.by_id
+    class Weighted(nn.L1Loss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Linear(3, 3)
+
+        def forward(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.weight(outputs), target)
+
+    model, loss = net(), Weighted()
+
+    def body() -> None:
+        with emit_ranges(model, name=name, include=["", "Loss", "Loss.weight"]):
+            loss(model(X), X)
+
+    assert forward_layers(capture(tmp_path, body)) == [name or "", "Loss", "Loss.weight"]
 
 
 def test_a_shared_module_has_ranges_where_it_is_chosen(step: Run) -> None:
@@ -285,6 +304,24 @@ def test_off_between_forward_and_backward(tmp_path: Path) -> None:
     assert [one for one in captured.names if one.endswith("<")] == []
     assert captured.names.count("Sequential>") == 2
     assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), plain, strict=True))
+
+
+def test_off_and_on_between_forward_and_backward(tmp_path: Path) -> None:
+    """A graph that was built before a pause has the ranges of its layers after it."""
+    model = net()
+
+    def body() -> None:
+        with emit_ranges(model) as block:
+            loss = model(X).sum()
+            for _ in range(2):
+                block.pause()
+                block.resume()
+            loss.backward()
+
+    (run,) = [one.tree() for one in capture(tmp_path, body).ranges if one.name == "engine<"]
+    assert run == (
+        "engine<", ("Sequential<", ("b<", ("b.0<", "b.0.1<", "b.0.0<")), ("a<", "a.2<", "a.1<", "a.0<")),
+    )  # fmt: skip
 
 
 def test_off_for_the_forward_alone(tmp_path: Path) -> None:

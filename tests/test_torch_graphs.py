@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import subprocess
 import sys
@@ -18,7 +19,10 @@ from captured import capture
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
+from torch_block import Block  # noqa: E402
+
 from annot import emit_ranges, mark  # noqa: E402
+from annot.torch.sites import Site  # noqa: E402
 
 # ---------------------------------------------------------------- deep graphs
 
@@ -307,6 +311,29 @@ def test_a_graph_of_a_thread_that_has_ended(tmp_path: Path, outputs: str) -> Non
 
     trees = [tree for tree in capture(tmp_path, body).trees if "engine<" in tree]
     assert trees == [("engine<", ("Sequential<", "2<", "1<", "0<"))]
+
+
+def test_nothing_is_kept_of_blocks_that_are_over(tmp_path: Path) -> None:
+    """What threads have called is forgotten with the last open block, and not while that is paused."""
+    model = Block()
+
+    def sites() -> int:
+        return sum(type(one) is Site for one in gc.get_objects())
+
+    def body() -> None:
+        for _ in range(3):
+            with emit_ranges(model) as block:
+                loss = model(torch.ones(1, 3)).sum()
+                block.pause()
+                block.resume()
+                loss.backward()
+                assert sites() > before
+            gc.collect()
+            assert sites() == before
+
+    before = sites()
+    captured = capture(tmp_path, body)
+    assert captured.names.count("fc<") == 3
 
 
 def test_many_threads_end_before_the_backward(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def state() -> dict[str, Any]:
         "watcher": torch._C._dynamo.eval_frame.set_eval_frame(None),
         "depth": emit.depth(),
         "kinds": set(outermost._open.kinds),
+        "open": dict(ranges._INSTALLED._open),
+        "names": list(ranges._INSTALLED._sites._open),
         "blocks": dict(ranges._INSTALLED._blocks),
         "sites": dict(ranges._INSTALLED._sites.by_id),
         "undo": list(ranges._INSTALLED._undo),
@@ -142,6 +144,39 @@ def test_an_interrupt_anywhere_reaches_the_user(
     assert capture(tmp_path, work).trees == expected
 
 
+def test_an_interrupt_where_modules_die_reaches_the_user(tmp_path: Path) -> None:
+    """CPython prints and drops what is raised in the callback of a weak reference: none of annot's runs Python."""
+
+    class Makes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.Sequential(nn.Linear(3, 3), nn.ReLU())(nn.ReLU()(x))  # type: ignore[no-any-return]
+
+    model, x = Makes(), torch.ones(2, 3)
+
+    def work() -> None:
+        with emit_ranges(model, exclude="**.1"):
+            optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.0)
+            for _ in range(3):
+                model(x)
+                optimizer.step()
+
+    def every_point() -> None:
+        number = 0
+        while interrupt_at(number, work, Timeout):
+            if not IS_NATIVE:
+                emit.pop_to(0)
+            number += 1
+        assert number > 200
+
+    capture(tmp_path, work)
+    expected = capture(tmp_path, work).trees
+    with annot.record(tmp_path / "interrupted.sqlite"):
+        every_point()
+    assert capture(tmp_path, work).trees == expected
+    inside = ("Sequential>", "Sequential.0>")
+    assert expected[0] == ("Makes>", inside)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_error_on_entry_leaves_nothing_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nested: bool
@@ -161,7 +196,7 @@ def test_an_error_on_entry_leaves_nothing_installed(
         assert state() == before
 
     def body() -> None:
-        with emit_ranges(around) if nested else nullcontext():
+        with emit_ranges(around, name="") if nested else nullcontext():
             enter()
             around(x)
         with emit_ranges(model):

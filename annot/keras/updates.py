@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from annot import emit, tag, update_text
+from annot.weak import WeakKeys
 
 __all__ = ["event"]
 
-_known: Final[WeakKeyDictionary[Any, tuple[list[int], Any]]] = WeakKeyDictionary()
+_known: Final[WeakKeys[Any, tuple[list[int], Any]]] = WeakKeys()
 
 
 def event(optimizer: Any, variables: Sequence[Any] | None = None) -> Any:

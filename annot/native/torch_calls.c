@@ -147,11 +147,20 @@ static PyObject *call_inside(Calls *self, Notes *notes, Invocation *made, PyObje
     return result;
 }
 
+/* Modules that have died leave their place to others. -1 with an exception set, as of a signal handler. */
+static int bury(Calls *self) {
+    PyObject *done = PyObject_CallFunctionObjArgs(annot_its.bury, self->sites, NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 /* call(original, module, args, kwargs) */
 static PyObject *calls_call(PyObject *self_object, PyObject *const *what, Py_ssize_t count) {
     Calls *self = (Calls *)self_object;
     if (count != 4)
         return PyErr_Format(PyExc_TypeError, "call expects 4 arguments, got %zd", count);
+    if (PyList_Size(self->dead) > 0 && bury(self) < 0)
+        return NULL;
     Notes *notes = annot_get_notes();
     PyObject *site, *events = NULL;
     Cache *cache;
@@ -222,6 +231,7 @@ static int look_up(void) {
         {&annot_its.signature, "annot.torch.calls", "signature"},
         {&annot_its.remember, "annot.torch.calls", "remember"},
         {&annot_its.if_recomputed, "annot.torch.calls", "if_recomputed"},
+        {&annot_its.bury, "annot.torch.calls", "bury"},
         {&annot_its.is_node, "annot.torch.nodes", "is_node"},
         {&annot_its.grad_mode, "torch", "is_grad_enabled"},
         {&annot_its.device_of, "annot.torch.device_threads", "device_of"},
@@ -232,7 +242,7 @@ static int look_up(void) {
         if (!(*objects[i].place = annot_get(objects[i].module, objects[i].path)))
             return -1;
     struct { PyObject **place; const char *name; } names[] = {
-        {&annot_its.by_id, "by_id"}, {&annot_its.near, "near"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
+        {&annot_its.by_id, "by_id"}, {&annot_its.dead, "dead"}, {&annot_its.near, "near"}, {&annot_its.cache, "cache"}, {&annot_its.elsewhere, "elsewhere"},
         {&annot_its.events, "events"}, {&annot_its.layer, "layer"}, {&annot_its.shapes, "shapes"},
         {&annot_its.compiled_call, "_compiled_call_impl"}, {&annot_its.call_impl, "_call_impl"}, {&annot_its.grad_fn, "grad_fn"},
         {&annot_its.metadata, "metadata"}, {&annot_its.edges, "annot edges"}, {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
@@ -261,13 +271,15 @@ static int calls_init(PyObject *self_object, PyObject *args, PyObject *kwargs) {
     }
     self->sites = Py_NewRef(sites);
     self->by_id = PyObject_GetAttr(sites, annot_its.by_id);
-    return self->by_id ? annot_prepare_hooks(self) : -1;
+    self->dead = self->by_id ? PyObject_GetAttr(sites, annot_its.dead) : NULL;
+    return self->dead ? annot_prepare_hooks(self) : -1;
 }
 
 static int calls_traverse(PyObject *self_object, visitproc visit, void *arg) {
     Calls *self = (Calls *)self_object;
     Py_VISIT(self->sites);
     Py_VISIT(self->by_id);
+    Py_VISIT(self->dead);
     Py_VISIT(self->owners);
     Py_VISIT(self->hook);
     Py_VISIT(self->carrier);
@@ -280,6 +292,7 @@ static int calls_clear(PyObject *self_object) {
     Calls *self = (Calls *)self_object;
     Py_CLEAR(self->sites);
     Py_CLEAR(self->by_id);
+    Py_CLEAR(self->dead);
     Py_CLEAR(self->owners);
     Py_CLEAR(self->hook);
     Py_CLEAR(self->carrier);
@@ -304,6 +317,7 @@ static PyMethodDef calls_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))annot_begin, METH_VARARGS | METH_KEYWORDS,
      "Prepare a graph for a run of the engine on this thread; `finish` ends it."},
     {"current_site", calls_current_site, METH_O, "The site in whose call, or backward, this thread is."},
+    {"drop_notes", annot_drop_notes, METH_NOARGS, "Forget what threads have called: no block is open."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
     {"runs", annot_open_runs, METH_NOARGS, "How many runs this thread has begun and not finished."},
     {"finish", annot_finish, METH_O, "Finish runs of this thread until so many are left."},

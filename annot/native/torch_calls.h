@@ -1,5 +1,5 @@
 /* Shared by the parts of the PyTorch wing's hot path: torch_notes.c, torch_events.c, torch_calls.c,
- * torch_graph.c.
+ * torch_walk.c, torch_graph.c.
  *
  * annot/torch/calls.py is the twin of all of them, and says what they do and why. No header of PyTorch is needed:
  * shapes come through the DLPack C exchange API that tensors offer, everything else through Python attributes. What
@@ -82,6 +82,8 @@ int annot_read_node(PyObject *node, uint64_t *number, uint64_t *thread);
 /* The invocation that was innermost when this thread made the node of this number, borrowed; NULL if there was none,
  * or if it is not known. `own`: the notes of the thread that asks, or NULL. */
 Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number);
+/* A method of Calls: no block is open whose backward would ask for what threads have called. */
+PyObject *annot_drop_notes(PyObject *calls, PyObject *unused);
 /* Finds autograd's counter of sequence numbers, and where nodes say their thread; -1 with an exception set. */
 int annot_prepare_notes(void);
 int annot_add_notes(void);
@@ -89,8 +91,8 @@ int annot_add_notes(void);
 /* Objects and names of PyTorch and of the twin, looked up once. */
 typedef struct {
     PyObject *current_node, *function, *any_autocast, *tensor, *parameter, *plain_call, *loss;
-    PyObject *signature, *remember, *if_recomputed, *is_node, *current_thread, *grad_mode, *device_of, *visit;
-    PyObject *by_id, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
+    PyObject *signature, *remember, *if_recomputed, *is_node, *current_thread, *grad_mode, *device_of, *visit, *bury;
+    PyObject *by_id, *dead, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
         *metadata, *edges, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
 } Names;
 
@@ -128,6 +130,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *sites;   /* annot.torch.sites.Sites; owned */
     PyObject *by_id;   /* its dict: id of a module -> Site; owned */
+    PyObject *dead;    /* its list of modules that have died; owned */
     PyObject *owners;  /* dict: node with a hook -> Invocation or None; owned */
     PyObject *hook;    /* on_node, bound; owned */
     PyObject *carrier; /* a tensor whose hooks are {0: hook}; owned */
@@ -138,6 +141,30 @@ typedef struct {
 
 /* An attribute of an attribute … of a module: get("torch", "nn.Parameter"). New reference. */
 PyObject *annot_get(const char *module_name, const char *path);
+
+/* ---------------------------------------------------------------- torch_walk.c: the nodes of a graph */
+
+#define ANNOT_ACCUMULATE_GRAD UINT64_MAX
+
+typedef struct {
+    PyObject *node;    /* owned */
+    Invocation *owner; /* owned, may be NULL */
+    uint64_t number, thread;
+    size_t order;
+} Visit;
+
+typedef struct {
+    Visit *visits;
+    size_t count, capacity;
+    size_t *seen; /* open addressing: places in `visits`, counted from 1 */
+    size_t seen_size;
+    uint64_t thread; /* that made the node before; 0 at first */
+    int unordered;   /* the engine may run the nodes in another order than by falling numbers */
+} Walk;
+
+/* Fills an empty walk, later nodes first; -1 with an exception set or without memory. To be freed in any case. */
+int annot_walk(Walk *walk, PyObject *roots);
+void annot_free_walk(Walk *walk);
 
 /* ---------------------------------------------------------------- torch_graph.c: backward */
 

@@ -1,11 +1,7 @@
-/* Backward runs: the walk through the graph, the hooks, and the ranges that they move along. */
+/* Backward runs: the hooks, and the ranges that they move along. */
 #include "torch_calls.h"
 
 #include <stdlib.h>
-
-#define ACCUMULATE_GRAD UINT64_MAX
-/* A graph of more nodes is deep: freeing it recursively takes some 150 bytes of C stack a node. */
-#define DEEP 1000
 
 /* ---------------------------------------------------------------- Frame: what a backward run has open on a thread */
 
@@ -13,6 +9,7 @@ typedef struct Frame {
     struct Frame *below;
     Invocation **open; /* owned, outermost first: open[i]->depth == i */
     uint32_t count, capacity;
+    uint64_t serial; /* of no other frame, ever */
     int creates_graph;
     PyObject *nodes, *handles; /* lists; owned */
     PyObject *device, *last;   /* of a thread of a device: this, and the node that it runs; owned */
@@ -31,6 +28,8 @@ static Frame *push_frame(int creates_graph) {
         PyErr_NoMemory();
         return NULL;
     }
+    static uint64_t made = 0;
+    frame->serial = ++made;
     frame->creates_graph = creates_graph;
     frame->nodes = PyList_New(0);
     frame->handles = PyList_New(0);
@@ -106,158 +105,6 @@ static void move_to(Frame *frame, Invocation *owner) {
     note_in_graph(frame, owner);
 }
 
-/* ---------------------------------------------------------------- the walk through the graph */
-
-typedef struct {
-    PyObject *node;    /* owned */
-    Invocation *owner; /* owned, may be NULL */
-    uint64_t number, thread;
-    size_t order;
-} Visit;
-
-typedef struct {
-    Visit *visits;
-    size_t count, capacity;
-    size_t *seen; /* open addressing: places in `visits`, counted from 1 */
-    size_t seen_size;
-    uint64_t thread; /* that made the node before; 0 at first */
-    int unordered;   /* the engine may run the nodes in another order than by falling numbers */
-} Walk;
-
-static size_t slot_of(const Walk *walk, PyObject *node) {
-    size_t mask = walk->seen_size - 1;
-    size_t slot = ((uintptr_t)node >> 4) * 0x9E3779B97F4A7C15ull >> 20 & mask;
-    while (walk->seen[slot] && walk->visits[walk->seen[slot] - 1].node != node)
-        slot = (slot + 1) & mask;
-    return slot;
-}
-
-static int grow_seen(Walk *walk) {
-    size_t size = walk->seen_size ? 2 * walk->seen_size : 512;
-    size_t *grown = calloc(size, sizeof *grown);
-    if (!grown)
-        return -1;
-    free(walk->seen);
-    walk->seen = grown;
-    walk->seen_size = size;
-    for (size_t i = 0; i < walk->count; i++)
-        grown[slot_of(walk, walk->visits[i].node)] = i + 1;
-    return 0;
-}
-
-static int make_place(Walk *walk) {
-    if (2 * (walk->count + 1) > walk->seen_size && grow_seen(walk) < 0)
-        return -1;
-    if (walk->count < walk->capacity)
-        return 0;
-    size_t capacity = walk->capacity ? 2 * walk->capacity : 256;
-    Visit *grown = realloc(walk->visits, capacity * sizeof *grown);
-    if (!grown)
-        return -1;
-    walk->visits = grown;
-    walk->capacity = capacity;
-    return 0;
-}
-
-/* Puts a node on the list unless it is there, and says its number; -1 with an exception set or without memory. */
-static int visit(Walk *walk, PyObject *node, uint64_t *number) {
-    if (make_place(walk) < 0)
-        return -1;
-    size_t slot = slot_of(walk, node);
-    if (walk->seen[slot]) {
-        *number = walk->visits[walk->seen[slot] - 1].number;
-        return 0;
-    }
-    uint64_t thread;
-    if (annot_read_node(node, number, &thread) < 0)
-        return -1;
-    walk->visits[walk->count] = (Visit){Py_NewRef(node), NULL, *number, thread, walk->count};
-    walk->seen[slot] = ++walk->count;
-    return 0;
-}
-
-static void free_walk(Walk *walk) {
-    for (size_t i = 0; i < walk->count; i++) {
-        Py_DECREF(walk->visits[i].node);
-        Py_XDECREF((PyObject *)walk->visits[i].owner);
-    }
-    free(walk->visits);
-    free(walk->seen);
-}
-
-static void find_owner(Walk *walk, Visit *here, Notes *own) {
-    walk->unordered |= walk->thread && walk->thread != here->thread;
-    walk->thread = here->thread;
-    here->owner = (Invocation *)Py_XNewRef((PyObject *)annot_owner_of(own, here->thread, here->number));
-}
-
-/* Numbers do not always fall along an edge: a view whose base was written through another view gets its node when
- * somebody reads it, and this may be the operation whose node has already got its number. */
-static int visit_next(Walk *walk, size_t place) {
-    uint64_t number = walk->visits[place].number, below;
-    PyObject *edges = PyObject_GetAttr(walk->visits[place].node, annot_its.next_functions);
-    int failed = !edges;
-    for (Py_ssize_t i = 0; !failed && i < PyTuple_Size(edges); i++) {
-        PyObject *next = PyTuple_GetItem(PyTuple_GetItem(edges, i), 0);
-        if (next == Py_None)
-            continue;
-        failed = visit(walk, next, &below) < 0;
-        walk->unordered |= !failed && below >= number && below != ACCUMULATE_GRAD;
-    }
-    Py_XDECREF(edges);
-    return failed ? -1 : 0;
-}
-
-/* Only a node of autograd has the memory that `annot_read_node` reads. */
-static int visit_root(Walk *walk, PyObject *root) {
-    uint64_t number;
-    PyObject *node = PyTuple_Check(root) ? Py_XNewRef(PyTuple_GetItem(root, 0)) : PyObject_GetAttr(root, annot_its.grad_fn);
-    PyObject *known = node && node != Py_None ? PyObject_CallFunctionObjArgs(annot_its.is_node, node, NULL) : NULL;
-    int failed = PyErr_Occurred() || (known == Py_True && visit(walk, node, &number) < 0);
-    Py_XDECREF(known);
-    Py_XDECREF(node);
-    return failed ? -1 : 0;
-}
-
-/* Since 2.13 a node keeps its Python object, and nodes that have one free each other recursively: a long chain of
- * operations overflows the C stack. The containers of Python do not, for they bound their recursion (the trashcan of
- * CPython). So the metadata of a node hold its edges as Python tells them: whatever frees the node then frees the
- * nodes below it through a tuple. */
-static int keep_edges(const Walk *walk) {
-    int failed = 0;
-    for (size_t i = 0; !failed && i < walk->count; i++) {
-        PyObject *node = walk->visits[i].node;
-        PyObject *edges = PyObject_GetAttr(node, annot_its.next_functions);
-        PyObject *metadata = edges ? PyObject_GetAttr(node, annot_its.metadata) : NULL;
-        failed = !metadata || PyDict_SetItem(metadata, annot_its.edges, edges) < 0;
-        Py_XDECREF(metadata);
-        Py_XDECREF(edges);
-    }
-    return failed ? -1 : 0;
-}
-
-static int walk_graph(Walk *walk, PyObject *roots) {
-    Notes *own = annot_my_notes();
-    for (Py_ssize_t i = 0; i < PyTuple_Size(roots); i++)
-        if (visit_root(walk, PyTuple_GetItem(roots, i)) < 0)
-            return -1;
-    int failed = 0;
-    for (size_t place = 0; !failed && place < walk->count; place++) {
-        if (walk->visits[place].number == ACCUMULATE_GRAD)
-            continue;
-        find_owner(walk, &walk->visits[place], own);
-        failed = visit_next(walk, place) < 0;
-    }
-    return walk->count > DEEP && keep_edges(walk) < 0 ? -1 : -failed;
-}
-
-static int later_first(const void *left, const void *right) {
-    const Visit *a = left, *b = right;
-    if (a->number != b->number)
-        return a->number < b->number ? 1 : -1;
-    return a->order < b->order ? 1 : -1;
-}
-
 /* ---------------------------------------------------------------- a backward run */
 
 /* A tenth of the price of register_prehook. It cannot be removed, but finds no owner once the run is over; and a node
@@ -294,19 +141,17 @@ static int hook_node(Calls *self, Frame *frame, const Visit *here, int keep_grap
 
 static int hook_graph(Calls *self, Frame *frame, PyObject *roots, int keep_graph, int every) {
     Walk walk = {0};
-    int failed = walk_graph(&walk, roots) < 0;
-    if (!failed && walk.count)
-        qsort(walk.visits, walk.count, sizeof(Visit), later_first);
+    int failed = annot_walk(&walk, roots) < 0;
     Invocation *previous = NULL;
     for (size_t i = 0; !failed && i < walk.count; i++) {
         Visit *here = &walk.visits[i];
-        if (here->number == ACCUMULATE_GRAD)
+        if (here->number == ANNOT_ACCUMULATE_GRAD)
             continue;
         if (every || walk.unordered || here->owner != previous)
             failed = hook_node(self, frame, here, keep_graph) < 0;
         previous = here->owner;
     }
-    free_walk(&walk);
+    annot_free_walk(&walk);
     if (failed && !PyErr_Occurred())
         PyErr_NoMemory();
     return failed ? -1 : 0;
@@ -377,26 +222,43 @@ PyObject *annot_open_runs(PyObject *self_object, PyObject *unused) {
 /* The engine runs this when its task is done: on the thread that finished it. */
 static PyObject *close_worker(PyObject *token, PyObject *unused) {
     (void)unused;
-    if (my_frame && my_frame == PyLong_AsVoidPtr(token))
+    if (my_frame && my_frame->serial == PyLong_AsUnsignedLongLong(token))
         pop_frame();
     Py_RETURN_NONE;
 }
 
 static PyMethodDef close_worker_def = {"close_worker", close_worker, METH_NOARGS, "Close what this thread has open."};
 
-static PyObject *closer_of(Frame *frame) {
-    PyObject *token = PyLong_FromVoidPtr(frame);
+static PyObject *closer_of(uint64_t serial) {
+    PyObject *token = PyLong_FromUnsignedLongLong(serial);
     PyObject *closer = token ? PyCFunction_NewEx(&close_worker_def, token, NULL) : NULL;
     Py_XDECREF(token);
     return closer;
 }
 
-static int add_closer(PyObject *tasks, Frame *frame) {
-    PyObject *closer = closer_of(frame), *task = closer ? PyTuple_Pack(2, frame->device, closer) : NULL;
-    int failed = !task || PyList_Append(tasks, task) < 0;
+/* Adds what closes a frame, unless its last node is of a run; the frame itself may go while Python runs. */
+static int add_if_stale(Calls *self, PyObject *tasks, const Frame *frame) {
+    PyObject *device = Py_NewRef(frame->device), *last = Py_XNewRef(frame->last), *closer = NULL, *task = NULL;
+    uint64_t serial = frame->serial;
+    int stale = !(last && PyDict_GetItemWithError(self->owners, last));
+    if (stale && !PyErr_Occurred())
+        closer = closer_of(serial);
+    if (closer)
+        task = PyTuple_Pack(2, device, closer);
+    int failed = stale && (!task || PyList_Append(tasks, task) < 0);
     Py_XDECREF(task);
     Py_XDECREF(closer);
+    Py_XDECREF(last);
+    Py_DECREF(device);
     return failed ? -1 : 0;
+}
+
+/* The newest that is older than one; they are linked newest first. */
+static const Frame *worker_before(uint64_t serial) {
+    const Frame *frame = workers;
+    while (frame && frame->serial >= serial)
+        frame = frame->next_worker;
+    return frame;
 }
 
 /* A run that ends on one thread, or in an error, leaves the ranges that it has open on others: on those threads whose
@@ -404,9 +266,11 @@ static int add_closer(PyObject *tasks, Frame *frame) {
 static PyObject *close_workers(Calls *self) {
     PyObject *tasks = PyList_New(0), *inside = PyObject_CallNoArgs(annot_its.current_node), *done = NULL;
     int failed = !tasks || !inside;
-    for (Frame *frame = workers; !failed && inside == Py_None && frame; frame = frame->next_worker)
-        if (!frame->last || !PyDict_GetItemWithError(self->owners, frame->last))
-            failed = PyErr_Occurred() || add_closer(tasks, frame) < 0;
+    const Frame *frame = inside == Py_None ? workers : NULL;
+    for (uint64_t serial; !failed && frame; frame = worker_before(serial)) {
+        serial = frame->serial;
+        failed = add_if_stale(self, tasks, frame) < 0;
+    }
     if (!failed)
         done = PyList_Size(tasks) ? PyObject_CallFunctionObjArgs(annot_its.visit, tasks, NULL) : Py_NewRef(Py_None);
     Py_XDECREF(tasks);
@@ -447,7 +311,7 @@ static Frame *worker_frame(Calls *self, PyObject *node) {
         workers = frame;
     }
     Py_XDECREF(device);
-    PyObject *closer = closer_of(frame);
+    PyObject *closer = closer_of(frame->serial);
     Py_XDECREF(closer ? PyObject_CallMethod(self->engine, "queue_callback", "O", closer) : NULL);
     Py_XDECREF(closer);
     return frame;
@@ -465,8 +329,10 @@ static PyObject *on_node(PyObject *self_object, PyObject *unused) {
         frame->last = Py_NewRef(node);
         Py_XDECREF(before);
     }
+    Py_XINCREF(owner);
     if (frame)
         move_to(frame, owner == Py_None ? NULL : (Invocation *)owner);
+    Py_XDECREF(owner);
     Py_XDECREF(node);
     PyErr_Clear();
     Py_RETURN_NONE;

@@ -66,19 +66,46 @@ static void invocation_dealloc(PyObject *self) {
 
 /* ---------------------------------------------------------------- Notes: one per thread */
 
-static void drop_notes(Notes *self, uint32_t from, uint32_t to) {
-    for (uint32_t i = from; i < to; i++)
-        Py_XDECREF((PyObject *)self->notes[i].owner);
+/* Notes that are taken off before their owners are let go of, which may run finalizers, and these what is here. */
+typedef struct {
+    Note *notes;
+    uint32_t count;
+} Loose;
+
+static Loose take_off(Notes *self) {
+    Loose loose = {self->notes, self->count};
+    self->notes = NULL;
+    self->count = self->capacity = 0;
+    return loose;
+}
+
+static void let_go(Loose loose) {
+    for (uint32_t i = 0; i < loose.count; i++)
+        Py_XDECREF((PyObject *)loose.notes[i].owner);
+    free(loose.notes);
 }
 
 static void notes_dealloc(PyObject *self) {
     Notes *notes = (Notes *)self;
     PyTypeObject *type = Py_TYPE(self);
-    drop_notes(notes, 0, notes->count);
+    let_go(take_off(notes));
     Py_XDECREF((PyObject *)notes->current);
-    free(notes->notes);
     PyObject_Free(self);
     Py_DECREF((PyObject *)type);
+}
+
+static void drop_older_half(Notes *self) {
+    uint32_t kept = self->count - self->count / 2;
+    Note *copy = malloc(MAX_NOTES * sizeof(Note));
+    if (!copy)
+        return;
+    Loose loose = take_off(self);
+    loose.count -= kept;
+    memcpy(copy, loose.notes + loose.count, kept * sizeof(Note));
+    self->notes = copy;
+    self->count = kept;
+    self->capacity = MAX_NOTES;
+    let_go(loose);
 }
 
 static void add_note(Notes *self, uint64_t number, Invocation *owner) {
@@ -89,11 +116,8 @@ static void add_note(Notes *self, uint64_t number, Invocation *owner) {
         Py_XDECREF(old);
         return;
     }
-    if (self->count == MAX_NOTES) {
-        drop_notes(self, 0, MAX_NOTES / 2);
-        memmove(self->notes, self->notes + MAX_NOTES / 2, MAX_NOTES / 2 * sizeof(Note));
-        self->count = MAX_NOTES / 2;
-    }
+    if (self->count == MAX_NOTES)
+        return; /* without memory for fewer */
     if (self->count == self->capacity) {
         uint32_t capacity = self->capacity ? 2 * self->capacity : 256;
         Note *grown = realloc(self->notes, capacity * sizeof(Note));
@@ -128,9 +152,27 @@ Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number) {
     return made ? owner_in(made, number) : NULL;
 }
 
+PyObject *annot_drop_notes(PyObject *calls, PyObject *unused) {
+    (void)calls, (void)unused;
+    size_t count = 0;
+    for (Notes *one = all_notes; one; one = one->next)
+        count++;
+    Loose *loose = malloc((count + 1) * sizeof *loose);
+    if (!loose)
+        return PyErr_NoMemory();
+    count = 0;
+    for (Notes *one = all_notes; one; one = one->next)
+        loose[count++] = take_off(one);
+    for (size_t i = 0; i < count; i++)
+        let_go(loose[i]);
+    free(loose);
+    Py_RETURN_NONE;
+}
+
 /* Lets go of the oldest notes that nobody else holds, as their thread has ended. */
 static void forget_ended(void) {
     uint32_t ended = 0;
+    Notes *gone = NULL;
     for (Notes **place = &all_notes; *place;) {
         Notes *one = *place;
         if (Py_REFCNT((PyObject *)one) > 1 || ++ended <= MAX_ENDED) {
@@ -138,6 +180,12 @@ static void forget_ended(void) {
             continue;
         }
         *place = one->next;
+        one->next = gone;
+        gone = one;
+    }
+    while (gone) {
+        Notes *one = gone;
+        gone = one->next;
         Py_DECREF((PyObject *)one);
     }
 }
@@ -219,6 +267,8 @@ void annot_note_now(Notes *notes, Invocation *owner) {
     uint64_t number;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
+    if (notes->count == MAX_NOTES)
+        drop_older_half(notes);
     if (peek(&number) == 0)
         add_note(notes, number, owner);
     PyErr_Restore(type, value, traceback);
@@ -260,6 +310,8 @@ Notes *annot_get_notes(void) {
         return my_notes;
     bury_orphans();
     forget_ended();
+    if (my_notes) /* a finalizer has called something */
+        return my_notes;
     Orphan *orphan = malloc(sizeof *orphan);
     Notes *made = orphan ? PyObject_New(Notes, notes_type) : NULL;
     if (!made) {

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import ref
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -27,6 +27,7 @@ from tensorflow.python.ops import gradients_util
 
 from annot.patches import Patches
 from annot.tf import owners
+from annot.weak import WeakKeys
 
 __all__ = ["Made", "Traced", "graphs", "install"]
 
@@ -76,15 +77,15 @@ class Traced:
         branches = {key: attributes[name].func for key, name in _BRANCHES.items() if name in attributes}
         if "branches" in attributes:
             branches = {str(i): one for i, one in enumerate(attributes["branches"].list.func)}
-        found = {key: _functions.get(one.name) for key, one in branches.items()}
+        found = {key: _functions.get(one.name, lambda: None)() for key, one in branches.items()}
         return {key: None if graph is None else graphs.get(graph) for key, graph in found.items()}
 
 
 _BRANCHES: Final = {"": "f", "then": "then_branch", "else": "else_branch", "body": "body", "cond": "cond"}
 """The attributes of operations that name the functions they call."""
-_functions: Final[WeakValueDictionary[str, Any]] = WeakValueDictionary()
+_functions: Final[dict[str, ref[Any]]] = {}
 """The graph of each function."""
-graphs: Final[WeakKeyDictionary[Any, Traced]] = WeakKeyDictionary()
+graphs: Final[WeakKeys[Any, Traced]] = WeakKeys()
 """The operations of each graph; later graphs come last."""
 _graphs_lock: Final = threading.Lock()
 
@@ -116,7 +117,8 @@ def _registering(original: Any) -> Any:
 
     @functools.wraps(original)
     def from_func_graph(name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        _functions[name.decode() if isinstance(name, bytes) else name] = graph
+        key = name.decode() if isinstance(name, bytes) else name
+        _functions[key] = ref(graph, functools.partial(_functions.pop, key))  # in C, as in `WeakKeys`
         return original(name, graph, *args, **kwargs)
 
     return from_func_graph
@@ -275,7 +277,7 @@ def _merging(original: Any) -> Any:
 # ---------------------------------------------------------------- installation
 
 _patches: Patches = Patches()
-_users = 0
+_users: Final[set[object]] = set()
 _users_lock: Final = threading.Lock()
 
 _PATCHED: Final = (
@@ -294,24 +296,25 @@ _PATCHED: Final = (
 
 
 def install() -> Callable[[], None]:
-    """Note owners from now on; return what ends it. Blocks that overlap share one installation."""
-    global _users, _patches
+    """Note owners from now on; return what ends it, which may run again. Blocks that overlap share one installation."""
+    global _patches
+    user = object()
     with _users_lock:
-        _users += 1
-        if _users == 1:
+        first = not _users
+        _users.add(user)
+        if first:
             _patches = Patches()
             for place, name, make in _PATCHED:
                 if hasattr(place, name):
                     _patches.replace(place, name, make(getattr(place, name)))
             pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient)
-    return remove
+    return functools.partial(_remove, user)
 
 
-def remove() -> None:
+def _remove(user: object) -> None:
     """End one installation; with the last one TensorFlow is as it was before."""
-    global _users
     with _users_lock:
-        _users -= 1
-        if _users == 0:
+        _users.discard(user)
+        if not _users:
             _patches.undo()
             pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -21,6 +20,7 @@ from tensorflow.python.ops import control_flow_util
 
 from annot import emit, tag
 from annot.tag import Tag
+from annot.weak import WeakKeys
 
 __all__ = [
     "READS",
@@ -198,7 +198,7 @@ class _Thread(threading.local):
         """The graph whose function or session this thread runs, which TensorFlow may optimize."""
         self.is_cut = False
         """Whether the session is fed a tensor that is not a placeholder, so that a part of its graph does not run."""
-        self.started: dict[Owner | None, WeakKeyDictionary[Any, Owner]] = {}
+        self.started: dict[Owner | None, WeakKeys[Any, Owner]] = {}
 
 
 thread: Final = _Thread()
@@ -227,7 +227,7 @@ def start(owner: Owner) -> Callable[[], None]:
     A start that nothing ends, ends with the graph, or with the call of the layer that it lies in.
     """
     around, place = thread.owner, _place()
-    started = thread.started.setdefault(around, WeakKeyDictionary())
+    started = thread.started.setdefault(around, WeakKeys())
     started[place] = owner
 
     def end() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -44,17 +45,18 @@ class Optimizer:
         library.annot_tf_range.argtypes, library.annot_tf_range.restype = [ctypes.c_void_p], ctypes.c_int64
         self.function = RewriteFunction(self._optimize)
         self.close_all = library.annot_tf_close_all
-        self.users = 0
+        self.users: set[object] = set()
         self._events: set[Any] = set()  # kept alive for the library
 
     def use(self) -> Callable[[], None]:
-        """Have graphs that are optimized from now on get ranges; return what ends it."""
-        self._count(1)
-        return lambda: self._count(-1)
+        """Have graphs that are optimized from now on get ranges; return what ends it, which may run again."""
+        user = object()
+        self._switch(self.users.add, user)
+        return functools.partial(self._switch, self.users.discard, user)
 
-    def _count(self, users: int) -> None:
+    def _switch(self, change: Callable[[object], None], user: object) -> None:
         with self._lock:
-            self.users += users
+            change(user)
             self._library.annot_tf_switch(bool(self.users))
 
     def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:

@@ -24,12 +24,12 @@ import torch
 
 from annot import emit, own
 from annot.shapes import spec_of, tensors_in
-from annot.torch import device_threads
-from annot.torch.notes import BACKWARD, DEPTH, PARENT, SITE, Invocation, Notes, ThreadNotes
+from annot.torch import device_threads, greenlets
+from annot.torch.notes import BACKWARD, DEPTH, PARENT, SITE, Invocation, Notes, ThreadNotes, thread_notes
 from annot.torch.paths import OPTIMIZED
 from annot.torch.sites import Loss, Site, Sites, autocast_dtype, is_tensor
 
-__all__ = ["Calls", "bookkeeping", "pass_over", "patched_call", "watcher"]
+__all__ = ["Calls", "bookkeeping", "bury", "pass_over", "patched_call", "watcher"]
 
 _peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -75,7 +75,7 @@ class Calls:
         self._sites = sites
         self._forward = forward
         self._backward = backward
-        self._threads = ThreadNotes()
+        self._threads = thread_notes(greenlets.are_there())
         self._frames: dict[int, list[Frame]] = {}
         self._workers: dict[int, Worker] = {}
         self._owners: dict[Any, Invocation | None] = {}
@@ -86,15 +86,24 @@ class Calls:
 
     def take_calls(self, original: Callable[..., Any], inner: Callable[..., Any]) -> None:
         """Have `patched_call`, which stands in for `original` and calls `inner`, work for this object."""
-        global _original, _inner, _is_plain, _calls, _threads, _thread, _by_id, _notes_nodes, _running, _push, _pop
+        global _original, _inner, _is_plain, _calls, _threads, _thread, _sites, _by_id, _dead
+        global _notes_nodes, _running, _push, _pop
         _original, _inner, _is_plain = original, inner, inner is torch.nn.Module._wrapped_call_impl
-        _calls, _threads, _thread, _by_id = self, self._threads, self._threads.local, self._sites.by_id
+        _calls, _threads, _thread = self, self._threads, self._threads.local
+        _sites, _by_id, _dead = self._sites, self._sites.by_id, self._sites.dead
         _push, _pop = (self._push, self._pop) if self._forward else (None, None)
         _notes_nodes = self._backward
         _running = self._frames
 
     def forget(self) -> None:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
+
+    def drop_notes(self) -> None:
+        """Forget what threads have called: no block is open whose backward would ask for it."""
+        global _threads, _thread
+        thread_notes.cache_clear()
+        _threads = self._threads = thread_notes(greenlets.are_there())
+        _thread = _threads.local
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module that stands in several places, that came after its model, or is a loss."""
@@ -252,7 +261,9 @@ _is_plain: bool
 _calls: Calls
 _threads: ThreadNotes
 _thread: Any
+_sites: Sites
 _by_id: dict[int, Site | None]
+_dead: list[Any]
 _notes_nodes: bool
 _running: dict[int, list[Frame]]
 _push: Callable[[Any], None] | None
@@ -277,6 +288,8 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     except AttributeError:
         notes = _threads.get()
     parent = notes.current
+    if _dead:
+        bury(_sites)
     site = _by_id.get(id(self))
     if site is None or site.elsewhere is not None:
         site = _calls.find_site(site, self, parent)
@@ -378,6 +391,12 @@ def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], 
 
 def _nothing(*_: Any) -> None:
     return None
+
+
+@bookkeeping(_nothing)
+def bury(sites: Sites) -> None:
+    """Forget the modules that have died since the last call."""
+    sites.bury()
 
 
 @bookkeeping(_nothing)

@@ -12,7 +12,6 @@ import functools
 import importlib
 import inspect
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -23,6 +22,7 @@ import wrapt
 from annot import emit, own, tag
 from annot.torch import compiled_ranges, origins
 from annot.torch.patches import Patches
+from annot.weak import WeakKeys
 
 __all__ = ["Compiled"]
 
@@ -57,9 +57,9 @@ class Compiled:
         self._calls = calls
         self._sites = sites
         self._wanted = {"forward": forward, "backward": backward, "other": forward}
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: WeakKeys[Any, _Graph] = WeakKeys()
         self._names: Counter[tuple[str, bool]] = Counter()
-        self._traced_in: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._traced_in: WeakKeys[Any, Any] = WeakKeys()
         self._patches = Patches()
         self._extern: list[Any] = []  # the schedulers that are at a call of a kernel that is not generated
 
@@ -96,13 +96,12 @@ class Compiled:
         return own.attempt(self._layers_of, graph, otherwise=None, note="a compiled graph has no range")
 
     def _layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
-        known = self._graphs.get(id(graph)) or self._meet(graph)
+        known: _Graph = self._graphs.get(graph) or self._meet(graph)
         site = self._calls.current_site(known.backward)
         return known.layers_for(site) if self._wanted[known.phase_for(site)] else None
 
     def _meet(self, graph: Any) -> _Graph:
-        known = _Graph(graph, self._names, functools.partial(self._graphs.pop, id(graph), None))
-        self._graphs[id(graph)] = known
+        known = self._graphs[graph] = _Graph(graph, self._names)
         if not known.prepared:
             emit.warn_once(_NO_LAYERS)
         return known
@@ -178,11 +177,9 @@ class _Graph:
     Args:
         graph: Inductor's.
         names: how many graphs have had each name; numbers of graphs from a cache may come twice.
-        on_death: called when the graph is gone.
     """
 
-    def __init__(self, graph: Any, names: Counter[tuple[str, bool]], on_death: Callable[[], object]) -> None:
-        self._alive = weakref.ref(graph, lambda _: on_death())
+    def __init__(self, graph: Any, names: Counter[tuple[str, bool]]) -> None:
         number, code = graph.fx_kwargs.get("graph_id"), graph.source_code or ""
         self.backward = bool(graph.fx_kwargs.get("is_backward"))
         self.prepared = _RUNTIME in code

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import wrapt
 
 from annot import native
+from annot.weak import WeakKeys
 
-__all__ = ["own_current"]
+__all__ = ["are_there", "own_current"]
 
 T = TypeVar("T")
 
 _getcurrent: Callable[[], Any] | None = None
+
+
+def are_there() -> bool:
+    """Return whether somebody has imported greenlet."""
+    return _getcurrent is not None
 
 
 def own_current(notes: type[T]) -> type[T]:
@@ -27,7 +32,7 @@ def own_current(notes: type[T]) -> type[T]:
         __slots__ = ("calls",)
 
         def __init__(self) -> None:
-            self.calls: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+            self.calls: WeakKeys[Any, Any] = WeakKeys()
             super().__init__()
 
         @property

@@ -5,19 +5,20 @@ A node belongs to the call that was innermost when the node was made.
 
 from __future__ import annotations
 
+import functools
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
-from weakref import WeakSet
 
 import torch
 
 from annot.torch import greenlets, nodes
 from annot.torch.sites import Site
+from annot.weak import WeakKeys
 
-__all__ = ["BACKWARD", "DEPTH", "PARENT", "SITE", "Invocation", "Notes", "ThreadNotes"]
+__all__ = ["BACKWARD", "DEPTH", "PARENT", "SITE", "Invocation", "Notes", "ThreadNotes", "thread_notes"]
 
 _MAX_NOTES: Final = 1 << 16
 """How many entries the notes of a thread hold; graphs older than that have no layers."""
@@ -77,7 +78,7 @@ class ThreadNotes:
     def __init__(self) -> None:
         self.local = threading.local()
         """Its attribute `notes` is the notes of the thread; absent until `get` makes them."""
-        self._all: WeakSet[Notes] = WeakSet()
+        self._all: WeakKeys[Notes, None] = WeakKeys()
         self._latest: deque[Notes] = deque(maxlen=_MAX_ENDED)
         self._made_on = nodes.make_reader()
 
@@ -87,7 +88,7 @@ class ThreadNotes:
             return self.local.notes  # type: ignore[no-any-return]
         except AttributeError:
             notes = self.local.notes = greenlets.own_current(Notes)()
-            self._all.add(notes)
+            self._all[notes] = None
             self._latest.append(notes)
             return notes
 
@@ -136,6 +137,12 @@ class ThreadNotes:
         # A thread of the engine has new notes whenever Python makes it a new state.
         alike.sort(key=lambda notes: notes is not own)
         return lambda number: next(filter(None, (notes.owner(number) for notes in alike)), None)
+
+
+@functools.cache
+def thread_notes(_greenlets: bool) -> ThreadNotes:
+    """Return the notes of the threads of this process, with and without greenlets; `cache_clear` forgets them."""
+    return ThreadNotes()
 
 
 def _node_of(root: Any) -> Any:

@@ -59,7 +59,7 @@ class OptimizerSteps:
         self._live = False
         # By value: an interrupt may keep `install` from learning the handle of a hook.
         for hooks, ours in ((_before, self._before_step), (_after, self._after_step)):
-            for key in [key for key, hook in hooks.items() if hook == ours]:
+            for key in [key for key, hook in dict(hooks).items() if hook == ours]:
                 del hooks[key]
         while self._open:  # other threads may be amid a step
             emit.end(self._open.popitem()[1])

@@ -122,7 +122,7 @@ def _reached(holder: Any, steps: Sequence[str | int]) -> Any:
 def _path_of_any(site: Any, source: str, outermost: tuple[str, type], by_id: Mapping[int, Any]) -> str:
     """Return the path in the model; with a class in its front if the next run may be for another module of it."""
     root, cls = outermost
-    alike = sum(other is not None and type(other.of()) is cls for other in by_id.values())
+    alike = sum(other is not None and type(other.of()) is cls for other in list(by_id.values()))
     if alike == 1 or _LOCAL.fullmatch(source) is None:  # what is reached through a global is always the same
         path: str = site.layer
         return path

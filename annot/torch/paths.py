@@ -68,7 +68,7 @@ def path_to(module: torch.nn.Module, holder: torch.nn.Module, *, deep: bool) -> 
     below = _path_below(holder, module, deep=deep)
     if below is not None:
         return below, module
-    for name, value in list(vars(holder).items()):
+    for name, value in _items(vars(holder)):
         if name != "_modules":
             for path, top in _modules_in(name, value, depth=2):
                 if top is module or _path_below(top, module, deep=deep) is not None:
@@ -95,7 +95,7 @@ def _modules_in(path: str, value: Any, depth: int) -> Iterator[tuple[str, torch.
     if isinstance(value, torch.nn.Module):
         yield path, value
     elif depth and isinstance(value, (list, tuple, dict)):
-        items = list(value.items()) if isinstance(value, dict) else enumerate(value)
+        items = _items(value) if isinstance(value, dict) else enumerate(value)
         for name, item in items:
             yield from _modules_in(join(path, str(name)), item, depth - 1)
 
@@ -153,8 +153,13 @@ def _children(module: Any) -> Iterable[tuple[str, Any]]:
 
         return named_sublayers(module)
     wrapped = _wrapped(type(module))  # type: ignore[arg-type]  # a class is hashable
-    children = list(module._modules.items())
+    children = _items(module._modules)
     return [("" if name == wrapped else name, child) for name, child in children if child is not None]
+
+
+def _items(mapping: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the items of what finalizers and other threads may change; a list of items is not made at once."""
+    return (dict(mapping) if isinstance(mapping, dict) else mapping).items()
 
 
 @functools.lru_cache(1024)

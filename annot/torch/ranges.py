@@ -104,9 +104,10 @@ def emit_ranges(
         compiled: ranges around graphs that `torch.compile` made and, in those that it makes inside the block, around
             each kernel; such a range names the layers that the kernel works for, joined by ``+``.
         name: what the paths of this model begin with, as in ``G.0``, where several models run in one program. None: the
-            paths begin below the model; but of two models whose blocks are open at the same time, the later one, and
-            the earlier one if it has not been called yet, have the name of their class (``Generator.0``; of two models
-            of one class ``Net.0`` and ``Net#2.0``). `include`, `exclude` and `depth` do not see the name.
+            paths begin below the model; but of two models whose blocks are open at the same time, perhaps paused, the
+            later one, and the earlier one if it has not been called yet, have the name of their class
+            (``Generator.0``; of two models of one class ``Net.0`` and ``Net#2.0``). `include`, `exclude` and `depth`
+            do not see the name.
 
     Returns:
         A context manager; blocks may nest and overlap, also in several threads. It can be switched, see `EmitRanges`.
@@ -139,13 +140,12 @@ class EmitRanges(SwitchedBlock):
     and runs while it is off has no ranges.
     """
 
-    __slots__ = ("_collector", "_loops", "_model", "_name", "_options")
+    __slots__ = ("_collector", "_loops", "_model", "_options")
 
     def __init__(self, model: torch.nn.Module, options: Options, schedule: Schedule | None = None) -> None:
         super().__init__(schedule)
         self._model = model
         self._options = options
-        self._name = options.name
         self._collector = Capture(tell_cuda)
         self._loops: list[Any] = []
 
@@ -164,13 +164,18 @@ class EmitRanges(SwitchedBlock):
             del self._loops[-1]
         super()._leave(done)
 
+    def _update(self) -> None:
+        if self._entered and self._is_wanted():
+            _INSTALLED.open(self, self._model, self._options)
+        super()._update()
+        if not self._entered:
+            _INSTALLED.close(self)
+
     def _install(self) -> None:
-        _INSTALLED.enter(self, self._model, self._options, self._name)
+        _INSTALLED.enter(self, self._model, self._options)
 
     def _remove(self) -> None:
-        name = _INSTALLED.leave(self)
-        if name is not None:  # a block that is resumed goes on with the same paths
-            self._name = name
+        _INSTALLED.leave(self)
 
     def _capture(self, on: bool) -> None:
         self._collector.set(on)
@@ -181,37 +186,57 @@ class Installed:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._blocks: dict[EmitRanges, Model] = {}
+        self._open: dict[EmitRanges, Model] = {}
+        self._blocks: dict[EmitRanges, Model] = {}  # those of them that are not paused
         self._sites = Sites(self._on_change)
         self._calls: Any = None
         self._undo: list[Any] = []
 
-    def enter(self, block: EmitRanges, root: torch.nn.Module, options: Options, name: str | None) -> None:
+    def open(self, block: EmitRanges, root: torch.nn.Module, options: Options) -> None:
+        """Name the model of a block that has been entered; again, it does nothing."""
+        with self._lock:
+            self._named(block, root, options)
+
+    def _named(self, block: EmitRanges, root: torch.nn.Module, options: Options) -> Model:
+        model = self._open.get(block)
+        if model is None:
+            model = Model(weakref.ref(inner(root)), options.choice, options.shapes, options.name)
+            self._open[block] = model
+        self._sites.open(model)
+        return model
+
+    def close(self, block: EmitRanges) -> None:
+        """Forget a block that has been left; after an interrupt, the next call goes on with the rest."""
+        with self._lock:
+            model = self._open.get(block)
+            if model is not None:
+                self._sites.close(model)
+                if len(self._open) == 1 and self._calls is not None:
+                    self._calls.drop_notes()
+                del self._open[block]
+
+    def enter(self, block: EmitRanges, root: torch.nn.Module, options: Options) -> None:
         """Add a model, and the patches with the first one; the options of the outermost block hold."""
         with self._lock:
             first = not self._blocks
-            model = self._blocks[block] = Model(weakref.ref(inner(root)), options.choice, options.shapes, name)
+            model = self._blocks[block] = self._named(block, root, options)
             if first:
                 self._install(root, options)
             self._sites.add_model(model)
         if not model.held:
             emit.warn_once(f"include, exclude and depth leave no module of {type(root).__name__} to have ranges")
 
-    def leave(self, block: EmitRanges) -> str | None:
-        """Take a model out again, and with the last one the patches; return what its paths begin with.
-
-        After an interrupt, the next call goes on with the rest.
-        """
+    def leave(self, block: EmitRanges) -> None:
+        """Take a model out again, and with the last one the patches; after an interrupt, the next call goes on."""
         with self._lock:
             model = self._blocks.get(block)
             if model is None:
-                return None
+                return
             self._sites.remove(model)
             if len(self._blocks) == 1:
                 undo_all(self._undo)
                 self._sites.clear()
             del self._blocks[block]
-            return model.name
 
     def _on_change(self) -> None:
         if self._calls is not None:

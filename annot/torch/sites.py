@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +17,7 @@ from annot.recent import Recent
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.choice import Choice
 from annot.torch.hyperparameters import gradients, hyperparameters
+from annot.torch.numbered import Numbered, numbered
 from annot.torch.paths import MAX_PATHS, class_name, hides_inner, inner, is_keras, join, path_to, paths, unwrapped
 
 __all__ = ["LOSS", "Loss", "Model", "Site", "Sites"]
@@ -33,9 +34,17 @@ _Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, _Arguments]
 _NOTHING: Final[tuple[_Shown, _Arguments]] = ((), 0, ()), ()
 
 
+class Reference(weakref.ref[torch.nn.Module]):
+    """A weak reference to a module, with what `id` has said of it."""
+
+    __slots__ = ("ident",)
+
+    ident: int
+
+
 @dataclass(slots=True, eq=False)
 class Model:
-    """A model of an open block.
+    """A model of an open block, which may be paused.
 
     Args:
         root: the model.
@@ -57,7 +66,8 @@ class Model:
 
     def takes(self, path: str, module: torch.nn.Module) -> bool:
         """Return whether a module at this path, as ranges show it, has a site."""
-        return self.choice.takes(path.removeprefix(self.name or "").removeprefix("."), module)
+        below = "" if path == self.name else path.removeprefix(f"{self.name}.") if self.name else path
+        return self.choice.takes(below, module)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +90,7 @@ class Site:
     layer: str
     module: str
     shapes: bool
-    of: weakref.ref[torch.nn.Module]
+    of: Reference
     model: Model
     elsewhere: dict[str, Site] | None = None
     events: Recent = field(default_factory=Recent)
@@ -166,7 +176,8 @@ def is_tensor(value: object) -> bool:
 class Sites:
     """The modules of all models that are being instrumented, without keeping any of them alive.
 
-    `by_id` maps ``id(module)`` to its site, or to None if the choice leaves the module out.
+    `by_id` maps ``id(module)`` to its site, or to None if the choice leaves the module out. `dead` has the modules
+    that have died since the last call of `bury`.
 
     Args:
         on_change: called after a module got a site or lost it.
@@ -176,26 +187,36 @@ class Sites:
         self._on_change = on_change
         self._lock = threading.RLock()  # of what several threads discover at the same time
         self.by_id: dict[int, Site | None] = {}
-        self._left_out: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._models: list[Model] = []
+        self.dead: list[Reference] = []
+        self._left_out: dict[int, Reference] = {}
+        self._open: list[Model] = []
+        self._models: list[Model] = []  # those of them that have sites
         self._callers: dict[int, int] = {}  # of modules that were discovered: the module that called them
-        self._outside: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}  # how often they were called
+        self._outside: dict[int, tuple[Reference, int]] = {}  # how often they were called
         self._misses: Counter[int] = Counter()  # by caller: modules that are nowhere in the model
+        self._layers: dict[str, Site] = {}  # which site has a path
+        self._made_up = Numbered(self._has)  # paths that end in the name of a class
+
+    def open(self, model: Model) -> None:
+        """Name the model of a block that has been entered, also of one that is paused; again, it does nothing.
+
+        Without a name its paths begin with that of its class, if those of another open block would be the same.
+        """
+        if model not in self._open:
+            self._tell_apart(model)
+            self._open.append(model)
+
+    def close(self, model: Model) -> None:
+        """Give the name of a model free, whose block has been left."""
+        if model in self._open:
+            self._open.remove(model)
 
     def add_model(self, model: Model) -> None:
-        """Add the chosen modules of a model; one that has a site keeps it.
-
-        Args:
-            model: the model. Without a name, its paths begin with that of its class if another model is here already.
-        """
+        """Add the chosen modules of a model; one that has a site keeps it."""
         root = model.root()
         if root is None:
             return
-        same = next((other for other in self._models if other.root() is root), None)
-        if model.name is None and same is not None:
-            model.name = same.name
-        elif model.name is None and self.by_id.get(id(root)) is None:
-            self._tell_apart(model)
+        self.bury()
         self._models.append(model)
         self._add_below(root, "", model, model.held)
         for ident in model.held:
@@ -212,17 +233,36 @@ class Sites:
             self._models.remove(model)
         for ident in model.held.difference(*(other.held for other in self._models)):
             self._forget(ident)
-        for ident, caller in list(self._callers.items()):
+        for ident, caller in self._callers.copy().items():
             if caller not in self.by_id:
                 self._forget(ident)
+        model.held.clear()
         self._on_change()
 
     def clear(self) -> None:
         """Forget every module, also those that were discovered."""
-        for known in (self.by_id, self._left_out, self._callers, self._outside, self._misses):
+        for known in (
+            self.by_id, self._left_out, self._callers, self._outside, self._misses, self._layers, self._made_up,
+            self._models, self.dead,
+        ):  # fmt: skip
             known.clear()
-        self._models.clear()
         self._on_change()
+
+    def bury(self) -> None:
+        """Forget the modules that have died; after an interrupt, the next call goes on with the rest.
+
+        CPython prints and drops what is raised in the callback of a weak reference, such as an exception of a signal
+        handler. So the callback is in C, ``self.dead.append``, and a call that finds something there calls this.
+        """
+        with self._lock:
+            count = len(self.dead)
+            for dead in self.dead[:count]:
+                site = self.by_id.get(dead.ident)
+                if dead is (self._left_out.get(dead.ident) if site is None else site.of):  # and no later one's
+                    self._forget(dead.ident)
+                self._outside.pop(dead.ident, None)
+            self._on_change()
+            del self.dead[:count]
 
     @own.guarded("a module that came later has no range")
     def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
@@ -239,8 +279,7 @@ class Sites:
         if wrapped is not None:
             return self._add(module, wrapped.layer, wrapped.model) if hides_inner(module) else None
         if caller is None:
-            is_loss = isinstance(original, Loss) and self._models
-            return self._add_chosen(module, LOSS, self._models[-1]) if is_loss else None
+            return self._add_loss(module) if isinstance(original, Loss) and self._models else None
         parent = caller.of()
         with self._lock:
             if id(module) in self.by_id:  # another thread was here first
@@ -252,7 +291,7 @@ class Sites:
     def _is_to_be_looked_for(self, module: torch.nn.Module) -> bool:
         """Return False for most calls of a module that was not found: it may have joined the model since."""
         ident = id(module)
-        known, calls = self._outside.get(ident) or (weakref.ref(module, lambda _: self._outside.pop(ident, None)), 0)
+        known, calls = self._outside.get(ident) or (self._watched(module), 0)
         self._outside[ident] = known, calls + 1
         return _is_power_of_two(calls + 1)
 
@@ -267,9 +306,12 @@ class Sites:
         self._misses[id(parent)] += 1
         if not (module._parameters or module._modules):
             return None
-        taken = {site.layer for site in list(self.by_id.values()) if site}
-        path = self._free(join(caller.layer, class_name(module)), taken)
+        path = self._made_up.lowest(join(caller.layer, class_name(module)))
         return self._add_discovered(module, path, module, caller)
+
+    def _has(self, path: str) -> bool:
+        site = self._layers.get(path)
+        return site is not None and site.layer == path and self.by_id.get(site.of.ident) is site
 
     def _add_discovered(self, module: torch.nn.Module, path: str, top: torch.nn.Module, caller: Site) -> Site | None:
         parent = caller.of()
@@ -296,9 +338,12 @@ class Sites:
             elif id(module) in new:
                 _add_place(known, here)
 
-    def _add_chosen(self, module: torch.nn.Module, path: str, model: Model) -> Site | None:
-        if model.choice.takes(path, module):
-            return self._add(module, path, model)
+    def _add_loss(self, module: torch.nn.Module) -> Site | None:
+        """Add a loss, which obeys the choice of a model, but begins with no name of one."""
+        held = self._models[-1]
+        model = Model(weakref.ref(module), held.choice, held.shapes, "")
+        if model.takes(LOSS, module):
+            return self._add(module, LOSS, model)
         self._leave_out(module)
         return None
 
@@ -309,22 +354,40 @@ class Sites:
             self._put(replace(site, of=self._watched(replica), cache=None), replica)
 
     def _tell_apart(self, model: Model) -> None:
-        """Name a model, and those here that have no name and no range yet, if their paths would be the same."""
-        unnamed = [other for other in self._models if not other.name]
-        for other in unnamed:
-            if other.name is None and not self._is_used(other):
-                self._rename(other, self._free_name(other))
-        if unnamed:
+        """Name a model, and open ones that have no name and no range yet, if their paths would be the same."""
+        root = unwrapped(model.root())
+        if model.name is None:
+            same = next((one for one in self._open if unwrapped(one.root()) is root), None)
+            model.name = same.name if same is not None else self._path_in_another(model)
+            if same is not None or model.name is not None:
+                return
+        others = [one for one in self._open if unwrapped(one.root()) is not root]
+        alike = [one for one in others if (one.name or "") == (model.name or "")]
+        for one in alike:
+            if one.name is None and not self._is_used(one):
+                self._rename(one, self._free_name(one))
+        if alike and model.name is None:
             model.name = self._free_name(model)
+        elif any((one.name or "") == model.name for one in alike):
+            emit.warn_once(f"two models have the name {model.name!r} at the same time: their layers share rows")
+
+    def _path_in_another(self, model: Model) -> str | None:
+        """Return the path of a model that is a chosen part of another one whose block is open, perhaps paused."""
+        root = model.root()
+        if root is not None and (site := self.by_id.get(id(root))) is not None:
+            return site.layer
+        for other in self._open:
+            whole = other.root() if other not in self._models else None
+            for path, module in paths(whole) if whole is not None else ():
+                if module is root and other.choice.takes(path, module):
+                    return other.path(path)
+        return None
 
     def _free_name(self, model: Model) -> str:
         root = unwrapped(model.root())
-        taken = {one.name for one in self._models if unwrapped(one.root()) is not root}
-        return self._free(class_name(root) if root is not None else "Model", taken)
-
-    def _free(self, name: str, taken: Container[str | None]) -> str:
-        numbered = (f"{name}#{number}" for number in itertools.count(2))
-        return next(one for one in itertools.chain([name], numbered) if one not in taken)
+        taken = {one.name for one in self._open if unwrapped(one.root()) is not root}
+        name = class_name(root) if root is not None else "Model"
+        return next(one for one in map(numbered, itertools.repeat(name), itertools.count(1)) if one not in taken)
 
     def _is_used(self, model: Model) -> bool:
         return any(site.is_used() for site in map(self.by_id.get, model.held) if site is not None)
@@ -333,20 +396,25 @@ class Sites:
         model.name = name
         for site in map(self.by_id.get, model.held):
             if site is not None and site.model is model:
+                self._layers.pop(site.layer, None)
                 site.move(model.path)
+                self._layers[site.layer] = site
 
     def _add(self, module: torch.nn.Module, path: str, model: Model) -> Site:
         self._left_out.pop(id(module), None)
         return self._put(Site(path, class_name(module), model.shapes, self._watched(module), model), module)
 
     def _put(self, site: Site, module: torch.nn.Module) -> Site:
+        if not self._has(site.layer):
+            self._layers[site.layer] = site
         self.by_id[id(module)] = site
         self._on_change()
         return site
 
-    def _watched(self, module: torch.nn.Module) -> weakref.ref[torch.nn.Module]:
-        ident = id(module)
-        return weakref.ref(module, lambda _: self._bury(ident))
+    def _watched(self, module: torch.nn.Module) -> Reference:
+        made = Reference(module, self.dead.append)
+        made.ident = id(module)
+        return made
 
     def _leave_out(self, module: torch.nn.Module) -> None:
         """Remember that the module is not to be looked for, unless it has a site."""
@@ -354,11 +422,11 @@ class Sites:
             self._left_out[id(module)] = self._watched(module)
             self.by_id[id(module)] = None
 
-    def _bury(self, ident: int) -> None:
-        self._forget(ident)
-        self._on_change()
-
     def _forget(self, ident: int) -> None:
+        site = self.by_id.get(ident)
+        if site is not None and self._layers.get(site.layer) is site:
+            self._made_up.free(site.layer)
+            self._layers.pop(site.layer, None)
         for known in (self.by_id, self._left_out, self._callers, self._misses):
             known.pop(ident, None)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from annot import emit, tag, update_text
+from annot.weak import WeakKeys
 
 __all__ = ["UpdateEvents"]
 
@@ -22,7 +22,7 @@ class UpdateEvents:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, tuple[list[tuple[int, int]], Any]] = WeakKeyDictionary()
+        self._known: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
 
     def of(self, optimizer: Any) -> Any:
         """Return the event of the next step of an optimizer."""
