@@ -88,20 +88,22 @@ class Makes(torch.nn.Module):
         return self.fc(x)
 
 model, x = Makes(), torch.ones(1, 1)
-def step(calls):
+def step(calls, more=0):
     with emit_ranges(model, shapes=False):
         for _ in range(calls):
             loss = model(x).sum()
+        for _ in range(more):
+            model.fc(x)
         loss.backward()
 
 with record("dropped.sqlite"):
     for _ in range(3):
         step(10)
     few = Calls.ends
-    step(30000)
+    step(300, 70000)
     gc.collect()
 print("survived", few, Calls.ends)
 """
     word, few, many = run_sanitized(program, tmp_path).split()
     assert (word, few) == ("survived", "30")
-    assert int(many) == 30030
+    assert int(many) == 330
