@@ -331,6 +331,7 @@ def test_nothing_is_kept_of_blocks_that_are_over(tmp_path: Path) -> None:
             gc.collect()
             assert sites() == before
 
+    gc.collect()
     before = sites()
     captured = capture(tmp_path, body)
     assert captured.names.count("fc<") == 3
