@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from annot import native, tag
@@ -29,6 +30,7 @@ __all__ = [
     "enabled",
     "end",
     "event",
+    "inside",
     "mark",
     "pop",
     "pop_to",
@@ -96,6 +98,9 @@ class Client(Protocol):
     def mark(self, event: Any) -> None:
         """Set a mark."""
 
+    def inside(self, event: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``function(*args, **kwargs)`` inside the range of an event, however the call ends."""
+
     def wrapper(self, event: Any) -> Any:
         """Return a wrapt wrapper that calls inside the range of `event`."""
 
@@ -119,6 +124,7 @@ start = _client.start
 end = _client.end
 mark = _client.mark
 wrapper = _client.wrapper
+inside = _client.inside
 
 
 def attached() -> bool:

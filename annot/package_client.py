@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from annot.errors import warn
@@ -144,16 +145,22 @@ class PackageClient:
 
     def wrapper(self, event: PackageEvent) -> Any:
         """Return a wrapt wrapper that calls inside the range of `event`."""
-        push, pop = self.push, self.pop
+        inside = self.inside
 
         def call_traced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            push(event)
-            try:
-                return wrapped(*args, **kwargs)
-            finally:
-                pop()
+            return inside(event, wrapped, args, kwargs)
 
         return call_traced
+
+    def inside(
+        self, event: PackageEvent, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a function inside the range of `event`, however the call ends."""
+        self.push(event)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.pop()
 
     def _prepare(self, event: PackageEvent) -> None:
         domain = self._domain(event.domain)

@@ -77,6 +77,8 @@ class record:  # noqa: N801  (used like a function, as the context managers of c
         parts, self._recorder, self._parts = self._parts, None, None
         self._restore_environ()
         emit.release()
+        if os.path.abspath(self.path) != str(parts.target):  # the program has changed the working directory
+            self.path = parts.target
         self._write(parts)
 
     def _check_path(self) -> None:

@@ -6,13 +6,10 @@ import inspect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from annot import emit, own, tag
 from annot.shapes import tensor_specs
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["Trace", "mark", "trace"]
 
@@ -141,21 +138,32 @@ class Trace:
 
     def __enter__(self) -> None:
         on = emit.enabled()
-        self._open.setdefault(threading.get_ident(), []).append(on)
-        if on:
-            emit.push(self._options.event(self._options.message or ""))
+        mine = self._open.setdefault(threading.get_ident(), [])
+        depth, entered = emit.depth(), len(mine)
+        try:
+            if on:
+                emit.push(self._options.event(self._options.message or ""))
+            mine.append(on)
+        except BaseException:  # an interrupt
+            emit.pop_to(depth)
+            del mine[entered:]
+            raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    __exit__: Callable[..., None] = own.exit_method
+
+    def _exit(self, done: list[str], *exception: object) -> None:
         ident = threading.get_ident()
         mine = self._open.get(ident)
         if mine is None:  # entered on another thread, where alone the range could be closed
             return
-        if mine.pop():
-            emit.pop()
+        if not done:
+            done += ["popped"]  # CPython handles signals after calls, and so not before `pop`
+            on = mine[-1]
+            del mine[-1]
+            if on:
+                emit.pop()
         if not mine:
-            del self._open[ident]
+            self._open.pop(ident, None)
 
 
 def _check(options: Options) -> None:

@@ -96,11 +96,7 @@ class Steps(wrapt.ObjectProxy[Any]):
         self._step(self.__wrapped__.close)
 
     def _step(self, run: Callable[..., Any], *args: Any) -> Any:
-        emit.push(self._self_event)
-        try:
-            return run(*args)
-        finally:
-            emit.pop()
+        return emit.inside(self._self_event, run, args, {})
 
 
 class AsyncSteps(wrapt.ObjectProxy[Any]):
@@ -146,11 +142,7 @@ def _event_of(text: str, options: Options) -> EventOf:
 
 def _around(event_of: EventOf) -> Any:
     def call_traced(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        emit.push(event_of(args, kwargs))
-        try:
-            return wrapped(*args, **kwargs)
-        finally:
-            emit.pop()
+        return emit.inside(event_of(args, kwargs), wrapped, args, kwargs)
 
     return call_traced
 

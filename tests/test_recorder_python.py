@@ -188,6 +188,22 @@ with record("run.sqlite", force=True), trace("second"):
     assert texts(tmp_path / "run.sqlite") == [("second", "annot")]
 
 
+def test_the_working_directory_changes_in_the_block(tmp_path: Path) -> None:
+    """The profile is written where the path pointed on entry; a file of that name elsewhere stays."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.sqlite").write_text("precious")
+    result = python(tmp_path, """
+import os
+from annot import record, trace
+with record("run.sqlite") as run, trace("first"):
+    os.chdir("other")
+print(run.path)
+""")  # fmt: skip
+    assert result.stdout.strip() == str(tmp_path / "run.sqlite")
+    assert (tmp_path / "other" / "run.sqlite").read_text() == "precious"
+    assert texts(tmp_path / "run.sqlite") == [("first", "annot")]
+
+
 def test_bad_places(tmp_path: Path) -> None:
     """A missing folder, a folder as file, and the rest of a killed run are refused before anything starts."""
     recorder()

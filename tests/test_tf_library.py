@@ -78,21 +78,26 @@ def test_beside_another_graph_optimizer_graphs_have_no_ranges(tmp_path: Path) ->
 def test_what_uses_the_library_ends_with_its_last_user() -> None:
     loaded = library.load()
     assert not isinstance(loaded, str)
-    assert_ends_with_its_last_user(library.use, loaded.users)
+    assert_ends_with_its_last_user(
+        lambda user: library.switch(user, on=True), lambda user: library.switch(user, on=False), loaded.users
+    )
 
 
 def test_what_notes_owners_ends_with_its_last_user() -> None:
-    assert_ends_with_its_last_user(noting.install, noting._users)
+    assert_ends_with_its_last_user(noting.install, noting.remove, noting._users)
     assert noting._patches.live == bool(noting._users)
 
 
-def assert_ends_with_its_last_user(use: Callable[[], Callable[[], None]], users: set[object]) -> None:
+def assert_ends_with_its_last_user(
+    begin: Callable[[object], None], end: Callable[[object], None], users: set[object]
+) -> None:
     """An interrupt may keep the end of a use from being noted, and it runs once more."""
-    before = set(users)
-    ends = [use() for _ in range(2)]
-    for left in (1, 0):
+    before, both = set(users), ["first", "second"]
+    for user in both:
+        begin(user)
+    for left, user in ((1, "second"), (0, "first")):
         for _ in range(2):
-            ends[left]()
+            end(user)
         assert len(users - before) == left
     assert users == before
 

@@ -371,6 +371,30 @@ def test_a_wrap_of_call_that_outlives_the_block(forward: Run) -> None:
         nn.Module.__call__ = original
 
 
+@pytest.mark.parametrize("memory", [(False, True), (True, False)])
+def test_a_wrap_of_call_stays_between_blocks_of_other_kinds(tmp_path: Path, memory: tuple[bool, bool]) -> None:
+    """A block with `memory=True` calls modules in another way than one without."""
+    model = Block()
+    original = nn.Module.__call__
+
+    def body() -> None:
+        with emit_ranges(model, memory=memory[0]):
+            below = nn.Module.__call__
+            nn.Module.__call__ = lambda self, *args, **kwargs: below(self, *args, **kwargs)
+        for kind in (*reversed(memory), memory[1]):
+            with emit_ranges(model, memory=kind):
+                model(torch.ones(1, 3)).sum().backward()
+
+    try:
+        captured = capture(tmp_path, body)
+    finally:
+        nn.Module.__call__ = original
+    forward = ("Block>", "fc>", "act>")
+    assert [tree for tree in captured.trees if tree == forward] == [forward] * 3
+    assert captured.names.count("fc<") == 3
+    assert bool(captured.marks)
+
+
 def test_arguments_that_do_not_let_themselves_be_looked_at(forward: Run) -> None:
     """What raises when it is looked at costs the shapes, not the call."""
 

@@ -170,6 +170,26 @@ def test_modes_of_the_user(recorded: Recorded) -> None:
     assert len(operations_in(captured)) == 2
 
 
+def test_tensors_of_a_class_of_its_own_are_not_asked(recorded: Recorded) -> None:
+    """The class sees the operations of the program, and not that annot looks at shapes."""
+    seen: list[str] = []
+
+    class Logging(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[misc]
+
+    model = nn.Linear(2, 2)
+    x = torch.ones(1, 2).as_subclass(Logging)
+    model(x)
+    plain = list(seen)
+    seen.clear()
+    captured = recorded(model, lambda: model(x))
+    assert (seen, plain) == (["linear"], ["linear"])
+    assert [text.split()[:4] for text in operations_in(captured)] == [["Operation", "Linear", "linear", "[1,2]f32"]]
+
+
 def test_fast_paths_are_taken(recorded: Recorded) -> None:
     """In evaluation, encoder and attention run as the one fused operation that they are without annot."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

@@ -147,3 +147,24 @@ def test_a_switch_that_is_a_tensor_is_not_read(tmp_path: Path) -> None:
     optimizer.param_groups[0]["weight_decay"] = torch.tensor(math.nan)
     with torch.no_grad():
         assert texts(tmp_path, optimizer) == ["Optimizer SGD params=3 |opt"]
+
+
+def test_an_optimizer_with_groups_of_another_kind(tmp_path: Path) -> None:
+    """Its step has a range that says its class alone, and raises nothing that it does not raise without."""
+    steps: list[Any] = []
+
+    class ByName(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+            self.param_groups = {"decay": self.param_groups[0]}  # type: ignore[assignment]
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            steps.append(closure)
+
+    def body() -> None:
+        with annot.emit_ranges(torch.nn.Linear(1, 1)):
+            optimizer.step()
+
+    optimizer = ByName([torch.nn.Parameter(torch.ones(1))])
+    assert capture(tmp_path, body).texts == ["Optimizer ByName |opt"]
+    assert steps == [None]

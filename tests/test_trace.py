@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from captured import Captured, capture
+from interrupted import IS_NATIVE, Timeout, interrupt_at, where
 
 import annot
 from annot import mark, trace
@@ -438,6 +439,29 @@ def test_many_payloads_of_one_text(seen: Seen) -> None:
 
     assert seen(body).texts == ["step"] * 50
     assert len(annot.emit.texts()) <= before + 1
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="a function of Python can be interrupted before its first line")
+def test_an_interrupt_anywhere_leaves_no_range_open(tmp_path: Path) -> None:
+    """At the edges of blocks, calls and steps of generators."""
+    block = trace("block")
+
+    def work() -> None:
+        @trace("steps")
+        def steps() -> Iterator[int]:
+            yield 1
+
+        with block, block:
+            list(steps())
+            trace("shapes", shapes=True)(len)([])
+
+    annot.emit.pop_to(0)  # what other tests have left
+    with annot.record(tmp_path / "interrupted.sqlite"):
+        number = 0
+        while interrupt_at(number, work, Timeout):
+            assert (annot.emit.depth(), any(block._open.values())) == (0, False), f"point {number}, {where}"
+            number += 1
+    assert number > 100
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,10 @@ def recorded(folder: Path, body: Callable[[], object]) -> Captured:
 def installed(*parts: Any) -> Iterator[None]:
     """Have parts of `emit_ranges` in place inside the block, and in graphs the ranges that they make."""
     with contextlib.ExitStack() as undo:
-        undo.callback(noting.install())
-        undo.callback(library.use())
+        undo.callback(noting.remove, undo)
+        undo.callback(library.switch, undo, on=False)
+        noting.install(undo)
+        library.switch(undo, on=True)
         for part in parts:
             part.install()
             undo.callback(part.remove)

@@ -42,9 +42,11 @@ class PartsFolder:
 
     path: Path
     """The folder, absolute."""
+    target: Path
+    """The profile, absolute: the program may change the working directory."""
 
     def __init__(self, out: Path, *, force: bool) -> None:
-        self.path = Path(os.path.abspath(f"{out}.parts"))
+        self.path, self.target = Path(os.path.abspath(f"{out}.parts")), Path(os.path.abspath(out))
         try:
             self.path.mkdir()
         except FileExistsError:

@@ -180,7 +180,7 @@ def hyperparameters(layer: keras.Layer, shown_as: str) -> Arguments:
     return (*based, *spelt(layer, family))
 
 
-def gradients(layer: keras.Layer, *, weights: bool, inputs: bool) -> Arguments:
+def gradients(layer: keras.Layer, weights: bool, inputs: bool) -> Arguments:
     """Return what the backward range of a layer says if it has not both gradients to compute.
 
     Args:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from annot import emit, tag, update_text
+from annot import emit, own, tag, update_text
 from annot.weak import WeakKeys
 
 __all__ = ["event"]
@@ -21,6 +21,11 @@ def event(optimizer: Any, variables: Sequence[Any] | None = None) -> Any:
         optimizer: the optimizer; of one around another, this other one's work is told.
         variables: what it updates; None: what it was built for.
     """
+    found = own.attempt(_event, optimizer, variables, otherwise=None)
+    return _formatted(type(optimizer).__name__, ()) if found is None else found
+
+
+def _event(optimizer: Any, variables: Sequence[Any] | None) -> Any:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     updated: list[Any] = list(variables if variables is not None else getattr(inner, "_trainable_variables", ()))
     ids, known = [id(one) for one in updated], _known.get(optimizer)
@@ -33,7 +38,10 @@ def _made(name: str, optimizer: Any, variables: Sequence[Any]) -> Any:
     names = (*update_text.NUMBERS, "weight_decay")
     on = update_text.switched_on({name: getattr(optimizer, name, None) for name in names}, decoupled=True)
     rows = ((math.prod(one.shape), _dtype(one), on) for one in variables)
-    arguments = (*_base(name, optimizer), *update_text.arguments(rows))
+    return _formatted(name, (*_base(name, optimizer), *update_text.arguments(rows)))
+
+
+def _formatted(name: str, arguments: tuple[tuple[str, tag.Value], ...]) -> Any:
     text = tag.format(tag.Tag(module=name, phase="optimizer", arguments=arguments))
     return emit.event(text, category="optimizer", few=True)
 
@@ -44,8 +52,8 @@ def _dtype(variable: Any) -> str:
 
 def _base(name: str, optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
     """Return the class of Keras whose update it makes, if it goes by another name."""
-    own: Any = type(optimizer)
-    known = next((cls for cls in own.__mro__ if cls.__module__.startswith("keras.src.optimizers.")), own)
-    if known.__name__ == name or own.update_step is not known.update_step:
+    cls: Any = type(optimizer)
+    known = next((one for one in cls.__mro__ if one.__module__.startswith("keras.src.optimizers.")), cls)
+    if known.__name__ == name or cls.update_step is not known.update_step:
         return ()
     return (("base", known.__name__),)

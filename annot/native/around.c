@@ -42,6 +42,19 @@ static PyObject *wrapper(PyObject *module, PyObject *event) {
     return PyCFunction_NewEx(&call_traced_def, event, NULL);
 }
 
+/* inside(event, function, args, kwargs): no interrupt can come between the push and the pop. */
+static PyObject *inside(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 4 || Py_TYPE(args[0]) != annot_event_type || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "inside expects an Event, a function, a tuple and a dict");
+        return NULL;
+    }
+    annot_push((Event *)args[0]);
+    PyObject *result = PyObject_Call(args[1], args[2], args[3]);
+    annot_pop();
+    return result;
+}
+
 /* ---------------------------------------------------------------- what an interrupt must not end early */
 
 #define TRIES 3 /* there may be signals in a row */
@@ -70,6 +83,29 @@ static PyObject *to_the_end(PyObject *module, PyObject *args) {
     return result;
 }
 
+/* caught(errors, work, *args): what work(*args) raises goes to the list `errors`, and the result is 0. Where TensorFlow
+ * calls annot, no exception may leave it, and none may come before its first line. */
+static PyObject *caught(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *errors = PyTuple_GetItem(args, 0), *work = errors ? PyTuple_GetItem(args, 1) : NULL;
+    PyObject *rest = work ? PyTuple_GetSlice(args, 2, PyTuple_Size(args)) : NULL;
+    PyObject *result = rest ? PyObject_CallObject(work, rest) : NULL;
+    Py_XDECREF(rest);
+    if (result || !work)
+        return result;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (value && traceback)
+        PyException_SetTraceback(value, traceback);
+    if (value && PyList_Append(errors, value) < 0)
+        PyErr_Clear(); /* no memory: there is nothing left to tell it with */
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return PyLong_FromLong(0);
+}
+
 /* An `__exit__` for any class: self._exit(done, kind, error, where). */
 static PyObject *leave(PyObject *self, PyObject *exception) {
     PyObject *done = PyList_New(0);
@@ -90,6 +126,8 @@ static PyMethodDef leave_def = {"__exit__", leave, METH_VARARGS, "Leave the bloc
 
 static PyMethodDef functions[] = {
     {"wrapper", wrapper, METH_O, "A wrapt wrapper that calls inside the range of an event."},
+    {"inside", (PyCFunction)(void (*)(void))inside, METH_FASTCALL, "Call function(*args, **kwargs) inside a range."},
+    {"caught", caught, METH_VARARGS, "Call work(*args), and put what it raises into a list."},
     {"to_the_end", to_the_end, METH_VARARGS, "Call work(*args) until nothing interrupts it."},
     {NULL, NULL, 0, NULL},
 };

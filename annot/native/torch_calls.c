@@ -281,6 +281,7 @@ static int calls_traverse(PyObject *self_object, visitproc visit, void *arg) {
     Py_VISIT(self->by_id);
     Py_VISIT(self->dead);
     Py_VISIT(self->owners);
+    Py_VISIT(self->shared);
     Py_VISIT(self->hook);
     Py_VISIT(self->carrier);
     Py_VISIT(self->engine);
@@ -294,6 +295,7 @@ static int calls_clear(PyObject *self_object) {
     Py_CLEAR(self->by_id);
     Py_CLEAR(self->dead);
     Py_CLEAR(self->owners);
+    Py_CLEAR(self->shared);
     Py_CLEAR(self->hook);
     Py_CLEAR(self->carrier);
     Py_CLEAR(self->engine);

@@ -132,6 +132,7 @@ typedef struct {
     PyObject *by_id;   /* its dict: id of a module -> Site; owned */
     PyObject *dead;    /* its list of modules that have died; owned */
     PyObject *owners;  /* dict: node with a hook -> Invocation or None; owned */
+    PyObject *shared;  /* dict: node of several runs -> how many more than one; owned */
     PyObject *hook;    /* on_node, bound; owned */
     PyObject *carrier; /* a tensor whose hooks are {0: hook}; owned */
     PyObject *engine;  /* autograd's engine; owned */

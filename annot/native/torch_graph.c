@@ -123,9 +123,38 @@ static int hook_once(Calls *self, PyObject *node) {
     return failed ? -1 : 0;
 }
 
+/* A node may be of several runs at a time: a hook runs a part of the graph that the run around it has still to run, or
+ * two threads run one graph. `shared` counts the runs beyond the first. */
+static int add_run(Calls *self, PyObject *node, long by) {
+    PyObject *known = PyDict_GetItemWithError(self->shared, node);
+    long count = (known ? PyLong_AsLong(known) : 0) + by;
+    if (PyErr_Occurred())
+        return -1;
+    if (!count)
+        return PyDict_DelItem(self->shared, node);
+    PyObject *number = PyLong_FromLong(count);
+    int failed = !number || PyDict_SetItem(self->shared, node, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+static int add_node(Calls *self, PyObject *node, PyObject *owner) {
+    int known = PyDict_Contains(self->owners, node);
+    if (known < 0 || (known && add_run(self, node, 1) < 0))
+        return -1;
+    return PyDict_SetItem(self->owners, node, owner);
+}
+
+static int remove_node(Calls *self, PyObject *node) {
+    int is_shared = PyDict_Contains(self->shared, node);
+    if (is_shared < 0)
+        return -1;
+    return is_shared ? add_run(self, node, -1) : PyDict_DelItem(self->owners, node);
+}
+
 static int hook_node(Calls *self, Frame *frame, const Visit *here, int keep_graph) {
     PyObject *owner = here->owner ? (PyObject *)here->owner : Py_None;
-    if (PyDict_SetItem(self->owners, here->node, owner) < 0 || PyList_Append(frame->nodes, here->node) < 0)
+    if (add_node(self, here->node, owner) < 0 || PyList_Append(frame->nodes, here->node) < 0)
         return -1;
     if (!keep_graph) {
         int done = hook_once(self, here->node);
@@ -183,7 +212,7 @@ static void forget_nodes(Calls *self, Frame *frame) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     for (Py_ssize_t i = 0; frame->nodes && i < PyList_Size(frame->nodes); i++)
-        if (PyDict_DelItem(self->owners, PyList_GetItem(frame->nodes, i)) < 0)
+        if (remove_node(self, PyList_GetItem(frame->nodes, i)) < 0)
             PyErr_Clear();
     PyErr_Restore(type, value, traceback);
 }
@@ -354,7 +383,8 @@ static int make_carrier(Calls *self) {
 
 int annot_prepare_hooks(Calls *self) {
     self->owners = PyDict_New();
+    self->shared = PyDict_New();
     self->hook = PyCFunction_NewEx(&on_node_def, (PyObject *)self, NULL);
     self->engine = annot_get("torch", "autograd.Variable._execution_engine");
-    return self->owners && self->hook && self->engine ? make_carrier(self) : -1;
+    return self->owners && self->shared && self->hook && self->engine ? make_carrier(self) : -1;
 }

@@ -233,14 +233,8 @@ def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any
         if not _works_here((args, kwargs)):
             return body(*args, **kwargs)
         if tf.executing_eagerly() and not owners.may_be_taped():
-            emit.push(options.event)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                emit.pop()
-        owner = options.owner()
-        with owners.owned(owner), owners.pushed(owner.event if tf.executing_eagerly() else None):
-            return body(*args, **kwargs)
+            return emit.inside(options.event, function, args, kwargs)
+        return owners.call(options.owner(), body, args, kwargs)
 
     # `tf.function` takes what a function that is its argument wraps in that one's place, and the range would be lost.
     with contextlib.suppress(TypeError, ValueError):
@@ -289,8 +283,8 @@ def _has_symbolic(value: Any) -> bool:
 @functools.cache
 def _keep_noting() -> None:
     """Note owners from now on: a gradient may be asked for whenever a tape is still there."""
-    noting.install()
-    library.use()
+    noting.install(_keep_noting)
+    library.switch(_keep_noting, on=True)
 
 
 def _event(text: str, domain: str | None, phase: Phase) -> Any:

@@ -14,7 +14,7 @@ _NAMES: Final = ("train_function", "test_function", "predict_function")
 
 
 class StepFunctions:
-    """The set of a model that is not in use.
+    """Both sets of a model.
 
     Args:
         model: a model; a layer that is none has no such functions.
@@ -22,20 +22,32 @@ class StepFunctions:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[tuple[str, bool], Any] = {}
         self._compiled: object = None
+        self._has_ranges = False
 
-    def exchange(self) -> None:
-        """Put the other set in use; what was made before the model was compiled anew is not used again."""
-        model = self._model
-        compiled = getattr(model, "_compile_config", None)
-        kept = self._kept if compiled is self._compiled else {}
-        self._kept, self._compiled = {}, compiled
+    def put(self, ranges: bool) -> None:
+        """Put the set with or without ranges in use; what was made before the model was compiled anew is dropped.
+
+        After an interrupt, the next call goes on with the rest.
+        """
+        if not ranges and not self._has_ranges:
+            return
+        self._has_ranges = True
+        compiled = getattr(self._model, "_compile_config", None)
+        if compiled is not self._compiled:
+            self._kept, self._compiled = {}, compiled
         for name in _NAMES:
-            used = getattr(model, name, None)
-            other = kept.get(name)
-            self._kept[name] = used
-            if other is not None:
-                setattr(model, name, other)
-            elif used is not None:  # a `fit` that is running looks it up at each step
-                getattr(model, f"make_{name}")(force=True)
+            self._put(name, ranges)
+        self._has_ranges = ranges
+
+    def _put(self, name: str, ranges: bool) -> None:
+        used = getattr(self._model, name, None)
+        other = self._kept.get((name, ranges))
+        if used is other:
+            return
+        self._kept[name, not ranges] = used
+        if other is not None:
+            setattr(self._model, name, other)
+        elif used is not None:  # a `fit` that is running looks it up at each step
+            getattr(self._model, f"make_{name}")(force=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -48,25 +47,25 @@ class Layers:
 
     def __init__(self) -> None:
         self._stand_ins: dict[int, StandIn] = {}
-        self._holders: Counter[int] = Counter()
 
-    def add_model(self, model: keras.Layer, options: Options) -> list[StandIn]:
-        """Put stand-ins into the chosen layers of a model; return what `remove` needs."""
-        block: list[StandIn] = []
+    def add_model(self, model: keras.Layer, options: Options, block: list[StandIn]) -> None:
+        """Put stand-ins into the chosen layers of a model, and add them to `block`, which `remove` needs."""
         for path, layer in paths(model):
             if options.choice.takes(path.partition(SEPARATOR)[2], layer):
                 self._hold(path, layer, options, block)
-        return block
 
     def remove(self, block: list[StandIn]) -> None:
-        """Let go of these; those that no other block holds are taken away, the last one first."""
+        """Let go of these; those that no other block holds are taken away, the last one first.
+
+        After an interrupt, the next call goes on with the rest.
+        """
         while block:
-            stand_in = block.pop()
-            ident = id(stand_in.site.layer)
-            self._holders[ident] -= 1
-            if not self._holders[ident]:
-                del self._holders[ident], self._stand_ins[ident]
+            stand_in = block[-1]
+            stand_in.holders.pop(id(block), None)
+            if not stand_in.holders:
+                self._stand_ins.pop(id(stand_in.site.layer), None)
                 stand_in.remove()
+            del block[-1]
 
     def has(self, layer: keras.Layer) -> bool:
         """Return whether a layer has ranges."""
@@ -84,13 +83,13 @@ class Layers:
                     self._hold(path, layer, stand_in.options, stand_in.block)
 
     def _hold(self, path: str, layer: keras.Layer, options: Options, block: list[StandIn]) -> None:
-        stand_in = self._stand_ins.get(id(layer))
-        if stand_in is None:
-            site = Site(path, type(layer).__name__, layer, options.shapes)
-            stand_in = self._stand_ins[id(layer)] = StandIn(site, options, self, block)
+        known = self._stand_ins.get(id(layer))
+        stand_in = known or StandIn(Site(path, type(layer).__name__, layer, options.shapes), options, self, block)
+        block.append(stand_in)  # first, since an interrupt may come between any two calls
+        stand_in.holders[id(block)] = block
+        if known is None:
+            self._stand_ins[id(layer)] = stand_in
             stand_in.install()
-        self._holders[id(layer)] += 1
-        block.append(stand_in)
 
 
 class StandIn:
@@ -105,10 +104,12 @@ class StandIn:
         block: those of the block.
     """
 
-    __slots__ = ("_known", "_patches", "block", "layers", "options", "site")
+    __slots__ = ("_known", "_patches", "block", "holders", "layers", "options", "site")
 
     def __init__(self, site: Site, options: Options, layers: Layers, block: list[StandIn]) -> None:
         self.site, self.options, self.layers, self.block = site, options, layers, block
+        self.holders: dict[int, list[StandIn]] = {}
+        """The blocks that have it, by id."""
         self._known = -1
         self._patches = Patches()
 
@@ -149,11 +150,7 @@ class StandIn:
         if eager and not (options.backward and owners.may_be_taped()):
             if not options.forward:
                 return original(*args, **kwargs)
-            emit.push(self.site.forward(tensors))  # by hand, since each call of a layer pays for it
-            try:
-                return original(*args, **kwargs)
-            finally:
-                emit.pop()
+            return emit.inside(self.site.forward(tensors), original, args, kwargs)
         if not eager and (options.mode != "ops" or owners.in_xla()):
             if options.mode != "python":
                 self._note(tensors)
@@ -162,8 +159,7 @@ class StandIn:
             tensors, owners.current(),
             forward=options.forward, backward=options.backward, recomputed=owners.in_backward(),
         )  # fmt: skip
-        with owners.owned(owner), owners.pushed(owner.event if eager else None):
-            return original(*args, **kwargs)
+        return owners.call(owner, original, args, kwargs)
 
     def _note(self, tensors: list[Any]) -> None:
         """Say which layer the operations belong to that are being traced, for where they have no ranges of annot's."""

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from annot import native
 from annot.tf import sizes
 from annot.tf.plugin import Optimizer
 
-__all__ = ["available", "close_all", "load", "tensorflow_library", "use"]
+__all__ = ["available", "close_all", "load", "switch", "tensorflow_library"]
 
 _SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32), ctypes.c_int)
 
@@ -49,10 +48,11 @@ def available() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def use() -> Callable[[], None]:
-    """Have graphs that TensorFlow optimizes from now on get ranges; return what ends it."""
+def switch(user: object, on: bool) -> None:
+    """Have graphs that TensorFlow optimizes from now on get ranges, as long as one user has it on."""
     loaded = load()
-    return (lambda: None) if isinstance(loaded, str) else loaded.use()
+    if not isinstance(loaded, str):
+        loaded.switch(user, on)
 
 
 def close_all() -> int:

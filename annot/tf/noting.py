@@ -25,11 +25,12 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gradients_util
 
+from annot import own
 from annot.patches import Patches
 from annot.tf import owners
 from annot.weak import WeakKeys
 
-__all__ = ["Made", "Traced", "graphs", "install"]
+__all__ = ["Made", "Traced", "graphs", "install", "remove"]
 
 
 @dataclass(slots=True)
@@ -129,11 +130,14 @@ def _calling(original: Any) -> Any:
 
     @functools.wraps(original)
     def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
-        before, owners.thread.running = owners.thread.running, caller.graph
+        thread = owners.thread
+        before = thread.running
         try:
+            thread.running = caller.graph
             return original(caller, *args, **kwargs)
         finally:
-            owners.thread.running = before
+            thread.running = before
+            owners.raise_interrupt()
 
     return call
 
@@ -145,12 +149,13 @@ def _running(original: Any) -> Any:
     def run(session: Any, handle: Any, targets: Any, fetches: Any, fed: Any, *args: Any) -> Any:
         thread = owners.thread
         before = thread.running, thread.is_cut
-        thread.running = session.graph
-        thread.is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
         try:
+            thread.running = session.graph
+            thread.is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
             return original(session, handle, targets, fetches, fed, *args)
         finally:
             thread.running, thread.is_cut = before
+            owners.raise_interrupt()
 
     return run
 
@@ -231,12 +236,13 @@ def _computing(original: Any) -> Any:
         if not _patches.live:
             return original(*args, **kwargs)
         outer, owner = owners.thread.through, owners.thread.owner
-        owners.thread.through = through = owners.Pass(owners.current())
+        through = owners.Pass(owners.current())
         try:
+            owners.thread.through = through
             return original(*args, **kwargs)
         finally:
-            through.close()
             owners.thread.through, owners.thread.owner = outer, owner
+            own.to_the_end(through.close)
 
     return compute
 
@@ -295,10 +301,9 @@ _PATCHED: Final = (
 )
 
 
-def install() -> Callable[[], None]:
-    """Note owners from now on; return what ends it, which may run again. Blocks that overlap share one installation."""
+def install(user: object) -> None:
+    """Note owners from now on, as long as there is a user: blocks that overlap share one installation."""
     global _patches
-    user = object()
     with _users_lock:
         first = not _users
         _users.add(user)
@@ -308,13 +313,12 @@ def install() -> Callable[[], None]:
                 if hasattr(place, name):
                     _patches.replace(place, name, make(getattr(place, name)))
             pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient)
-    return functools.partial(_remove, user)
 
 
-def _remove(user: object) -> None:
-    """End one installation; with the last one TensorFlow is as it was before."""
+def remove(user: object) -> None:
+    """Note owners for this user no more; with the last one TensorFlow is as it was before."""
     with _users_lock:
-        _users.discard(user)
-        if not _users:
+        if user in _users and len(_users) == 1:  # the user goes last: after an interrupt, this runs again
             _patches.undo()
             pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
+        _users.discard(user)

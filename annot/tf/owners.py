@@ -26,13 +26,15 @@ __all__ = [
     "READS",
     "Owner",
     "Pass",
+    "call",
     "current",
     "in_backward",
     "in_xla",
+    "interrupts",
     "is_watched",
     "may_be_taped",
     "owned",
-    "pushed",
+    "raise_interrupt",
     "start",
     "thread",
 ]
@@ -179,8 +181,8 @@ class Pass:
             common += 1
         self.close(common)
         for one in chain[common:]:
+            self._open.append(one)  # first, since an interrupt may come in between
             emit.push(one.event)
-            self._open.append(one)
 
     def close(self, keep: int = 0) -> None:
         """Close the ranges that are open, except the first ones."""
@@ -204,6 +206,16 @@ class _Thread(threading.local):
 thread: Final = _Thread()
 """The state of this thread, for `annot.tf.noting`."""
 _EAGER: Final = type("_Eager", (), {})()
+
+
+interrupts: Final[list[BaseException]] = []
+"""What has come from outside while TensorFlow called annot, where no exception may leave it."""
+
+
+def raise_interrupt() -> None:
+    """Raise what could not be raised before."""
+    if interrupts:
+        raise interrupts.pop()
 
 
 def current() -> Owner | None:
@@ -253,9 +265,22 @@ def in_backward() -> bool:
 @contextmanager
 def owned(owner: Owner | None) -> Iterator[None]:
     """Make an owner the one of this thread inside the block."""
-    before, thread.owner = thread.owner, owner
+    before = thread.owner
     try:
+        thread.owner = owner
         yield
+    finally:
+        thread.owner = before
+
+
+def call(owner: Owner, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function whose operations belong to an owner; in eager mode inside its range."""
+    before = thread.owner
+    try:
+        thread.owner = owner
+        if owner.event is None or not tf.executing_eagerly():
+            return function(*args, **kwargs)
+        return emit.inside(owner.event, function, args, kwargs)
     finally:
         thread.owner = before
 
@@ -263,19 +288,6 @@ def owned(owner: Owner | None) -> Iterator[None]:
 def may_be_taped() -> bool:
     """Return whether there is a tape that may record what comes next."""
     return bool(record.could_possibly_record())
-
-
-@contextmanager
-def pushed(event: Any) -> Iterator[None]:
-    """Have this thread open a range, if there is an event."""
-    if event is None:
-        yield
-        return
-    emit.push(event)
-    try:
-        yield
-    finally:
-        emit.pop()
 
 
 def is_watched(tensor: Any) -> bool:

@@ -11,12 +11,11 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any, Final
 
-from annot import emit
+from annot import native, own
 from annot.tf import noting
-from annot.tf.owners import Owner, thread
+from annot.tf.owners import Owner, interrupts, thread
 from annot.tf.rewrite import count_nodes, padded, rewrite
 
 __all__ = ["Optimizer", "RewriteFunction"]
@@ -43,33 +42,23 @@ class Optimizer:
         self._memory = ctypes.CDLL(None)
         self._memory.malloc.argtypes, self._memory.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
         library.annot_tf_range.argtypes, library.annot_tf_range.restype = [ctypes.c_void_p], ctypes.c_int64
-        self.function = RewriteFunction(self._optimize)
+        self.function = RewriteFunction(functools.partial(native.fast().caught, interrupts, self._optimize))
         self.close_all = library.annot_tf_close_all
         self.users: set[object] = set()
         self._events: set[Any] = set()  # kept alive for the library
 
-    def use(self) -> Callable[[], None]:
-        """Have graphs that are optimized from now on get ranges; return what ends it, which may run again."""
-        user = object()
-        self._switch(self.users.add, user)
-        return functools.partial(self._switch, self.users.discard, user)
-
-    def _switch(self, change: Callable[[object], None], user: object) -> None:
+    def switch(self, user: object, on: bool) -> None:
+        """Have graphs that are optimized from now on get ranges as long as there is a user; it may run again."""
         with self._lock:
-            change(user)
+            (self.users.add if on else self.users.discard)(user)
             self._library.annot_tf_switch(bool(self.users))
 
     def _optimize(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
-        try:
-            if not graph:
-                with self._lock:
-                    self._rounds.pop(optimizer, None)
-                return 0
-            return self._second_round(optimizer, graph, length, item, result)
-        except Exception as error:  # the user's program goes on without ranges
-            with contextlib.suppress(RuntimeWarning):
-                emit.warn_once(f"a graph of TensorFlow has no ranges: {type(error).__name__}: {error}")
+        if not graph:
+            with self._lock:
+                self._rounds.pop(optimizer, None)
             return 0
+        return self._second_round(optimizer, graph, length, item, result)
 
     def _second_round(self, optimizer: int, graph: Any, length: int, item: int, result: Any) -> int:
         message = ctypes.string_at(graph, length)
@@ -80,11 +69,8 @@ class Optimizer:
                 self._rounds[optimizer] = item
         if not self.users or (first and not small):
             return 0
-        if thread.is_cut:
-            raise ValueError(_IS_CUT)
-        graphs = list(noting.graphs.items())
-        graphs.sort(key=lambda one: one[0] is thread.running)  # the one that runs comes last
-        made = rewrite(message, [one for _, one in graphs], self._number_of, _output_types)
+        # The user's program goes on without ranges if annot fails.
+        made = own.attempt(self._rewritten, message, otherwise=None, note="a graph of TensorFlow has no ranges")
         if made is None:
             return 0
         if small:  # nothing comes in yet: the graph is to have a second round
@@ -94,6 +80,13 @@ class Optimizer:
             return 0
         ctypes.memmove(result[0], made, len(made))
         return len(made)
+
+    def _rewritten(self, message: bytes) -> bytes | None:
+        if thread.is_cut:
+            raise ValueError(_IS_CUT)
+        graphs = list(noting.graphs.items())
+        graphs.sort(key=lambda one: one[0] is thread.running)  # the one that runs comes last
+        return rewrite(message, [one for _, one in graphs], self._number_of, _output_types)
 
     def _number_of(self, owner: Owner) -> int:
         self._events.add(owner.event)

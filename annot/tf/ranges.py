@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +115,7 @@ class EmitRanges(SwitchedBlock):
     `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
     """
 
-    __slots__ = ("_block", "_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
+    __slots__ = ("_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
 
     def __init__(
         self, model: keras.Layer, options: Options, schedule: Schedule | None = None, *, without_tool: bool = False
@@ -126,7 +127,6 @@ class EmitRanges(SwitchedBlock):
         self._functions = StepFunctions(model)
         self._collector = Capture(tell_cuda)
         self._loops: list[FitLoops] = []
-        self._block: list[StandIn] | None = None
 
     def _enter(self, done: list[str]) -> None:
         super()._enter(done)
@@ -145,14 +145,12 @@ class EmitRanges(SwitchedBlock):
         return self._without_tool or super()._is_wanted()
 
     def _install(self) -> None:
-        self._block = _INSTALLED.enter(self._model, self._options)
-        self._functions.exchange()
+        _INSTALLED.enter(self, self._model, self._options)
+        self._functions.put(ranges=True)
 
     def _remove(self) -> None:
-        block, self._block = self._block, None
-        if block is not None:
-            self._functions.exchange()
-            _INSTALLED.leave(block)
+        self._functions.put(ranges=False)
+        _INSTALLED.leave(self)
 
     def _capture(self, on: bool) -> None:
         self._collector.set(on)
@@ -164,41 +162,38 @@ class Installed:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._layers = Layers()
-        self._blocks = 0
+        self._blocks: dict[EmitRanges, list[StandIn]] = {}
         self._undo: list[Callable[[], Any]] = []
 
-    def enter(self, model: keras.Layer, options: Options) -> list[StandIn]:
+    def enter(self, block: EmitRanges, model: keras.Layer, options: Options) -> None:
         """Add a model, and the patches with the first one."""
         with self._lock:
-            try:
-                if not self._blocks:
-                    self._install(options)
-                block = self._layers.add_model(model, options)
-            except BaseException:
-                if not self._blocks:
-                    undo_all(self._undo)
-                raise
-            self._blocks += 1
-        if not block:
+            first = not self._blocks
+            stand_ins = self._blocks[block] = []  # first, since an interrupt may come between any two calls
+            if first:
+                self._install(options)
+            self._layers.add_model(model, options, stand_ins)
+        if not stand_ins:
             emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
-        return block
 
     def _install(self, options: Options) -> None:
         graphs = options.mode == "ops"
         self._undo.append(library.close_all)
-        self._undo.append(noting.install())
+        self._undo.append(functools.partial(noting.remove, self))
+        noting.install(self)
         if graphs:
             obstacle = library.available()
             if obstacle is not None:
                 emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
-            self._undo.append(library.use())
+            self._undo.append(functools.partial(library.switch, self, on=False))
+            library.switch(self, on=True)
         for part, wanted in (
             (OptimizerSteps(graphs=graphs), options.optimizer),
             (DataWaits(graphs=graphs), options.data),
         ):
             if wanted:
-                part.install()
                 self._undo.append(part.remove)
+                part.install()
         if options.mode == "names" and emit.enabled():  # what is noted is for tf.profiler too, which needs no ranges
             self._name_operations()
 
@@ -210,13 +205,16 @@ class Installed:
             emit.warn_once(f"{reason()}; layers in graphs are found in what tf.profiler writes only")
         names.tell()
 
-    def leave(self, block: list[StandIn]) -> None:
-        """Take a model out again, and with the last one the patches, in reverse order."""
+    def leave(self, block: EmitRanges) -> None:
+        """Take a model out again, and with the last one the patches; after an interrupt, the next call goes on."""
         with self._lock:
-            self._layers.remove(block)
-            self._blocks -= 1
-            if not self._blocks:
+            stand_ins = self._blocks.get(block)
+            if stand_ins is None:
+                return
+            self._layers.remove(stand_ins)
+            if len(self._blocks) == 1:
                 undo_all(self._undo)
+            del self._blocks[block]
 
 
 _INSTALLED = Installed()

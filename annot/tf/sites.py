@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -11,7 +10,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
-from annot import emit, tag
+from annot import emit, own, tag
 from annot.hyperparameters import Arguments
 from annot.keras.hyperparameters import gradients, hyperparameters
 from annot.recent import Recent
@@ -79,8 +78,8 @@ class Site:
         if found is None:
             specs, omitted, arguments = self.shown(tensors)
             if specs and needs is not None:
-                with contextlib.suppress(Exception):
-                    arguments += gradients(self.layer, weights=needs[0], inputs=needs[1])
+                grad: Arguments = own.attempt(gradients, self.layer, *needs, otherwise=())
+                arguments += grad
             shown = tag.Tag(self.path, self.module, phase, specs, omitted, arguments=arguments)
             found = shown, emit.event(tag.format(shown), category=phase, few=not specs)
             self.events.keep((phase, key), found)
@@ -92,9 +91,8 @@ class Site:
             return (), 0, ()
         specs = tuple(spec_of(tensor) for tensor in tensors[:MAX_TENSORS])
         arguments: Arguments = ()
-        if specs:
-            with contextlib.suppress(Exception):  # a subclass may do without what its class sets
-                arguments = hyperparameters(self.layer, self.module)
+        if specs:  # a subclass may do without what its class sets
+            arguments = own.attempt(hyperparameters, self.layer, self.module, otherwise=())
         return specs, max(0, len(tensors) - MAX_TENSORS), arguments
 
 

@@ -79,6 +79,8 @@ class Calls:
         self._frames: dict[int, list[Frame]] = {}
         self._workers: dict[int, Worker] = {}
         self._owners: dict[Any, Invocation | None] = {}
+        self._shared: dict[Any, int] = {}  # nodes of several runs at a time: of how many more than one
+        self._lock = threading.RLock()  # of these two
         self._carrier = torch.zeros(())
         self._carrier._backward_hooks = {0: self._on_node}
 
@@ -143,10 +145,11 @@ class Calls:
         try:
             found, unordered = self._threads.walk(roots)
             previous = None
-            for _, _, owner, node in sorted(found, key=lambda one: one[:2], reverse=True):
-                if every or unordered or owner is not previous:
-                    self._hook(node, owner, frame, keep_graph=keep_graph)
-                previous = owner
+            with self._lock:
+                for _, _, owner, node in sorted(found, key=lambda one: one[:2], reverse=True):
+                    if every or unordered or owner is not previous:
+                        self._hook(node, owner, frame, keep_graph=keep_graph)
+                    previous = owner
         except BaseException:
             self.finish(runs)
             raise
@@ -169,13 +172,25 @@ class Calls:
             self._close(last)
             for handle in last.handles:
                 handle.remove()
-            for node in last.nodes:
-                self._owners.pop(node, None)
+            with self._lock:
+                self._forget(last.nodes)
             del frames[-1]
         if not frames:
             self._frames.pop(threading.get_ident(), None)
         if self._workers:
             self._close_workers()
+
+    def _forget(self, nodes: list[Any]) -> None:
+        """Take the nodes of a run that is over out of the owners, unless another run has them too."""
+        while nodes:
+            node = nodes[-1]
+            if node not in self._shared:
+                self._owners.pop(node, None)
+            elif self._shared[node] > 1:
+                self._shared[node] -= 1
+            else:
+                del self._shared[node]
+            del nodes[-1]
 
     def _close_workers(self) -> None:
         """Close what runs that are over have open on the threads of devices.
@@ -188,6 +203,8 @@ class Calls:
             device_threads.visit([(worker.device, worker.close) for worker in stale])
 
     def _hook(self, node: Any, owner: Invocation | None, frame: Frame, *, keep_graph: bool) -> None:
+        if node in self._owners:  # a hook runs a part of the graph that a run around it has still to run, for example
+            self._shared[node] = self._shared.get(node, 0) + 1
         self._owners[node] = owner
         frame.nodes.append(node)
         if keep_graph or not hasattr(node, "_register_hook_dict"):

@@ -105,7 +105,7 @@ class Operations(TorchFunctionMode):
         given = kwargs or {}
         if _is_compiling() or _is_tracing() is not None:
             return func(*args, **given)
-        inside = self._range_of(func, args, given)
+        inside = self._range_of(func, bool(types), args, given)
         return func(*args, **given) if inside is None else inside(func, None, args, given)
 
     def _suits(self, module: Any) -> bool:
@@ -127,7 +127,7 @@ class Operations(TorchFunctionMode):
                 _push_mode(mode)
         self._here.on = on
 
-    def _range_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _range_of(self, func: Any, is_watched: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return what calls inside the range of a call, as `emit.wrapper` makes it; None if it has no range."""
         name = getattr(func, "__name__", "__get__")
         if name in _QUERIES or name.startswith("is_") or (site := self._site()) is None:
@@ -138,15 +138,17 @@ class Operations(TorchFunctionMode):
         if not site.shapes:
             return events.get(None) or _remember(events, None, site, name)
         try:
-            return _look(events, site, func, args, kwargs)
+            return _look(is_watched, events, site, func, args, kwargs)
         except Exception as error:  # an argument that does not let itself be looked at
-            if not own.recurs(error, _look, events, site, func, args, kwargs):
+            if not own.recurs(error, _look, is_watched, events, site, func, args, kwargs):
                 raise
             return events.get(None) or _remember(events, None, site, name)
 
 
-def _look(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    if _mode_count():  # somebody's mode would see us look at the tensors
+def _look(
+    is_watched: bool, events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    if is_watched or _mode_count():  # a class of tensors of its own, or somebody's mode, would see us look at them
         with torch._C.DisableTorchFunction():
             return _event_of(events, site, func, args, kwargs)
     return _event_of(events, site, func, args, kwargs)

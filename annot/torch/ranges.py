@@ -244,7 +244,7 @@ class Installed:
 
     def _install(self, model: torch.nn.Module, options: Options) -> None:
         counter = counter_for(model) if options.memory else None
-        fast = native.fast() if counter is None else None
+        fast = native.fast() if counter is None and _left_behind is not patched_call else None
         kind = fast.Calls if fast is not None else Calls
         emission = {} if counter is None else {"meter": Meter(counter)}
         self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward, **emission)
@@ -303,13 +303,14 @@ def _patch_call(undo: list[Any], calls: Any, around: Callable[[Any], Any] | None
     ours = patched_call if isinstance(calls, Calls) else _native_call
     here = torch.nn.Module.__call__
     undo.append(functools.partial(_unpatch_call, ours))
-    if here is not ours and not (_left_behind and here is not _original_call):
-        _original_call, _left_behind = here, False
+    if here is not ours and not (_left_behind is not None and here is not _original_call):
+        _original_call, _left_behind = here, None
         pass_over(ours)
         torch.nn.Module.__call__ = ours  # type: ignore[method-assign]
     _inner_call = around(_original_call) if around else _original_call
     if isinstance(calls, Calls):
         calls.take_calls(_original_call, _inner_call)
+        _call = _call_in_python  # the one that was left behind may be that of the C parts
     else:
         _call = calls.call
 
@@ -320,7 +321,7 @@ def _unpatch_call(ours: Any) -> None:
     if torch.nn.Module.__call__ is ours:
         torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
     elif torch.nn.Module.__call__ is not _original_call:
-        _left_behind = True
+        _left_behind = _left_behind or ours
 
 
 # What `_native_call` needs, as globals: torch.compile recompiles when the closure of a function that it has
@@ -328,8 +329,12 @@ def _unpatch_call(ours: Any) -> None:
 _is_compiling = torch.compiler.is_dynamo_compiling
 _original_call: Any = None
 _inner_call: Any = None
-_left_behind = False
+_left_behind: Any = None
 _call: Any = None
+
+
+def _call_in_python(_: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    return patched_call(module, *args, **kwargs)
 
 
 def _native_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # PyTorch's profiler reads `self`

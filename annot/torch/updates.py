@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from annot import emit, tag, update_text
+from annot import emit, own, tag, update_text
 from annot.weak import WeakKeys
 
 __all__ = ["UpdateEvents"]
@@ -25,7 +25,11 @@ class UpdateEvents:
         self._known: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
 
     def of(self, optimizer: Any) -> Any:
-        """Return the event of the next step of an optimizer."""
+        """Return the event of the next step of an optimizer, without arguments if its groups are no list of groups."""
+        found = own.attempt(self._of, optimizer, otherwise=None)
+        return _formatted(optimizer, ()) if found is None else found
+
+    def _of(self, optimizer: Any) -> Any:
         groups = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
         known = self._known.get(optimizer)
         if known is None or known[0] != groups:
@@ -34,7 +38,10 @@ class UpdateEvents:
 
 
 def _event(optimizer: Any) -> Any:
-    arguments = (*_base(optimizer), *update_text.arguments(_rows(optimizer.param_groups)))
+    return _formatted(optimizer, (*_base(optimizer), *update_text.arguments(_rows(optimizer.param_groups))))
+
+
+def _formatted(optimizer: Any, arguments: tuple[tuple[str, tag.Value], ...]) -> Any:
     text = tag.format(tag.Tag(module=type(optimizer).__name__, phase="optimizer", arguments=arguments))
     return emit.event(text, category="optimizer", few=True)
 
@@ -49,9 +56,9 @@ def _rows(groups: Iterable[Any]) -> Iterator[update_text.Row]:
 
 def _base(optimizer: Optimizer) -> tuple[tuple[str, tag.Value], ...]:
     """Return the class of PyTorch that a class of somebody's own takes its step from."""
-    own = type(optimizer)
-    known = next((cls for cls in own.__mro__ if cls.__module__.startswith("torch.optim.")), Optimizer)
-    computes = inspect.unwrap(own.step).__module__
-    if known in (own, Optimizer) or not computes.startswith("torch.optim."):
+    cls = type(optimizer)
+    known = next((one for one in cls.__mro__ if one.__module__.startswith("torch.optim.")), Optimizer)
+    computes = inspect.unwrap(cls.step).__module__
+    if known in (cls, Optimizer) or not computes.startswith("torch.optim."):
         return ()
     return (("base", known.__name__),)
