@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captured import capture
@@ -11,7 +13,7 @@ from sanitized import run_sanitized
 torch = pytest.importorskip("torch")
 greenlet = pytest.importorskip("greenlet")
 
-from annot import emit_ranges, native  # noqa: E402
+from annot import emit_ranges, mark, native  # noqa: E402
 
 needs_native = pytest.mark.skipif(native.fast() is None, reason="the C parts are not built or switched off")
 
@@ -61,6 +63,61 @@ class Block(torch.nn.Module):
         y = self.one(x)
         greenlet.getcurrent().parent.switch()
         return self.two(y)
+
+
+class Late(torch.nn.Module):
+    """Computes after the switch, before it calls another layer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.fc = name, torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Switch to the parent amid the call."""
+        y = self.fc(x)
+        greenlet.getcurrent().parent.switch()
+        z = y.exp()
+        z.grad_fn.register_hook(lambda *_: mark(self.name))
+        return z
+
+
+@pytest.mark.parametrize("on", ["this thread", "another thread"])
+def test_what_runs_after_a_switch_belongs_to_its_own_greenlet(tmp_path: Path, on: str) -> None:
+    """A tracer of switches that is there already hears of them, too."""
+    models = torch.nn.ModuleDict({name: Late(name) for name in "ab"})
+    switches: list[str] = []
+
+    def turns() -> None:
+        before = greenlet.gettrace()
+
+        def heard(event: str, pair: Any) -> None:
+            switches.append(event)
+            if before is not None:
+                before(event, pair)
+
+        greenlet.settrace(heard)
+        outputs: list[torch.Tensor] = []
+        running = [greenlet.greenlet(lambda name=name: outputs.append(models[name](torch.ones(2, 4)))) for name in "ab"]
+        for _ in range(2):
+            for one in running:
+                one.switch()
+        for output in outputs:
+            output.sum().backward()
+        greenlet.settrace(before)
+
+    def body() -> None:
+        with emit_ranges(models):
+            if on == "this thread":
+                turns()
+            else:
+                thread = threading.Thread(target=turns)
+                thread.start()
+                thread.join()
+
+    captured = capture(tmp_path, body)
+    found = {text: captured.innermost(at, thread) for at, text, thread in captured.marks}
+    assert {text: one and one.name for text, one in found.items()} == {"a": "a<", "b": "b<"}
+    assert switches == ["switch"] * 8
 
 
 @pytest.mark.parametrize("leave", [(0, 1), (1, 0)], ids=["first in, first out", "nested"])

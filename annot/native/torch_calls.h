@@ -83,6 +83,7 @@ int annot_read_node(PyObject *node, uint64_t *number, uint64_t *thread);
  * or if it is not known. `own`: the notes of the thread that asks, or NULL. */
 Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number);
 /* A method of Calls: no block is open whose backward would ask for what threads have called. */
+PyObject *annot_note_switch(PyObject *calls, PyObject *unused);
 PyObject *annot_drop_notes(PyObject *calls, PyObject *unused);
 /* Finds autograd's counter of sequence numbers, and where nodes say their thread; -1 with an exception set. */
 int annot_prepare_notes(void);

@@ -190,6 +190,13 @@ static void forget_ended(void) {
     }
 }
 
+PyObject *annot_note_switch(PyObject *calls, PyObject *unused) {
+    (void)calls, (void)unused;
+    if (annot_my_notes())
+        annot_note_now(annot_my_notes(), annot_current(annot_my_notes()));
+    Py_RETURN_NONE;
+}
+
 /* annot/torch/nodes.py finds them; all 0: it did not. */
 static struct { Py_ssize_t cpp, python, number, thread; } layout;
 
@@ -292,6 +299,15 @@ static void on_thread_exit(void *orphan) {
     pthread_mutex_unlock(&orphans_lock);
 }
 
+/* Of this thread, which makes its notes. */
+static int follow_switches(void) {
+    PyObject *follow = annot_get("annot.torch.greenlets", "follow_switches");
+    PyObject *done = follow ? PyObject_CallNoArgs(follow) : NULL;
+    Py_XDECREF(follow);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 static void bury_orphans(void) {
     pthread_mutex_lock(&orphans_lock);
     Orphan *list = orphans;
@@ -310,6 +326,8 @@ Notes *annot_get_notes(void) {
         return my_notes;
     bury_orphans();
     forget_ended();
+    if (annot_greenlet && follow_switches() < 0)
+        return NULL;
     if (my_notes) /* a finalizer has called something */
         return my_notes;
     Orphan *orphan = malloc(sizeof *orphan);

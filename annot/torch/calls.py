@@ -100,6 +100,12 @@ class Calls:
     def forget(self) -> None:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
 
+    def note_switch(self) -> None:
+        """Note that this thread goes on with another greenlet, and so in another call."""
+        if self._backward:
+            notes = self._threads.get()
+            notes.note(_peek(), notes.current)
+
     def drop_notes(self) -> None:
         """Forget what threads have called: no block is open whose backward would ask for it."""
         global _threads, _thread

@@ -17,7 +17,7 @@ from annot.capture import Capture
 from annot.patches import undo_all
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
-from annot.torch import collectives, data, phases, profiling, replicas
+from annot.torch import collectives, data, greenlets, phases, profiling, replicas
 from annot.torch.calls import Calls, pass_over, patched_call
 from annot.torch.capture import tell_cuda
 from annot.torch.choice import EVERYTHING, Choice, Selection, choose
@@ -248,6 +248,8 @@ class Installed:
         kind = fast.Calls if fast is not None else Calls
         emission = {} if counter is None else {"meter": Meter(counter)}
         self._calls = calls = kind(self._sites, forward=options.forward, backward=options.backward, **emission)
+        self._undo.append(functools.partial(greenlets.watch, None))
+        greenlets.watch(calls.note_switch)
         operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
         _patch_call(self._undo, calls, operations.around if operations else None)
         if options.forward or options.backward:
