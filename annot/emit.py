@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from annot import native, tag
 from annot.errors import warn
+from annot.locks import fork_safe
 from annot.package_client import PackageClient
 from annot.tag import COLORS, DOMAIN, NOTE
 
@@ -57,7 +57,7 @@ _connected = False
 _events: dict[tuple[str, str, str | None, str | int | None], Any] = {}
 _texts: set[tuple[str, str]] = set()
 _categories: dict[tuple[str, str], int] = {}
-_categories_lock = threading.Lock()
+_categories_lock = fork_safe()
 
 
 class Client(Protocol):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Final
+
+from annot.locks import fork_safe
 
 __all__ = ["MAX_RECENT", "Recent"]
 
 MAX_RECENT: Final = 1 << 16
 """How many entries all `Recent` together take up before the unused ones are dropped; about 1 KB each."""
 
-_lock: Final = threading.Lock()
+_lock: Final = fork_safe()
 # References without callbacks: an exception that a signal handler raises in a callback is lost.
 _all: Final[dict[int, weakref.ref[Recent]]] = {}
 _sweep_at = 1024

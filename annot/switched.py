@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self
 
 from annot import emit, loop, own
+from annot.locks import fork_safe
 from annot.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class SwitchedBlock(ABC):
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self._schedule = schedule
-        self._lock = threading.Lock()
+        self._lock = fork_safe()
         self._entered = 0
         self._paused = False
         self._step = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 import threading
 import warnings
@@ -396,3 +398,31 @@ def test_threads_find_modules_at_the_same_time(tmp_path: Path) -> None:
     assert failed == []
     found = [one.name for one in captured.ranges if "Linear" in one.name]
     assert len(found) == len(set(found)) == 200
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_enters_a_block(tmp_path: Path) -> None:
+    """The thread that holds the lock is not there in the child, which can enter a block all the same."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ranges._INSTALLED._lock, ranges._INSTALLED._sites._lock:
+            held.set()
+            done.wait()
+
+    def body() -> None:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            with emit_ranges(nn.Linear(1, 1)) as block:
+                block.pause()
+                block.resume()
+            os._exit(0)
+        done.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+
+    capture(tmp_path, body)

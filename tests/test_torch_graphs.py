@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -399,3 +400,23 @@ def test_roots_that_are_no_nodes(tmp_path: Path) -> None:
             torch.autograd.Variable._execution_engine.run_backward((edge,), (torch.ones(1),), False, False, ())
 
     capture(tmp_path, body)
+
+
+def test_a_graph_that_is_older_than_the_notes_is_said(tmp_path: Path) -> None:
+    """Whoever keeps a graph over tens of thousands of calls hears why its layers are missing."""
+    model = nn.Sequential(nn.Linear(1, 1))
+    x = torch.ones(1, 1)
+
+    def body() -> None:
+        with emit_ranges(model, shapes=False):
+            kept = model(x)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                model(x).sum().backward()
+                assert not caught
+                for _ in range(1 << 16):
+                    model(x)
+                kept.sum().backward()
+            assert [str(one.message) for one in caught if "forgotten their layers" in str(one.message)]
+
+    assert capture(tmp_path, body).names.count("0<") == 1

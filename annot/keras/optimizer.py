@@ -12,6 +12,7 @@ import keras
 
 from annot import emit
 from annot.keras import updates
+from annot.locks import fork_safe
 from annot.outermost import Outermost
 from annot.patches import Patches
 
@@ -32,7 +33,7 @@ class OptimizerSteps:
     def __init__(self, *, graphs: bool = True) -> None:
         self._graphs = graphs
         self._patches = Patches()
-        self._lock = threading.Lock()
+        self._lock = fork_safe()
         self._inner: list[int] = []  # ids of optimizers that another one is calling, on whatever thread
         self._thread = threading.local()
 

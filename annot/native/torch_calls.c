@@ -320,6 +320,7 @@ static PyMethodDef calls_methods[] = {
      "Prepare a graph for a run of the engine on this thread; `finish` ends it."},
     {"current_site", calls_current_site, METH_O, "The site in whose call, or backward, this thread is."},
     {"note_switch", annot_note_switch, METH_NOARGS, "Note that this thread goes on with another greenlet."},
+    {"has_lost", annot_has_lost, METH_NOARGS, "Whether nodes were older than the notes, since the last call."},
     {"drop_notes", annot_drop_notes, METH_NOARGS, "Forget what threads have called: no block is open."},
     {"forget", calls_forget, METH_NOARGS, "Look every module up anew: one got a site or lost it."},
     {"runs", annot_open_runs, METH_NOARGS, "How many runs this thread has begun and not finished."},

@@ -32,6 +32,7 @@ typedef struct Notes {
     PyObject_HEAD
     Note *notes;
     uint32_t count, capacity;
+    int dropped;         /* whether the oldest ones are gone */
     Invocation *current; /* owned; see annot_current */
     uint64_t thread;     /* as PyTorch counts threads; 0 if that is not known */
     struct Notes *next;  /* of all that are kept; owned */
@@ -84,6 +85,8 @@ int annot_read_node(PyObject *node, uint64_t *number, uint64_t *thread);
 Invocation *annot_owner_of(const Notes *own, uint64_t thread, uint64_t number);
 /* A method of Calls: no block is open whose backward would ask for what threads have called. */
 PyObject *annot_note_switch(PyObject *calls, PyObject *unused);
+/* Whether a walk since the last call has met nodes that are older than the notes. */
+PyObject *annot_has_lost(PyObject *calls, PyObject *unused);
 PyObject *annot_drop_notes(PyObject *calls, PyObject *unused);
 /* Finds autograd's counter of sequence numbers, and where nodes say their thread; -1 with an exception set. */
 int annot_prepare_notes(void);

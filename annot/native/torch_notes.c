@@ -76,6 +76,7 @@ static Loose take_off(Notes *self) {
     Loose loose = {self->notes, self->count};
     self->notes = NULL;
     self->count = self->capacity = 0;
+    self->dropped = 0;
     return loose;
 }
 
@@ -105,6 +106,7 @@ static void drop_older_half(Notes *self) {
     self->notes = copy;
     self->count = kept;
     self->capacity = MAX_NOTES;
+    self->dropped = 1;
     let_go(loose);
 }
 
@@ -129,6 +131,15 @@ static void add_note(Notes *self, uint64_t number, Invocation *owner) {
     self->notes[self->count++] = (Note){number, (Invocation *)Py_XNewRef((PyObject *)owner)};
 }
 
+static int lost = 0;
+
+PyObject *annot_has_lost(PyObject *calls, PyObject *unused) {
+    (void)calls, (void)unused;
+    int had = lost;
+    lost = 0;
+    return PyBool_FromLong(had);
+}
+
 static Invocation *owner_in(const Notes *self, uint64_t number) {
     uint32_t low = 0, high = self->count;
     while (low < high) {
@@ -138,6 +149,7 @@ static Invocation *owner_in(const Notes *self, uint64_t number) {
         else
             high = middle;
     }
+    lost |= !low && self->dropped;
     return low ? self->notes[low - 1].owner : NULL;
 }
 
@@ -292,6 +304,9 @@ static pthread_key_t leave_orphan;
 static pthread_mutex_t orphans_lock = PTHREAD_MUTEX_INITIALIZER;
 static Orphan *orphans = NULL;
 
+/* In a forked child: no other thread is there to let go of the lock. */
+static void free_orphans_lock(void) { pthread_mutex_init(&orphans_lock, NULL); }
+
 static void on_thread_exit(void *orphan) {
     pthread_mutex_lock(&orphans_lock);
     ((Orphan *)orphan)->next = orphans;
@@ -339,6 +354,7 @@ Notes *annot_get_notes(void) {
     }
     made->notes = NULL;
     made->count = made->capacity = 0;
+    made->dropped = 0;
     made->current = NULL;
     made->thread = current_thread();
     made->next = all_notes;
@@ -436,7 +452,7 @@ static PyType_Spec invocation_spec = {"annot.native._fast.Invocation", sizeof(In
 static PyType_Spec notes_spec = {"annot.native._fast.Notes", sizeof(Notes), 0, INTERNAL, notes_slots};
 
 int annot_add_notes(void) {
-    if (pthread_key_create(&leave_orphan, on_thread_exit) != 0) {
+    if (pthread_key_create(&leave_orphan, on_thread_exit) != 0 || pthread_atfork(NULL, NULL, free_orphans_lock) != 0) {
         PyErr_NoMemory();
         return -1;
     }

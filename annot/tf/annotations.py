@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,13 @@ from typing import Any, Final
 
 import tensorflow as tf
 
+from annot.locks import fork_safe
+
 __all__ = ["operation_ranges", "reason"]
 
 _SYMBOL: Final = "_ZN3tsl8profiler15AnnotationStack6EnableEb"
 
-_lock: Final = threading.Lock()
+_lock: Final = fork_safe()
 _blocks = 0
 
 

@@ -7,17 +7,17 @@ the report joins both. What runs eagerly has no scopes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from annot import emit, tag
+from annot.locks import fork_safe
 from annot.scope_text import SIDE_FILE, format_scope
 
 __all__ = ["note", "save_scopes", "tell"]
 
-_lock: Final = threading.Lock()
+_lock: Final = fork_safe()
 _noted: Final[dict[str, str]] = {}
 
 

@@ -10,7 +10,6 @@ Nothing is added to what a program computes:
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +25,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import gradients_util
 
 from annot import own
+from annot.locks import fork_safe
 from annot.patches import Patches
 from annot.tf import owners
 from annot.weak import WeakKeys
@@ -88,7 +88,7 @@ _functions: Final[dict[str, ref[Any]]] = {}
 """The graph of each function."""
 graphs: Final[WeakKeys[Any, Traced]] = WeakKeys()
 """The operations of each graph; later graphs come last."""
-_graphs_lock: Final = threading.Lock()
+_graphs_lock: Final = fork_safe()
 
 
 def _note(operation: Any) -> None:
@@ -284,7 +284,7 @@ def _merging(original: Any) -> Any:
 
 _patches: Patches = Patches()
 _users: Final[set[object]] = set()
-_users_lock: Final = threading.Lock()
+_users_lock: Final = fork_safe()
 
 _PATCHED: Final = (
     (ops.Graph, "_create_op_internal", _creating),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
 from typing import Any, Final
 
 from annot import native, own
+from annot.locks import fork_safe
 from annot.tf import noting
 from annot.tf.owners import Owner, interrupts, thread
 from annot.tf.rewrite import count_nodes, padded, rewrite
@@ -37,7 +37,7 @@ class Optimizer:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._lock = threading.Lock()
+        self._lock = fork_safe()
         self._rounds: dict[int, int] = {}  # by optimizer: the graph that waits for its second round
         self._memory = ctypes.CDLL(None)
         self._memory.malloc.argtypes, self._memory.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from annot.instrument import check_keras_backend
 from annot.keras.optimizer import OptimizerSteps
 from annot.keras.paths import SEPARATOR
 from annot.keras.steps import FitLoops
+from annot.locks import fork_safe
 from annot.patches import undo_all
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
@@ -160,7 +160,7 @@ class Installed:
     """What is installed in this process, there while at least one block is open."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe()
         self._layers = Layers()
         self._blocks: dict[EmitRanges, list[StandIn]] = {}
         self._undo: list[Callable[[], Any]] = []

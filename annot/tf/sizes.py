@@ -7,7 +7,6 @@ operation that opens the range is given the shapes of those tensors, four bytes 
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
 from annot import emit, tag
+from annot.locks import fork_safe
 
 __all__ = ["MAX_SIZED", "Shapes", "Source", "shapes_among", "sized", "sources_of"]
 
@@ -26,7 +26,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _TOO_MANY: Final = f"over {MAX_SIZED} different input shapes of a layer in a graph: further ranges show '?' for a size"
 
-_lock = threading.Lock()
+_lock = fork_safe()
 _variants: dict[tuple[Any, Shapes], Any] = {}  # which keeps the events alive for the C part
 _counts: Counter[Any] = Counter()
 

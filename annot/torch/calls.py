@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 
 from annot import emit, own
+from annot.locks import fork_safe
 from annot.shapes import spec_of, tensors_in
 from annot.torch import device_threads, greenlets
 from annot.torch.notes import BACKWARD, DEPTH, PARENT, SITE, Invocation, Notes, ThreadNotes, thread_notes
@@ -80,7 +81,7 @@ class Calls:
         self._workers: dict[int, Worker] = {}
         self._owners: dict[Any, Invocation | None] = {}
         self._shared: dict[Any, int] = {}  # nodes of several runs at a time: of how many more than one
-        self._lock = threading.RLock()  # of these two
+        self._lock = fork_safe(threading.RLock)  # of these two
         self._carrier = torch.zeros(())
         self._carrier._backward_hooks = {0: self._on_node}
 
@@ -99,6 +100,11 @@ class Calls:
 
     def forget(self) -> None:
         """Look every module up anew: one got a site or lost it. Nothing is kept here."""
+
+    def has_lost(self) -> bool:
+        """Return whether nodes were older than the notes, since the last call."""
+        lost, Notes.lost = Notes.lost, False
+        return lost
 
     def note_switch(self) -> None:
         """Note that this thread goes on with another greenlet, and so in another call."""

@@ -97,6 +97,7 @@ def _compiles_backward() -> bool:
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
+_LOST: Final = "a backward has operations from so many calls of modules ago that annot has forgotten their layers"
 _NOTHING = {"keep_graph": False, "create_graph": False, "every": False}
 _NAMES = ("tensors", "grad_tensors", "keep_graph", "create_graph", "inputs")
 
@@ -113,3 +114,5 @@ def _begin(calls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         every=bool(given.get("inputs", ())) or device_threads.are_there(),
     )
     own.attempt(begin, otherwise=None, note="this backward has no layer ranges")
+    if calls.has_lost():
+        emit.warn_once(_LOST)

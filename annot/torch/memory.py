@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from annot import emit, memory_text
+from annot.locks import fork_safe
 
 __all__ = ["Counter", "CudaCounter", "Meter", "RssCounter", "counter_for"]
 
@@ -95,7 +96,7 @@ class Meter:
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._texts = memory_text.text_of("change", counter.source), memory_text.text_of("peak", counter.source)
-        self._lock = threading.Lock()
+        self._lock = fork_safe()
         self._open: dict[int, list[_Open]] = {}  # by thread; autograd's pool threads lose what is local to them
 
     def push(self, event: Any) -> None:

@@ -48,6 +48,9 @@ class Notes:
 
     __slots__ = ("__weakref__", "current", "numbers", "owners", "thread")
 
+    lost = False
+    """Whether a walk has met nodes that are older than the notes of their thread."""
+
     def __init__(self) -> None:
         self.thread = nodes.current_thread()
         self.current: Invocation | None = None
@@ -69,7 +72,10 @@ class Notes:
     def owner(self, number: int) -> Invocation | None:
         """Return the invocation that was innermost when the node of this number was made."""
         place = bisect_right(self.numbers, number) - 1
-        return self.owners[place] if place >= 0 else None
+        if place >= 0:
+            return self.owners[place]
+        Notes.lost = True
+        return None
 
 
 class ThreadNotes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from torch.autograd import Variable
 
 from annot import emit, native
 from annot.capture import Capture
+from annot.locks import fork_safe
 from annot.patches import undo_all
 from annot.schedule import Schedule
 from annot.switched import SwitchedBlock
@@ -185,7 +185,7 @@ class Installed:
     """The patches of this process, there while at least one block is open."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe()
         self._open: dict[EmitRanges, Model] = {}
         self._blocks: dict[EmitRanges, Model] = {}  # those of them that are not paused
         self._sites = Sites(self._on_change)

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from annot import emit, own, tag
+from annot.locks import fork_safe
 from annot.recent import Recent
 from annot.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.torch.choice import Choice
@@ -185,7 +186,7 @@ class Sites:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
-        self._lock = threading.RLock()  # of what several threads discover at the same time
+        self._lock = fork_safe(threading.RLock)  # of what several threads discover at the same time
         self.by_id: dict[int, Site | None] = {}
         self.dead: list[Reference] = []
         self._left_out: dict[int, Reference] = {}
