@@ -145,10 +145,14 @@ class PackageClient:
 
     def wrapper(self, event: PackageEvent) -> Any:
         """Return a wrapt wrapper that calls inside the range of `event`."""
-        inside = self.inside
+        push, pop = self.push, self.pop
 
         def call_traced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            return inside(event, wrapped, args, kwargs)
+            push(event)  # not by `inside`, whose frame would count towards the limit of recursion
+            try:
+                return wrapped(*args, **kwargs)
+            finally:
+                pop()
 
         return call_traced
 
