@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import polars as pl
@@ -15,7 +16,16 @@ from annot.correlate.host_times import known
 from annot.correlate.nodes import Nodes
 from annot.correlate.sweep import NONE
 
-__all__ = ["KEY", "device_idle", "host_pieces", "idle_of_nodes", "layers_of_nodes", "pieces", "sums_by_layer"]
+__all__ = [
+    "KEY",
+    "device_idle",
+    "host_pieces",
+    "idle_of_nodes",
+    "layers_of_nodes",
+    "pieces",
+    "placed_blocks",
+    "sums_by_layer",
+]
 
 KEY: Final = ("layer", "module", "phase")
 """What a row of `annot.correlate.by_layer` is about."""
@@ -29,16 +39,26 @@ def pieces(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
         columns: of those that `annot.correlate.account.Places.of` returns.
     """
     names = list(columns)
-    if attribution.source is None:
-        raise ValueError("the attribution does not know its source, so its work cannot be gone through again")
-    placed = (attribution.places.of(block) for block in attribution.source.work_blocks())
-    kept = [block.filter(~pl.col("left_out")).select(names).with_columns(_plain(block, names)) for block in placed]
+    kept = [block.select(names).with_columns(_plain(block, names)) for block in placed_blocks(attribution)]
     return pl.concat(kept, how="vertical_relaxed") if kept else pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
 
 
+def placed_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    """Yield the work that takes part as `annot.correlate.account.Places.of` returns it, in blocks.
+
+    Raises:
+        ValueError: the attribution does not know its source.
+    """
+    if attribution.source is None:
+        raise ValueError("the attribution does not know its source, so its work cannot be gone through again")
+    for block in attribution.source.work_blocks():
+        yield attribution.places.of(block).filter(~pl.col("left_out"))
+
+
 def _plain(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
-    """Names of work travel as numbers that mean something in their block only."""
-    return [pl.col(name).cast(pl.String) for name in names if block.schema[name] in (pl.Categorical, pl.Enum)]
+    """Names of work as texts of which each is in memory once, whatever they are in their block."""
+    texts = (pl.String, pl.Categorical, pl.Enum)
+    return [pl.col(name).cast(pl.Categorical) for name in names if block.schema[name] in texts]
 
 
 def host_pieces(attribution: Attribution) -> pl.DataFrame:
@@ -127,27 +147,40 @@ def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
     """
     if not known(attribution.meta):
         return None
-    columns = ("process", "process_code", "device", "start", "end", "range", "node")
-    work = pieces(attribution, columns).drop_nulls(["start", "end"]).sort("start", maintain_order=True)
-    row = pl.when(pl.col("range") >= 0).then("range")
-    entered = attribution.forest.tree["start"].gather(work.select(row).to_series())
-    done = pl.col("end").cum_max().shift(1).over("process_code", "device")
-    work = work.with_columns(done.alias("done"), entered.alias("entered")).drop_nulls(["done", "entered"])
-    work = work.with_columns(since=pl.min_horizontal(pl.max_horizontal("done", "entered"), "start"))
-    idle = work.select("node", gpu_idle_ns=pl.col("start") - pl.col("since"))
-    launch = idle["gpu_idle_ns"] - _waited(attribution, work)
-    return idle.with_columns(
-        gpu_launch_ns=pl.select(pl.when(launch < DISPATCH_NS).then(launch).otherwise(0)).to_series()
+    waits = waiting_calls(attribution).partition_by("process", as_dict=True)
+    entered = attribution.forest.tree["start"]
+    parts = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
+    devices = _by_device(attribution)
+    for process, device in list(devices):
+        work = pl.concat(devices.pop((process, device)))
+        spans = merged(waits[process,]) if (process,) in waits else None
+        parts.append(_idle(work if work["start"].is_sorted() else work.sort("start"), entered, spans))
+    return pl.concat(parts)
+
+
+def _by_device(attribution: Attribution) -> dict[tuple[int | None, int | None], list[pl.DataFrame]]:
+    """The work in ranges and outside by process and device: start, end (Int64), range, node (Int32)."""
+    parts: dict[tuple[int | None, int | None], list[pl.DataFrame]] = defaultdict(list)
+    columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
+    for block in placed_blocks(attribution):
+        rows = block.select(*(column for column in columns)).drop_nulls(["start", "end"])
+        for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
+            parts[process, device].append(part)
+    return parts
+
+
+def _idle(work: pl.DataFrame, entered: pl.Series, waits: pl.DataFrame | None) -> pl.DataFrame:
+    """What `idle_of_nodes` returns of one device, whose work is by start."""
+    since = pl.min_horizontal(pl.max_horizontal(pl.col("end").cum_max().shift(1), "entered"), "start")
+    within_ranges = pl.when(pl.col("range") >= 0).then("range")
+    began = entered.gather(work.select(within_ranges).to_series()).alias("entered")
+    work = work.select("start", "end", "node", began).with_columns(
+        since.alias("since"), done=pl.col("end").cum_max().shift(1)
     )
-
-
-def _waited(attribution: Attribution, work: pl.DataFrame) -> pl.Series:
-    """How much of each gap, from since to start, the host spent in calls that wait or allocate."""
-    calls = waiting_calls(attribution).filter(pl.col("cause") != "launch")
-    waited = pl.Series("waited", [0], pl.Int64).new_from_index(0, work.height)
-    for (process,), mine in calls.partition_by("process", as_dict=True).items():
-        spans = merged(mine)
-        inside = within(work["start"], spans) - within(work["since"], spans)
-        here = work.select(pl.col("process").eq_missing(pl.lit(process, pl.Int64)).alias("here")).to_series()
-        waited = waited.zip_with(~here, inside)
-    return waited
+    work = work.drop_nulls(["done", "entered"]).select("start", "since", "node")
+    idle = work.select("node", gpu_idle_ns=pl.col("start") - pl.col("since"))
+    launch = idle["gpu_idle_ns"]
+    if waits is not None:
+        launch = launch - (within(work["start"], waits) - within(work["since"], waits))
+    due = pl.select(pl.when(launch < DISPATCH_NS).then(launch).otherwise(0)).to_series()
+    return idle.with_columns(due.alias("gpu_launch_ns")).group_by("node").agg(pl.all().sum())
