@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import polars as pl
 
 __all__ = ["merged", "shares", "within"]
+
+_SLICE: Final = 1 << 18
+"""Intervals that are looked at in one go, since of millions what is worked out on the way takes more than they do."""
 
 
 def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[[], pl.DataFrame]]) -> pl.DataFrame:
@@ -44,7 +48,8 @@ def merged(intervals: pl.DataFrame) -> pl.DataFrame:
         >>> merged(pl.DataFrame({"start": [7, 0, 2], "end": [9, 3, 5]})).rows()
         [(0, 5), (7, 9)]
     """
-    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start")).sort("start")
+    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start"))
+    rows = rows if rows["start"].is_sorted() else rows.sort("start")
     reached = rows["end"].cum_max()
     begins = (rows["start"] > reached.shift(1)).fill_null(True)
     ends = begins.shift(-1, fill_value=True)
@@ -82,11 +87,21 @@ def _length(spans: pl.DataFrame) -> int:
 def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
     """How much of the one lies in the other; both are what `merged` returned."""
     fewer, more = sorted((one, other), key=len)
-    return int((within(fewer["end"], more) - within(fewer["start"], more)).sum())
+    before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
+    return sum(int((until - since).sum()) for since, until in before)
 
 
 def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     """What of some spans lies in none of others; both are what `merged` returned, and so is this."""
+    parts = [spans.clear()]
+    for part in spans.iter_slices(_SLICE):
+        first = holes["end"].search_sorted(part["start"][0], "right")
+        last = holes["start"].search_sorted(part["end"][-1], "left")
+        parts.append(_outside(part, holes.slice(first, max(last - first, 0))))
+    return pl.concat(parts, rechunk=True)
+
+
+def _outside(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     sides = ((spans, "start", 1), (spans, "end", -1), (holes, "start", 2), (holes, "end", -2))
     edges = pl.concat([side.select(time=pl.col(name), open=pl.lit(change, pl.Int8)) for side, name, change in sides])
     edges = edges.sort("time")

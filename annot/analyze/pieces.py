@@ -10,7 +10,7 @@ import polars as pl
 
 from annot.analyze.idle import DISPATCH_NS, waiting_calls
 from annot.analyze.intervals import merged, within
-from annot.correlate import Attribution
+from annot.correlate import UNATTRIBUTED, Attribution
 from annot.correlate.attribution import self_times
 from annot.correlate.host_times import known
 from annot.correlate.nodes import Nodes
@@ -21,14 +21,19 @@ __all__ = [
     "device_idle",
     "host_pieces",
     "idle_of_nodes",
-    "layers_of_nodes",
+    "phases_of_nodes",
     "pieces",
     "placed_blocks",
     "sums_by_layer",
+    "sums_by_module",
 ]
 
 KEY: Final = ("layer", "module", "phase")
 """What a row of `annot.correlate.by_layer` is about."""
+
+
+_LEVEL: Final = 1000
+"""Nodes that are added up one by one in the time that a level of them takes at least."""
 
 
 def pieces(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
@@ -70,11 +75,15 @@ def host_pieces(attribution: Attribution) -> pl.DataFrame:
     return tree.select(process, step, node="path", time_ns=self_times(forest))
 
 
-def layers_of_nodes(attribution: Attribution) -> pl.DataFrame:
-    """Return node (Int32), layer, module, phase: a row per node and layer that it lies in, a layer in itself once."""
+def phases_of_nodes(attribution: Attribution) -> list[str]:
+    """Return the phase of each node: that of the innermost layer around it that has one, else other."""
     nodes, names = attribution.forest.nodes, attribution.forest.keys.names
-    rows = [(node, *names[key]) for node in range(len(nodes)) for key in dict.fromkeys(nodes.chain(node))]
-    return pl.DataFrame(rows, schema={"node": pl.Int32, **dict.fromkeys(KEY, pl.String)}, orient="row")
+    phases: list[str] = []
+    for above, key in zip(nodes.parents, nodes.keys, strict=True):
+        layer, _, phase = names[key]
+        around = phases[above] if above != NONE else "other"
+        phases.append(UNATTRIBUTED if layer == UNATTRIBUTED else around if phase == "other" else phase)
+    return phases
 
 
 def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
@@ -85,18 +94,68 @@ def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) ->
         values: node, the columns of `also` and numbers to add up.
         also: what rows are told apart by besides.
     """
+    layers = pl.DataFrame(attribution.forest.keys.names, schema=KEY, orient="row")
+    return _sums(attribution, values, layers, attribution.forest.nodes.keys, also)
+
+
+def sums_by_module(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
+    """Return the same by module class and phase; only layers that have a class take part."""
+    numbers: dict[tuple[str, str], int] = {}
+    of_key = [
+        numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else NONE
+        for layer, module, phase in attribution.forest.keys.names
+    ]
+    groups = pl.DataFrame(list(numbers), schema=KEY[1:], orient="row")
+    return _sums(attribution, values, groups, [of_key[key] for key in attribution.forest.nodes.keys], also)
+
+
+def _sums(
+    attribution: Attribution, values: pl.DataFrame, groups: pl.DataFrame, of_node: list[int], also: tuple[str, ...]
+) -> pl.DataFrame:
+    """Add up by group, the row in `groups` that each node is of (-1: none); a group in itself counts once."""
+    nodes = attribution.forest.nodes
     numbers = [name for name in values.columns if name not in ("node", *also)]
-    own = values.with_columns(pl.col("node").cast(pl.Int32)).group_by("node", *also).agg(pl.col(numbers).sum())
-    nodes, names = attribution.forest.nodes, attribution.forest.keys.names
-    inclusive = _by_level(nodes, own, also) if also else _in_one_pass(nodes, own, numbers)
-    outermost = pl.Series(nodes.outermost(nodes.keys), dtype=pl.Boolean)
-    rows = inclusive.filter(outermost.gather(inclusive["node"]))
-    layers = pl.DataFrame(names, schema=KEY, orient="row")[pl.Series(nodes.keys, dtype=pl.Int32).gather(rows["node"])]
-    return rows.hstack(layers).group_by(*KEY, *also).agg(pl.col(numbers).sum())
+    outermost = nodes.outermost(of_node)
+    lifted = pl.Series(_nearest(nodes, outermost), dtype=pl.Int32)
+    own = values.filter(pl.col("node") != NONE)
+    own = own.with_columns(lifted.gather(own["node"]).alias("node")).filter(pl.col("node") != NONE)
+    inclusive = _inclusive(nodes, own.group_by("node", *also).agg(pl.col(numbers).sum()), also)
+    rows = inclusive.filter(pl.Series(outermost, dtype=pl.Boolean).gather(inclusive["node"]))
+    named = groups[pl.Series(of_node, dtype=pl.Int64).gather(rows["node"])]
+    return rows.hstack(named).group_by(*groups.columns, *also).agg(pl.col(numbers).sum())
 
 
-def _in_one_pass(nodes: Nodes, own: pl.DataFrame, numbers: Iterable[str]) -> pl.DataFrame:
+def _nearest(nodes: Nodes, outermost: list[bool]) -> list[int]:
+    """The outermost node of a group from each node up; -1: none. Where layers lie in themselves, few are left."""
+    nearest: list[int] = []
+    for node, above in enumerate(nodes.parents):
+        nearest.append(node if outermost[node] else NONE if above == NONE else nearest[above])
+    return nearest
+
+
+def _inclusive(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
+    """Add to the values of each node what lies below: level by level, or node by node where there are many levels."""
+    depths: list[int] = []
+    for above in nodes.parents:
+        depths.append(0 if above == NONE else depths[above] + 1)
+    depth = pl.Series("depth", depths, pl.Int32).gather(own["node"])
+    deepest = depth.max()
+    if not isinstance(deepest, int):
+        return own
+    if not also:
+        return _in_one_pass(nodes, own)
+    if own.select(also).n_unique() * len(nodes) > _LEVEL * deepest:
+        return _by_level(nodes, own.with_columns(depth), also)
+    parts = []
+    for values, part in own.partition_by(also, as_dict=True, include_key=False).items():
+        place = [pl.lit(value, own.schema[name]).alias(name) for name, value in zip(also, values, strict=True)]
+        parts.append(_in_one_pass(nodes, part).with_columns(place))
+    return pl.concat(parts)
+
+
+def _in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
     """Return node and values with what lies below, however deep the nodes lie; null where there is nothing."""
+    numbers = own.columns[1:]
     rows = pl.DataFrame({"node": range(len(nodes))}, schema={"node": pl.Int32})
     rows = rows.join(own, on="node", how="left", maintain_order="left")
     for name in numbers:
@@ -109,18 +168,16 @@ def _in_one_pass(nodes: Nodes, own: pl.DataFrame, numbers: Iterable[str]) -> pl.
     return rows.filter(pl.any_horizontal(pl.col(numbers).is_not_null()))
 
 
-def _by_level(nodes: Nodes, own: pl.DataFrame, also: Iterable[str]) -> pl.DataFrame:
-    """The same for nodes that are told apart further: from the deepest level up, each to the one above."""
-    depths: list[int] = []
-    for above in nodes.parents:
-        depths.append(0 if above == NONE else depths[above] + 1)
+def _by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
+    """The same from the deepest level up, each to the one above; own also has the depth of the node."""
     parent = pl.Series(nodes.parents, dtype=pl.Int32)
-    depth = pl.Series(depths, dtype=pl.Int32).gather(own["node"])
-    carried, done = own.clear(), [own.clear()]
-    for level in range(max(depths, default=NONE), NONE, -1):
-        rows = pl.concat([carried, own.filter(depth == level)]).group_by("node", *also).agg(pl.all().sum())
-        done.append(rows)
-        carried = rows.with_columns(parent.gather(rows["node"]).alias("node"))
+    of_level = own.partition_by("depth", as_dict=True, include_key=False)
+    carried = own.clear().drop("depth")
+    done = []
+    for level in range(max(level for (level,) in of_level), NONE, -1):
+        every = pl.concat([carried, of_level.pop((level,), carried.clear())])
+        done.append(every.group_by("node", *also).agg(pl.all().sum()))
+        carried = done[-1].with_columns(parent.gather(done[-1]["node"]).alias("node"))
     return pl.concat(done)
 
 
