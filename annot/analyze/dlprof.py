@@ -11,8 +11,8 @@ kernels and stack traces, which not all profiles know, and GPU Idle of single op
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import polars as pl
 
@@ -280,10 +280,9 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
             groups[group].append(place)
     first = {group: members[0] for group, members in groups.items()}
     order = sorted(groups, key=lambda group: [first[above] for above in _groups_of(group)])
-    table = [_added_up(layers[groups[group]], group) for group in order]
-    table.append(_added_up(layers, MODEL))
+    table = _added_up(layers, [*order, MODEL], [*(groups[group] for group in order), range(layers.height)])
     share = _share("tc_ns", "gpu_ns").alias("tc_share")
-    return _known(pl.concat(table).with_columns(share), attribution)
+    return _known(table.with_columns(share), attribution)
 
 
 def _groups_of(layer: str) -> Iterator[str]:
@@ -291,9 +290,14 @@ def _groups_of(layer: str) -> Iterator[str]:
     yield from layer_path.within(layer_path.common(layer.split(FUSED)))
 
 
-def _added_up(layers: pl.DataFrame, group: str) -> pl.DataFrame:
-    depth: Any = 0 if group == MODEL else len(layer_path.within(group)) - 1
-    return layers.select(
-        pl.lit(group).alias("group"), pl.lit(depth, pl.Int64).alias("depth"), pl.len().cast(pl.Int64).alias("layers"),
-        *_counts(), pl.col(_SUMMED).sum(),
+def _added_up(layers: pl.DataFrame, groups: list[str], members: Iterable[Iterable[int]]) -> pl.DataFrame:
+    """Add up the rows of layers that are members of each group."""
+    depths = [0 if group == MODEL else len(layer_path.within(group)) - 1 for group in groups]
+    pairs = [(number, place) for number, places in enumerate(members) for place in places]
+    place = pl.DataFrame(pairs, schema={"number": pl.Int64, "place": pl.Int64}, orient="row")
+    sums = layers[place["place"]].with_columns(place["number"]).group_by("number").agg(
+        pl.len().cast(pl.Int64).alias("layers"), *_counts(), pl.col(_SUMMED).sum()
     )  # fmt: skip
+    table = pl.DataFrame({"number": range(len(groups)), "group": groups, "depth": depths})
+    rows = table.join(sums, on="number", how="left", maintain_order="left").drop("number")
+    return rows.with_columns(pl.exclude("group").fill_null(0))
