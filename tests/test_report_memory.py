@@ -35,8 +35,8 @@ VIEWS = {
     "html": (("report", "{}", "--format", "html"), 300),
     "compare": (("compare", "{}", "{}", "--format", "json"), 200),
 }
-"""Command, and how many bytes an event may add: more than to a profile of ten million events, whose blocks are as large.
-When rows of texts were held, these added 323, 291, 1667, 599, 369 and 232."""
+"""Command, and how many bytes an event may add: more than to one of ten million events, whose blocks are as large. When
+rows of texts were held, these added 323, 291, 1667, 599, 369 and 232."""
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) ->
         values: node, the columns of `also` and numbers to add up.
         also: what rows are told apart by besides.
     """
-    layers = pl.DataFrame(attribution.forest.keys.names, schema=KEY, orient="row")
+    layers = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
     return _sums(attribution, values, layers, attribution.forest.nodes.keys, also)
 
 
@@ -105,7 +105,7 @@ def sums_by_module(attribution: Attribution, values: pl.DataFrame, *also: str) -
         numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else NONE
         for layer, module, phase in attribution.forest.keys.names
     ]
-    groups = pl.DataFrame(list(numbers), schema=KEY[1:], orient="row")
+    groups = pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row")
     return _sums(attribution, values, groups, [of_key[key] for key in attribution.forest.nodes.keys], also)
 
 
