@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tables import Rows
 
 from annot.analyze.pieces import sums_by_layer
+from annot.analyze.spans import spans
 from annot.correlate import Attribution, attribute, sweep_busy
 from annot.correlate.sweep_busy import Busy
 from annot.profile import Profile
@@ -146,3 +147,11 @@ def test_a_layer_in_itself_200_000_times_is_one_layer() -> None:
         union = Busy(parent, number % keys)
         union.add(number, number * 0, at * 10, at * 10 + 5)
         assert union.result()["busy_ns"].to_list() == [(depth - key) * 5 for key in range(keys)]
+
+
+def test_work_in_more_layers_than_a_picture_shows_counts_to_those_around_it() -> None:
+    """64 levels, not as many as there are layers; the innermost one has all that lies deeper."""
+    rows = spans(attribute(leaked(3000))).rows
+    assert set(rows["layer"]) == {f"it_{number}" for number in range(64)}
+    assert rows.filter(pl.col("layer") == "it_63")["kernels"].sum() == 3000 - 63
+    assert rows.filter(pl.col("layer") == "it_0")["kernels"].sum() == 3000
