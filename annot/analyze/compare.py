@@ -12,7 +12,7 @@ import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.kernels import classify
-from annot.analyze.pieces import KEY, host_pieces, phases_of_nodes, placed_blocks, sums_by_layer, sums_by_module
+from annot.analyze.pieces import KEY, host_pieces, modules_of_nodes, phases_of_nodes, placed_blocks, sums_by_group
 from annot.correlate import UNATTRIBUTED, Attribution
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "regressions"]
@@ -146,33 +146,44 @@ class _Side:
 
     def means(self, by: Subject | None) -> pl.DataFrame:
         """Return the subject's columns, mean_ns and variance (of the mean, over its square; null: one step)."""
-        keys = list(_KEYS[by]) if by else ["all"]
-        per_step = self._summed(by, keys).with_columns(pl.col("time_ns").cast(pl.Float64))
-        per_step = per_step.sort(*keys, *_STEP)  # sums of floating-point numbers depend on the order
+        names, per_step = self._summed(by)
+        # Sums of floating-point numbers depend on the order.
+        per_step = per_step.with_columns(pl.col("time_ns").cast(pl.Float64)).sort("group", *_STEP)
         total, squares, count = pl.col("time_ns").sum(), (pl.col("time_ns") ** 2).sum(), self.count
         mean = total / count
         spread = ((squares - total**2 / count) / (count - 1)).clip(0) if count > 1 else pl.lit(None, pl.Float64)
-        rows = per_step.group_by(keys).agg(mean.alias("mean_ns"), (spread / count / mean**2).alias("variance"))
-        return rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
+        rows = per_step.group_by("group").agg(mean.alias("mean_ns"), (spread / count / mean**2).alias("variance"))
+        rows = rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
+        return pl.concat([names[rows["group"]], rows.drop("group")], how="horizontal")
 
-    def _summed(self, by: Subject | None, keys: list[str]) -> pl.DataFrame:
-        """The times with the columns of a subject, a row per step."""
+    def _summed(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The subject's columns by group, and the times: a row per group and step."""
+        attribution, times = self._attribution, self._times
         if by == "layer":
-            return sums_by_layer(self._attribution, self._times, *_STEP)
+            names = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+            return names, sums_by_group(attribution, times, attribution.forest.nodes.keys, *_STEP)
         if by == "module":
-            return sums_by_module(self._attribution, self._times, *_STEP)
+            names, of_node = modules_of_nodes(attribution)
+            return names, sums_by_group(attribution, times, of_node, *_STEP)
         if by is None:
-            times = self._times.with_columns(all=pl.lit("all"))
+            named = pl.Series("all", ["all"]).new_from_index(0, times.height)
         elif by == "phase":
-            phases = pl.Series("phase", phases_of_nodes(self._attribution), pl.String)
-            times = self._times.with_columns(phases.gather(self._times["node"]))
-        elif by == "class":
-            kinds = {name: classify(name).kind for name in self._times["name"].unique().cast(pl.String)}
-            kind = pl.col("name").cast(pl.String).replace_strict(kinds, default="other", return_dtype=pl.String)
-            times = self._times.with_columns(kind.alias("class"))
+            named = pl.Series("phase", phases_of_nodes(attribution), pl.Categorical).gather(times["node"])
         else:
-            times = self._times.with_columns(pl.col("name").cast(pl.String))
-        return _added_up(times, [*keys, *_STEP])
+            named = times["name"]
+        distinct = named.unique()
+        group = pl.DataFrame([distinct, pl.int_range(len(distinct), dtype=pl.Int32, eager=True).alias("group")])
+        grouped = times.with_columns(named.alias("named")).join(
+            group.rename({named.name: "named"}), on="named", how="left", nulls_equal=True
+        )
+        names = distinct.cast(pl.String).to_frame()
+        if by == "class":
+            names = names.select(pl.Series("class", [classify(name or "").kind for name in names["name"]], pl.String))
+            kinds = names.unique()
+            numbers = names.join(kinds.with_row_index("kind"), on="class", how="left", maintain_order="left")["kind"]
+            grouped = grouped.with_columns(numbers.cast(pl.Int32).gather(grouped["group"]).alias("group"))
+            names = kinds
+        return names, _added_up(grouped, ["group", *_STEP])
 
 
 _STEP: Final = ("process_code", "step")

@@ -21,11 +21,12 @@ __all__ = [
     "device_idle",
     "host_pieces",
     "idle_of_nodes",
+    "modules_of_nodes",
     "phases_of_nodes",
     "pieces",
     "placed_blocks",
+    "sums_by_group",
     "sums_by_layer",
-    "sums_by_module",
 ]
 
 KEY: Final = ("layer", "module", "phase")
@@ -95,24 +96,33 @@ def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) ->
         also: what rows are told apart by besides.
     """
     layers = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
-    return _sums(attribution, values, layers, attribution.forest.nodes.keys, also)
+    sums = sums_by_group(attribution, values, attribution.forest.nodes.keys, *also)
+    return pl.concat([layers[sums["group"]], sums.drop("group")], how="horizontal")
 
 
-def sums_by_module(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
-    """Return the same by module class and phase; only layers that have a class take part."""
+def modules_of_nodes(attribution: Attribution) -> tuple[pl.DataFrame, list[int]]:
+    """Return module and phase of each group of layers that have a class, and the group of each node; -1: none."""
     numbers: dict[tuple[str, str], int] = {}
     of_key = [
         numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else NONE
         for layer, module, phase in attribution.forest.keys.names
     ]
     groups = pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row")
-    return _sums(attribution, values, groups, [of_key[key] for key in attribution.forest.nodes.keys], also)
+    return groups, [of_key[key] for key in attribution.forest.nodes.keys]
 
 
-def _sums(
-    attribution: Attribution, values: pl.DataFrame, groups: pl.DataFrame, of_node: list[int], also: tuple[str, ...]
-) -> pl.DataFrame:
-    """Add up by group, the row in `groups` that each node is of (-1: none); a group in itself counts once."""
+def sums_by_group(attribution: Attribution, values: pl.DataFrame, of_node: list[int], *also: str) -> pl.DataFrame:
+    """Return values of nodes added up by group, with what lies below; a group in itself counts once.
+
+    Args:
+        attribution: whose nodes.
+        values: as for `sums_by_layer`.
+        of_node: the group of each node; -1: none.
+        also: as for `sums_by_layer`.
+
+    Returns:
+        group (Int32), the columns of `also` and the numbers.
+    """
     nodes = attribution.forest.nodes
     numbers = [name for name in values.columns if name not in ("node", *also)]
     outermost = nodes.outermost(of_node)
@@ -121,8 +131,8 @@ def _sums(
     own = own.with_columns(lifted.gather(own["node"]).alias("node")).filter(pl.col("node") != NONE)
     inclusive = _inclusive(nodes, own.group_by("node", *also).agg(pl.col(numbers).sum()), also)
     rows = inclusive.filter(pl.Series(outermost, dtype=pl.Boolean).gather(inclusive["node"]))
-    named = groups[pl.Series(of_node, dtype=pl.Int64).gather(rows["node"])]
-    return rows.hstack(named).group_by(*groups.columns, *also).agg(pl.col(numbers).sum())
+    group = pl.Series("group", of_node, pl.Int32).gather(rows["node"])
+    return rows.drop("node").with_columns(group).group_by("group", *also).agg(pl.col(numbers).sum())
 
 
 def _nearest(nodes: Nodes, outermost: list[bool]) -> list[int]:
