@@ -230,3 +230,11 @@ def test_versions_and_profilers() -> None:
     assert comparability(old, new).comparable
     assert "2024.6" in comparability(old, new).notes[0]
     assert [reason.kind for reason in comparability(old, other).reasons] == ["profiler"]
+
+
+def test_layers_without_a_class_are_none_of_a_module() -> None:
+    """Nothing is left to compare by module where no range names a class."""
+    sides = [attribute(Rows().range("plain", 0, end).kernel(1, (2, end)).build()) for end in (50, 60)]
+    rows = compare(*sides, by="module").rows
+    assert rows.is_empty()
+    assert rows.columns[:2] == ["module", "phase"]

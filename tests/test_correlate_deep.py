@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from tables import Rows
 
 from annot.analyze.pieces import sums_by_layer
-from annot.correlate import Attribution, attribute
+from annot.analyze.spans import spans
+from annot.correlate import Attribution, attribute, sweep_busy
+from annot.correlate.sweep_busy import Busy
 from annot.profile import Profile
 
 _PEAK = """
@@ -92,3 +95,63 @@ def expected(
             before = sums.get(at, (0, 0))
             sums[at] = (before[0] + count, before[1] + weight)
     return sums
+
+
+def chain(depth: int) -> tuple[pl.Series, pl.Series]:
+    """Parents and keys of nodes of which each lies in the one before."""
+    return pl.int_range(-1, depth - 1, dtype=pl.Int32, eager=True), pl.int_range(depth, dtype=pl.Int32, eager=True)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_what_200_000_layers_inside_each_other_did_is_added_up(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of work in each, on two streams that overlap; told to each layer around it, that would be 2 * 10^10."""
+    if not native:
+        monkeypatch.setenv("ANNOT_DISABLE_NATIVE", "1")
+    depth = 200_000
+    union = Busy(*chain(depth))
+    at = pl.int_range(depth, dtype=pl.Int64, eager=True)
+    device = pl.Series([0], dtype=pl.Int32).new_from_index(0, depth)
+    assert union.add(at.cast(pl.Int32), device, at * 10, at * 10 + 12)
+    found = union.result()
+    assert found["key"].to_list() == list(range(depth))
+    assert found["busy_ns"].equals((depth - at) * 10 + 2)
+    assert found["first_ns"].equals(at * 10)
+    assert (found["last_ns"] == depth * 10 + 2).all()
+
+
+def test_the_twin_moves_an_interval_few_times_however_deep_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANNOT_DISABLE_NATIVE", "1")
+    moved = 0
+
+    def covered(union: Any, begin: int, end: int) -> None:
+        nonlocal moved
+        moved += 1
+        cover(union, begin, end)
+
+    cover = sweep_busy._Union._cover
+    monkeypatch.setattr(sweep_busy._Union, "_cover", covered)
+    depth = 3000
+    union = Busy(*chain(depth))
+    at = pl.int_range(depth, dtype=pl.Int64, eager=True)
+    union.add(at.cast(pl.Int32), at.cast(pl.Int32) * 0, at * 10, at * 10 + 5)
+    assert union.result().height == depth
+    assert moved <= 2 * depth
+
+
+def test_a_layer_in_itself_200_000_times_is_one_layer() -> None:
+    """Recursion that never ends: all nodes are of one key, and of two that take turns."""
+    depth = 200_000
+    parent, number = chain(depth)
+    at = pl.int_range(depth, dtype=pl.Int64, eager=True)
+    for keys in (1, 2):
+        union = Busy(parent, number % keys)
+        union.add(number, number * 0, at * 10, at * 10 + 5)
+        assert union.result()["busy_ns"].to_list() == [(depth - key) * 5 for key in range(keys)]
+
+
+def test_work_in_more_layers_than_a_picture_shows_counts_to_those_around_it() -> None:
+    """64 levels, not as many as there are layers; the innermost one has all that lies deeper."""
+    rows = spans(attribute(leaked(3000))).rows
+    assert set(rows["layer"]) == {f"it_{number}" for number in range(64)}
+    assert rows.filter(pl.col("layer") == "it_63")["kernels"].sum() == 3000 - 63
+    assert rows.filter(pl.col("layer") == "it_0")["kernels"].sum() == 3000

@@ -33,7 +33,7 @@ def report(source: Path) -> Report:
 
 def test_json_has_the_contract(report: Report, source: Path) -> None:
     """One object with meta and layers, whose keys and exact sums are those of the design."""
-    data = json.loads(files.as_json(report))
+    data = json.loads("".join(files.as_json(report)))
     meta, layers = data["meta"], data["layers"]
     assert set(data) == {"meta", "layers"}
     assert meta["source"] == str(source)
@@ -54,7 +54,7 @@ def test_json_is_ascii(tmp_path: Path, source: Path) -> None:
     """Whatever the encoding of the output, JSON gets through: it has no other characters than ASCII."""
     profile = training(device=False)
     profile.range("Größe → ∞", 0, 1)
-    text = files.as_json(report_on(load(profile.write(tmp_path / "x"))))
+    text = "".join(files.as_json(report_on(load(profile.write(tmp_path / "x")))))
     assert text.isascii()
     assert "Größe → ∞" in {row["layer"] for row in json.loads(text)["layers"]}
 
@@ -65,7 +65,7 @@ def test_json_of_every_grouping(tmp_path: Path, by: Table) -> None:
     profile = training(device=True)
     profile.range("aten::relu, seq = 7, op_id = 3", 635_000, 695_000)
     report = report_on(load(profile.write(tmp_path / "x")), by=by)
-    data = json.loads(files.as_json(report))
+    data = json.loads("".join(files.as_json(report)))
     plurals = {"advice": "advice", "class": "classes", "summary": "summary", "work": "layers"}
     assert set(data) == {"meta", report.name}
     assert report.name == plurals.get(by, f"{by}s")
@@ -76,14 +76,16 @@ def test_json_of_every_grouping(tmp_path: Path, by: Table) -> None:
 def test_csv_reads_back(source: Path, by: Table) -> None:
     """CSV has a header and the rows; lists become text."""
     report = report_on(load(source), by=by)
-    back = pl.read_csv(io.StringIO(files.as_csv(report)), infer_schema_length=None)
+    back = pl.read_csv(io.StringIO("".join(files.as_csv(report))), infer_schema_length=None)
     assert back.columns == report.rows.columns
     assert back.height == report.rows.height
 
 
 def test_csv_joins_shapes(report: Report) -> None:
     """The shapes of a layer stand in one field."""
-    line = next(line for line in files.as_csv(report).splitlines() if line.startswith("features.1,ReLU,forward"))
+    line = next(
+        line for line in "".join(files.as_csv(report)).splitlines() if line.startswith("features.1,ReLU,forward")
+    )
     assert line.endswith('"[16,64,55,55]f32; [32,64,55,55]f32"')
 
 
@@ -108,7 +110,7 @@ def test_csv_is_harmless() -> None:
     texts = [text for text, _ in HOSTILE]
     table = pl.DataFrame({"text": texts, "number": -1.5, "list": [[text or ""] for text in texts], "=cmd|' /C'!A1": -2})
     table = table.with_columns(category=pl.col("text").cast(pl.Categorical))
-    content = files.as_csv(Rows(table))
+    content = "".join(files.as_csv(Rows(table)))
     header, *lines = csv.reader(io.StringIO(content))
     assert header == ["text", "number", "list", "'=cmd|' /C'!A1", "category"]
     expected = [text or "" for _, text in HOSTILE]
@@ -119,7 +121,7 @@ def test_csv_is_harmless() -> None:
 def test_lines_of_json_have_no_control_characters() -> None:
     """A terminal obeys no text of JSON Lines, and what reads them gets the text as it was."""
     texts = [text for text, _ in HOSTILE]
-    content = files.as_jsonl(Rows(pl.DataFrame({"text": texts})))
+    content = "".join(files.as_jsonl(Rows(pl.DataFrame({"text": texts}))))
     assert [json.loads(line)["text"] for line in content.splitlines()] == texts
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", content)
 
@@ -127,12 +129,12 @@ def test_lines_of_json_have_no_control_characters() -> None:
 def test_unknown_host_times_are_null() -> None:
     """Where the file knows only an order of things on the host, JSON has null and CSV an empty field, not 0."""
     report = report_on(ordered_only())
-    data = json.loads(files.as_json(report))
+    data = json.loads("".join(files.as_json(report)))
     assert data["meta"]["host_ns"] is None
     assert [(row["layer"], row["host_ns"], row["host_self_ns"], row["gpu_ns"]) for row in data["layers"]] == [
         ("fc", None, None, 40)
     ]
-    assert files.as_csv(report).splitlines()[1].startswith("fc,Linear,forward,1,,,40,40,")
+    assert "".join(files.as_csv(report)).splitlines()[1].startswith("fc,Linear,forward,1,,,40,40,")
 
 
 def test_parquet_reads_back(report: Report) -> None:

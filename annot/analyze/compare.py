@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -12,7 +12,7 @@ import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.kernels import classify
-from annot.analyze.pieces import KEY, host_pieces, layers_of_nodes, pieces
+from annot.analyze.pieces import KEY, host_pieces, modules_of_nodes, phases_of_nodes, placed_blocks, sums_by_group
 from annot.correlate import UNATTRIBUTED, Attribution
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "regressions"]
@@ -24,6 +24,8 @@ SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
 _KEYS: Final[dict[Subject, tuple[str, ...]]] = {
     "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "class": ("class",), "kernel": ("name",),
 }  # fmt: skip
+_OF_NAMES: Final = ("class", "kernel")
+"""What kernels are compared by, not layers."""
 _QUANTILE: Final = 0.975  # on both sides, 95 of 100
 _FEW: Final = {1: 12.706, 2: 4.303}
 """Quantiles of the t distribution where the series is far off."""
@@ -74,10 +76,10 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
     if by not in SUBJECTS:
         raise ValueError(f"by must be one of {', '.join(SUBJECTS)}, got {by!r}")
     device = all(side.nodes["gpu_self_ns"].sum() > 0 for side in (a, b))
-    if by in ("class", "kernel") and not device:
+    if by in _OF_NAMES and not device:
         raise ValueError(f"profiles without device work cannot be compared by {by}")
     per_step = all(side.steps.table.height for side in (a, b))
-    sides = [_Side(side, device, per_step) for side in (a, b)]
+    sides = [_Side(side, by, device, per_step) for side in (a, b)]
     whole = _judged(_joined(sides[0].means(None), sides[1].means(None), ["all"]), 1.0).row(0, named=True)
     longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
     keys = list(_KEYS[by])
@@ -126,58 +128,75 @@ _NUMBERS: Final = (
 class _Side:
     """The times of one profile, step by step."""
 
-    def __init__(self, attribution: Attribution, device: bool, per_step: bool) -> None:
-        self._attribution, self._device, self._per_step = attribution, device, per_step
-        self._times = _device_times(attribution) if device else host_pieces(attribution)
+    def __init__(self, attribution: Attribution, by: Subject, device: bool, per_step: bool) -> None:
+        self._attribution = attribution
+        self._steps, self.count = None, 1
         if per_step:
-            steps = attribution.steps.steady().select("step", process_code="process")
-            self._times = self._times.join(steps, on=["process_code", "step"], how="semi")
-            self.count = steps.height
-        else:
-            self._times = self._times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
-            self.count = 1
+            self._steps = attribution.steps.steady().select("step", process_code="process")
+            self.count = self._steps.height
+        what = ("name" if by in _OF_NAMES else "node", *_STEP)
+        times = _device_times(attribution) if device else iter([host_pieces(attribution)])
+        self._times = _added_up(pl.concat([_added_up(self._of_steps(part), what) for part in times]), what)
+
+    def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
+        """The times that lie in the steps; all of them, as if in one, where steps do not count."""
+        if self._steps is not None:
+            return times.join(self._steps, on=["process_code", "step"], how="semi")
+        return times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
 
     def means(self, by: Subject | None) -> pl.DataFrame:
         """Return the subject's columns, mean_ns and variance (of the mean, over its square; null: one step)."""
-        times, keys = self._keyed(by), list(_KEYS[by]) if by else ["all"]
-        per_step = times.group_by(*keys, "process_code", "step").agg(pl.col("time_ns").sum().cast(pl.Float64))
+        names, per_step = self._summed(by)
+        # Sums of floating-point numbers depend on the order.
+        per_step = per_step.with_columns(pl.col("time_ns").cast(pl.Float64)).sort("group", *_STEP)
         total, squares, count = pl.col("time_ns").sum(), (pl.col("time_ns") ** 2).sum(), self.count
         mean = total / count
         spread = ((squares - total**2 / count) / (count - 1)).clip(0) if count > 1 else pl.lit(None, pl.Float64)
-        rows = per_step.group_by(keys).agg(mean.alias("mean_ns"), (spread / count / mean**2).alias("variance"))
-        return rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
+        rows = per_step.group_by("group").agg(mean.alias("mean_ns"), (spread / count / mean**2).alias("variance"))
+        rows = rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
+        return pl.concat([names[rows["group"]], rows.drop("group")], how="horizontal")
 
-    def _keyed(self, by: Subject | None) -> pl.DataFrame:
-        """The times with the columns of a subject."""
+    def _summed(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The subject's columns by group, and the times: a row per group and step."""
+        attribution, times = self._attribution, self._times
+        if by == "layer":
+            names = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+            return names, sums_by_group(attribution, times, attribution.forest.nodes.keys, *_STEP)
+        if by == "module":
+            names, of_node = modules_of_nodes(attribution)
+            return names, sums_by_group(attribution, times, of_node, *_STEP)
         if by is None:
-            return self._times.with_columns(all=pl.lit("all"))
-        if by == "kernel":
-            return self._times
+            named = pl.Series("all", ["all"]).new_from_index(0, times.height)
+        elif by == "phase":
+            named = pl.Series("phase", phases_of_nodes(attribution), pl.Categorical).gather(times["node"])
+        else:
+            named = times["name"]
+        distinct = named.unique()
+        group = pl.DataFrame([distinct, pl.int_range(len(distinct), dtype=pl.Int32, eager=True).alias("group")])
+        grouped = times.with_columns(named.alias("named")).join(
+            group.rename({named.name: "named"}), on="named", how="left", nulls_equal=True
+        )
+        names = distinct.cast(pl.String).to_frame()
         if by == "class":
-            kinds = {name: classify(name).kind for name in self._times["name"].unique()}
-            kind = pl.col("name").replace_strict(kinds, default="other", return_dtype=pl.String)
-            return self._times.with_columns(kind.alias("class"))
-        return self._times.join(_groups(self._attribution, by), on="node")
+            names = names.select(pl.Series("class", [classify(name or "").kind for name in names["name"]], pl.String))
+            kinds = names.unique()
+            numbers = names.join(kinds.with_row_index("kind"), on="class", how="left", maintain_order="left")["kind"]
+            grouped = grouped.with_columns(numbers.cast(pl.Int32).gather(grouped["group"]).alias("group"))
+            names = kinds
+        return names, _added_up(grouped, ["group", *_STEP])
 
 
-def _device_times(attribution: Attribution) -> pl.DataFrame:
-    """Device work: node, process_code, step, name, time_ns."""
-    work = pieces(attribution, ("node", "process_code", "step", "name", "gpu_ns"))
-    return work.with_columns(pl.col("name").cast(pl.String)).rename({"gpu_ns": "time_ns"})
+_STEP: Final = ("process_code", "step")
 
 
-def _groups(attribution: Attribution, by: Subject) -> pl.DataFrame:
-    """Which rows of a subject each node counts to: node and the subject's columns."""
-    layers = layers_of_nodes(attribution)
-    if by == "layer":
-        return layers
-    if by == "module":
-        named = layers.filter((pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED))
-        return named.select("node", "module", "phase").unique()
-    # The innermost phase that is one counts.
-    phase = pl.when(pl.col("layer") == UNATTRIBUTED).then("layer").otherwise("phase").alias("phase")
-    phases = layers.with_columns(phase).group_by("node", maintain_order=True)
-    return phases.agg(pl.col("phase").filter(pl.col("phase") != "other").last().fill_null("other"))
+def _added_up(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
+    return times.group_by(keys).agg(pl.col("time_ns").sum())
+
+
+def _device_times(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    """Device work, in blocks: node, process_code, step, name, time_ns."""
+    for block in placed_blocks(attribution):
+        yield block.select("node", "process_code", "step", pl.col("name").cast(pl.Categorical), time_ns="gpu_ns")
 
 
 def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

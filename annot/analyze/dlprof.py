@@ -11,13 +11,15 @@ kernels and stack traces, which not all profiles know, and GPU Idle of single op
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import polars as pl
 
 from annot import layer_path
+from annot.analyze.calls import calls_of
 from annot.analyze.kernels import layer_kernels, only_told, with_classes
+from annot.analyze.pieces import placed_blocks
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.correlate import UNATTRIBUTED, by_layer, sweep
 from annot.correlate.attribution import Attribution
@@ -77,8 +79,8 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     within = forest.tree["parent"] != sweep.NONE
     calls = (tree["path"] != sweep.NONE) & (~within | (tree["path"] != tree["around"]))
     key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(tree["path"].filter(calls))
-    ranges = attribution.ranges().select("host_ns", "gpu_ns").filter(calls)
-    loose = attribution.loose_ranges().select("host_ns", "gpu_ns")
+    ranges = _range_times(attribution).filter(calls)
+    loose = forest.loose.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=attribution.loose_gpu_ns)
     loose_key = forest.says["key"].cast(pl.Int64).gather(forest.loose["says"]).alias("key")
     parts = [ranges.with_columns(key.alias("key")), loose.with_columns(loose_key)]
     if not known(attribution.meta):
@@ -91,10 +93,24 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     return pl.concat([names[rows["key"]], rows.drop("key")], how="horizontal")
 
 
+def _range_times(attribution: Attribution) -> pl.DataFrame:
+    """Host and device time of each range of the tree, with what lies inside."""
+    tree = attribution.forest.tree
+    own = attribution.range_work()["gpu_self_ns"]
+    return tree.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=sweep.fold(tree["parent"], own))
+
+
 def _launch_times(attribution: Attribution) -> pl.DataFrame:
     """The time of the API calls of each layer; one that led to several pieces of work, as of a graph, counts once."""
-    calls = _work(attribution).unique(["process", "correlation"], keep="first", maintain_order=True)
-    return calls.drop_nulls("launch_ns").group_by(_KEY).agg(pl.col("launch_ns").sum())
+    calls, keys = calls_of(attribution), _keys_of_nodes(attribution)
+    first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
+    for block in _blocks(attribution):
+        row = calls.rows(block["process"], block["correlation"])
+        led = pl.DataFrame({"row": row, "node": block["node"]}).drop_nulls("row").unique("row", keep="first")
+        new = led.filter(first.gather(led["row"]).is_null())
+        first = first.scatter(new["row"], new["node"])
+    sums = pl.DataFrame({"node": first, "launch_ns": calls.ns}).drop_nulls().group_by("node").agg(pl.all().sum())
+    return pl.concat([keys[sums["node"]], sums], how="horizontal").group_by(_KEY).agg(pl.col("launch_ns").sum())
 
 
 def by_iteration(attribution: Attribution) -> pl.DataFrame:
@@ -103,54 +119,50 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     Returns:
         step (null: in none), layer, module, phase, name, kind, library, tensor_cores (null: the name does not tell),
         process, device, stream, start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API call
-        (null: not known).
+        (null: not known). Texts are `pl.Categorical`, since each stands in many of the rows.
     """
-    work = only_told(with_classes(_work(attribution))).sort("start_ns", maintain_order=True, nulls_last=True)
-    columns = ["process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"]
-    return work.select("step", *_KEY, "name", "kind", "library", "tensor_cores", *columns)
+    calls, keys = calls_of(attribution), _keys_of_nodes(attribution).cast(pl.Categorical)
+    parts = [pl.DataFrame(schema=_ITERATION)]
+    for block in _blocks(attribution):
+        row = calls.rows(block["process"], block["correlation"])
+        columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
+        there = block.select(
+            pl.when(pl.col("step") != sweep.NONE).then("step").cast(pl.Int64).alias("step"), *columns,
+            pl.col("start").cast(pl.Int64).alias("start_ns"), "gpu_ns", launch_start_ns=calls.start.gather(row),
+            launch_ns=calls.ns.gather(row),
+        )  # fmt: skip
+        kinds = only_told(with_classes(block.select("name")))
+        rows = pl.concat([there, keys[block["node"]], kinds], how="horizontal")
+        parts.append(
+            rows.select(
+                (pl.col(name) if name in rows.columns else pl.lit(None).alias(name)).cast(dtype)
+                for name, dtype in _ITERATION.items()
+            )
+        )
+    del calls
+    work = pl.concat(parts)
+    del parts
+    return (
+        work
+        if work["start_ns"].is_sorted(nulls_last=True)
+        else work.sort("start_ns", maintain_order=True, nulls_last=True)
+    )
 
 
-def _work(attribution: Attribution) -> pl.DataFrame:
-    """Each piece of work with its layer and launch: `_WORK`, launch_start_ns and launch_ns."""
-    source, forest = attribution.source, attribution.forest
-    keys = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
-    parts = []
-    for block in () if source is None else source.work_blocks():
-        placed = attribution.places.of(block).filter(~pl.col("left_out"))
-        rows = keys[pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(placed["node"])]
-        parts.append(pl.concat([placed.select(_work_columns(placed)), rows], how="horizontal"))
-    work = pl.concat([pl.DataFrame(schema=_WORK), *parts], how="diagonal_relaxed")
-    return work.join(_calls(attribution), on=["process", "correlation"], how="left", maintain_order="left")
-
-
-_WORK: Final = {
-    "step": pl.Int64, "name": pl.String, "process": pl.Int64, "device": pl.Int64, "stream": pl.Int64,
-    "correlation": pl.Int64, "start_ns": pl.Int64, "gpu_ns": pl.Int64, **dict.fromkeys(_KEY, pl.String),
+_ITERATION: Final = {
+    "step": pl.Int64, **dict.fromkeys((*_KEY, "name", "kind", "library"), pl.Categorical), "tensor_cores": pl.Boolean,
+    **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
 }  # fmt: skip
 
 
-def _work_columns(placed: pl.DataFrame) -> list[pl.Expr]:
-    """The columns of `_WORK` of placed rows; what a block leaves out is null."""
-    there = pl.when(pl.col("step") != sweep.NONE).then("step").cast(pl.Int64).alias("step")
-    plain = [name for name in ("process", "device", "stream", "correlation") if name in placed.columns]
-    numbers = [pl.col(name).cast(pl.Int64) for name in plain]
-    start = pl.col("start").cast(pl.Int64).alias("start_ns")
-    return [there, pl.col("name").cast(pl.String), *numbers, start, pl.col("gpu_ns")]
+def _blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    return iter(()) if attribution.source is None else placed_blocks(attribution)
 
 
-def _calls(attribution: Attribution) -> pl.DataFrame:
-    """The API call of each id, the first if there are several."""
-    schema = dict.fromkeys(("process", "correlation", "launch_start_ns", "launch_ns"), pl.Int64)
-    parts = [pl.DataFrame(schema=schema)]
-    if attribution.source is not None and known(attribution.meta):
-        ns = (pl.col("end") - pl.col("start")).alias("launch_ns")
-        columns = [pl.col("process"), pl.col("correlation"), pl.col("start").alias("launch_start_ns"), ns]
-        parts += [
-            block.select(columns).cast(pl.Int64).drop_nulls("correlation")
-            for block in attribution.source.launch_blocks()
-        ]
-    every = pl.concat(parts).sort("launch_start_ns", maintain_order=True)
-    return every.unique(["process", "correlation"], keep="first")
+def _keys_of_nodes(attribution: Attribution) -> pl.DataFrame:
+    """Layer, module class and phase of each node."""
+    forest = attribution.forest
+    return pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")[pl.Series(forest.nodes.keys, dtype=pl.Int64)]
 
 
 def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
@@ -268,10 +280,9 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
             groups[group].append(place)
     first = {group: members[0] for group, members in groups.items()}
     order = sorted(groups, key=lambda group: [first[above] for above in _groups_of(group)])
-    table = [_added_up(layers[groups[group]], group) for group in order]
-    table.append(_added_up(layers, MODEL))
+    table = _added_up(layers, [*order, MODEL], [*(groups[group] for group in order), range(layers.height)])
     share = _share("tc_ns", "gpu_ns").alias("tc_share")
-    return _known(pl.concat(table).with_columns(share), attribution)
+    return _known(table.with_columns(share), attribution)
 
 
 def _groups_of(layer: str) -> Iterator[str]:
@@ -279,9 +290,14 @@ def _groups_of(layer: str) -> Iterator[str]:
     yield from layer_path.within(layer_path.common(layer.split(FUSED)))
 
 
-def _added_up(layers: pl.DataFrame, group: str) -> pl.DataFrame:
-    depth: Any = 0 if group == MODEL else len(layer_path.within(group)) - 1
-    return layers.select(
-        pl.lit(group).alias("group"), pl.lit(depth, pl.Int64).alias("depth"), pl.len().cast(pl.Int64).alias("layers"),
-        *_counts(), pl.col(_SUMMED).sum(),
+def _added_up(layers: pl.DataFrame, groups: list[str], members: Iterable[Iterable[int]]) -> pl.DataFrame:
+    """Add up the rows of layers that are members of each group."""
+    depths = [0 if group == MODEL else len(layer_path.within(group)) - 1 for group in groups]
+    pairs = [(number, place) for number, places in enumerate(members) for place in places]
+    place = pl.DataFrame(pairs, schema={"number": pl.Int64, "place": pl.Int64}, orient="row")
+    sums = layers[place["place"]].with_columns(place["number"]).group_by("number").agg(
+        pl.len().cast(pl.Int64).alias("layers"), *_counts(), pl.col(_SUMMED).sum()
     )  # fmt: skip
+    table = pl.DataFrame({"number": range(len(groups)), "group": groups, "depth": depths})
+    rows = table.join(sums, on="number", how="left", maintain_order="left").drop("number")
+    return rows.with_columns(pl.exclude("group").fill_null(0))

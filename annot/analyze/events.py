@@ -12,6 +12,7 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.calls import Calls
 from annot.analyze.pairs import forward_of
 from annot.analyze.process_lanes import process_lanes
 from annot.analyze.tracks import Tracks
@@ -41,10 +42,22 @@ _SLICE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Arrows:
-    """Which arrows there are: process, correlation, start, arrow of launches; of ranges begin, end, arrow."""
+    """Which arrows there are.
 
-    launches: pl.DataFrame
+    Args:
+        calls: when each launch was.
+        launches: the arrow of each row of `calls`; null: it led to no work.
+        ranges: begin, end, arrow of ranges.
+    """
+
+    calls: Calls
+    launches: pl.Series
     ranges: pl.DataFrame
+
+    def of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the arrow, and when the call was made, of each process and correlation id."""
+        found = self.calls.rows(rows["process"], rows["correlation"])
+        return pl.DataFrame({"arrow": self.launches.gather(found), "called": self.calls.start.gather(found)})
 
 
 class Events:
@@ -78,20 +91,23 @@ class Events:
             parts = [self._steps(), self._tree(arrows), self._loose(), self._launches(arrows), *parts]
         for part in parts:
             for block in part:
-                yield _conform(block.with_columns(pl.col("start") - zero))
+                for rows in block.iter_slices(_SLICE):
+                    yield _conform(rows.with_columns(pl.col("start") - zero))
 
     def _arrows(self) -> _Arrows:
         """Number the launches that led to device work, then the forward ranges that led to backward ones."""
-        ids = ["process", "correlation"]
-        led = [block.filter(~pl.col("left_out")).select(_wholes(*ids)).unique() for block in self._placed()]
-        calls = [block.select(_wholes(*ids, "thread", "start")) for block in self._calls()]
-        nothing = pl.DataFrame(schema=dict.fromkeys([*ids, "thread", "start"], pl.Int64))
-        first = pl.concat([nothing, *calls]).drop_nulls().group_by(ids, maintain_order=True).agg(pl.col("start").min())
-        first = first.join(pl.concat([nothing.select(ids), *led]), on=ids, how="semi", maintain_order="left")
-        launched = first.with_row_index("arrow").with_columns(pl.col("arrow").cast(pl.Int64))
+        calls = Calls()
+        for block in self._calls():
+            calls.add(block.drop_nulls(["thread", "start"]))
+        led = pl.Series("led", [False], pl.Boolean).new_from_index(0, len(calls.settle().start))
+        for block in self._placed():
+            found = calls.rows(block["process"], block["correlation"]).filter(~block["left_out"])
+            led = led.scatter(found.drop_nulls().unique(), True)
+        launched = pl.select(pl.when(led).then(led.cast(pl.Int64).cum_sum() - 1)).to_series()
         pairs = forward_of(self._attribution.forest)
-        numbers = pl.int_range(launched.height, launched.height + pairs.height, dtype=pl.Int64, eager=True)
-        return _Arrows(launched, pairs.with_columns(numbers.alias("arrow")))
+        count = int(led.sum())
+        numbers = pl.int_range(count, count + pairs.height, dtype=pl.Int64, eager=True)
+        return _Arrows(calls, launched, pairs.with_columns(numbers.alias("arrow")))
 
     def _calls(self) -> Iterator[pl.DataFrame]:
         """The API calls, if the profile knows when they were made."""
@@ -114,15 +130,20 @@ class Events:
         forest = self._attribution.forest
         gpu_ns = sweep.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"]).alias("gpu_ns")
         rows = forest.tree.select("thread", "start", "end", "says").with_columns(gpu_ns)
-        rows = rows.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-        where = forest.threads.table.select("process", "thread")[forest.tree["thread"].head(forest.trunk)]
-        track = pl.concat([self.tracks.of_threads(where), self.tracks.of_layers(process_lanes(forest))])
-        rows = rows.with_columns(track)
-        begins = arrows.ranges.select("arrow", row="begin").rename({"arrow": "arrow_out"})
-        ends = arrows.ranges.select("arrow", row="end").rename({"arrow": "arrow_in"})
-        for part in rows.iter_slices(_SLICE):
-            for side in (begins, ends):
-                part = part.join(side, on="row", how="left", maintain_order="left")
+        where = forest.threads.table.select("process", "thread")
+        lanes = process_lanes(forest)
+        sides = {
+            "arrow_out": arrows.ranges.select("arrow", row="begin"),
+            "arrow_in": arrows.ranges.select("arrow", row="end"),
+        }
+        for first in range(0, rows.height, _SLICE):
+            part = rows.slice(first, _SLICE)
+            in_threads = max(min(forest.trunk - first, part.height), 0)
+            beside = lanes.slice(first + in_threads - forest.trunk, part.height - in_threads)
+            tracks = (self.tracks.of_threads(where[part["thread"].head(in_threads)]), self.tracks.of_layers(beside))
+            part = part.with_columns(pl.concat(tracks)).with_row_index("row", offset=first).cast({"row": pl.Int64})
+            for name, side in sides.items():
+                part = part.join(side, on="row", how="left", maintain_order="left").rename({"arrow": name})
             yield self._ranges(part, "range")
 
     def _loose(self) -> Iterator[pl.DataFrame]:
@@ -154,7 +175,8 @@ class Events:
         for block in self._calls():
             name = _text("name") if "name" in block.columns else pl.lit("launch").alias("name")
             rows = block.select(*_wholes("process", "thread", "start", "end", "correlation"), name)
-            rows = rows.join(arrows.launches, on=["process", "correlation", "start"]).unique("arrow", keep="first")
+            rows = rows.hstack(arrows.of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
+            rows = rows.unique("arrow", keep="first")
             rows = rows.with_columns(_length()).sort("start", maintain_order=True)
             track = self.tracks.of_launches(rows)
             yield rows.with_columns(track, kind=pl.lit("launch")).rename({"arrow": "arrow_out"})
@@ -171,8 +193,7 @@ class Events:
                 _text("name"), pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy")).alias("kind"),
                 pl.col("gpu_ns").alias("length"),
             ).join(there, on="node", how="left", maintain_order="left")  # fmt: skip
-            launched = arrows.launches.select("process", "correlation", "arrow")
-            rows = rows.join(launched, on=["process", "correlation"], how="left", maintain_order="left")
+            rows = rows.hstack(arrows.of_ids(rows).select("arrow"))
             rows = rows.sort("start", maintain_order=True)
             yield rows.with_columns(self.tracks.of_work(rows)).rename({"arrow": "arrow_in"})
 

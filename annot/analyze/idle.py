@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import polars as pl
@@ -61,10 +63,10 @@ def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
         `annot.analyze.step_time.step_time` gives it). All Int64 but cause.
     """
     parts = parts or parts_of(attribution)
-    calls = waiting_calls(attribution)
+    calls, launches = waiting_calls(attribution), _quick_launches(attribution)
     schema = {"process": pl.Int64, "device": pl.Int64, "cause": pl.String, "ns": pl.Int64, "wall_ns": pl.Int64}
     devices = parts.windows.partition_by("process", "device", as_dict=True)
-    found = [_of_device(place[0], place[1], window, parts, calls) for place, window in devices.items()]
+    found = [_of_device(place[0], place[1], window, parts, calls, launches) for place, window in devices.items()]
     return pl.concat([pl.DataFrame(schema=schema), *found])
 
 
@@ -75,7 +77,6 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
         cause (synchronisation or allocation), name, calls, ns: the longest first.
     """
     calls = waiting_calls(attribution)
-    calls = calls.filter(pl.col("cause") != "launch")
     steps = attribution.steps
     if steps.table.height:
         codes = attribution.whole.threads.table.select("process", "process_code").unique()
@@ -90,50 +91,70 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
 
 
 def waiting_calls(attribution: Attribution) -> pl.DataFrame:
-    """Return the calls that launch work, or in which a thread waits for a device or its memory.
+    """Return the calls in which a thread waits for a device or its memory.
 
     Returns:
-        process, correlation, start, end (ns), name, cause: launch, synchronisation or allocation. None, if the profile
-        does not know when things happened on the host, or the names of calls.
+        process, correlation, start, end (ns), name, cause: synchronisation or allocation. None, if the profile does not
+        know when things happened on the host, or the names of calls.
     """
-    if attribution.source is None or not known(attribution.meta):
-        return pl.DataFrame(schema=_CALL)
     parts = [pl.DataFrame(schema=_CALL)]
-    for block in attribution.source.launch_blocks():
-        if "name" not in block.columns:  # a file that is read in blocks for its layers only
-            continue
-        names = block["name"].cast(pl.String).unique()
-        found = [next((kind for kind, pattern in _CALLS if pattern.search(name or "")), "") for name in names]
-        kinds = pl.DataFrame({"name": names, "cause": pl.Series(found, dtype=pl.String)}).filter(pl.col("cause") != "")
-        rows = block.with_columns(pl.col("name").cast(pl.String)).join(kinds, on="name")
+    for block in _caused(attribution):
         long = pl.col("end") - pl.col("start") >= _BLOCKING_NS
-        rows = rows.filter((pl.col("cause") != "copy") | long)
-        parts.append(rows.with_columns(pl.col("cause").replace("copy", "synchronisation")).select(
-            pl.col(name).cast(dtype) for name, dtype in _CALL.items()
-        ))  # fmt: skip
+        rows = block.filter((pl.col("cause") != "launch") & ((pl.col("cause") != "copy") | long))
+        rows = rows.with_columns(pl.col("cause").replace("copy", "synchronisation"))
+        parts.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _CALL.items()))
     return pl.concat(parts)
 
 
+def _quick_launches(attribution: Attribution) -> dict[int | None, pl.DataFrame]:
+    """When each process was in calls that launch work and last less than a millisecond: start, end."""
+    parts: dict[int | None, list[pl.DataFrame]] = defaultdict(list)
+    for block in _caused(attribution):
+        launches = _short(block.filter(pl.col("cause") == "launch"))
+        rows = launches.select(pl.col("process", "start", "end").cast(pl.Int64))
+        for (process,), part in rows.partition_by("process", as_dict=True, include_key=False).items():
+            parts[process].append(part)
+    return {process: merged(pl.concat(parts.pop(process))) for process in list(parts)}
+
+
+def _caused(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    """The API calls that `_CALLS` knows, with name and cause, block by block."""
+    if attribution.source is None or not known(attribution.meta):
+        return
+    for block in attribution.source.launch_blocks():
+        if "name" not in block.columns:  # a file that is read in blocks for its layers only
+            continue
+        names = block["name"].unique()
+        texts = names.cast(pl.String)
+        found = [next((kind for kind, pattern in _CALLS if pattern.search(name or "")), "") for name in texts]
+        kinds = pl.DataFrame({"name": names, "cause": pl.Series(found, dtype=pl.String)}).filter(pl.col("cause") != "")
+        yield block.join(kinds, on="name")
+
+
 def _of_device(
-    process: int | None, device: int | None, window: pl.DataFrame, parts: Parts, calls: pl.DataFrame
-) -> pl.DataFrame:
+    process: int | None, device: int | None, window: pl.DataFrame, parts: Parts, calls: pl.DataFrame,
+    launches: dict[int | None, pl.DataFrame],
+) -> pl.DataFrame:  # fmt: skip
     """The rows of one device."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    here = parts.work.filter(mine & pl.col("device").eq_missing(pl.lit(device, pl.Int64)))
+    here = parts.of_device(process, device)
     ran, calls = merged(intervals_of(here)), calls.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
-    quick = here.join(waits.select("correlation"), on="correlation", how="anti")
-    going_on = {
-        "work": ran if here.height else intervals_of(parts.host.collectives.filter(mine)),
-        "data": parts.host.data.filter(mine),
-        "synchronisation": _after(waits, ran),
-        "launch": _short(calls.filter(pl.col("cause") == "launch")),
-        "wait": waits,
-        "allocation": calls.filter(pl.col("cause") == "allocation"),
-        "pending": _short(launching(quick)),
-        "dispatch": _short(_gaps(ran)),
+
+    def pending() -> pl.DataFrame:
+        return _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti")))
+
+    going_on: dict[str, Callable[[], pl.DataFrame]] = {
+        "work": lambda: ran if here.height else parts.host.collectives.filter(mine),
+        "data": lambda: parts.host.data.filter(mine),
+        "synchronisation": lambda: _after(waits, ran),
+        "launch": lambda: launches.get(process, waits.clear()),
+        "wait": lambda: waits,
+        "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
+        "pending": pending,
+        "dispatch": lambda: _short(_gaps(ran)),
     }
-    rows = shares(intervals_of(window), {name: intervals_of(part) for name, part in going_on.items()})
+    rows = shares(intervals_of(window), going_on)
     same = {"wait": "synchronisation", "pending": "launch", "dispatch": "launch", "idle": "python"}
     rows = rows.with_columns(pl.col("share").replace(same).alias("cause"), wall_ns=pl.col("ns").sum())
     sums = rows.filter(pl.col("cause") != "work").group_by("cause", "wall_ns", maintain_order=True).agg(

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import polars as pl
 
 __all__ = ["merged", "shares", "within"]
 
+_SLICE: Final = 1 << 18
+"""Intervals that are looked at in one go, since of millions what is worked out on the way takes more than they do."""
 
-def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+
+def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[[], pl.DataFrame]]) -> pl.DataFrame:
     """Return how the time in a window is shared out, exactly.
 
     Args:
         window: start, end (ns, Int64): the time that is shared out; intervals may overlap.
-        going_on: the same of each thing; where several go on at once, the first named has the moment.
+        going_on: the same of each thing, or what returns it, so that they need not be in memory together; where several
+            go on at once, the first named has the moment.
 
     Returns:
         share: the names, and last ``idle``; ns: how long each had, which adds up to the window; hidden_ns: how long
@@ -25,21 +30,14 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame]) -> pl.Dat
         >>> shares(span(0, 10), {"work": span(2, 6), "wait": span(5, 9)}).rows()
         [('work', 4, 0), ('wait', 3, 1), ('idle', 3, 0)]
     """
-    parts = [window, *going_on.values()]
-    edges = pl.concat([_edges(part, place) for place, part in enumerate(parts)]).sort("time")
-    count = pl.col("change")
-    on = [(count * (pl.col("part") == place)).cum_sum().alias(f"on{place}") > 0 for place in range(len(parts))]
-    length = (pl.col("time").shift(-1) - pl.col("time")).fill_null(0).alias("ns")
-    stretches = edges.select(length, *on).filter("on0")
-    first = pl.coalesce(
-        *(pl.when(f"on{place}").then(pl.lit(place)) for place in range(1, len(parts))), pl.lit(len(parts))
-    )
-    stretches = stretches.with_columns(first.alias("first"))
-    rows = [
-        (name, _sum(stretches, pl.col("first") == place), _sum(stretches, _hidden(place)))
-        for place, name in enumerate(going_on, 1)
-    ]
-    rows.append(("idle", _sum(stretches, pl.col("first") == len(parts)), 0))
+    whole = free = merged(window)
+    rows = []
+    for name, part in going_on.items():
+        mine = merged(part() if callable(part) else part)
+        taken = _shared(mine, free)
+        rows.append((name, taken, _shared(mine, whole) - taken))
+        free = _without(free, mine)
+    rows.append(("idle", _length(free), 0))
     return pl.DataFrame(rows, schema={"share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}, orient="row")
 
 
@@ -50,10 +48,12 @@ def merged(intervals: pl.DataFrame) -> pl.DataFrame:
         >>> merged(pl.DataFrame({"start": [7, 0, 2], "end": [9, 3, 5]})).rows()
         [(0, 5), (7, 9)]
     """
-    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start")).sort("start")
-    begins = (pl.col("start") > pl.col("end").cum_max().shift(1)).fill_null(True)
-    runs = rows.group_by(begins.cum_sum().alias("run"), maintain_order=True)
-    return runs.agg(pl.col("start").first(), pl.col("end").max()).drop("run")
+    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start"))
+    rows = rows if rows["start"].is_sorted() else rows.sort("start")
+    reached = rows["end"].cum_max()
+    begins = (rows["start"] > reached.shift(1)).fill_null(True)
+    ends = begins.shift(-1, fill_value=True)
+    return pl.DataFrame({"start": rows["start"].filter(begins), "end": reached.filter(ends)})
 
 
 def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
@@ -80,16 +80,30 @@ def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     return pl.DataFrame(columns).select(inside.alias("within")).to_series()
 
 
-def _edges(intervals: pl.DataFrame, place: int) -> pl.DataFrame:
-    """Where intervals begin and end: time, part, change (1 or -1)."""
-    longer = intervals.filter(pl.col("end") > pl.col("start"))
-    sides = [longer.select(time=pl.col(name), change=pl.lit(change)) for name, change in (("start", 1), ("end", -1))]
-    return pl.concat(sides).select("time", pl.lit(place).alias("part"), "change")
+def _length(spans: pl.DataFrame) -> int:
+    return int((spans["end"] - spans["start"]).sum())
 
 
-def _hidden(place: int) -> pl.Expr:
-    return pl.col(f"on{place}") & (pl.col("first") != place)
+def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
+    """How much of the one lies in the other; both are what `merged` returned."""
+    fewer, more = sorted((one, other), key=len)
+    before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
+    return sum(int((until - since).sum()) for since, until in before)
 
 
-def _sum(stretches: pl.DataFrame, which: pl.Expr) -> int:
-    return int(stretches.filter(which)["ns"].sum())
+def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+    """What of some spans lies in none of others; both are what `merged` returned, and so is this."""
+    parts = [spans.clear()]
+    for part in spans.iter_slices(_SLICE):
+        first = holes["end"].search_sorted(part["start"][0], "right")
+        last = holes["start"].search_sorted(part["end"][-1], "left")
+        parts.append(_outside(part, holes.slice(first, max(last - first, 0))))
+    return pl.concat(parts, rechunk=True)
+
+
+def _outside(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+    sides = ((spans, "start", 1), (spans, "end", -1), (holes, "start", 2), (holes, "end", -2))
+    edges = pl.concat([side.select(time=pl.col(name), open=pl.lit(change, pl.Int8)) for side, name, change in sides])
+    edges = edges.sort("time")
+    free, until = edges["open"].cum_sum() == 1, edges["time"].shift(-1)
+    return pl.DataFrame({"start": edges["time"], "end": until}).filter(free & (until > edges["time"]))

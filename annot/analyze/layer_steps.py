@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from annot.analyze.pieces import KEY, host_pieces, pieces, sums_by_layer
+from annot.analyze.pieces import KEY, host_pieces, placed_blocks, sums_by_layer
 from annot.correlate import Attribution
 from annot.correlate.host_times import known
 
@@ -25,8 +25,10 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
         >>> by_layer_and_step(attribute(Profile.build({}))).columns[3:]
         ['step', 'host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns']
     """
-    device = pieces(attribution, ("node", "step", "gpu_ns")) if attribution.source is not None else _no_work()
-    times = {"gpu": device.rename({"gpu_ns": "time_ns"})}
+    blocks = iter(()) if attribution.source is None else placed_blocks(attribution)
+    parts = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
+    parts += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
+    times = {"gpu": pl.concat(parts)}
     if known(attribution.meta):
         times["host"] = host_pieces(attribution)
     rows = pl.DataFrame(schema=dict.fromkeys(KEY, pl.String) | {"step": pl.Int64})
@@ -37,10 +39,6 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
     known_columns = [pl.col(f"{name}_{end}").fill_null(0) for name in times for end in ("ns", "self_ns")]
     rows = rows.with_columns(*known_columns, *missing).sort("step", *KEY)
     return rows.select(*KEY, "step", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
-
-
-def _no_work() -> pl.DataFrame:
-    return pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "gpu_ns": pl.Int64})
 
 
 def _sums(attribution: Attribution, part: pl.DataFrame, name: str) -> pl.DataFrame:

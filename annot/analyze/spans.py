@@ -54,8 +54,8 @@ def spans(attribution: Attribution) -> Spans:
     """Return when each layer, phase and loop was at work.
 
     On a stream a span is what lies between the first start and the last end of work of one call with nothing of
-    anything else in between; so a call whose work others interrupt has several. Of a profile without device work the
-    spans are the ranges on the host.
+    anything else in between; so a call whose work others interrupt has several. What lies in more than 64 layers has
+    no span of its own. Of a profile without device work the spans are the ranges on the host.
 
     Args:
         attribution: the profile; what takes no part has no span.
@@ -82,6 +82,9 @@ def spans(attribution: Attribution) -> Spans:
     return Spans(named.select(pl.col(name).cast(dtype) for name, dtype in SPANS.items()), tracks, work.height > 0)
 
 
+_DEEPEST: Final = 64
+"""Layers inside each other that have spans of their own; what lies deeper counts to the innermost of them. No picture
+shows more, and each takes as many rows again."""
 _PLACES: Final = ("process", "device", "stream")
 _WORK: Final = (*_PLACES, "start", "gpu_ns", "kernel", "range", "node")
 _SPAN: Final = {
@@ -94,7 +97,9 @@ def _of_work(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl
     """Merge neighbours on a track that are of one call, level by level, from the innermost layers outwards."""
     work = work.sort("start", maintain_order=True)
     work = work.with_columns(tracks.of_work(work.rename({"gpu_ns": "length"})))
-    nodes, calls = _depths(attribution), _calls(attribution)
+    nodes = _depths(attribution)
+    calls = _calls(attribution, nodes["shown"])
+    work = work.with_columns(nodes["shown"].gather(work["node"]).alias("node"))
     rows = work.select(
         "track", "node", "start", end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns",
         kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], work["node"]),
@@ -141,36 +146,41 @@ def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:
 
 
 def _depths(attribution: Attribution) -> pl.DataFrame:
-    """Of each node its parent and how many keys its chain has: parent, depth."""
+    """Of each node its parent and how many keys its chain has: parent, depth; shown: the node whose span it is in."""
     parents = attribution.forest.nodes.parents
     depths: list[int] = []
-    for parent in parents:
+    shown: list[int] = []
+    for node, parent in enumerate(parents):
         depths.append(1 if parent == NONE else depths[parent] + 1)
-    return pl.DataFrame({"parent": parents, "depth": depths}, schema={"parent": pl.Int32, "depth": pl.Int32})
+        shown.append(node if depths[node] <= _DEEPEST else shown[parent])
+    columns = {"parent": parents, "depth": depths, "shown": shown}
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
 
 
-def _calls(attribution: Attribution) -> pl.DataFrame:
+def _calls(attribution: Attribution, shown: pl.Series) -> pl.DataFrame:
     """Of each range in the tree: node; call: the range that began it, for what lies in it can be of the same node;
     above: the call around that one; null: none."""
     tree = attribution.forest.tree
-    parents, nodes = tree["parent"].to_list(), tree["path"].to_list()
+    nodes = _gather(shown, tree["path"]).fill_null(NONE).alias("node")
+    parents, of_range = tree["parent"].to_list(), nodes.to_list()
     calls: list[int] = []
     above: list[int | None] = []
     for row, parent in enumerate(parents):
-        inside = parent != NONE and nodes[parent] == nodes[row]
+        inside = parent != NONE and of_range[parent] == of_range[row]
         calls.append(calls[parent] if inside else row)
         above.append(above[parent] if inside else None if parent == NONE else calls[parent])
-    columns = {"node": tree["path"], "call": calls, "above": above}
+    columns = {"node": nodes, "call": calls, "above": above}
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
 
 
 def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
     """The ranges that begin a call, on the tracks of their threads and processes."""
     forest = attribution.forest
-    tree, calls = forest.tree, _calls(attribution)
+    tree, nodes = forest.tree, _depths(attribution)
+    calls = _calls(attribution, nodes["shown"])
     where = forest.threads.table.select("process", "thread")[tree["thread"].head(forest.trunk)]
     track = pl.concat([tracks.of_threads(where), tracks.of_layers(process_lanes(forest))]).alias("track")
-    depth = _gather(_depths(attribution)["depth"], tree["path"]).alias("depth")
+    depth = _gather(nodes["depth"], tree["path"]).alias("depth")
     rows = tree.select(
         track, "start", "end", depth, node="path", call=pl.int_range(pl.len(), dtype=pl.Int32),
         time_ns=pl.col("end") - pl.col("start"), kernels=pl.lit(0, pl.Int64), own=pl.lit(True),

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import polars as pl
 
+from annot.analyze.calls import calls_of
 from annot.analyze.kernels import with_classes
 from annot.correlate.attribution import Attribution
 from annot.correlate.host_times import known
 
 __all__ = ["WORK", "HostRanges", "Parts", "intervals_of", "launching", "parts_of"]
 
+_Work: TypeAlias = Mapping[tuple[int | None, int | None], pl.DataFrame]
+
 WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
 """What devices do, by rank: the first that is going on has the moment."""
 
 _WINDOWS: Final = {"process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64}
 _WINDOW: Final = [pl.col(name).cast(dtype) for name, dtype in _WINDOWS.items()]
+_NO_WORK: Final = pl.DataFrame(
+    schema=dict.fromkeys(("correlation", "start", "end"), pl.Int64) | {"share": pl.Enum(WORK), "launched": pl.Int64}
+)
 _WARMUP: Final = r"(?i)(?:^|[^a-z])warm[-_ ]?up(?:[^a-z]|$)"
 """Texts of ranges that somebody put around a warm-up."""
 
@@ -36,15 +44,19 @@ class Parts:
     """What the analyses of the steps of a profile share.
 
     Args:
-        work: all device work of all steps: process, device, correlation, start, end, share (`WORK`), launched (ns;
-            null: not known).
+        work: all device work of all steps, by process and device: correlation, start, end, share (`WORK`), launched
+            (ns; null: not known).
         host: what threads did.
         windows: when steps ran: process, device (null: the process used none), start, end (ns), in this order.
     """
 
-    work: pl.DataFrame
+    work: Mapping[tuple[int | None, int | None], pl.DataFrame]
     host: HostRanges
     windows: pl.DataFrame
+
+    def of_device(self, process: int | None, device: int | None) -> pl.DataFrame:
+        """Return what is in `work` of a device."""
+        return self.work.get((process, device), _NO_WORK)
 
 
 def parts_of(attribution: Attribution) -> Parts:
@@ -58,7 +70,7 @@ def parts_of(attribution: Attribution) -> Parts:
     return Parts(work, host, _windows(attribution, work, host))
 
 
-def _windows(attribution: Attribution, work: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+def _windows(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataFrame:
     """When steps ran, see `Parts`."""
     steps = attribution.steps
     if steps.table.is_empty() or not known(attribution.meta):
@@ -68,7 +80,7 @@ def _windows(attribution: Attribution, work: pl.DataFrame, host: HostRanges) -> 
     wanted = steps.steady().select("step", process_code="process")
     wanted = table.join(wanted, on=["process_code", "step"], how="semi")
     spans = pl.concat([wanted.select("process", "start", "end"), _waits(table, wanted, host.data)])
-    devices = work.select("process", "device").unique()
+    devices = pl.DataFrame(list(work), schema={"process": pl.Int64, "device": pl.Int64}, orient="row")
     joined = spans.join(devices, on="process", how="left", nulls_equal=True)
     return joined.select(_WINDOW).sort("process", "device", "start")
 
@@ -86,16 +98,23 @@ def _waits(table: pl.DataFrame, wanted: pl.DataFrame, data: pl.DataFrame) -> pl.
     return found.drop_nulls("step").select("process", begin.alias("start"), "end")
 
 
-def _of_run(attribution: Attribution, work: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+def _of_run(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataFrame:
     """From the first to the last kernel of each device; of what threads did, if no device worked."""
-    place = ["process", "device"]
-    if work.is_empty():
-        every = [part.select("process", "start", "end") for part in (host.ranges, host.data)]
-        used = pl.concat(every).with_columns(device=pl.lit(None, pl.Int64))
+    bounds = (pl.col("start").min(), pl.col("end").max())
+    if not work:
+        every = pl.concat([part.select("process", "start", "end") for part in (host.ranges, host.data)])
+        spans = every.drop_nulls("start").group_by("process").agg(*bounds).with_columns(device=pl.lit(None, pl.Int64))
     else:
-        computed = work.filter(pl.col("share") != "copies")
-        used = computed if computed.height else work
-    spans = used.drop_nulls("start").group_by(place).agg(pl.col("start").min(), pl.col("end").max())
+        computed = {place: rows.filter(pl.col("share") != "copies") for place, rows in work.items()}
+        used = computed if any(rows.height for rows in computed.values()) else work
+        found = [
+            rows.drop_nulls("start").select(
+                pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"), *bounds
+            )
+            for (process, device), rows in used.items()
+            if rows["start"].count()
+        ]
+        spans = pl.concat([pl.DataFrame(schema=_WINDOWS), *found])
     spans = spans.select(_WINDOW)
     warmups = _warmups(attribution)
     outside = _without(spans, warmups) if warmups.height else spans
@@ -136,17 +155,20 @@ def intervals_of(rows: pl.DataFrame) -> pl.DataFrame:
 def launching(work: pl.DataFrame) -> pl.DataFrame:
     """Return start, end of each launch: from its begin until the first piece of its work begins."""
     calls = work.drop_nulls(["launched", "start"]).group_by("correlation").agg(pl.col("launched", "start").min())
-    return calls.select(start="launched", end="start")
+    return calls.select(start=pl.col("launched").cast(pl.Int64), end=pl.col("start").cast(pl.Int64))
 
 
-def _device_work(attribution: Attribution) -> pl.DataFrame:
+def _device_work(attribution: Attribution) -> _Work:
     """All device work of all steps, see `Parts`."""
-    numbers = dict.fromkeys((*_PLACE, "start", "end"), pl.Int64)
-    empty = pl.DataFrame(schema=numbers).with_columns(pl.lit(None, pl.Enum(WORK)).alias("share"))
-    source = attribution.source
-    blocks = [] if source is None else [_shared_out(block) for block in source.work_blocks()]
-    work = pl.concat([empty, *blocks])
-    return work.join(_launches(attribution), on=["process", "correlation"], how="left", maintain_order="left")
+    calls, source = calls_of(attribution), attribution.source
+    parts: dict[tuple[int | None, int | None], list[pl.DataFrame]] = defaultdict(list)
+    for block in () if source is None else source.work_blocks():
+        rows = _shared_out(block)
+        launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"])).alias("launched")
+        rows = rows.with_columns(launched)
+        for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
+            parts[process, device].append(part)
+    return {place: pl.concat(found) for place, found in parts.items()}
 
 
 def _shared_out(block: pl.DataFrame) -> pl.DataFrame:
@@ -165,18 +187,6 @@ def _shared_out(block: pl.DataFrame) -> pl.DataFrame:
 _PLACE: Final = ("process", "device", "correlation")
 
 
-def _launches(attribution: Attribution) -> pl.DataFrame:
-    """When the launch of each id began: process, correlation, launched."""
-    schema = {"process": pl.Int64, "correlation": pl.Int64, "launched": pl.Int64}
-    source = attribution.source
-    if source is None or not known(attribution.meta):
-        return pl.DataFrame(schema=schema)
-    columns = (pl.col("process", "correlation").cast(pl.Int64), pl.col("start").cast(pl.Int64).alias("launched"))
-    blocks = [block.select(*columns).drop_nulls("correlation") for block in source.launch_blocks()]
-    every = pl.concat([pl.DataFrame(schema=schema), *blocks])
-    return every.group_by("process", "correlation").agg(pl.col("launched").min())
-
-
 def _host_ranges(attribution: Attribution) -> HostRanges:
     """What threads do, whose process is that of the profile."""
     forest = attribution.whole
@@ -188,7 +198,13 @@ def _host_ranges(attribution: Attribution) -> HostRanges:
     says = forest.says.select("phase", "loop", collective=_is_collective())[ranges["says"]]
     rows = pl.concat([ranges.select(process, "start", "end"), says], how="horizontal")
     data = pl.col("phase") == "data"
-    return HostRanges(rows.filter(data), rows.filter("collective"), rows.filter(~data & ~pl.col("loop")))
+    kinds = (data, pl.col("collective"), ~data & ~pl.col("loop"))
+    return HostRanges(
+        *(
+            rows.filter(kind).select(pl.col("process", "start", "end").cast(pl.Int64)).drop_nulls(["start", "end"])
+            for kind in kinds
+        )
+    )
 
 
 def _is_collective() -> pl.Expr:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.intervals import shares
-from annot.analyze.step_parts import WORK, HostRanges, Parts, intervals_of, launching, parts_of
+from annot.analyze.step_parts import WORK, Parts, intervals_of, launching, parts_of
 from annot.correlate.attribution import Attribution
 
 __all__ = ["SHARES", "step_time"]
@@ -49,22 +51,26 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     """
     parts = parts or parts_of(attribution)
     devices = parts.windows.partition_by("process", "device", as_dict=True, maintain_order=True)
-    found = [_of_device(place[0], place[1], window, parts.work, parts.host) for place, window in devices.items()]
+    found = [_of_device(place[0], place[1], window, parts) for place, window in devices.items()]
     schema = {"process": pl.Int64, "device": pl.Int64, "share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}
     return pl.concat([pl.DataFrame(schema=schema | {"wall_ns": pl.Int64}), *found])
 
 
-def _of_device(
-    process: int | None, device: int | None, window: pl.DataFrame, work: pl.DataFrame, host: HostRanges
-) -> pl.DataFrame:
+def _of_device(process: int | None, device: int | None, window: pl.DataFrame, parts: Parts) -> pl.DataFrame:
     """The shares of one device; without any, those of the process."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    here = work.filter(mine & pl.col("device").eq_missing(pl.lit(device, pl.Int64)))
-    going_on = {share: here.filter(pl.col("share") == share) for share in WORK}
+    here, host = parts.of_device(process, device), parts.host
+    going_on: dict[str, Callable[[], pl.DataFrame]] = {share: partial(_sharing, here, share) for share in WORK}
     if here.is_empty():
-        going_on["collectives"] = host.collectives.filter(mine)
-    going_on |= {"data": host.data.filter(mine), "launch": launching(here), "host": host.ranges.filter(mine)}
-    rows = shares(intervals_of(window), {share: intervals_of(part) for share, part in going_on.items()})
+        going_on["collectives"] = lambda: host.collectives.filter(mine)
+    going_on["data"] = lambda: host.data.filter(mine)
+    going_on["launch"] = lambda: launching(here)
+    going_on["host"] = lambda: host.ranges.filter(mine)
+    rows = shares(intervals_of(window), going_on)
     wall = pl.col("ns").sum().alias("wall_ns")
     where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
     return rows.select(*where, "share", "ns", "hidden_ns", wall)
+
+
+def _sharing(work: pl.DataFrame, share: str) -> pl.DataFrame:
+    return intervals_of(work.filter(pl.col("share") == share))

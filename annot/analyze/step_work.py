@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import defaultdict
+from typing import Final, TypeAlias
 
 import polars as pl
 
@@ -30,7 +31,8 @@ def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> 
     of_device = spans.partition_by("process", "device", as_dict=True)
     work, names = _coded(attribution)
     parts = [pl.DataFrame(schema=_SCHEMA)]
-    for place, rows in work.partition_by("process", "device", as_dict=True).items():
+    for place in list(work):
+        rows = pl.concat(work.pop(place))
         if place in of_device:
             parts.append(_taken(rows, merged(of_device[place])).select(list(_SCHEMA)))
     sums = (
@@ -44,12 +46,13 @@ _PLACED: Final = {
     "process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64, "node": pl.Int32, "kernel": pl.Boolean,
     "name": pl.Int32,
 }  # fmt: skip
+_Device: TypeAlias = tuple[int | None, int | None]
 
 
-def _coded(attribution: Attribution) -> tuple[pl.DataFrame, list[str]]:
-    """All work with its node, as `_PLACED`, and the names whose numbers it has: a text for each piece takes memory."""
+def _coded(attribution: Attribution) -> tuple[dict[_Device, list[pl.DataFrame]], list[str]]:
+    """All work by process and device, with the rest of `_PLACED`, and the names whose numbers it has."""
     codes: dict[str, int] = {}
-    parts = [pl.DataFrame(schema=_PLACED)]
+    parts: dict[_Device, list[pl.DataFrame]] = defaultdict(list)
     for block in attribution.source.work_blocks() if attribution.source is not None else ():
         placed = attribution.places.of(block).filter(~pl.col("left_out")).drop_nulls(["start", "end"])
         texts = placed["name"].cast(pl.String).fill_null("")
@@ -59,8 +62,9 @@ def _coded(attribution: Attribution) -> tuple[pl.DataFrame, list[str]]:
         there = [name for name in _PLACED if name in placed.columns]
         missing = [pl.lit(None, _PLACED[name]).alias(name) for name in _PLACED if name not in placed.columns]
         rows = placed.select(*(pl.col(name).cast(_PLACED[name]) for name in there), *missing)
-        parts.append(rows.select(list(_PLACED)))
-    return pl.concat(parts), list(codes)
+        for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
+            parts[process, device].append(part.select(name for name in _PLACED if name in part.columns))
+    return parts, list(codes)
 
 
 def _taken(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:

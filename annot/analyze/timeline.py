@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.pieces import pieces
+from annot.analyze.pieces import placed_blocks
 from annot.analyze.process_lanes import process_lanes
 from annot.correlate import Attribution, sweep
 from annot.correlate.forest import Forest
@@ -66,47 +67,58 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         >>> timeline(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).events.row(0)
         (0, 0, 0, 15, 'gemm', 2)
     """
-    parts = [*_ranges(attribution), _work(attribution)]
-    every = pl.concat([part.select(_COLUMNS) for part in parts]).drop_nulls("start_ns")
-    lanes, found = _lanes(every)
+    places: dict[_Place, int] = {}
+    every = pl.concat([pl.DataFrame(schema=_ROW), *_ranges(attribution, places), *_work(attribution, places)])
+    lanes, found = _lanes(every, places)
     first = found["start_ns"].min()
     start = first if isinstance(first, int) else 0
     events, step = _sampled(found, most)
     events = _in_rows(events.with_columns(pl.col("start_ns") - start), lanes)
     events = events.select([*_EVENTS]).cast(pl.Schema(_EVENTS)).sort("lane", "row", "start_ns", maintain_order=True)
-    left_out = every.select("kind", *_PLACE).n_unique() - len(lanes) if every.height else 0
+    left_out = every["place"].n_unique() - len(lanes)
     return Timeline(events, lanes, start, every.height, step, left_out)
 
 
-_COLUMNS: Final = [
-    pl.col("kind").cast(_KIND), *(pl.col(name).cast(pl.Int64) for name in _PLACE),
-    pl.col("row").cast(pl.Int64), pl.col("start_ns").cast(pl.Int64),
-    pl.col("length_ns").cast(pl.Int64).clip(0).fill_null(0), pl.col("text").cast(pl.String),
-    pl.col("key").cast(pl.Int64),
-]  # fmt: skip
+_Place: TypeAlias = tuple[str | int | None, ...]
+_ROW: Final = {
+    "place": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
+    "key": pl.Int32,
+}  # fmt: skip
+"""An event as it is held while there are millions: where it is by number, and texts of which each is there once."""
 
 
-def _ranges(attribution: Attribution) -> list[pl.DataFrame]:
+def _conform(part: pl.DataFrame) -> pl.DataFrame:
+    rows = part.select(pl.col(name).cast(dtype) for name, dtype in _ROW.items())
+    return rows.with_columns(pl.col("length_ns").clip(0).fill_null(0)).drop_nulls("start_ns")
+
+
+def _numbered(where: pl.DataFrame, kind: str, places: dict[_Place, int]) -> pl.Series:
+    """The number of each place: of `_PLACE`, what there is."""
+    distinct = where.unique(maintain_order=True)
+    rows = distinct.select(pl.col(n) if n in where.columns else pl.lit(None, pl.Int64).alias(n) for n in _PLACE)
+    numbers = [places.setdefault((kind, *row), len(places)) for row in rows.iter_rows()]
+    there = distinct.with_columns(pl.Series("place", numbers, pl.Int32))
+    return where.join(there, on=where.columns, how="left", nulls_equal=True, maintain_order="left")["place"]
+
+
+def _ranges(attribution: Attribution, places: dict[_Place, int]) -> Iterator[pl.DataFrame]:
     """Ranges of threads that nest, with their depth, those of processes side by side, and those that cross others."""
     forest = attribution.forest
     if not known(attribution.meta):
-        return []
+        return
     nested, shared = forest.tree.head(forest.trunk), forest.tree.slice(forest.trunk)
     _, depth = sweep.parents(nested["thread"], nested["end"])
-    none = pl.lit(None, pl.Int64)
-    parts = []
+    none = pl.Series("row", [None], pl.Int32).new_from_index(0, forest.loose.height)
+    threads, says = forest.threads.table, forest.says.select(pl.col("text").cast(pl.Categorical), "key")
     for kind, rows, row in (
         ("range", nested, depth),
         ("process", shared, _rows(forest)),
         ("crossing", forest.loose, none),
     ):
-        where = forest.threads.table.select("process", "thread")[rows["thread"]]
-        says = forest.says.select("text", "key")[rows["says"]]
+        of_thread = _numbered(threads.select(["process"] if kind == "process" else ["process", "thread"]), kind, places)
         times = rows.select(start_ns="start", length_ns=pl.col("end") - pl.col("start"))
-        part = pl.concat([where, says, times], how="horizontal")
-        numbers = [none.alias(name) for name in ("device", "stream", *(["thread"] if kind == "process" else []))]
-        parts.append(part.with_columns(pl.lit(kind).alias("kind"), row.cast(pl.Int64).alias("row"), *numbers))
-    return parts
+        said = [column.gather(rows["says"]) for column in says]
+        yield _conform(times.with_columns(of_thread.gather(rows["thread"]), row.alias("row"), *said))
 
 
 def _rows(forest: Forest) -> pl.Series:
@@ -119,22 +131,27 @@ def _rows(forest: Forest) -> pl.Series:
     return found["row"].cast(pl.Int64) + found["top"].cast(pl.Int64)
 
 
-def _work(attribution: Attribution) -> pl.DataFrame:
-    work = pieces(attribution, ("process", "device", "stream", "start", "gpu_ns", "name", "node"))
-    keys = pl.Series("key", attribution.forest.nodes.keys, pl.Int64).gather(work["node"])
-    nothing = [pl.lit(None, pl.Int64).alias(name) for name in ("thread", "row")]
-    renamed = work.rename({"start": "start_ns", "gpu_ns": "length_ns", "name": "text"})
-    return renamed.with_columns(pl.lit("work").alias("kind"), keys, *nothing)
+def _work(attribution: Attribution, places: dict[_Place, int]) -> Iterator[pl.DataFrame]:
+    key_of_node = pl.Series("key", attribution.forest.nodes.keys, pl.Int32)
+    for block in placed_blocks(attribution):
+        place = _numbered(block.select(pl.col("process", "device", "stream").cast(pl.Int64)), "work", places)
+        work = block.select(start_ns="start", length_ns="gpu_ns", text="name", row=pl.lit(None, pl.Int32))
+        yield _conform(work.with_columns(place, key_of_node.gather(block["node"])))
 
 
-def _lanes(every: pl.DataFrame) -> tuple[list[dict[str, Any]], pl.DataFrame]:
+def _lanes(every: pl.DataFrame, places: dict[_Place, int]) -> tuple[list[dict[str, Any]], pl.DataFrame]:
     """The lanes with the most time, those of a process together, and the events in them with their lane."""
-    groups = every.group_by("kind", *_PLACE).agg(pl.col("length_ns").sum(), pl.len().cast(pl.Int64).alias("total"))
-    groups = groups.sort("length_ns", descending=True).head(_LANES)
+    schema = pl.Schema({"kind": _KIND, **dict.fromkeys(_PLACE, pl.Int64())})
+    where = pl.DataFrame(list(places), schema=schema, orient="row").with_columns(
+        place=pl.int_range(pl.len(), dtype=pl.Int32)
+    )
+    groups = every.group_by("place").agg(pl.col("length_ns").sum(), pl.len().cast(pl.Int64).alias("total"))
+    groups = groups.join(where, on="place").sort("length_ns", "place", descending=[True, False]).head(_LANES)
     groups = groups.sort("process", "kind", *_PLACE[1:], nulls_last=True).with_row_index("lane")
-    found = every.join(groups.select("lane", "kind", *_PLACE), on=["kind", *_PLACE], nulls_equal=True)
+    lane = where.join(groups.select("place", "lane"), on="place", how="left", maintain_order="left")["lane"]
+    found = every.with_columns(lane.gather(every["place"]).alias("lane")).drop("place")
     lanes = groups.select("kind", *_PLACE, "total").to_dicts()
-    return lanes, found
+    return lanes, found.drop_nulls("lane") if found["lane"].null_count() else found
 
 
 def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
@@ -158,7 +175,7 @@ def _in_rows(events: pl.DataFrame, lanes: list[dict[str, Any]]) -> pl.DataFrame:
     for (number,), part in sorted(events.partition_by("lane", as_dict=True, maintain_order=True).items()):
         part = part.sort("start_ns", maintain_order=True)
         if part["row"].null_count():
-            part = part.with_columns(pl.Series("row", _packed(part), pl.Int64))
+            part = part.with_columns(pl.Series("row", _packed(part), pl.Int32))
         part = part.with_columns(pl.col("row").clip(upper_bound=_ROWS - 1))
         most = part["row"].max()
         lanes[number]["rows"] = (most if isinstance(most, int) else 0) + 1

@@ -101,7 +101,7 @@ def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> Non
     from annot.report.page.data import comparison_data
 
     data = comparison_data(a, b, (args.a, args.b), args.by)
-    write(args.output, as_page(data, f"{args.a} → {args.b} · annot"), force=args.force)
+    write(args.output, [as_page(data, f"{args.a} → {args.b} · annot")], force=args.force)
 
 
 def _factor(text: str) -> float:

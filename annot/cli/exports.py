@@ -56,13 +56,13 @@ def export(args: argparse.Namespace) -> None:
 
 
 def _attributed(path: Path, args: argparse.Namespace) -> Attribution:
-    """The profile in memory: it is gone through several times, with all its names."""
     from annot.correlate import attribute
     from annot.errors import AnnotError
-    from annot.read import load
+    from annot.read import source
 
     try:
-        return attribute(load(path), domain=args.domain, steps=args.steps, step_range=args.step_range)
+        profile = source(path, calls=True)
+        return attribute(profile, domain=args.domain, steps=args.steps, step_range=args.step_range)
     except ValueError as error:
         raise AnnotError(str(error)) from None
 

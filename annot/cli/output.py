@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,13 +122,13 @@ def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Nam
         return
     content = _rendered(report, show, args.format)
     if args.output is None:
-        sys.stdout.buffer.write(content)  # UTF-8 whatever the locale, for programs
+        sys.stdout.buffer.writelines(content)  # UTF-8 whatever the locale, for programs
     else:
         write(args.output, content, force=args.force)
 
 
-def write(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file; one that exists only with `force`.
+def write(path: Path, content: Iterable[bytes], *, force: bool) -> None:
+    """Write a file part by part; one that exists only with `force`.
 
     Raises:
         AnnotError: it cannot be written.
@@ -137,12 +137,12 @@ def write(path: Path, content: bytes, *, force: bool) -> None:
 
     try:
         with path.open("wb" if force else "xb") as file:
-            file.write(content)
+            file.writelines(content)
     except OSError as error:
         raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> bytes:
+def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> Iterator[bytes]:
     from io import StringIO
 
     from rich.console import Console as RichConsole
@@ -150,12 +150,14 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> by
     from annot.report import files
 
     if form == "parquet":
-        return files.as_parquet(report)
-    if form != "table":
-        return {"json": files.as_json, "jsonl": files.as_jsonl, "csv": files.as_csv}[form](report).encode()
-    text = StringIO()
-    show(RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
-    return text.getvalue().encode()
+        yield files.as_parquet(report)
+    elif form != "table":
+        parts = {"json": files.as_json, "jsonl": files.as_jsonl, "csv": files.as_csv}[form]
+        yield from (part.encode() for part in parts(report))
+    else:
+        text = StringIO()
+        show(RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
+        yield text.getvalue().encode()
 
 
 def _steps(text: str) -> slice:

@@ -209,7 +209,7 @@ def _page(args: argparse.Namespace) -> int:
         data = run_one(partial(page_of_file, question=question), paths[0], dask=args.dask)
     else:
         data = page_of_ranks(paths, question, rank=args.rank, workers=args.workers, dask=args.dask)
-    write(args.output, as_page(data, f"{data['source']} · annot"), force=args.force)
+    write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
     return 0
 
 

@@ -13,6 +13,7 @@ from annot.correlate.forest import Forest
 from annot.correlate.launches import BY_TIME, LEFT_OUT, Launches
 from annot.correlate.sequence import loops
 from annot.correlate.shared_launches import GUESSED
+from annot.correlate.sweep_busy import Busy
 
 __all__ = ["FARTHEST", "REASONS", "UNATTRIBUTED", "Account", "Places", "Reach"]
 
@@ -211,8 +212,8 @@ class Account:
         self._forest, self._launches, self._places = forest, launches, places
         launches.loose.clear()
         self._known = len(forest.nodes)
-        self._busy = sweep.Busy(*forest.nodes.columns())
-        self._whole = sweep.Busy(_ONE_NODE.replace(0, sweep.NONE), _ONE_NODE)
+        self._busy = Busy(*forest.nodes.columns())
+        self._whole = Busy(_ONE_NODE.replace(0, sweep.NONE), _ONE_NODE)
         self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
         self._devices: dict[tuple[int | None, int | None], int] = {}
         self.settled = True
@@ -295,7 +296,7 @@ class Account:
         return steps.group_by("process_code", "step").agg(pl.col("gpu_ns", "kernels", "copies").sum())
 
     def busy(self) -> pl.DataFrame:
-        """Return what `sweep.Busy.result` does, with process and device in the place of the device's code."""
+        """Return what `Busy.result` does, with process and device in the place of the device's code."""
         return self._named(self._busy.result())
 
     def device_busy(self) -> pl.DataFrame:

@@ -13,7 +13,7 @@ import polars as pl
 
 from annot.native import tables
 
-__all__ = ["NONE", "Busy", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "order", "parents", "paths"]
+__all__ = ["NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "order", "parents", "paths"]
 
 NONE: Final = -1
 
@@ -280,59 +280,3 @@ def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
         if above[row] != NONE:
             totals[above[row]] += totals[row]
     return pl.Series(values.name, totals, pl.Int64)
-
-
-class Busy:
-    """How long each device was busy with what belongs to a key, however many streams worked at once.
-
-    Args:
-        node_parent, node_key: Int32, of each node, as `paths` returns them.
-    """
-
-    def __init__(self, node_parent: pl.Series, node_key: pl.Series) -> None:
-        native = tables()
-        keys = max(node_key.to_list(), default=NONE) + 1
-        self._native: Any = native and native.Busy(node_parent, node_key, keys)
-        self._parent, self._key = node_parent, node_key
-        self._blocks: list[pl.DataFrame] = []
-        self._last: int | None = None
-
-    def add(self, node: pl.Series, device: pl.Series, start: pl.Series, end: pl.Series) -> bool:
-        """Add work (Int32, Int32, Int64, Int64; node -1 is left out) to every key on the way up from its node.
-
-        Returns:
-            Whether the starts ascend over all that was ever added; if not, the result is worth nothing.
-        """
-        if self._native is not None:
-            return bool(self._native.add(node, device, start, end))
-        block = pl.DataFrame({"node": node, "device": device, "start": start, "end": end})
-        block = block.filter(pl.col("node") != NONE)
-        if block.is_empty():
-            return True
-        starts = block["start"]
-        sorted_ = starts.is_sorted() and (self._last is None or starts[0] >= self._last)
-        self._last = starts[-1]
-        self._blocks.append(block)
-        return sorted_
-
-    def result(self) -> pl.DataFrame:
-        """Return key, device (Int32), busy_ns, first_ns and last_ns (Int64): a row per pair that had work."""
-        if self._native is not None:
-            return pl.DataFrame(self._native.result())
-        schema = {"key": pl.Int32, "device": pl.Int32, "busy_ns": pl.Int64, "first_ns": pl.Int64, "last_ns": pl.Int64}
-        if not self._blocks:
-            return pl.DataFrame(schema=schema)
-        work = pl.concat(self._blocks).join(self._keys_above(), on="node", how="inner").sort("key", "device", "start")
-        reached = pl.col("end").cum_max().shift(1).over("key", "device")
-        begins = pl.max_horizontal("start", pl.coalesce(reached, "start"))
-        work = work.with_columns(busy_ns=(pl.col("end") - begins).clip(lower_bound=0))
-        return work.group_by("key", "device", maintain_order=True).agg(
-            pl.col("busy_ns").sum(), pl.col("start").min().alias("first_ns"), pl.col("end").max().alias("last_ns")
-        )
-
-    def _keys_above(self) -> pl.DataFrame:
-        chains: list[frozenset[int]] = []
-        for above, key in zip(self._parent.to_list(), self._key.to_list(), strict=True):
-            chains.append((frozenset() if above == NONE else chains[above]) | {key})
-        pairs = [(node, key) for node, chain in enumerate(chains) for key in sorted(chain)]
-        return pl.DataFrame(pairs, schema={"node": pl.Int32, "key": pl.Int32}, orient="row")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import polars as pl
@@ -18,6 +19,8 @@ _CONTROL: Final = r"[\x00-\x1f\x7f-\x9f]"
 """What a terminal obeys. JSON spells out those below 0x20, not the others."""
 _FORMULA: Final = r"^([=+\-@＝＋－＠])"
 """How a text begins that spreadsheets take for a formula."""
+_SLICE: Final = 50_000
+"""Rows that are turned into text in one go."""
 _TEXTS: Final = (pl.String, pl.Categorical, pl.Enum)
 
 
@@ -37,27 +40,37 @@ class Tabular(Protocol):
         """What is true of all of them."""
 
 
-def as_json(report: Tabular) -> str:
-    """Return one object: `meta`, and the rows as a list named by what they stand for, such as `layers`."""
-    return json.dumps({"meta": _meta(report), report.name: report.rows.to_dicts()}, indent=2) + "\n"
+def as_json(report: Tabular) -> Iterator[str]:
+    """Yield one object: `meta`, and the rows as a list named by what they stand for, such as `layers`."""
+    whole = json.dumps({"meta": _meta(report), report.name: []}, indent=2)
+    if report.rows.is_empty():
+        yield whole + "\n"
+        return
+    yield whole.removesuffix("]\n}")
+    for number, rows in enumerate(report.rows.iter_slices(_SLICE)):
+        text = json.dumps(rows.to_dicts(), indent=2).removeprefix("[").removesuffix("\n]")
+        yield ("," if number else "") + text.replace("\n", "\n  ")
+    yield "\n  ]\n}\n"
 
 
-def as_jsonl(report: Tabular) -> str:
-    """Return an object per row, a line each, without `meta`."""
-    return re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", report.rows.write_ndjson())
+def as_jsonl(report: Tabular) -> Iterator[str]:
+    """Yield an object per row, a line each, without `meta`."""
+    for rows in report.rows.iter_slices(_SLICE):
+        yield re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", rows.write_ndjson())
 
 
-def as_csv(report: Tabular) -> str:
-    """Return the rows with a header; lists of shapes are joined by ``; ``.
+def as_csv(report: Tabular) -> Iterator[str]:
+    """Yield the rows with a header; lists of shapes are joined by ``; ``.
 
     Texts come from the profile, which is untrusted: control characters are spelled out, and a text that a spreadsheet
     would take for a formula begins with an apostrophe.
     """
+    header = dict(zip(report.rows.columns, _harmless(pl.Series(report.rows.columns)), strict=True))
     lists = [name for name, dtype in report.rows.schema.items() if isinstance(dtype, pl.List)]
-    rows = report.rows.with_columns(pl.col(lists).list.join("; "))
-    texts = [_harmless(rows[name]) for name, dtype in rows.schema.items() if dtype in _TEXTS]
-    header = dict(zip(rows.columns, _harmless(pl.Series(rows.columns)), strict=True))
-    return rows.with_columns(texts).rename(header).write_csv()
+    for number, rows in enumerate(report.rows.iter_slices(_SLICE) if report.rows.height else [report.rows]):
+        rows = rows.with_columns(pl.col(lists).list.join("; "))
+        texts = [_harmless(rows[name]) for name, dtype in rows.schema.items() if dtype in _TEXTS]
+        yield rows.with_columns(texts).rename(header).write_csv(include_header=number == 0)
 
 
 def _harmless(texts: pl.Series) -> pl.Series:
@@ -72,7 +85,9 @@ def _harmless(texts: pl.Series) -> pl.Series:
 def as_parquet(report: Tabular) -> bytes:
     """Return the rows as a Parquet file, with `meta` as JSON in its metadata under ``annot``."""
     file = io.BytesIO()
-    report.rows.write_parquet(file, metadata={"annot": json.dumps(_meta(report))})
+    texts = [name for name, dtype in report.rows.schema.items() if dtype in _TEXTS]
+    rows = report.rows.lazy().with_columns(pl.col(texts).cast(pl.String))
+    rows.sink_parquet(file, metadata={"annot": json.dumps(_meta(report))})
     return file.getvalue()
 
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_ranks import write_rank
+from large_profile import write_profile
 
 from annot.collect.tools import find_nsys
 
@@ -66,7 +66,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="annot-") as folder:
         path = Path(folder) / "million.sqlite"
-        write_rank(path, 1_000_000)
+        write_profile(path, 1_000_000)
         compare(path)
 
 

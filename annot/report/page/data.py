@@ -115,21 +115,23 @@ def run_data(
     tell(_MAKING, 0, _VIEWS, "views")
     rows = _rows(attribution)
     tell(_MAKING, 1, _VIEWS, "views")
-    happened, meta, peaks = timeline(attribution, events), summarize(attribution), default_peaks(attribution)
+    meta, peaks = summarize(attribution), default_peaks(attribution)
+    # What takes most memory comes first, while little is held.
     views: dict[str, Callable[[], Any]] = {
+        "advice": lambda: _columns(by_advice(attribution)),
+        "summary": lambda: _columns(by_summary(attribution)),
+        "timeline": lambda: timeline(attribution, events),
         "layer_steps": lambda: _layer_steps(attribution, rows),
         "names": lambda: _names(attribution, rows),
-        "summary": lambda: _columns(by_summary(attribution)),
-        "steps": lambda: _steps(attribution, happened.start_ns),
+        "steps": lambda: _steps(attribution, made["timeline"].start_ns),
         "kernels": lambda: _kernels(attribution),
         "classes": lambda: _columns(by_class(attribution)),
-        "advice": lambda: _columns(by_advice(attribution)),
-        "timeline": lambda: _timeline(attribution, rows, happened),
     }
-    made = {}
+    made: dict[str, Any] = {}
     for number, (key, make) in enumerate(views.items(), 2):
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
+    made["timeline"] = _timeline(attribution, rows, made["timeline"])
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
         "units": matrix_units(attribution.meta),
