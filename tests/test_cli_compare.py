@@ -9,10 +9,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+from shared_data import shared
 from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
-from annot.analyze.compare import SUBJECTS, compare, regressions
+from annot.analyze.compare import SUBJECTS, compare, is_step_slower, regressions
 from annot.cli import main
 from annot.correlate import Attribution, attribute, by_layer
 from annot.profile import Profile
@@ -189,6 +190,43 @@ def test_command_prints_regressions_first(profiles: tuple[Path, Path], capsys: p
         place for place, line in enumerate(lines) if line.split()[:3] == ["features.0", "Conv2d", "backward"]
     )
     assert lines[-1] == "All: 3.480 ms → 4.380 ms, speed-up 0.795 ± 0.000 (2 and 2 steps)"
+
+
+def _idle(longer: int) -> Profile:
+    """Steps of 9 µs and more with the same device work."""
+    rows = Rows()
+    for step in range(6):
+        zero = 100_000 * step
+        rows.range(f"Batch {step} |step", zero, zero + 9000 + 10 * step + longer)
+        rows.range("net Net [8,8]f32 |fwd", zero + 10, zero + 900)
+        rows.kernel(zero + 30, (zero + 1000, zero + 3000), name="sgemm_128x64")
+    return rows.build()
+
+
+def test_steps_in_which_devices_idle_longer_are_slower() -> None:
+    """Each row takes as long as before, and a step takes twice as long."""
+    same, slower = (compare(attribute(_idle(0)), attribute(_idle(longer))) for longer in (0, 9000))
+    assert same.whole == slower.whole
+    assert slower.step_time is not None
+    assert slower.step_time["speedup"] == pytest.approx(0.5, abs=0.01)
+    assert not is_step_slower(same, 1.05)
+    assert is_step_slower(slower, 1.05)
+    assert not is_step_slower(slower, 2.1)
+    assert regressions(slower, 1.05).is_empty()
+
+
+@pytest.mark.parametrize("steps", ["100:200", "2:2"])
+def test_steps_that_are_not_there(profiles: tuple[Path, Path], capsys: pytest.CaptureFixture[str], steps: str) -> None:
+    """One line says so, as that of `annot report`."""
+    assert main(["compare", *map(str, profiles), "--steps", steps]) == 1
+    assert "has no such steps, only 0 to" in capsys.readouterr().err
+
+
+def test_profiles_without_times(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counters of Nsight Compute without any duration are no run."""
+    path = str(shared("ncu/leleucas_bert_attention_torch_a100.csv"))
+    assert main(["compare", path, path]) == 1
+    assert "neither profile has times" in capsys.readouterr().err
 
 
 def test_narrow_terminals_tell_layers_and_phases_apart(

@@ -15,7 +15,7 @@ from annot.analyze.kernels import classify
 from annot.analyze.pieces import KEY, host_pieces, modules_of_nodes, phases_of_nodes, placed_blocks, sums_by_group
 from annot.correlate import UNATTRIBUTED, Attribution
 
-__all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "regressions"]
+__all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
 
 Subject: TypeAlias = Literal["layer", "module", "phase", "class", "kernel"]
 SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
@@ -43,6 +43,8 @@ class Comparison:
             longer of the two runs, 0 to 1); only_in ("a", "b" or null); kernels_gone, kernels_new (lists: kernels that
             a layer itself has only in a, only in b). The largest loss comes first.
         whole: the same numbers of all that was attributed and not.
+        step_time: the same numbers of the wall-clock time of a step, in which devices may idle; None: not both have
+            steps.
         time: "gpu_ns" or "host_ns".
         steps: how many steps of each the means are of; None: of the whole profiles.
         devices: their names, as far as the profiles tell, else "".
@@ -54,6 +56,7 @@ class Comparison:
     whole: dict[str, Any]
     time: str
     steps: tuple[int, int] | None
+    step_time: dict[str, Any] | None = None
     devices: tuple[str, str] = ("", "")
     comparability: Comparability = field(default_factory=Comparability)
 
@@ -71,7 +74,8 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         by: what a row stands for; times of layers and classes of modules are with what lies below.
 
     Raises:
-        ValueError: `by` is none of `SUBJECTS`, or about kernels where a profile has none.
+        ValueError: `by` is none of `SUBJECTS`, or about kernels where a profile has none; neither profile has times,
+            or one has none of the steps that were asked for.
     """
     if by not in SUBJECTS:
         raise ValueError(f"by must be one of {', '.join(SUBJECTS)}, got {by!r}")
@@ -80,7 +84,9 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         raise ValueError(f"profiles without device work cannot be compared by {by}")
     per_step = all(side.steps.table.height for side in (a, b))
     sides = [_Side(side, by, device, per_step) for side in (a, b)]
-    whole = _judged(_joined(sides[0].means(None), sides[1].means(None), ["all"]), 1.0).row(0, named=True)
+    whole = _of_all(*(side.means(None) for side in sides))
+    if whole is None:
+        raise ValueError("neither profile has times that could be compared")
     longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
     keys = list(_KEYS[by])
     of_a, of_b = (side.means(by) for side in sides)
@@ -89,11 +95,24 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
     rows = _judged(_joined(of_a, of_b, keys), longer).select(*keys, *_NUMBERS)
     if by == "layer":
         rows = _with_kernels(rows, a, b)
-    numbers = {name: whole[name] for name in _NUMBERS}
+    step_time = _of_all(*map(_step_time, (a, b))) if per_step else None
     steps = (sides[0].count, sides[1].count) if per_step else None
     devices = ", ".join(device_names(a)), ", ".join(device_names(b))
     time = "gpu_ns" if device else "host_ns"
-    return Comparison(by, rows, numbers, time, steps, devices, comparability(a, b))
+    return Comparison(by, rows, whole, time, steps, step_time, devices, comparability(a, b))
+
+
+def is_step_slower(comparison: Comparison, threshold: float) -> bool:
+    """Return whether steps take more than a factor longer, and surely so, whatever devices do in them.
+
+    Args:
+        comparison: of two profiles.
+        threshold: how many times as long a step may take in b, such as 1.05.
+    """
+    time = comparison.step_time
+    if time is None or time["speedup"] is None or time["speedup"] * threshold >= 1:
+        return False
+    return threshold < 1 or time["speedup_high"] is None or bool(time["speedup_high"] < 1)
 
 
 def regressions(comparison: Comparison, threshold: float, *, least_share: float = 0.01) -> pl.DataFrame:
@@ -187,6 +206,7 @@ class _Side:
 
 
 _STEP: Final = ("process_code", "step")
+_ONE: Final = {"all": pl.String, "mean_ns": pl.Float64, "variance": pl.Float64, "freedom": pl.Int64}
 
 
 def _added_up(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
@@ -197,6 +217,24 @@ def _device_times(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Device work, in blocks: node, process_code, step, name, time_ns."""
     for block in placed_blocks(attribution):
         yield block.select("node", "process_code", "step", pl.col("name").cast(pl.Categorical), time_ns="gpu_ns")
+
+
+def _step_time(attribution: Attribution) -> pl.DataFrame:
+    """The wall-clock time of a step, as `_Side.means` gives times."""
+    spans = attribution.steps.steady().select(time=(pl.col("end") - pl.col("start")).cast(pl.Float64))["time"]
+    mean, count = spans.mean(), len(spans)
+    if not isinstance(mean, float) or mean <= 0:
+        return pl.DataFrame(schema=_ONE)
+    spread = spans.var() if count > 1 else None
+    variance = spread / count / mean**2 if isinstance(spread, float) else None
+    row = {"all": "all", "mean_ns": mean, "variance": variance, "freedom": count - 1}
+    return pl.DataFrame([row], schema=_ONE)
+
+
+def _of_all(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
+    """The numbers of the one row that each side has at most; None if neither has one."""
+    rows = _judged(_joined(a, b, ["all"]), 1.0).select(_NUMBERS)
+    return rows.row(0, named=True) if rows.height else None
 
 
 def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

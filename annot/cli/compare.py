@@ -2,8 +2,9 @@
 
 A is what to compare with, B what is compared: another device, version or setting. Times are per step where both
 profiles have steps, without the warm-up; a speed-up above 1 means that B is faster, and ± is how far it can be off in
-95 of 100 such pairs of runs. What became slower stands first. With --fail-above, the exit status is 3 if something
-that takes at least --least-share of the time became slower than that, and surely so, or is new: for use in CI.
+95 of 100 such pairs of runs. What became slower stands first. With --fail-above, the exit status is 3 if a step, or
+a row of at least --least-share of the time, became slower than that, and surely so, or if rows are new that take more
+than that of the time of those that are gone: for use in CI.
 
 Runs that differ in more than their time, as in device, layers, shapes, dtypes or profiler, are compared with that said;
 with --fail-above the exit status is then 4, but with --force.
@@ -48,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-above",
         type=_factor,
         metavar="F",
-        help="exit status 3 if a row takes more than F times as long in B or is new, 4 if A and B cannot be compared; "
-        "--force: compare them all the same",
+        help="exit status 3 if a step or a row takes more than F times as long in B, or new rows more than F times "
+        "what is gone; 4 if A and B cannot be compared; --force: compare them all the same",
     )
     ci.add_argument(
         "--least-share", type=_share, default=0.01, metavar="S",
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison; return the exit status."""
-    from annot.analyze.compare import compare, regressions
+    from annot.analyze.compare import compare, is_step_slower, regressions
     from annot.cli.output import attributed, check_output, deliver, output_problem, settle_format
     from annot.cli.progress import progress
     from annot.errors import AnnotError
@@ -92,7 +93,10 @@ def run(args: argparse.Namespace) -> int:
     if slower:
         rows = "1 row takes" if slower == 1 else f"{slower:,} rows take"
         print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}, or only there", file=sys.stderr)
-    return _SLOWER if slower else 0
+    step = is_step_slower(comparison, args.fail_above)
+    if step:
+        print(f"annot: a step takes more than {args.fail_above:g} times as long in {args.b}", file=sys.stderr)
+    return _SLOWER if slower or step else 0
 
 
 def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:

@@ -99,9 +99,12 @@ def attributed(path: str, args: argparse.Namespace) -> Attribution:
     from annot.read import source
 
     try:
-        return attribute(source(Path(path)), domain=args.domain, steps=args.steps, step_range=args.step_range)
+        found = attribute(source(Path(path)), domain=args.domain, steps=args.steps, step_range=args.step_range)
     except ValueError as error:
         raise AnnotError(str(error)) from None
+    if args.steps is not None and found.steps.steady().is_empty():
+        raise AnnotError(f"{path} has no such steps, only 0 to {found.steps.table['step'].max()!r}")
+    return found
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:

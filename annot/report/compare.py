@@ -9,6 +9,7 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
 from annot.report.table import Column, Hanging, fitted_table, kernel_text
 from annot.report.units import duration, printable, unit_for
@@ -51,7 +52,8 @@ class ComparisonReport:
         found = one.comparability
         reasons = [{"kind": reason.kind, "reason": reason.text} for reason in found.reasons]
         said = {"comparable": found.comparable, "reasons": reasons, "notes": list(found.notes)}
-        return names | {"time": one.time, "steps": one.steps, "whole": one.whole} | said
+        times = {"time": one.time, "steps": one.steps, "whole": one.whole, "step_time": one.step_time}
+        return names | times | said
 
 
 def print_comparison(report: ComparisonReport, console: Console) -> None:
@@ -138,22 +140,25 @@ def _side(letter: str, path: str, devices: str) -> str:
 
 
 def _totals(report: ComparisonReport) -> list[RenderableType]:
-    whole, steps = report.comparison.whole, report.comparison.steps
-    a, b = (duration(round(whole[side] or 0)) for side in ("a_ns", "b_ns"))
-    found = report.comparison.comparability
-    if not found.same_program:
-        said = "two runs that cannot be compared"
-    elif whole["speedup"] is None:
-        said = "nothing to compare"
-    else:
-        said = f"speed-up {whole['speedup']:.3f}"
-        if (spread := _uncertainty(whole)) != "":
-            said += f" ± {spread}"
-    counted = "" if steps is None else f" ({steps[0]:,} and {steps[1]:,} steps)"
+    one = report.comparison
+    found = one.comparability
+    counted = "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
+    step = [] if one.step_time is None else [Text(f"Step by the clock: {_change(one.step_time, found)}")]
     return [
         Text(),
-        *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), report.comparison.devices, strict=True)),
+        *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), one.devices, strict=True)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
-        Text(f"All: {a} → {b}, {said}{counted}"),
+        *step,
+        Text(f"All: {_change(one.whole, found)}{counted}"),
     ]
+
+
+def _change(numbers: dict[str, Any], found: Comparability) -> str:
+    a, b = (duration(round(numbers[side] or 0)) for side in ("a_ns", "b_ns"))
+    if not found.same_program:
+        return f"{a} → {b}, two runs that cannot be compared"
+    if numbers["speedup"] is None:
+        return f"{a} → {b}, nothing to compare"
+    spread = _uncertainty(numbers)
+    return f"{a} → {b}, speed-up {numbers['speedup']:.3f}" + (f" ± {spread}" if spread != "" else "")

@@ -56,8 +56,8 @@ class Facts:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether a device worked in the steps."""
-        return self.work.height > 0
+        """Whether a device worked in the steps, as far as the profile has times of what it did."""
+        return bool(self.work["wall_ns"].sum() > 0)
 
     @cached_property
     def layers(self) -> pl.DataFrame:

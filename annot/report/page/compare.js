@@ -78,6 +78,12 @@ function differences(heading, said) {
   );
 }
 
+// What the clock says of a step, in which the GPU may idle.
+function clock(data, side) {
+  const time = data.step_time?.[side];
+  return known(time) && `a step takes ${duration(Math.round(time))} by the clock`;
+}
+
 function sides(data) {
   const {whole, steps} = data,
     per = steps ? 'per step' : 'in all',
@@ -97,6 +103,7 @@ function sides(data) {
           name(data.names[place]),
           name(data.devices[place]),
           steps && plural(steps[place], 'step'),
+          clock(data, side),
         ),
       ),
     );

@@ -93,6 +93,7 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
     one = found[by]
     return {
         "kind": "compare", "names": list(names), "by": by, "time": one.time, "steps": one.steps, "whole": one.whole,
+        "step_time": one.step_time,
         "devices": list(one.devices), "same_program": one.comparability.same_program,
         "reasons": [reason.text for reason in one.comparability.reasons], "notes": list(one.comparability.notes),
         "tables": {name: _columns(each.rows) for name, each in found.items()},
