@@ -146,6 +146,15 @@ def test_cut_file(tmp_path: Path) -> None:
     assert f"is cut: it has {len(content) // 2:,} bytes of {len(content):,}" in _refusal(path)
 
 
+def test_sqlite_in_utf_16(tmp_path: Path) -> None:
+    """Its texts would come out with a NUL after each letter, and no rule would know a kernel."""
+    path = tmp_path / "wide.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA encoding = 'UTF-16le'")
+        database.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    assert "has its texts in UTF-16" in _refusal(path)
+
+
 def test_damaged_file(tmp_path: Path) -> None:
     """A file whose pages were overwritten is called damaged."""
     profile = SqliteProfile()

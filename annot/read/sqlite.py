@@ -299,7 +299,7 @@ def open_database(path: Path) -> Iterator[Database]:
     Raises:
         AnnotError: the file is not SQLite, cut or damaged.
     """
-    _check_size(path)
+    _check_header(path)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
         plain = sqlite3.connect(uri, uri=True)
@@ -337,10 +337,12 @@ def _begins(path: Path, magic: bytes) -> bool:
         return False
 
 
-def _check_size(path: Path) -> None:
-    """Refuse a cut file at once: SQLite notices only when a query needs a page that is gone."""
+def _check_header(path: Path) -> None:
+    """Refuse a cut file at once, since SQLite notices only when a query needs a page that is gone, and UTF-16."""
     with path.open("rb") as file:
         header = file.read(100)
+    if header[56:60] in (b"\0\0\0\2", b"\0\0\0\3"):
+        raise AnnotError(f"{path} has its texts in UTF-16, which no profiler writes: convert it to UTF-8")
     if len(header) < 100 or header[24:28] != header[92:96]:  # then the number of pages is not up to date
         return
     page = int.from_bytes(header[16:18], "big")
