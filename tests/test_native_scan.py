@@ -187,7 +187,6 @@ UNSUPPORTED = {
     "a text": "CREATE TABLE t (a); INSERT INTO t VALUES ('1')",
     "a blob": "CREATE TABLE t (a); INSERT INTO t VALUES (x'01')",
     "no rowid": "CREATE TABLE t (a INTEGER PRIMARY KEY) WITHOUT ROWID; INSERT INTO t VALUES (1)",
-    "UTF-16": "PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a); INSERT INTO t VALUES (1)",
     "a write-ahead log": "PRAGMA journal_mode = WAL; CREATE TABLE t (a); INSERT INTO t VALUES (1)",
     "a default": "CREATE TABLE t (z); INSERT INTO t VALUES (1); ALTER TABLE t ADD a DEFAULT 7",
     "a computed column": "CREATE TABLE t (a, z AS (a + 1)); INSERT INTO t (a) VALUES (1)",

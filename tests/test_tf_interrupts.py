@@ -20,6 +20,7 @@ from tensorflow.python.data.ops import iterator_ops
 import annot
 from annot import emit
 from annot.tf import library, noting, ranges
+from annot.weak import WeakKeys
 
 
 def state(model: Any) -> dict[str, Any]:
@@ -76,8 +77,11 @@ def test_an_interrupt_anywhere_reaches_the_user(tmp_path: Path, request: pytest.
 
 
 @pytest.mark.skipif(not IS_NATIVE, reason="graphs have ranges by the C parts")
-def test_an_interrupt_while_a_graph_is_made_reaches_the_user(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_an_interrupt_while_a_graph_is_made_reaches_the_user(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """TensorFlow traces a function and has annot rewrite the graph, on the user's thread."""
+    monkeypatch.setattr(noting, "graphs", WeakKeys())  # annot looks at each graph, also at those of other tests
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     x = tf.ones((2, 3))
     found: set[str] = set()

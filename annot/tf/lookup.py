@@ -127,9 +127,12 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Found], 
 
 def _count(names: Sequence[str], graph: Traced) -> int:
     """Return how many nodes may come from a graph."""
-    operations = graph.operations
-    calls = {name for name, made in operations.items() if made.kind in _CALLS}
-    return sum(name in operations or any(name[:end] in calls for end in _slashes(name)) for name in names)
+    operations, calls = graph.operations, graph.of_kinds(_CALLS)
+    known = sum(map(operations.__contains__, names))
+    if not calls:
+        return known
+    others = (name for name in names if name not in operations)
+    return known + sum(any(name[:end] in calls for end in _slashes(name)) for name in others)
 
 
 def _slashes(name: str) -> list[int]:

@@ -62,7 +62,18 @@ class Traced:
         """By name."""
         self.place = id(graph)
         """As in `Owner`."""
+        self._of_kinds: tuple[int, frozenset[str]] = (0, frozenset())
         self._graph = ref(graph)
+
+    def of_kinds(self, kinds: frozenset[str]) -> frozenset[str]:
+        """Return the names of the operations of these types, always the same ones; kept while no operation comes."""
+        count = len(self.operations)
+        if self._of_kinds[0] != count:
+            self._of_kinds = (
+                count,
+                frozenset(name for name, made in list(self.operations.items()) if made.kind in kinds),
+            )
+        return self._of_kinds[1]
 
     def called(self, name: str) -> dict[str, Traced | None]:
         """Return the graphs that an operation calls, by branch; None for one that is not known.
