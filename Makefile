@@ -1,8 +1,8 @@
-# The commands of this project; `make` lists them.
+# Development commands. `make` lists them.
 #
-#   make demo PYTHON=python3.12         another interpreter
+#   make demo PYTHON=python3.12         use another interpreter
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
-#                                       PyTorch without CUDA, some gigabytes less to download
+#                                       use PyTorch without CUDA, a download that is several gigabytes smaller
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,14 +11,13 @@ TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
 PYTEST_OPTIONS := --numprocesses auto --dist loadfile
-# A process for each core, and not as many threads in each.
+# One pytest process per core, each with one OpenMP thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
 TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
-# What the C call path does, its Python twin must do too.
-TWINS := $(patsubst %,tests/test_%.py,emit trace trace_async loop torch_backward torch_blocks torch_checkpoint \
-	torch_choice torch_compiled torch_devices torch_forward torch_graphs torch_greenlets torch_interrupts torch_matrix torch_memory \
-	torch_ops torch_profiler torch_unchanged)
-SOURCES := pyproject.toml $(wildcard annot/native/*.c annot/native/*.h annot/native/*.py)
+# Tests that run with the C call path and with its Python fallback.
+FALLBACK := $(patsubst %,tests/emit/test_%.py,emit trace trace_async loop) $(patsubst %,tests/pytorch/test_%.py,backward blocks \
+	checkpoint choice compiled devices forward graphs greenlets interrupts matrix memory nested_runs ops profiler unchanged wraps)
+SOURCES := pyproject.toml $(wildcard annot/native/*.py annot/native/*/*.[ch])
 PROFILE := build/alexnet.sqlite
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -26,43 +25,45 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo      profile AlexNet training on this machine and print its layer table"
-	@echo "make test      ruff, mypy and the whole test suite"
-	@echo "make test-all  the suite, and what takes long: sanitizers, random signals, behaviour under every tool"
-	@echo "make lint      ruff and mypy alone"
-	@echo "make bench     what ranges cost, against the budgets (some minutes)"
-	@echo "make clean     remove $(VENV) and everything that was built"
+	@echo "make test      make lint, and the whole test suite"
+	@echo "make test-all  the suite and the slow tests: sanitizers, fuzzers, random signals, behaviour under every tool"
+	@echo "make lint      ruff, import-linter and mypy"
+	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
+	@echo "make clean     remove $(VENV) and all build outputs"
 
 demo: $(VENV)/.installed
 	@mkdir -p $(dir $(PROFILE))
 	@echo "== profiling samples/alexnet.py with the embedded recorder"
 	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python samples/alexnet.py
 
-# TensorFlow's eager mode needs no C. TensorFlow has an environment of its own, without PyTorch, so that each part of the
-# suite is seen to pass without the other's framework.
+# TensorFlow is in a separate environment without PyTorch, to test that each framework works without the other. The
+# TensorFlow tests with ANNOT_DISABLE_NATIVE use eager mode, which works without the C parts.
 test: lint $(TF_VENV)/.dev
-	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q $(TWINS)
+	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q $(FALLBACK)
 	$(PYTEST)
-	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q tests/test_tf_gradients.py tests/test_tf_keras_models.py tests/test_tf_trace.py
-	$(TF_PYTEST) tests/test_tf_*.py tests/test_samples_keras.py
+	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
+	$(TF_PYTEST) tests/tensorflow tests/documents/test_samples_keras.py
 
-# The C parts and their fuzzers under ASan and UBSan, the recorder under TSan, random signals, one program with and without
-# each tool, an installation without a compiler: whatever has the marker `exhaustive`.
+# Tests with the marker `exhaustive`: C parts and fuzzers under ASan and UBSan, the recorder under TSan, random signals,
+# one program with and without each tool, an installation without a compiler.
 test-all: test
 	$(PYTEST) -m exhaustive
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
-	MYPYPATH=tests:samples $(BIN)/mypy annot samples tests/nets.py tests/bench
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	MYPYPATH=tests/support:samples $(BIN)/mypy annot samples tests/support tests/bench
 
 bench: $(VENV)/.dev
-	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests:samples $(BIN)/python $$bench || exit 1; done
+	@for bench in tests/bench/bench_*.py; do PYTHONPATH=tests/support:samples $(BIN)/python $$bench || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info annot/native/*.so
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# PyTorch comes first: nothing that is installed later may then choose another build of it.
+# Install PyTorch first, so that later installations keep this build.
 $(VENV)/.torch:
 	@echo "== creating $(VENV) with $(TORCH)"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "annot needs Python 3.11 or later")'
@@ -77,7 +78,7 @@ $(VENV)/.installed: $(VENV)/.torch $(SOURCES)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed pyproject.toml
-	@echo "== installing what the tests need"
+	@echo "== installing the test dependencies"
 	$(BIN)/python -m pip install -q --group dev
 	@touch $@
 

@@ -1,25 +1,25 @@
-"""NVTX ranges for every layer of a deep-learning model, and the table of which layer used the time."""
+"""NVTX ranges for every layer of a deep-learning model, and attribution of profiles to layers."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from annot.emit import enable, enabled
+from annot.dispatch import emit_ranges
+from annot.emit.client import enable, enabled
+from annot.emit.loop import batch, batches, epoch, epochs
+from annot.emit.schedule import schedule
+from annot.emit.trace import mark, trace
 from annot.errors import AnnotError
-from annot.instrument import emit_ranges
-from annot.loop import batch, batches, epoch, epochs
-from annot.schedule import schedule
-from annot.trace import mark, trace
 
 if TYPE_CHECKING:
     from annot import tf as tf
     from annot import torch as torch
-    from annot.correlate import correlate
-    from annot.magics import load_ipython_extension, unload_ipython_extension
-    from annot.read import load
-    from annot.recording import record
-    from annot.report.layers import layers
+    from annot.attribution import correlate
+    from annot.collect.record import record
+    from annot.notebook.layers import layers
+    from annot.notebook.magics import load_ipython_extension, unload_ipython_extension
+    from annot.read.formats import load
 
 __all__ = [
     "AnnotError",
@@ -41,18 +41,18 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-# The read wing brings polars, which a training script has no use for: loaded when it is first asked for.
+# Loaded on first use, because these modules import polars, which a training script does not need.
 _LAZY = {
-    "correlate": "annot.correlate",
-    "layers": "annot.report.layers",
-    "load": "annot.read",
-    "load_ipython_extension": "annot.magics",
-    "record": "annot.recording",
-    "unload_ipython_extension": "annot.magics",
+    "correlate": "annot.attribution",
+    "layers": "annot.notebook.layers",
+    "load": "annot.read.formats",
+    "load_ipython_extension": "annot.notebook.magics",
+    "record": "annot.collect.record",
+    "unload_ipython_extension": "annot.notebook.magics",
 }
 
 
-# For `annot.torch.AnnotCallback()` after `import annot`; each brings its framework.
+# Subpackages available after `import annot`; loaded on first use, because each imports its framework.
 _PACKAGES = ("tf", "torch")
 
 

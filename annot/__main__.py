@@ -1,10 +1,10 @@
-"""`python -m annot` is the command `annot`."""
+"""Entry point of `python -m annot`, the same as the command `annot`."""
 
 from __future__ import annotations
 
 import sys
 
-from annot.cli import main
+from annot.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

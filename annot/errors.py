@@ -1,4 +1,4 @@
-"""The one exception that annot raises for things outside the program: files, tools, machines; and its warnings."""
+"""Exception for errors outside the program, such as files, tools and machines, and warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AnnotError", "warn"]
 
 
 class AnnotError(Exception):
-    """A profile, tool or file could not be used; the message is one complete sentence that names it.
+    """A profile, tool or file cannot be used. The message is one sentence that names it.
 
     Wrong arguments raise `TypeError` or `ValueError` instead.
 
@@ -22,22 +22,22 @@ class AnnotError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        # A file's own words can be in it, and must not move the cursor of a terminal.
+        # The message may contain text from a file. Escape control characters, which could change the terminal.
         super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
 
 
 def warn(message: str, *, stacklevel: int = 1) -> None:
-    """Issue a `RuntimeWarning`, and never raise it.
+    """Issue a `RuntimeWarning` without ever raising it.
 
-    annot warns in the middle of the user's training step. Where warnings are errors (``-W error``), the message is a
-    line on stderr.
+    annot warns during the user's training step. If warnings are errors (``-W error``), the message goes to stderr
+    instead.
 
     Args:
-        message: the text of the warning.
-        stacklevel: the frame that the warning names; 1 is the caller of this function.
+        message: text of the warning.
+        stacklevel: stack frame that the warning names; 1: the caller of this function.
     """
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
     except RuntimeWarning:
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             print(f"annot: warning: {message}", file=sys.stderr or sys.stdout)

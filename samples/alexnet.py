@@ -10,11 +10,11 @@ from training import SyntheticImages, arguments, run
 
 
 class AlexNet(nn.Module):
-    """AlexNet in one tower: 224×224 images give 55×55, 27×27 and 13×13 maps, then 9216 features.
+    """Single-tower AlexNet. 224×224 images give feature maps of 55×55, 27×27 and 13×13, then 9216 features.
 
     Args:
-        classes: how many outputs.
-        image: side of the square images in pixels, at least 63.
+        classes: number of classes.
+        image: height and width of the images in pixels, 63 or more.
     """
 
     def __init__(self, classes: int = 1000, image: int = 224) -> None:
@@ -48,18 +48,18 @@ class AlexNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
+        """Return scores of shape (batch, classes)."""
         features = self.features(images)
         scores: Tensor = self.classifier(features.flatten(1))
         return scores
 
 
 class ConvnetAlexNet(nn.Module):
-    """AlexNet in the form of Soumith Chintala's convnet-benchmarks: no padding at first, no dropout.
+    """AlexNet as in Soumith Chintala's convnet-benchmarks: no padding in the first convolution, no dropout.
 
     Args:
-        classes: how many outputs.
-        image: side of the square images in pixels, at least 67; 227 gives the maps of `AlexNet` on 224.
+        classes: number of classes.
+        image: height and width of the images in pixels, 67 or more. 227 gives the feature maps of `AlexNet` with 224.
     """
 
     def __init__(self, classes: int = 1000, image: int = 227) -> None:
@@ -91,17 +91,17 @@ class ConvnetAlexNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
+        """Return scores of shape (batch, classes)."""
         features = self.features(images)
         scores: Tensor = self.classifier(features.flatten(1))
         return scores
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = arguments("Train AlexNet on synthetic images.", batch=16, steps=6)
-    parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
-    parser.add_argument("--convnet", action="store_true", help="the form without padding and dropout, for 227 pixels")
+    parser.add_argument("--image", type=int, default=224, help="image size in pixels (default: %(default)s)")
+    parser.add_argument("--convnet", action="store_true", help="variant of convnet-benchmarks; use it with --image 227")
     options = parser.parse_args()
     form = ConvnetAlexNet if options.convnet else AlexNet
     run(lambda: form(image=options.image), SyntheticImages(options.steps * options.batch, options.image), options)

@@ -11,13 +11,13 @@ from keras_training import SyntheticImages, image_arguments, run
 
 
 class AlexNet(keras.Sequential):
-    """AlexNet in one tower: 224×224 images give 55×55, 27×27 and 13×13 maps, then 9216 features.
+    """Single-tower AlexNet. 224×224 images give feature maps of 55×55, 27×27 and 13×13, then 9216 features.
 
     Args:
-        classes: how many outputs.
-        image: side of the square images in pixels, at least 63, without padding 67.
-        convnet: the form of Soumith Chintala's convnet-benchmarks: no padding at first, no dropout; 227 pixels give
-            the maps of the other form on 224.
+        classes: number of classes.
+        image: height and width of the images in pixels: 63 or more, 67 or more with `convnet`.
+        convnet: build the variant of Soumith Chintala's convnet-benchmarks: no padding in the first convolution, no
+            dropout. Images of 227 pixels give the feature maps of the default variant with 224.
     """
 
     def __init__(self, classes: int = 1000, image: int = 224, *, convnet: bool = False) -> None:
@@ -45,9 +45,9 @@ class AlexNet(keras.Sequential):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = image_arguments("Train AlexNet on synthetic images.", batch=16, steps=6)
-    parser.add_argument("--convnet", action="store_true", help="the form without padding and dropout, for 227 pixels")
+    parser.add_argument("--convnet", action="store_true", help="variant of convnet-benchmarks; use it with --image 227")
     options = parser.parse_args()
     data = SyntheticImages(options.steps, options.batch, options.image)
     run(lambda: AlexNet(image=options.image, convnet=options.convnet), data, options)

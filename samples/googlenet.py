@@ -12,14 +12,14 @@ from training import SyntheticImages, arguments, run
 
 
 class ConvRelu(nn.Sequential):
-    """A convolution that keeps the size, unless it has a stride, and an in-place ReLU."""
+    """Convolution with "same" padding and in-place ReLU."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(inplace=True))
 
 
 class Inception(nn.Module):
-    """Convolutions of three sizes and a pool side by side."""
+    """Inception module: 1×1, 3×3 and 5×5 convolutions and a max pool in parallel."""
 
     def __init__(self, inputs: int, one: int, three_in: int, three: int, five_in: int, five: int, pool: int) -> None:
         super().__init__()
@@ -29,16 +29,16 @@ class Inception(nn.Module):
         self.pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), ConvRelu(inputs, pool, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the channels of all branches."""
+        """Return the concatenated channels of all branches."""
         return torch.cat([self.one(x), self.three(x), self.five(x), self.pool(x)], dim=1)
 
 
 class GoogLeNet(nn.Module):
-    """The network of the ImageNet challenge of 2014, without the two heads that help it learn.
+    """GoogLeNet (ILSVRC 2014) without its two auxiliary classifiers.
 
     Args:
-        width: channels of the first convolution; 64 is the full definition, all others are in proportion.
-        classes: how many outputs.
+        width: channels of the first convolution. 64 is the full network; other layers scale with it.
+        classes: number of classes.
     """
 
     def __init__(self, width: int = 64, classes: int = 1000) -> None:
@@ -65,16 +65,16 @@ class GoogLeNet(nn.Module):
         self.fc = nn.Linear(inputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
+        """Return scores of shape (batch, classes)."""
         features = self.avgpool(self.inceptions(self.stem(images)))
         scores: Tensor = self.fc(self.dropout(features.flatten(1)))
         return scores
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = arguments("Train GoogLeNet on synthetic images.", batch=8)
-    parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
+    parser.add_argument("--image", type=int, default=224, help="image size in pixels (default: %(default)s)")
     options = parser.parse_args()
     run(GoogLeNet, SyntheticImages(options.steps * options.batch, options.image), options)
 

@@ -14,7 +14,7 @@ from keras_training import SyntheticImages, image_arguments, run
 
 
 class Inception(layers.Layer):
-    """Convolutions of three sizes and a pool side by side."""
+    """Inception module: 1×1, 3×3 and 5×5 convolutions and a max pool in parallel."""
 
     def __init__(
         self, one: int, three_in: int, three: int, five_in: int, five: int, pool: int, *, name: str
@@ -28,18 +28,19 @@ class Inception(layers.Layer):
         self.join = layers.Concatenate(name="join")
 
     def call(self, x: Any) -> Any:
-        """Return the channels of all branches."""
+        """Return the concatenated channels of all branches."""
         three, five = self.three(self.three_in(x)), self.five(self.five_in(x))
         return self.join([self.one(x), three, five, self.pool_out(self.pool(x))])
 
 
 class LocalResponseNorm(layers.Layer):
-    """Divide by a power of the mean square of the `size` channels around, as AlexNet's and GoogLeNet's authors did.
+    """Local response normalization as in AlexNet and GoogLeNet: x / (1 + scale / size · sum(x²)) ** power.
 
     Args:
-        size: how many channels, an odd number.
-        scale, power: of the sum; what is added to it is one.
-        name: of the layer.
+        size: number of neighboring channels in the sum, odd.
+        scale: factor of the sum.
+        power: exponent.
+        name: layer name.
     """
 
     def __init__(self, size: int, scale: float = 1e-4, power: float = 0.75, *, name: str | None = None) -> None:
@@ -47,7 +48,7 @@ class LocalResponseNorm(layers.Layer):
         self.size, self.scale, self.power = size, scale, power
 
     def call(self, x: Any) -> Any:
-        """Return the activations, of the same shape."""
+        """Return the normalized activations, of the same shape."""
         around, channels = self.size // 2, x.shape[-1]
         squares = ops.pad(ops.square(x), [[0, 0], [0, 0], [0, 0], [around, around]])
         total = sum(squares[..., start : start + channels] for start in range(self.size))
@@ -55,12 +56,12 @@ class LocalResponseNorm(layers.Layer):
 
 
 class GoogLeNet(keras.Sequential):
-    """The network of the ImageNet challenge of 2014, without the two heads that help it learn.
+    """GoogLeNet (ILSVRC 2014) without its two auxiliary classifiers.
 
     Args:
-        width: channels of the first convolution; 64 is the full definition, all others are in proportion.
-        image: side of the square images in pixels.
-        classes: how many outputs.
+        width: channels of the first convolution. 64 is the full network; other layers scale with it.
+        image: height and width of the images in pixels.
+        classes: number of classes.
     """
 
     def __init__(self, width: int = 64, image: int = 224, classes: int = 1000) -> None:
@@ -80,17 +81,17 @@ class GoogLeNet(keras.Sequential):
 
 
 def conv(outputs: int, kernel: int, name: str, strides: int = 1) -> layers.Layer:
-    """Return a convolution that keeps the size, unless it has a stride, with ReLU."""
+    """Return a convolution with "same" padding and ReLU."""
     return layers.Conv2D(outputs, kernel, strides, "same", activation="relu", name=name)
 
 
 def pool(name: str) -> layers.Layer:
-    """Return a pool that halves the size."""
+    """Return a max pool that halves height and width."""
     return layers.MaxPooling2D(3, strides=2, padding="same", name=name)
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     options = image_arguments("Train GoogLeNet on synthetic images.", batch=8).parse_args()
     data = SyntheticImages(options.steps, options.batch, options.image)
     run(lambda: GoogLeNet(image=options.image), data, options)

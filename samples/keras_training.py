@@ -1,6 +1,6 @@
-"""What the Keras samples share: options, synthetic data, and `fit` with a range around every layer, batch and epoch.
+"""Training and inference of the Keras samples: options, synthetic data, and `fit` with annot's ranges.
 
-This is the part that annot is about; ``with emit_ranges(model):`` is all that it adds to a script.
+``with emit_ranges(model):`` is the only line that annot needs in a script.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from annot import emit_ranges
 
 
 class SyntheticImages(keras.utils.PyDataset):
-    """Noise whose brightness depends on the class, so that there is something to learn.
+    """Noise images whose mean depends on the class, so that a model can learn.
 
     Args:
-        steps: how many batches.
-        batch: images in each.
-        image: their side in pixels.
-        classes: how many classes.
+        steps: number of batches.
+        batch: images per batch.
+        image: height and width in pixels.
+        classes: number of classes.
     """
 
     def __init__(self, steps: int, batch: int, image: int, classes: int = 10) -> None:
@@ -39,13 +39,13 @@ class SyntheticImages(keras.utils.PyDataset):
 
 
 class SyntheticText(keras.utils.PyDataset):
-    """Token sequences that count up from a random start, each with the tokens that come next.
+    """Token sequences that count up from a random start. The target is the next token.
 
     Args:
-        steps: how many batches.
-        batch: sequences in each.
-        length: tokens in each.
-        vocabulary: how many different tokens.
+        steps: number of batches.
+        batch: sequences per batch.
+        length: tokens per sequence.
+        vocabulary: number of different tokens.
     """
 
     def __init__(self, steps: int, batch: int, length: int, vocabulary: int) -> None:
@@ -62,33 +62,33 @@ class SyntheticText(keras.utils.PyDataset):
 
 
 def arguments(description: str, *, batch: int, steps: int = 4) -> argparse.ArgumentParser:
-    """Return a parser with the options of every Keras sample; `batch` and `steps` are its defaults."""
+    """Return a parser with the options of every Keras sample. `batch` and `steps` are their defaults."""
     return _with_keras_options(command_line.arguments(description, batch=batch, steps=steps))
 
 
 def image_arguments(description: str, *, batch: int, steps: int = 4, image: int = 224) -> argparse.ArgumentParser:
-    """Return the same for models of images."""
+    """Return a parser with the options of every sample and those of image models."""
     parser = arguments(description, batch=batch, steps=steps)
-    parser.add_argument("--image", type=int, default=image, help="side of the images (default: %(default)s)")
+    parser.add_argument("--image", type=int, default=image, help="image size in pixels (default: %(default)s)")
     return parser
 
 
 def text_arguments(description: str, *, batch: int, length: int, vocabulary: int) -> argparse.ArgumentParser:
-    """Return the same for models of text."""
+    """Return a parser with the options of every sample and those of text models."""
     return _with_keras_options(
         command_line.text_arguments(description, batch=batch, length=length, vocabulary=vocabulary)
     )
 
 
 def _with_keras_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--device", help="for example cpu; default: a GPU if there is one")
-    parser.add_argument("--eager", action="store_true", help="run every operation alone instead of a graph")
+    parser.add_argument("--device", help="for example cpu; default: the first GPU if there is one, otherwise the CPU")
+    parser.add_argument("--eager", action="store_true", help="run eagerly instead of as a graph")
     parser.add_argument("--jit", action="store_true", help="compile with XLA")
     return parser
 
 
 def run(build: Callable[[], keras.Model], data: keras.utils.PyDataset, options: argparse.Namespace) -> None:
-    """Build the model and train it, or with ``--inference`` use it, on `data`."""
+    """Build the model, then train it or, with ``--inference``, run its forward on `data`."""
     keras.utils.set_random_seed(0)
     if options.bf16:
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -97,25 +97,26 @@ def run(build: Callable[[], keras.Model], data: keras.utils.PyDataset, options: 
 
 
 def train(model: keras.Model, data: keras.utils.PyDataset, options: argparse.Namespace) -> None:
-    """Train for `options.epochs` epochs; Keras prints the loss of each."""
+    """Train for `options.epochs` epochs. Keras prints the loss of each epoch."""
     _compile(model, options)
     with emit_ranges(model):
-        model.fit(of_one_size(data), epochs=options.epochs, verbose=2)
+        model.fit(with_static_shapes(data), epochs=options.epochs, verbose=2)
 
 
 def infer(model: keras.Model, data: keras.utils.PyDataset, options: argparse.Namespace) -> None:
-    """Run the model forward and print the mean score of every epoch."""
+    """Run the forward of the model and print the mean score of every epoch."""
     _compile(model, options)
     with emit_ranges(model):
         for epoch in range(options.epochs):
-            print(f"epoch {epoch}: mean {model.predict(of_one_size(data), verbose=0).mean():.4f}", flush=True)
+            print(f"epoch {epoch}: mean {model.predict(with_static_shapes(data), verbose=0).mean():.4f}", flush=True)
 
 
-def of_one_size(data: keras.utils.PyDataset) -> Any:
-    """Return the same batches, all of the size of the first, so that a graph of TensorFlow knows each shape.
+def with_static_shapes(data: keras.utils.PyDataset) -> Any:
+    """Return a dataset with static shapes, so that a TensorFlow graph knows the batch size.
 
-    Keras itself leaves the number of samples open. Operations of annot's find it when the graph runs; the names of what
-    TensorFlow runs itself, as on a GPU and under XLA, are of no help there.
+    Keras leaves the batch dimension undefined. annot's operations read it when the graph runs, but the names of
+    TensorFlow's own operations, which annot needs on a GPU and under XLA, do not show it. All batches have the shape of
+    the first one.
     """
     if keras.backend.backend() != "tensorflow":
         return data

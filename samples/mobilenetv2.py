@@ -11,7 +11,7 @@ from training import SyntheticImages, arguments, run
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution that keeps the size, unless it has a stride, batch norm, and ReLU6."""
+    """Convolution with "same" padding, batch norm and ReLU6."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__(
@@ -22,13 +22,13 @@ class ConvNorm(nn.Sequential):
 
 
 class InvertedResidual(nn.Module):
-    """Widen, convolve each channel alone, narrow; beside a shortcut where the sizes allow one.
+    """Inverted residual: 1×1 expansion, 3×3 depthwise convolution, 1×1 projection. Has a shortcut if shapes match.
 
     Args:
-        inputs: channels that come in.
-        outputs: channels that go out.
-        expansion: how many times as wide it is inside.
-        stride: of the convolution of each channel.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        expansion: factor from input channels to channels of the depthwise convolution.
+        stride: stride of the depthwise convolution.
     """
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
@@ -53,8 +53,8 @@ class MobileNetV2(nn.Module):
     """MobileNetV2.
 
     Args:
-        width: factor of all numbers of channels but the last, which are made multiples of 8.
-        classes: how many outputs.
+        width: width multiplier. Channels are rounded to multiples of 8. The last convolution never shrinks.
+        classes: number of classes.
     """
 
     def __init__(self, width: float = 1.0, classes: int = 1000) -> None:
@@ -71,15 +71,15 @@ class MobileNetV2(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
+        """Return scores of shape (batch, classes)."""
         scores: Tensor = self.classifier(self.avgpool(self.features(images)).flatten(1))
         return scores
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = arguments("Train MobileNetV2 on synthetic images.", batch=8)
-    parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
+    parser.add_argument("--image", type=int, default=224, help="image size in pixels (default: %(default)s)")
     options = parser.parse_args()
     run(MobileNetV2, SyntheticImages(options.steps * options.batch, options.image), options)
 

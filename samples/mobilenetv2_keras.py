@@ -14,7 +14,7 @@ from keras_training import SyntheticImages, image_arguments, run
 
 
 class ConvNorm(keras.Sequential):
-    """A convolution that keeps the size, unless it has a stride, batch norm, and ReLU6."""
+    """Convolution with "same" padding, batch norm and ReLU6."""
 
     def __init__(self, outputs: int, name: str, kernel: int = 1, stride: int = 1) -> None:
         conv = layers.Conv2D(outputs, kernel, stride, "same", use_bias=False, name="conv")
@@ -22,7 +22,7 @@ class ConvNorm(keras.Sequential):
 
 
 class DepthwiseNorm(keras.Sequential):
-    """The same with a convolution of each channel alone."""
+    """Depthwise 3×3 convolution with "same" padding, batch norm and ReLU6."""
 
     def __init__(self, name: str, stride: int) -> None:
         conv = layers.DepthwiseConv2D(3, stride, "same", use_bias=False, name="conv")
@@ -30,14 +30,14 @@ class DepthwiseNorm(keras.Sequential):
 
 
 class InvertedResidual(layers.Layer):
-    """Widen, convolve each channel alone, narrow; beside a shortcut where the sizes allow one.
+    """Inverted residual: 1×1 expansion, 3×3 depthwise convolution, 1×1 projection. Has a shortcut if shapes match.
 
     Args:
-        inputs: channels that come in.
-        outputs: channels that go out.
-        expansion: how many times as wide it is inside.
-        stride: of the convolution of each channel.
-        name: of the layer.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        expansion: factor from input channels to channels of the depthwise convolution.
+        stride: stride of the depthwise convolution.
+        name: layer name.
     """
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int, name: str) -> None:
@@ -59,9 +59,9 @@ class MobileNetV2(keras.Sequential):
     """MobileNetV2.
 
     Args:
-        width: factor of all numbers of channels but the last, which are made multiples of 8.
-        image: side of the square images in pixels.
-        classes: how many outputs.
+        width: width multiplier. Channels are rounded to multiples of 8. The last convolution never shrinks.
+        image: height and width of the images in pixels.
+        classes: number of classes.
     """
 
     def __init__(self, width: float = 1.0, image: int = 224, classes: int = 1000) -> None:
@@ -78,7 +78,7 @@ class MobileNetV2(keras.Sequential):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     options = image_arguments("Train MobileNetV2 on synthetic images.", batch=8).parse_args()
     data = SyntheticImages(options.steps, options.batch, options.image)
     run(lambda: MobileNetV2(image=options.image), data, options)

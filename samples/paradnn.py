@@ -1,12 +1,12 @@
-"""Models made to measure, after ParaDnn: fully connected, convolutional, recurrent; 10 thousand to 1 billion weights.
+"""Parameterized models after ParaDnn: fully connected, convolutional and recurrent, 10 thousand to 1 billion weights.
 
-One call makes a model and its batches:
+Build a model and its batches with one call:
 
     from paradnn import FullyConnected, generate
     workload = generate(FullyConnected(layers=8, nodes=512, batch=64))
     loss = workload.loss(workload.model(inputs), target)  # with inputs, target = workload.make_batch(0)
 
-As a script it trains one, or with --inference uses one:
+Run as a script to train a model, or run its forward with --inference:
 
     annot run -- python samples/paradnn.py lstm --layers 2 --embedding 200 --batch 1 --inference
 """
@@ -24,7 +24,7 @@ from paradnn_family import (
     FullyConnected,
     Recurrent,
     add_options,
-    chosen,
+    config_from,
 )
 from resnet50 import Bottleneck, Residual, ResNet
 from torch import Tensor, nn
@@ -38,20 +38,20 @@ BLOCKS: Final[dict[str, type[Residual] | type[Bottleneck]]] = {"residual": Resid
 
 
 class Workload(NamedTuple):
-    """A model with what is needed to run it."""
+    """A model with its batches and its loss."""
 
     model: nn.Module
     make_batch: Callable[[int], tuple[Tensor, Tensor]]
-    """Gives inputs and target of a batch; the same number gives the same batch."""
+    """Returns inputs and target of a batch. The same number returns the same batch."""
     loss: Callable[[Tensor, Tensor], Tensor]
-    """Takes what the model gives, and the target."""
+    """Takes the model output and the target."""
 
 
 def generate(config: Config) -> Workload:
-    """Return the model of a configuration, with weights from PyTorch's generator, and its batches.
+    """Return the model of a configuration and its batches. Weights come from PyTorch's default random generator.
 
-    On another device than the CPU: ``with torch.device("cuda"): generate(config)``; ``torch.device("meta")`` takes no
-    memory, for counting.
+    Use ``with torch.device("cuda"): generate(config)`` to build the model on a GPU, and ``torch.device("meta")`` to
+    count its weights without allocating them.
 
     Example:
         >>> workload = generate(Recurrent("gru", layers=2, batch=1))
@@ -69,13 +69,13 @@ def generate(config: Config) -> Workload:
 
 
 def count_parameters(config: Config) -> int:
-    """Return how many weights the model has, without making them."""
+    """Return the number of weights of the model without allocating them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in generate(config).model.parameters())
 
 
 class RecurrentNetwork(nn.Module):
-    """Gives a score per token at each step, steps and sequences in one dimension."""
+    """Embedding, recurrent layers and a linear layer that scores every token at each step."""
 
     def __init__(self, config: Recurrent) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def _tokens(config: Recurrent, index: int) -> tuple[Tensor, Tensor]:
 
 
 class _Batches:
-    """The batches of a workload, made anew in each epoch."""
+    """Batches of a workload, generated again in each epoch."""
 
     def __init__(self, workload: Workload, count: int) -> None:
         self.workload, self.count = workload, count
@@ -126,11 +126,11 @@ class _Batches:
 
 
 def main() -> None:
-    """Read the options, then train."""
-    parser = arguments("Train a model of ParaDnn on noise.", batch=16)
+    """Parse the options and train."""
+    parser = arguments("Train a ParaDnn model on random data.", batch=16)
     add_options(parser)
     options = parser.parse_args()
-    config = chosen(parser, options)
+    config = config_from(parser, options)
     torch.manual_seed(0)
     workload = generate(config)
     model = workload.model.to(options.device)

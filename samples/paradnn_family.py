@@ -1,6 +1,6 @@
-"""The families of models that ParaDnn's study measured, for both frameworks: sizes, their ranges, and options.
+"""Model families of the ParaDnn study, for both frameworks: configurations, ranges of sizes, command-line options.
 
-`paradnn.generate` makes a model in PyTorch of a configuration, `paradnn_keras.generate` the same in Keras.
+`paradnn.generate` builds a configuration as a PyTorch model, `paradnn_keras.generate` as a Keras model.
 """
 
 import argparse
@@ -12,24 +12,24 @@ CELLS: Final = ("rnn", "lstm", "gru")
 BLOCKS: Final = ("residual", "bottleneck")
 
 
-def _check_choice(name: str, chosen: str, choices: Collection[str]) -> None:
-    if chosen not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 class _Sizes:
-    """A size that is no positive integer is refused."""
+    """Base class that checks that all sizes are positive integers."""
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # the subclasses are dataclasses
             size = getattr(self, field.name)
             if field.type is int and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-                raise ValueError(f"{field.name} must be an integer from 1, got {size!r}")
+                raise ValueError(f"{field.name} must be a positive integer, got {size!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class FullyConnected(_Sizes):
-    """`layers` linear layers of `nodes` outputs each with a ReLU, then one of `output`."""
+    """`layers` linear layers with `nodes` outputs and ReLU, then a linear layer with `output` outputs."""
 
     layers: int = 4
     nodes: int = 32
@@ -40,7 +40,7 @@ class FullyConnected(_Sizes):
 
 @dataclass(frozen=True, slots=True)
 class Convolutional(_Sizes):
-    """A residual network of four stages of `blocks` blocks; `filters` double from stage to stage."""
+    """ResNet with four stages of `blocks` blocks. The number of filters doubles from stage to stage."""
 
     block: Literal["residual", "bottleneck"] = "residual"
     blocks: int = 1
@@ -56,7 +56,7 @@ class Convolutional(_Sizes):
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(_Sizes):
-    """An embedding, `layers` recurrent layers of its size, and a score for each token at each of `length` steps."""
+    """Embedding, `layers` recurrent layers of the same size, and a score for each token at each of `length` steps."""
 
     cell: Literal["rnn", "lstm", "gru"] = "lstm"
     layers: int = 1
@@ -83,7 +83,7 @@ RANGES: Final[dict[type[Config], dict[str, tuple[int, int]]]] = {
         "layers": (1, 13), "embedding": (100, 900), "length": (10, 90), "vocabulary": (2, 1024), "batch": (16, 1024),
     },
 }  # fmt: skip
-"""The least and the most that ParaDnn's study took of each size; other sizes are as good, batches from 1."""
+"""Smallest and largest value of each size in the ParaDnn study. Other positive values work too."""
 
 KINDS: Final[dict[str, Config]] = {
     "fc": FullyConnected(),
@@ -93,26 +93,26 @@ KINDS: Final[dict[str, Config]] = {
     "lstm": Recurrent("lstm"),
     "gru": Recurrent("gru"),
 }
-"""The least model of each kind, by the name that the command line gives it."""
+"""Smallest model of each kind, by its name on the command line."""
 
 SIZES: Final = sorted({name for sizes in RANGES.values() for name in sizes})
-"""The names of all sizes of all families."""
+"""Names of the sizes of all families."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Let a parser, which has ``--batch``, take a kind and the sizes of its model."""
+    """Add the model kind and its sizes to a parser that already has ``--batch``."""
     parser.add_argument("kind", choices=KINDS)
     for name in SIZES:
         if name != "batch":
-            parser.add_argument(f"--{name}", type=int, help="default: the least of ParaDnn's study")
+            parser.add_argument(f"--{name}", type=int, help="default: the smallest value in the ParaDnn study")
 
 
-def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Config:
-    """Return the configuration that the options tell; a size that it has not, or that is none, ends the program."""
+def config_from(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Config:
+    """Return the configuration for parsed options. An unsupported or invalid size is a usage error."""
     sizes = {name: vars(options)[name] for name in SIZES if vars(options)[name] is not None}
     kind = KINDS[options.kind]
     if extra := sizes.keys() - {field.name for field in fields(kind)}:
-        parser.error(f"{options.kind} has no --{min(extra)}")
+        parser.error(f"--{min(extra)} cannot be combined with {options.kind}")
     try:
         return replace(kind, **sizes)
     except ValueError as error:

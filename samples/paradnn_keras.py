@@ -1,6 +1,6 @@
-"""Models made to measure in Keras, after ParaDnn; `paradnn` has the same in PyTorch.
+"""Parameterized Keras models after ParaDnn, the Keras version of `paradnn`.
 
-One call makes a model and its batches:
+Build a model and its batches with one call:
 
     from paradnn_keras import generate
     from paradnn_family import FullyConnected
@@ -8,7 +8,7 @@ One call makes a model and its batches:
     workload.model.compile("sgd", workload.loss)
     workload.model.fit(*workload.make_batch(0), batch_size=64)
 
-As a script it trains one, or with --inference uses one:
+Run as a script to train a model, or run its forward with --inference:
 
     annot run -- python samples/paradnn_keras.py lstm --layers 2 --embedding 200 --batch 1 --inference
 """
@@ -23,7 +23,7 @@ import keras
 import numpy as np
 from keras import layers
 from keras_training import arguments, run
-from paradnn_family import Config, Convolutional, FullyConnected, Recurrent, add_options, chosen
+from paradnn_family import Config, Convolutional, FullyConnected, Recurrent, add_options, config_from
 from resnet_keras import Bottleneck, Residual, ResNet
 
 CELLS: Final = {"rnn": layers.SimpleRNN, "lstm": layers.LSTM, "gru": layers.GRU}
@@ -31,16 +31,16 @@ BLOCKS: Final = {"residual": Residual, "bottleneck": Bottleneck}
 
 
 class Workload(NamedTuple):
-    """A model with what is needed to run it."""
+    """A model with its batches and its loss."""
 
     model: keras.Model
     make_batch: Callable[[int], tuple[Any, Any]]
-    """Gives inputs and target of a batch; the same number gives the same batch."""
+    """Returns inputs and target of a batch. The same number returns the same batch."""
     loss: keras.losses.Loss
 
 
 def generate(config: Config) -> Workload:
-    """Return the model of a configuration, with weights from Keras's generator, and its batches.
+    """Return the model of a configuration and its batches. Weights come from Keras's default random generator.
 
     Example:
         >>> workload = generate(Recurrent("gru", layers=2, batch=1))
@@ -53,19 +53,20 @@ def generate(config: Config) -> Workload:
 
 
 def count_parameters(config: Config) -> int:
-    """Return how many weights the model has that learn, without making them."""
+    """Return the number of trainable weights of the model without allocating them."""
 
     def count() -> int:
         with keras.StatelessScope(initialize_variables=False):
             variables = generate(config).model.trainable_variables
             return sum(math.prod(variable.shape) for variable in variables)
 
-    with ThreadPoolExecutor(1) as thread:  # Keras would make them later, when this thread builds another model
+    # Keras 3 keeps deferred variables per thread and would initialize them when this thread builds its next model.
+    with ThreadPoolExecutor(1) as thread:
         return thread.submit(count).result()
 
 
 class Batches(keras.utils.PyDataset):
-    """The first batches of a configuration."""
+    """Batches of a configuration."""
 
     def __init__(self, config: Config, count: int) -> None:
         super().__init__()
@@ -114,11 +115,11 @@ def _make_batch(config: Config, index: int) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Read the options, then train."""
-    parser = arguments("Train a model of ParaDnn on noise.", batch=16)
+    """Parse the options and train."""
+    parser = arguments("Train a ParaDnn model on random data.", batch=16)
     add_options(parser)
     options = parser.parse_args()
-    config = chosen(parser, options)
+    config = config_from(parser, options)
     run(lambda: generate(config).model, Batches(config, options.steps), options)
 
 

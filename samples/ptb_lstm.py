@@ -10,12 +10,12 @@ from training import SyntheticText, run, text_arguments
 
 
 class PtbLstm(nn.Module):
-    """Embedding, LSTM layers of one size, and a score for every word at every step.
+    """Embedding, LSTM layers of the same size, and a linear layer that scores every word.
 
     Args:
-        hidden: size of the embedding and of each cell.
-        layers: how many LSTM layers.
-        vocabulary: how many words.
+        hidden: size of the embedding and of each LSTM layer.
+        layers: number of LSTM layers.
+        vocabulary: number of words.
     """
 
     def __init__(self, hidden: int = 1024, layers: int = 2, vocabulary: int = 10_000) -> None:
@@ -32,9 +32,9 @@ class PtbLstm(nn.Module):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = text_arguments("Train an LSTM language model on synthetic text.", batch=16, length=32, vocabulary=10_000)
-    parser.add_argument("--hidden", type=int, default=256, help="default: %(default)s; the benchmark has 1024")
+    parser.add_argument("--hidden", type=int, default=256, help="default: %(default)s; the benchmark uses 1024")
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
     options = parser.parse_args()
     data = SyntheticText(options.steps * options.batch, options.length, options.vocabulary)

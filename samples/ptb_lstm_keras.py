@@ -11,13 +11,13 @@ from keras_training import SyntheticText, run, text_arguments
 
 
 class PtbLstm(keras.Sequential):
-    """Embedding, LSTM layers of one size, and a score for every word at every step.
+    """Embedding, LSTM layers of the same size, and a linear layer that scores every word.
 
     Args:
-        hidden: size of the embedding and of each cell.
-        depth: how many LSTM layers.
-        vocabulary: how many words.
-        length: words in a sequence; None: any number.
+        hidden: size of the embedding and of each LSTM layer.
+        depth: number of LSTM layers.
+        vocabulary: number of words.
+        length: words per sequence. None: any length.
     """
 
     def __init__(self, hidden: int = 1024, depth: int = 2, vocabulary: int = 10_000, length: int | None = None) -> None:
@@ -28,9 +28,9 @@ class PtbLstm(keras.Sequential):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = text_arguments("Train an LSTM language model on synthetic text.", batch=16, length=32, vocabulary=10_000)
-    parser.add_argument("--hidden", type=int, default=256, help="default: %(default)s; the benchmark has 1024")
+    parser.add_argument("--hidden", type=int, default=256, help="default: %(default)s; the benchmark uses 1024")
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s")
     options = parser.parse_args()
     data = SyntheticText(options.steps, options.batch, options.length, options.vocabulary)

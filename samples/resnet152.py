@@ -11,9 +11,9 @@ from training import SyntheticImages, arguments, run
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = arguments("Train ResNet-152 on synthetic images.", batch=4)
-    parser.add_argument("--image", type=int, default=64, help="side of the images (default: %(default)s)")
+    parser.add_argument("--image", type=int, default=64, help="image size in pixels (default: %(default)s)")
     options = parser.parse_args()
     run(lambda: ResNet(RESNET_BLOCKS[152]), SyntheticImages(options.steps * options.batch, options.image), options)
 

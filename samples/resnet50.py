@@ -11,16 +11,16 @@ from training import SyntheticImages, arguments, run
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; `width` is that of the 3×3 one.
+    """Bottleneck block: 1×1, 3×3 and 1×1 convolutions with a shortcut.
 
     Args:
-        inputs: channels that come in.
-        width: channels of the 3×3 convolution; four times as many go out.
-        stride: of the 3×3 convolution and the shortcut.
+        inputs: number of input channels.
+        width: channels of the 3×3 convolution. The block has four times as many output channels.
+        stride: stride of the 3×3 convolution and of the shortcut.
     """
 
     expansion = 4
-    """How many channels go out for each of `width`."""
+    """Ratio of output channels to `width`."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ class Bottleneck(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions beside a shortcut, as in ResNet-18 and 34; arguments as those of `Bottleneck`."""
+    """Basic block of ResNet-18 and ResNet-34: two 3×3 convolutions with a shortcut. Same arguments as `Bottleneck`."""
 
     expansion = 1
-    """How many channels go out for each of `width`."""
+    """Ratio of output channels to `width`."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -70,13 +70,13 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network; the defaults are ResNet-50.
+    """ResNet. The defaults are ResNet-50.
 
     Args:
-        blocks: how many blocks stand in each of the four stages.
-        width: width of the first stage; it doubles from stage to stage.
-        classes: how many outputs.
-        block: what a stage is made of.
+        blocks: number of blocks in each of the four stages.
+        width: width of the first stage. It doubles from stage to stage.
+        classes: number of classes.
+        block: type of the blocks.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(8 * out, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
+        """Return scores of shape (batch, classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         scores: Tensor = self.fc(self.avgpool(x).flatten(1))
@@ -108,7 +108,7 @@ class ResNet(nn.Module):
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
-    """Return what makes the input of a block fit its output; None if it does."""
+    """Return the projection from the input of a block to the shape of its output, or None for an identity shortcut."""
     if stride == 1 and inputs == outputs:
         return None
     conv = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
@@ -116,15 +116,15 @@ def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
 
 
 def stage(block: type[Bottleneck] | type[Residual], inputs: int, width: int, count: int, stride: int) -> nn.Sequential:
-    """Return `count` blocks, of which the first takes `inputs` channels with a stride."""
+    """Return a stage of `count` blocks. The first block has `inputs` input channels and the stride."""
     first = block(inputs, width, stride)
     return nn.Sequential(first, *(block(block.expansion * width, width, 1) for _ in range(count - 1)))
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = arguments("Train ResNet-50 on synthetic images.", batch=8)
-    parser.add_argument("--image", type=int, default=64, help="side of the images (default: %(default)s)")
+    parser.add_argument("--image", type=int, default=64, help="image size in pixels (default: %(default)s)")
     options = parser.parse_args()
     run(ResNet, SyntheticImages(options.steps * options.batch, options.image), options)
 

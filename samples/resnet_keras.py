@@ -14,12 +14,12 @@ from keras_training import SyntheticImages, image_arguments, run
 
 
 class Block(layers.Layer):
-    """Convolutions beside a shortcut, each with batch norm.
+    """Residual block: convolutions with batch norm, and a shortcut.
 
     Args:
-        inputs: channels that come in.
-        convolutions: channels, kernel and stride of each.
-        name: of the layer.
+        inputs: number of input channels.
+        convolutions: output channels, kernel size and stride of each convolution.
+        name: layer name.
     """
 
     def __init__(self, inputs: int, *convolutions: tuple[int, int, int], name: str) -> None:
@@ -45,34 +45,34 @@ class Block(layers.Layer):
 
 
 class Bottleneck(Block):
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; `width` is that of the 3×3 one, which has the stride."""
+    """Bottleneck block: 1×1, 3×3 and 1×1 convolutions. The 3×3 one has `width` channels and the stride."""
 
     expansion = 4
-    """How many channels go out for each of `width`."""
+    """Ratio of output channels to `width`."""
 
     def __init__(self, inputs: int, width: int, stride: int, name: str) -> None:
         super().__init__(inputs, (width, 1, 1), (width, 3, stride), (self.expansion * width, 1, 1), name=name)
 
 
 class Residual(Block):
-    """Two 3×3 convolutions beside a shortcut, as in ResNet-18 and 34."""
+    """Basic block of ResNet-18 and ResNet-34: two 3×3 convolutions."""
 
     expansion = 1
-    """How many channels go out for each of `width`."""
+    """Ratio of output channels to `width`."""
 
     def __init__(self, inputs: int, width: int, stride: int, name: str) -> None:
         super().__init__(inputs, (width, 3, stride), (width, 3, 1), name=name)
 
 
 class ResNet(keras.Sequential):
-    """A residual network; the defaults are ResNet-50.
+    """ResNet. The defaults are ResNet-50.
 
     Args:
-        blocks: how many blocks stand in each of the four stages.
-        width: width of the first stage; it doubles from stage to stage.
-        image: side of the square images in pixels.
-        classes: how many outputs.
-        block: what a stage is made of.
+        blocks: number of blocks in each of the four stages.
+        width: width of the first stage. It doubles from stage to stage.
+        image: height and width of the images in pixels.
+        classes: number of classes.
+        block: type of the blocks.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class ResNet(keras.Sequential):
 
 
 def conv_norm(outputs: int, kernel: int, stride: int, number: str) -> list[layers.Layer]:
-    """Return a convolution that keeps the size, unless it has a stride, and batch norm."""
+    """Return a convolution with "same" padding, and batch norm."""
     conv = layers.Conv2D(outputs, kernel, stride, "same", use_bias=False, name=f"conv{number}")
     return [conv, layers.BatchNormalization(name=f"bn{number}")]
 
 
 def main() -> None:
-    """Read the options, then train."""
-    parser = image_arguments("Train a residual network on synthetic images.", batch=8, image=64)
+    """Parse the options and train."""
+    parser = image_arguments("Train a ResNet on synthetic images.", batch=8, image=64)
     parser.add_argument("--depth", type=int, choices=RESNET_BLOCKS, default=50, help="default: %(default)s")
     options = parser.parse_args()
     data = SyntheticImages(options.steps, options.batch, options.image)

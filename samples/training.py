@@ -1,6 +1,6 @@
-"""What the samples share: options, synthetic data, and a loop with a range around every layer, batch and epoch.
+"""Training and inference of the PyTorch samples: options, synthetic data, and a training loop with annot's ranges.
 
-This is the part that annot is about; `emit_ranges`, `epochs` and `batches` are all that it adds to a script.
+A script needs only `emit_ranges`, `epochs` and `batches` from annot.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from torch.utils.data import DataLoader, Dataset
 from annot import batches, emit_ranges, epochs
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
-"""Batches: inputs, and what the model should make of them."""
+"""Batches of inputs and targets."""
 
 
 class SyntheticImages(Dataset[tuple[Tensor, int]]):
-    """Noise whose brightness depends on the class, so that there is something to learn.
+    """Noise images whose mean depends on the class, so that a model can learn.
 
     Args:
-        count: how many images.
-        image: their side in pixels.
-        classes: how many classes.
+        count: number of images.
+        image: height and width in pixels.
+        classes: number of classes.
     """
 
     def __init__(self, count: int, image: int, classes: int = 10) -> None:
@@ -40,12 +40,12 @@ class SyntheticImages(Dataset[tuple[Tensor, int]]):
 
 
 class SyntheticText(Dataset[tuple[Tensor, Tensor]]):
-    """Token sequences that count up from a random start, each with the tokens that come next.
+    """Token sequences that count up from a random start. The target is the next token.
 
     Args:
-        count: how many sequences.
-        length: tokens in each.
-        vocabulary: how many different tokens.
+        count: number of sequences.
+        length: tokens per sequence.
+        vocabulary: number of different tokens.
     """
 
     def __init__(self, count: int, length: int, vocabulary: int) -> None:
@@ -61,12 +61,12 @@ class SyntheticText(Dataset[tuple[Tensor, Tensor]]):
 
 
 def arguments(description: str, *, batch: int, steps: int = 4) -> argparse.ArgumentParser:
-    """Return a parser with the options of every PyTorch sample; `batch` and `steps` are its defaults."""
+    """Return a parser with the options of every PyTorch sample. `batch` and `steps` are their defaults."""
     return _with_device(command_line.arguments(description, batch=batch, steps=steps))
 
 
 def text_arguments(description: str, *, batch: int, length: int, vocabulary: int) -> argparse.ArgumentParser:
-    """Return the same for models of text."""
+    """Return a parser with the options of every sample and those of text models."""
     return _with_device(command_line.text_arguments(description, batch=batch, length=length, vocabulary=vocabulary))
 
 
@@ -79,7 +79,7 @@ def _with_device(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def run(
     build: Callable[[], nn.Module], data: Dataset[tuple[Tensor, int | Tensor]], options: argparse.Namespace
 ) -> None:
-    """Build the model and train it, or with ``--inference`` use it, on `options.steps` batches of `data`."""
+    """Build the model, then train it or, with ``--inference``, run its forward on `options.steps` batches of `data`."""
     torch.manual_seed(0)
     model = build().to(options.device)
     if options.compile:
@@ -106,7 +106,7 @@ def train(model: nn.Module, loader: Pairs, options: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def infer(model: nn.Module, loader: Pairs, options: argparse.Namespace) -> None:
-    """Run the model forward and print the mean score of every step."""
+    """Run the forward of the model and print the mean score of every step."""
     model.eval()
     with emit_ranges(model):
         for epoch in epochs(options.epochs):
@@ -117,5 +117,5 @@ def infer(model: nn.Module, loader: Pairs, options: argparse.Namespace) -> None:
 
 
 def precision(options: argparse.Namespace) -> AbstractContextManager[object]:
-    """Return the autocast that was asked for."""
+    """Return an autocast context, enabled by ``--bf16``."""
     return torch.autocast(torch.device(options.device).type, torch.bfloat16, enabled=options.bf16)

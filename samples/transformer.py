@@ -13,7 +13,7 @@ from training import SyntheticText, run, text_arguments
 
 
 class Attention(nn.Module):
-    """Attention with several heads; `forward(x, source)` lets `x` look at `source`."""
+    """Multi-head attention. In `forward(x, source)`, `x` attends to `source`."""
 
     def __init__(self, dim: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
@@ -21,27 +21,27 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, x: Tensor, source: Tensor) -> Tensor:
-        """Return what each position of `x` finds in `source`, of the shape of `x`."""
+        """Return the attention output, of the shape of `x`."""
         q, k, v = self.split(self.query(x)), self.split(self.key(source)), self.split(self.value(source))
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        out: Tensor = self.out(found.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
 
     def split(self, x: Tensor) -> Tensor:
-        """Return (batch, length, dim) as (batch, heads, length, dim / heads)."""
+        """Reshape (batch, length, dim) to (batch, heads, length, dim / heads)."""
         batch, length, dim = x.shape
         return x.view(batch, length, self.heads, dim // self.heads).transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers, the inner one wider."""
+    """Feed-forward network: two linear layers with a ReLU between them."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim))
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each beside a shortcut and before a norm."""
+    """Post-norm encoder layer: self-attention and feed-forward, each with a shortcut."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class EncoderLayer(nn.Module):
         self.feed_forward, self.norm2 = FeedForward(dim, hidden), nn.LayerNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the states after the layer."""
+        """Return the hidden states."""
         x = self.norm1(x + self.attention(x, x))
         out: Tensor = self.norm2(x + self.feed_forward(x))
         return out
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the source, and feed-forward, each beside a shortcut and before a norm."""
+    """Post-norm decoder layer: causal self-attention, cross-attention and feed-forward, each with a shortcut."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward, self.norm3 = FeedForward(dim, hidden), nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, source: Tensor) -> Tensor:
-        """Return the states after the layer."""
+        """Return the hidden states."""
         x = self.norm1(x + self.attention(x, x))
         x = self.norm2(x + self.cross(x, source))
         out: Tensor = self.norm3(x + self.feed_forward(x))
@@ -73,15 +73,15 @@ class DecoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder with learnt positions; the defaults are the base model.
+    """Encoder-decoder Transformer with learned position embeddings. The defaults are the base model.
 
     Args:
-        layers: how many in the encoder, and as many in the decoder.
-        dim: size of the states.
-        heads: of each attention.
-        hidden: inner size of the feed-forward parts.
-        vocabulary: how many tokens; source and target share them.
-        length: the most tokens of a sequence.
+        layers: number of layers in the encoder and in the decoder.
+        dim: size of the hidden states.
+        heads: number of attention heads.
+        hidden: inner size of the feed-forward layers.
+        vocabulary: number of tokens, shared by source and target.
+        length: maximum tokens per sequence.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         nn.init.normal_(self.tokens.weight, std=1 / self.scale)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Return scores of shape (batch, length, vocabulary) for source and target in one (batch, 2, length)."""
+        """Return scores of shape (batch, length, vocabulary). `pairs` holds source and target: (batch, 2, length)."""
         source, x = (self.embed(tokens) for tokens in pairs.unbind(1))
         source = self.encoder(source)
         for layer in self.decoder:
@@ -113,15 +113,15 @@ class Transformer(nn.Module):
         return scores
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the states that the first layer gets."""
+        """Return the input of the first layer."""
         states: Tensor = self.tokens(tokens)
-        places: Tensor = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        embedded: Tensor = self.scale * states + places
+        positions: Tensor = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        embedded: Tensor = self.scale * states + positions
         return embedded
 
 
 class SyntheticPairs(Dataset[tuple[Tensor, Tensor]]):
-    """A text as source, and the same as target: to be copied."""
+    """Copy task: the target is the source."""
 
     def __init__(self, texts: SyntheticText) -> None:
         self.texts = texts
@@ -135,10 +135,10 @@ class SyntheticPairs(Dataset[tuple[Tensor, Tensor]]):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = text_arguments("Train the Transformer on synthetic text.", batch=4, length=64, vocabulary=4096)
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s; the base model has 6")
-    parser.add_argument("--dim", type=int, default=512, help="size of the states (default: %(default)s)")
+    parser.add_argument("--dim", type=int, default=512, help="size of the hidden states (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=8, help="default: %(default)s")
     options = parser.parse_args()
     texts = SyntheticText(options.steps * options.batch, options.length, options.vocabulary)

@@ -14,14 +14,14 @@ from keras_training import SyntheticText, run, text_arguments
 
 
 class Layer(layers.Layer):
-    """Self-attention, in the decoder attention to the source, and feed-forward, each beside a shortcut before a norm.
+    """Post-norm layer of the encoder or decoder: self-attention, cross-attention (decoder only) and feed-forward.
 
     Args:
-        dim: size of the states.
-        heads: of each attention.
-        hidden: inner size of the feed-forward part.
-        decodes: whether it stands in the decoder.
-        name: of the layer.
+        dim: size of the hidden states.
+        heads: number of attention heads.
+        hidden: inner size of the feed-forward layers.
+        decodes: build a decoder layer, with causal self-attention and cross-attention.
+        name: layer name.
     """
 
     def __init__(self, dim: int, heads: int, hidden: int, *, decodes: bool, name: str) -> None:
@@ -37,7 +37,7 @@ class Layer(layers.Layer):
         self.norm3 = layers.LayerNormalization(epsilon=1e-5, name="norm3")
 
     def call(self, x: Any, source: Any = None) -> Any:
-        """Return the states after the layer, in the decoder with what it finds in `source`."""
+        """Return the hidden states. A decoder layer attends to `source`."""
         x = self.norm1(x + self.attention(x, x, use_causal_mask=self.decodes))
         if self.decodes:
             x = self.norm2(x + self.cross(x, source))
@@ -45,13 +45,13 @@ class Layer(layers.Layer):
 
 
 class Embedded(layers.Layer):
-    """Tokens with learnt positions, and the way back: scores of all tokens from the same table.
+    """Token and position embeddings. `scores` projects hidden states onto the same token table (weight tying).
 
     Args:
-        vocabulary: how many tokens.
-        length: the most tokens of a sequence.
-        dim: size of the states.
-        name: of the layer.
+        vocabulary: number of tokens.
+        length: maximum tokens per sequence.
+        dim: size of the hidden states.
+        name: layer name.
     """
 
     def __init__(self, vocabulary: int, length: int, dim: int, *, name: str) -> None:
@@ -61,24 +61,24 @@ class Embedded(layers.Layer):
         self.positions = layers.Embedding(length, dim, embeddings_initializer="normal", name="positions")
 
     def call(self, tokens: Any) -> Any:
-        """Return the states that the first layer gets."""
+        """Return the input of the first layer."""
         return self.dim**0.5 * self.tokens(tokens) + self.positions(ops.arange(tokens.shape[1]))
 
     def scores(self, states: Any) -> Any:
-        """Return a score per token."""
+        """Return scores of shape (batch, length, vocabulary)."""
         return self.tokens(states, reverse=True)
 
 
 class Transformer(keras.Model):
-    """Encoder and decoder with learnt positions; the defaults are the base model.
+    """Encoder-decoder Transformer with learned position embeddings. The defaults are the base model.
 
     Args:
-        depth: how many layers in the encoder, and as many in the decoder.
-        dim: size of the states.
-        heads: of each attention.
-        hidden: inner size of the feed-forward parts.
-        vocabulary: how many tokens; source and target share them.
-        length: the most tokens of a sequence.
+        depth: number of layers in the encoder and in the decoder.
+        dim: size of the hidden states.
+        heads: number of attention heads.
+        hidden: inner size of the feed-forward layers.
+        vocabulary: number of tokens, shared by source and target.
+        length: maximum tokens per sequence.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Transformer(keras.Model):
         self.decoder = [Layer(*sizes, decodes=True, name=f"decoder{number + 1}") for number in range(depth)]
 
     def call(self, pairs: Any) -> Any:
-        """Return scores of shape (batch, length, vocabulary) for source and target in one (batch, 2, length)."""
+        """Return scores of shape (batch, length, vocabulary). `pairs` holds source and target: (batch, 2, length)."""
         source, x = self.embedded(pairs[:, 0]), self.embedded(pairs[:, 1])
         for layer in self.encoder:
             source = layer(source)
@@ -107,7 +107,7 @@ class Transformer(keras.Model):
 
 
 class SyntheticPairs(SyntheticText):
-    """A text as source, and the same as target: to be copied."""
+    """Copy task: the target is the source."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         tokens, following = super().__getitem__(index)
@@ -115,10 +115,10 @@ class SyntheticPairs(SyntheticText):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = text_arguments("Train the Transformer on synthetic text.", batch=4, length=64, vocabulary=4096)
     parser.add_argument("--layers", type=int, default=2, help="default: %(default)s; the base model has 6")
-    parser.add_argument("--dim", type=int, default=512, help="size of the states (default: %(default)s)")
+    parser.add_argument("--dim", type=int, default=512, help="size of the hidden states (default: %(default)s)")
     parser.add_argument("--heads", type=int, default=8, help="default: %(default)s")
     options = parser.parse_args()
     data = SyntheticPairs(options.steps, options.batch, options.length, options.vocabulary)

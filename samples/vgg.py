@@ -17,9 +17,9 @@ class Vgg(nn.Module):
 
     Args:
         depth: 16 or 19 layers with weights.
-        width: channels of the first stage; 64 is the full definition.
-        image: side of the square images in pixels, at least 32.
-        classes: how many outputs.
+        width: channels of the first stage. 64 is the full network.
+        image: height and width of the images in pixels, 32 or more.
+        classes: number of classes.
     """
 
     def __init__(self, depth: Literal[16, 19] = 16, width: int = 64, image: int = 224, classes: int = 1000) -> None:
@@ -44,16 +44,16 @@ class Vgg(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a score per image and class."""
+        """Return scores of shape (batch, classes)."""
         scores: Tensor = self.classifier(self.features(images).flatten(1))
         return scores
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = arguments("Train VGG on synthetic images.", batch=4)
     parser.add_argument("--depth", type=int, choices=VGG_CONVOLUTIONS, default=16, help="default: %(default)s")
-    parser.add_argument("--image", type=int, default=224, help="side of the images (default: %(default)s)")
+    parser.add_argument("--image", type=int, default=224, help="image size in pixels (default: %(default)s)")
     options = parser.parse_args()
     data = SyntheticImages(options.steps * options.batch, options.image)
     run(lambda: Vgg(options.depth, image=options.image), data, options)

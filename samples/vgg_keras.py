@@ -18,9 +18,9 @@ class Vgg(keras.Sequential):
 
     Args:
         depth: 16 or 19 layers with weights.
-        width: channels of the first stage; 64 is the full definition.
-        image: side of the square images in pixels, at least 32.
-        classes: how many outputs.
+        width: channels of the first stage. 64 is the full network.
+        image: height and width of the images in pixels, 32 or more.
+        classes: number of classes.
     """
 
     def __init__(self, depth: Literal[16, 19] = 16, width: int = 64, image: int = 224, classes: int = 1000) -> None:
@@ -42,7 +42,7 @@ class Vgg(keras.Sequential):
 
 
 def main() -> None:
-    """Read the options, then train."""
+    """Parse the options and train."""
     parser = image_arguments("Train VGG on synthetic images.", batch=4)
     parser.add_argument("--depth", type=int, choices=VGG_CONVOLUTIONS, default=16, help="default: %(default)s")
     options = parser.parse_args()

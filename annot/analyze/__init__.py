@@ -1,1 +1,1 @@
-"""What the time of layers means: expected work, kernels, Tensor Cores, roofline, bottlenecks, advice, comparison."""
+"""Analyses of attributed profiles: expected work, kernels, Tensor Cores, roofline, bottlenecks, advice, comparison."""

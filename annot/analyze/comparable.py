@@ -1,4 +1,4 @@
-"""Whether two runs can be compared at all: what differs between them besides the time that they took."""
+"""Check whether two runs are comparable: differences between them other than their times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
 
-from annot.analyze.pieces import KEY
-from annot.correlate import UNATTRIBUTED, Attribution, by_layer
+from annot.analyze.gpu_activities import KEY
+from annot.attribution import UNATTRIBUTED, Attribution, by_layer
 
 __all__ = ["Comparability", "Reason", "comparability", "device_names"]
 
@@ -19,20 +19,20 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 
 _OTHER_PROGRAM: Final = ("time", "steps", "layers", "kernels", "calls")
-"""Kinds of reasons that make the ratio of all times mean nothing."""
+"""Kinds of reasons that make the ratio of total times meaningless."""
 _LEAST: Final = 0.1
-"""Layers that take this share of a run decide."""
+"""Differences count if the affected layers take more than this fraction of a run."""
 _DTYPE: Final = re.compile(r"(?<=\])[a-z]\w*")
 _VERSION: Final = re.compile(r"[\d(].*")
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that differs between two runs.
+    """A difference between two runs.
 
     Args:
-        kind: what it is about.
-        text: a sentence without its full stop, with what each of the two has.
+        kind: the subject of the difference.
+        text: the values of both runs, as a sentence without its full stop.
     """
 
     kind: Kind
@@ -41,11 +41,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Comparability:
-    """Whether two runs, A and B, can be compared.
+    """Result of the check whether two runs, A and B, are comparable.
 
     Args:
-        reasons: why not; empty: they can.
-        notes: what differs, but does not stand against it.
+        reasons: differences that make the runs incomparable; empty: they are comparable.
+        notes: differences that do not affect the comparison.
     """
 
     reasons: tuple[Reason, ...] = ()
@@ -53,43 +53,47 @@ class Comparability:
 
     @property
     def comparable(self) -> bool:
-        """Whether what differs is the time that they took."""
+        """Whether the runs differ only in their times."""
         return not self.reasons
 
     @property
     def same_program(self) -> bool:
-        """Whether the ratio of all times means something, though device, shapes or profiler differ."""
+        """Whether both ran the same program: the ratio of total times is meaningful despite other differences."""
         return not any(reason.kind in _OTHER_PROGRAM for reason in self.reasons)
 
 
 def comparability(a: Attribution, b: Attribution) -> Comparability:
-    """Return whether two runs can be compared, and if not, why.
+    """Return whether two runs are comparable, and the reasons if they are not.
 
     Args:
-        a: the profile to compare with.
-        b: the one that is compared.
+        a: the baseline profile.
+        b: the profile to compare with the baseline.
 
     Example:
-        >>> from annot.correlate import attribute
+        >>> from annot.attribution import attribute
         >>> from annot.profile import Profile
         >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["gemm"]}
         >>> run = attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))
         >>> comparability(run, run).comparable
         True
         >>> comparability(run, attribute(Profile.build({}))).reasons[0].text
-        'A has device work, B has none'
+        'only A contains GPU activities'
     """
     checks: tuple[Callable[[Attribution, Attribution], str], ...]
     checks = (_time, _device, _profiler, _ranks, _steps, _layers, _kernels, _calls, _shapes, _dtypes)
     kinds: tuple[Kind, ...] = (
         "time", "device", "profiler", "ranks", "steps", "layers", "kernels", "calls", "shapes", "dtypes",
     )  # fmt: skip
-    said = ((kind, check(a, b)) for kind, check in zip(kinds, checks, strict=True))
-    return Comparability(tuple(Reason(kind, text) for kind, text in said if text), tuple(_notes(a, b)))
+    found = ((kind, check(a, b)) for kind, check in zip(kinds, checks, strict=True))
+    return Comparability(tuple(Reason(kind, text) for kind, text in found if text), tuple(_notes(a, b)))
 
 
 def device_names(attribution: Attribution) -> list[str]:
-    """Return the names of the devices, each once, in order: those that worked, if the profile tells which."""
+    """Return the distinct names of the devices that the run used, or of all devices if the used ones are unknown.
+
+    Args:
+        attribution: the profile.
+    """
     devices: list[dict[str, Any]] = list(attribution.meta.get("devices", ()))
     numbered = {one.get("cuDevice", one.get("id")): one for one in devices}
     used = [numbered[number] for number in attribution.device_busy["device"].unique().sort() if number in numbered]
@@ -97,10 +101,10 @@ def device_names(attribution: Attribution) -> list[str]:
 
 
 def _time(a: Attribution, b: Attribution) -> str:
-    worked = [bool(side.nodes["gpu_self_ns"].sum() > 0) for side in (a, b)]
-    if worked[0] == worked[1]:
+    on_gpu = [bool(side.nodes["gpu_self_ns"].sum() > 0) for side in (a, b)]
+    if on_gpu[0] == on_gpu[1]:
         return ""
-    return "A has device work, B has none" if worked[0] else "A has no device work, B has some"
+    return f"only {'A' if on_gpu[0] else 'B'} contains GPU activities"
 
 
 def _device(a: Attribution, b: Attribution) -> str:
@@ -109,7 +113,7 @@ def _device(a: Attribution, b: Attribution) -> str:
         return f"the devices differ: {', '.join(names[0])} and {', '.join(names[1])}"
     counts = [side.device_busy.filter(pl.col("busy_ns") > 0).height for side in (a, b)]
     if all(counts) and counts[0] != counts[1]:
-        return f"the numbers of devices differ: {counts[0]} and {counts[1]}"
+        return f"the number of devices differs: {counts[0]} and {counts[1]}"
     return ""
 
 
@@ -119,15 +123,15 @@ def _profiler(a: Attribution, b: Attribution) -> str:
 
 
 def _product(attribution: Attribution) -> str:
-    """What wrote a profile, without its version; what does not say has a format."""
-    said = _VERSION.sub("", str(attribution.meta.get("producer", ""))).removeprefix("NVIDIA ").strip()
-    return said or str(attribution.meta.get("format", ""))
+    """The profiler without its version, or the file format if the profile does not name the profiler."""
+    name = _VERSION.sub("", str(attribution.meta.get("producer", ""))).removeprefix("NVIDIA ").strip()
+    return name or str(attribution.meta.get("format", ""))
 
 
 def _ranks(a: Attribution, b: Attribution) -> str:
     sizes = [side.meta.get("world_size") for side in (a, b)]
     return (
-        f"the numbers of ranks differ: {sizes[0]} and {sizes[1]}" if None not in sizes and sizes[0] != sizes[1] else ""
+        f"the number of ranks differs: {sizes[0]} and {sizes[1]}" if None not in sizes and sizes[0] != sizes[1] else ""
     )
 
 
@@ -135,10 +139,10 @@ def _steps(a: Attribution, b: Attribution) -> str:
     counts = [side.steps.table.height for side in (a, b)]
     if bool(counts[0]) == bool(counts[1]):
         return ""
-    return f"A has {_so_many(counts[0])}, B has {_so_many(counts[1])}, so whole runs are compared"
+    return f"A has {_step_count(counts[0])}, B has {_step_count(counts[1])}, so whole runs are compared"
 
 
-def _so_many(steps: int) -> str:
+def _step_count(steps: int) -> str:
     return "no steps" if not steps else f"{steps:,} step{'s' if steps > 1 else ''}"
 
 
@@ -146,7 +150,7 @@ def _layers(a: Attribution, b: Attribution) -> str:
     sides = []
     for side in (a, b):
         own = _own(side, a, b).filter(pl.col("layer") != UNATTRIBUTED)
-        # What somebody else named after the number of a step or a file is the same in each.
+        # Foreign labels may contain step numbers or file names: replace their digits before matching.
         name = pl.when(pl.col("module") == "").then(pl.col("layer").str.replace_all(r"\d+", "#")).otherwise("layer")
         own = own.group_by(name.alias("layer"), "phase").agg(pl.col("ns").sum())
         sides.append(own.select("ns", name=pl.struct("layer", "phase")))
@@ -158,34 +162,34 @@ def _layer_name(row: dict[str, str]) -> str:
 
 
 def _kernels(a: Attribution, b: Attribution) -> str:
-    """What only one launches, where layers say little: most of the time lies in no range."""
+    """Kernels of only one run, checked if half of the GPU time is unattributed."""
     sides = [side.nodes["gpu_self_ns"].sum() for side in (a, b)]
-    lost = [_own(side, a, b).filter(pl.col("layer") == UNATTRIBUTED)["ns"].sum() for side in (a, b)]
-    if not all(sides) or all(2 * part < whole for part, whole in zip(lost, sides, strict=True)):
+    outside = [_own(side, a, b).filter(pl.col("layer") == UNATTRIBUTED)["ns"].sum() for side in (a, b)]
+    if not all(sides) or all(2 * part < whole for part, whole in zip(outside, sides, strict=True)):
         return ""
     names = [side.names.group_by(pl.col("name").cast(pl.String)).agg(ns=pl.col("gpu_ns").sum()) for side in (a, b)]
     return _only(names[0], names[1], lambda name: name[:60], "kernels")
 
 
 def _only(a: pl.DataFrame, b: pl.DataFrame, text: Callable[[Any], str], what: str) -> str:
-    """Say which names only one of two sides has, if they take much of its time."""
+    """Describe names that occur in one run only and take more than `_LEAST` of its time."""
     found = []
     for letter, one, other in (("A", a, b), ("B", b, a)):
         alone = one.join(other, on="name", how="anti").sort("ns", descending=True)
         whole, mine = int(one["ns"].sum()), int(alone["ns"].sum())
         share = mine / whole if whole else 0.0
         if share > _LEAST:
-            found.append(f"{what} that only {letter} has take {share:.0%} of its time, as {text(alone['name'][0])}")
+            found.append(f"{what} only in {letter} take {share:.0%} of its time, such as {text(alone['name'][0])}")
     return "; ".join(found)
 
 
 def _own(side: Attribution, a: Attribution, b: Attribution) -> pl.DataFrame:
-    """The time of each layer itself: layer, module, phase, ns; of devices if both have device work."""
+    """Self time of each layer: layer, module, phase, ns. GPU time if both runs have GPU activities, else CPU time."""
     device = all(one.nodes["gpu_self_ns"].sum() > 0 for one in (a, b))
     names, keys = side.forest.keys.names, side.forest.nodes.keys
     rows = pl.DataFrame(
         {
-            **{part: [names[key][place] for key in keys] for place, part in enumerate(KEY)},
+            **{part: [names[key][index] for key in keys] for index, part in enumerate(KEY)},
             "ns": side.nodes["gpu_self_ns" if device else "host_self_ns"],
         },
         schema=dict.fromkeys(KEY, pl.String) | {"ns": pl.Int64},
@@ -194,7 +198,7 @@ def _own(side: Attribution, a: Attribution, b: Attribution) -> pl.DataFrame:
 
 
 def _calls(a: Attribution, b: Attribution) -> str:
-    """Without steps times are of whole runs, which must have done the same number of things."""
+    """Without steps, whole runs are compared, so layers must have the same number of calls."""
     if a.steps.table.height or b.steps.table.height:
         return ""
     rows, whole = _in_both(a, b)
@@ -202,12 +206,12 @@ def _calls(a: Attribution, b: Attribution) -> str:
     if other["ns"].sum() <= _LEAST * whole:
         return ""
     row = other.row(0, named=True)
-    said = f"{_layer_name(row)} {row['calls']:,} and {row['calls_b']:,}"
-    return f"neither has steps, and layers are called a different number of times: {said}"
+    counts = f"{_layer_name(row)} {row['calls']:,} and {row['calls_b']:,}"
+    return f"neither run has steps, and the numbers of calls differ: {counts}"
 
 
 def _in_both(a: Attribution, b: Attribution) -> tuple[pl.DataFrame, int]:
-    """Layers of both, those with the most time of A first, with calls and shapes of each; and the time of all of A."""
+    """Layers of both runs with their calls and shapes, longest in A first; and the total time of A."""
     sides = []
     for side in (a, b):
         shapes = pl.col("shapes").list.explode().drop_nulls().unique().sort()
@@ -223,34 +227,34 @@ def _shapes(a: Attribution, b: Attribution) -> str:
 
 
 def _dtypes(a: Attribution, b: Attribution) -> str:
-    casts = [set(side.forest.says["text"].str.extract(r" autocast=(\w+)").drop_nulls()) for side in (a, b)]
+    casts = [set(side.forest.labels["text"].str.extract(r" autocast=(\w+)").drop_nulls()) for side in (a, b)]
     if casts[0] != casts[1]:
-        said = (", ".join(sorted(one)) or "none" for one in casts)
-        return f"the dtypes of autocast differ: {next(said)} and {next(said)}"
+        first, second = (", ".join(sorted(one)) or "none" for one in casts)
+        return f"the autocast dtypes differ: {first} and {second}"
     return _of_inputs(a, b, "dtypes", lambda texts: {kind for text in texts for kind in _DTYPE.findall(text)})
 
 
 def _of_inputs(a: Attribution, b: Attribution, what: str, part: Callable[[Iterable[str]], set[str]]) -> str:
-    """Say of which layers the inputs have nothing in common, if they take much of the time."""
+    """Describe layers whose inputs differ between the runs, if they take more than `_LEAST` of the time."""
     rows, _ = _in_both(a, b)
     pairs = [(row, part(row["shapes"]), part(row["shapes_b"])) for row in rows.iter_rows(named=True)]
     known = [pair for pair in pairs if pair[1] and pair[2]]
     other = [pair for pair in known if not pair[1] & pair[2]]
     if sum(row["ns"] for row, _, _ in other) <= _LEAST * sum(row["ns"] for row, _, _ in known):
         return ""
-    row, mine, theirs = other[0]
-    return f"the {what} of inputs differ: {_layer_name(row)} {min(mine)} and {min(theirs)}"
+    row, in_a, in_b = other[0]
+    return f"the input {what} differ: {_layer_name(row)} {min(in_a)} and {min(in_b)}"
 
 
 def _notes(a: Attribution, b: Attribution) -> Iterable[str]:
     producers = [str(side.meta.get("producer", "")) for side in (a, b)]
     if producers[0] != producers[1] and _product(a) == _product(b):
-        yield f"the versions of the profiler differ: {producers[0] or 'unknown'} and {producers[1] or 'unknown'}"
+        yield f"the profiler versions differ: {producers[0] or 'unknown'} and {producers[1] or 'unknown'}"
     counts = [side.steps.steady().height for side in (a, b)]
     if all(counts) and counts[0] != counts[1]:
-        yield f"the numbers of steps differ, of which times are means: {counts[0]:,} and {counts[1]:,}"
-    ways = [side.steps.found_by for side in (a, b)]
-    if all(counts) and ways[0] != ways[1]:
-        yield f"the steps were found in different ways: {ways[0]}, and {ways[1]}"
+        yield f"times are means over different numbers of steps: {counts[0]:,} and {counts[1]:,}"
+    methods = [side.steps.found_by for side in (a, b)]
+    if all(counts) and methods[0] != methods[1]:
+        yield f"the steps were found by different methods: {methods[0]}; {methods[1]}"
     if bool(device_names(a)) != bool(device_names(b)):
-        yield "one profile does not tell its device"
+        yield f"{'A' if device_names(b) else 'B'} does not name its device"

@@ -1,4 +1,4 @@
-"""Two profiles of the same training, side by side: what became faster, what slower, how sure that is, and why."""
+"""Comparison of two profiles of the same training: speedups with confidence intervals, and changed kernels."""
 
 from __future__ import annotations
 
@@ -11,44 +11,50 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names
-from annot.analyze.kernels import classify
-from annot.analyze.pieces import KEY, host_pieces, modules_of_nodes, phases_of_nodes, placed_blocks, sums_by_group
-from annot.correlate import UNATTRIBUTED, Attribution
+from annot.analyze.gpu_activities import (
+    KEY,
+    attributed_blocks,
+    modules_of_nodes,
+    phases_of_nodes,
+    range_self_times,
+    sums_by_group,
+)
+from annot.analyze.kernel_kinds import classify
+from annot.attribution import UNATTRIBUTED, Attribution
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
 
 Subject: TypeAlias = Literal["layer", "module", "phase", "class", "kernel"]
 SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
-"""What two profiles can be compared by; class: kinds of kernels."""
+"""Groupings for the rows of a comparison; class: kinds of kernels."""
 
 _KEYS: Final[dict[Subject, tuple[str, ...]]] = {
     "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "class": ("class",), "kernel": ("name",),
 }  # fmt: skip
 _OF_NAMES: Final = ("class", "kernel")
-"""What kernels are compared by, not layers."""
-_QUANTILE: Final = 0.975  # on both sides, 95 of 100
+"""Groupings of kernels rather than layers."""
+_QUANTILE: Final = 0.975  # two-sided interval of 95 %
 _FEW: Final = {1: 12.706, 2: 4.303}
-"""Quantiles of the t distribution where the series is far off."""
+"""Quantiles of the t distribution for 1 and 2 degrees of freedom, where the series expansion is inaccurate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the times of two profiles, a and b, differ.
+    """Differences between the times of two profiles, a and b.
 
     Args:
-        by: what a row stands for.
-        rows: the columns of the subject (layer, module, phase; class; name); a_ns, b_ns (means, Float64; null: not
-            there); difference_ns (b less a); speedup (a over b; above 1: b is faster); speedup_low, speedup_high
-            (between which it is in 95 of 100 such pairs of runs; null: fewer than two steps on a side); share (of the
-            longer of the two runs, 0 to 1); only_in ("a", "b" or null); kernels_gone, kernels_new (lists: kernels that
-            a layer itself has only in a, only in b). The largest loss comes first.
-        whole: the same numbers of all that was attributed and not.
-        step_time: the same numbers of the wall-clock time of a step, in which devices may idle; None: not both have
-            steps.
+        by: the grouping of the rows.
+        rows: the columns of the grouping (layer, module, phase; class; name); a_ns, b_ns (means, Float64; null: absent
+            from that run); difference_ns (b minus a); speedup (a / b; above 1: b is faster); speedup_low, speedup_high
+            (95 % confidence interval; null: fewer than two steps in a run); share (of the longer of the two runs,
+            0 to 1); only_in ("a", "b" or null); kernels_gone, kernels_new (lists: kernels that the layer itself
+            launches only in a, only in b). The largest slowdown comes first.
+        whole: the same numbers for the total time, attributed or not.
+        step_time: the same numbers for the wall-clock time of a step, including idle time; None: a run without steps.
         time: "gpu_ns" or "host_ns".
-        steps: how many steps of each the means are of; None: of the whole profiles.
-        devices: their names, as far as the profiles tell, else "".
-        comparability: whether what differs is the time alone.
+        steps: number of steps in a and in b that the means cover; None: means over whole profiles.
+        devices: names of the devices in a and in b; "": unknown.
+        comparability: differences other than time.
     """
 
     by: Subject
@@ -62,40 +68,40 @@ class Comparison:
 
 
 def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Comparison:
-    """Return how the times of two profiles differ, the largest loss first.
+    """Compare the times of two profiles, the largest slowdown first.
 
-    Times are those of devices if both profiles have device work, else of the host: per step if both have steps,
-    without those of the warm-up, else of the whole profile. The ratio of two means is as well known as the steps of
-    each are alike: its interval is that of Welch's t on the logarithm of the ratio (the delta method).
+    Times are GPU times if both profiles contain GPU activities, else CPU times. They are means per step without warm-up
+    if both profiles have steps, else totals of the whole profile. The confidence interval of a speedup follows from
+    the variance between steps: Welch's t interval of the logarithm of the ratio (delta method).
 
     Args:
-        a: the profile to compare with.
-        b: the one that is compared.
-        by: what a row stands for; times of layers and classes of modules are with what lies below.
+        a: the baseline profile.
+        b: the profile to compare with the baseline.
+        by: the grouping of the rows; times of layers and module classes include nested layers.
 
     Raises:
-        ValueError: `by` is none of `SUBJECTS`, or about kernels where a profile has none; neither profile has times,
-            or one has none of the steps that were asked for.
+        ValueError: `by` is not in `SUBJECTS`; `by` groups kernels and a profile is without GPU activities; or the
+            profiles, or their selected steps, contain no times.
     """
     if by not in SUBJECTS:
         raise ValueError(f"by must be one of {', '.join(SUBJECTS)}, got {by!r}")
     device = all(side.nodes["gpu_self_ns"].sum() > 0 for side in (a, b))
     if by in _OF_NAMES and not device:
-        raise ValueError(f"profiles without device work cannot be compared by {by}")
+        raise ValueError(f"profiles without GPU activities cannot be compared by {by}")
     per_step = all(side.steps.table.height for side in (a, b))
     sides = [_Side(side, by, device, per_step) for side in (a, b)]
-    whole = _of_all(*(side.means(None) for side in sides))
+    whole = _single(*(side.means(None) for side in sides))
     if whole is None:
-        raise ValueError("neither profile has times that could be compared")
+        raise ValueError("neither profile contains times to compare")
     longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
     keys = list(_KEYS[by])
     of_a, of_b = (side.means(by) for side in sides)
     if by == "layer":
         of_a, of_b = _with_new_classes(of_a, of_b)
-    rows = _judged(_joined(of_a, of_b, keys), longer).select(*keys, *_NUMBERS)
+    rows = _compared(_joined(of_a, of_b, keys), longer).select(*keys, *_NUMBERS)
     if by == "layer":
         rows = _with_kernels(rows, a, b)
-    step_time = _of_all(*map(_step_time, (a, b))) if per_step else None
+    step_time = _single(*map(_step_time, (a, b))) if per_step else None
     steps = (sides[0].count, sides[1].count) if per_step else None
     devices = ", ".join(device_names(a)), ", ".join(device_names(b))
     time = "gpu_ns" if device else "host_ns"
@@ -103,11 +109,11 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
 
 
 def is_step_slower(comparison: Comparison, threshold: float) -> bool:
-    """Return whether steps take more than a factor longer, and surely so, whatever devices do in them.
+    """Return whether the step time grew significantly by more than a factor.
 
     Args:
-        comparison: of two profiles.
-        threshold: how many times as long a step may take in b, such as 1.05.
+        comparison: the comparison of two profiles.
+        threshold: allowed ratio of the step times b / a, such as 1.05.
     """
     time = comparison.step_time
     if time is None or time["speedup"] is None or time["speedup"] * threshold >= 1:
@@ -116,15 +122,15 @@ def is_step_slower(comparison: Comparison, threshold: float) -> bool:
 
 
 def regressions(comparison: Comparison, threshold: float, *, least_share: float = 0.01) -> pl.DataFrame:
-    """Return the rows that became slower by more than a factor, and surely so, and those that are new.
+    """Return the rows that are significantly slower by more than a factor, and new rows.
 
-    A row of fewer than two steps on a side has no uncertainty, and counts by its ratio alone. What is new counts if it
-    takes more than a factor of the time of what is gone, whose place it may have taken.
+    With fewer than two steps in a run the confidence interval is unknown, and only the ratio counts. New rows may
+    replace rows that are gone: they count if they take more than `threshold` times the time of the rows that are gone.
 
     Args:
-        comparison: of two profiles.
-        threshold: how many times as long a row may take in b, such as 1.05.
-        least_share: rows that take less of the longer run (0 to 1) do not count.
+        comparison: the comparison of two profiles.
+        threshold: allowed ratio of times b / a, such as 1.05.
+        least_share: minimum share of the longer run (0 to 1); shorter rows are ignored.
 
     Raises:
         ValueError: the threshold is not above 0.
@@ -132,10 +138,10 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     if not threshold > 0:
         raise ValueError(f"the threshold must be above 0, got {threshold:g}")
     slower = pl.col("speedup") * threshold < 1
-    sure = pl.col("speedup_high").is_null() | (pl.col("speedup_high") < 1)
+    significant = pl.col("speedup_high").is_null() | (pl.col("speedup_high") < 1)
     new, gone = pl.col("a_ns").is_null(), pl.col("b_ns").is_null()
     sums = comparison.rows.select(pl.col("b_ns").filter(new).sum(), pl.col("a_ns").filter(gone).sum()).row(0)
-    worse = (slower & (sure | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
+    worse = (slower & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
     return comparison.rows.filter(worse & (pl.col("share") >= least_share))
 
 
@@ -145,7 +151,7 @@ _NUMBERS: Final = (
 
 
 class _Side:
-    """The times of one profile, step by step."""
+    """The times of one profile by step."""
 
     def __init__(self, attribution: Attribution, by: Subject, device: bool, per_step: bool) -> None:
         self._attribution = attribution
@@ -153,30 +159,30 @@ class _Side:
         if per_step:
             self._steps = attribution.steps.steady().select("step", process_code="process")
             self.count = self._steps.height
-        what = ("name" if by in _OF_NAMES else "node", *_STEP)
-        times = _device_times(attribution) if device else iter([host_pieces(attribution)])
-        self._times = _added_up(pl.concat([_added_up(self._of_steps(part), what) for part in times]), what)
+        keys = ("name" if by in _OF_NAMES else "node", *_STEP)
+        times = _device_times(attribution) if device else iter([range_self_times(attribution)])
+        self._times = _summed(pl.concat([_summed(self._of_steps(part), keys) for part in times]), keys)
 
     def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
-        """The times that lie in the steps; all of them, as if in one, where steps do not count."""
+        """The times in steady steps; without steps, all times as one step."""
         if self._steps is not None:
             return times.join(self._steps, on=["process_code", "step"], how="semi")
         return times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
 
     def means(self, by: Subject | None) -> pl.DataFrame:
-        """Return the subject's columns, mean_ns and variance (of the mean, over its square; null: one step)."""
-        names, per_step = self._summed(by)
-        # Sums of floating-point numbers depend on the order.
+        """Return the columns of the grouping, mean_ns and variance (of the mean over its square; null: one step)."""
+        names, per_step = self._grouped(by)
+        # Floating-point sums depend on the order of the rows.
         per_step = per_step.with_columns(pl.col("time_ns").cast(pl.Float64)).sort("group", *_STEP)
         total, squares, count = pl.col("time_ns").sum(), (pl.col("time_ns") ** 2).sum(), self.count
         mean = total / count
-        spread = ((squares - total**2 / count) / (count - 1)).clip(0) if count > 1 else pl.lit(None, pl.Float64)
-        rows = per_step.group_by("group").agg(mean.alias("mean_ns"), (spread / count / mean**2).alias("variance"))
+        variance = ((squares - total**2 / count) / (count - 1)).clip(0) if count > 1 else pl.lit(None, pl.Float64)
+        rows = per_step.group_by("group").agg(mean.alias("mean_ns"), (variance / count / mean**2).alias("variance"))
         rows = rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
         return pl.concat([names[rows["group"]], rows.drop("group")], how="horizontal")
 
-    def _summed(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The subject's columns by group, and the times: a row per group and step."""
+    def _grouped(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The columns of the grouping by group, and the times with a row per group and step."""
         attribution, times = self._attribution, self._times
         if by == "layer":
             names = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
@@ -202,49 +208,49 @@ class _Side:
             numbers = names.join(kinds.with_row_index("kind"), on="class", how="left", maintain_order="left")["kind"]
             grouped = grouped.with_columns(numbers.cast(pl.Int32).gather(grouped["group"]).alias("group"))
             names = kinds
-        return names, _added_up(grouped, ["group", *_STEP])
+        return names, _summed(grouped, ["group", *_STEP])
 
 
 _STEP: Final = ("process_code", "step")
 _ONE: Final = {"all": pl.String, "mean_ns": pl.Float64, "variance": pl.Float64, "freedom": pl.Int64}
 
 
-def _added_up(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
+def _summed(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
     return times.group_by(keys).agg(pl.col("time_ns").sum())
 
 
 def _device_times(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    """Device work, in blocks: node, process_code, step, name, time_ns."""
-    for block in placed_blocks(attribution):
+    """GPU activities in blocks: node, process_code, step, name, time_ns."""
+    for block in attributed_blocks(attribution):
         yield block.select("node", "process_code", "step", pl.col("name").cast(pl.Categorical), time_ns="gpu_ns")
 
 
 def _step_time(attribution: Attribution) -> pl.DataFrame:
-    """The wall-clock time of a step, as `_Side.means` gives times."""
+    """The mean wall-clock time of a step in the layout of `_Side.means`."""
     spans = attribution.steps.steady().select(time=(pl.col("end") - pl.col("start")).cast(pl.Float64))["time"]
     mean, count = spans.mean(), len(spans)
     if not isinstance(mean, float) or mean <= 0:
         return pl.DataFrame(schema=_ONE)
-    spread = spans.var() if count > 1 else None
-    variance = spread / count / mean**2 if isinstance(spread, float) else None
+    of_step = spans.var() if count > 1 else None
+    variance = of_step / count / mean**2 if isinstance(of_step, float) else None
     row = {"all": "all", "mean_ns": mean, "variance": variance, "freedom": count - 1}
     return pl.DataFrame([row], schema=_ONE)
 
 
-def _of_all(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
-    """The numbers of the one row that each side has at most; None if neither has one."""
-    rows = _judged(_joined(a, b, ["all"]), 1.0).select(_NUMBERS)
+def _single(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
+    """Compare two tables of at most one row; None: both are empty."""
+    rows = _compared(_joined(a, b, ["all"]), 1.0).select(_NUMBERS)
     return rows.row(0, named=True) if rows.height else None
 
 
 def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Take a layer whose class was replaced for the same layer: its module is then ``A → B``."""
-    place = ["layer", "phase"]
+    """Match layers whose module class changed: their module becomes ``A → B``."""
+    path = ["layer", "phase"]
     alone = [
-        one.join(other, on=list(KEY), how="anti").filter(pl.len().over(place) == 1).select(KEY)
+        one.join(other, on=list(KEY), how="anti").filter(pl.len().over(path) == 1).select(KEY)
         for one, other in ((a, b), (b, a))
     ]
-    pairs = alone[0].join(alone[1], on=place, suffix="_b")
+    pairs = alone[0].join(alone[1], on=path, suffix="_b")
     renamed = pl.format("{} → {}", "module", "module_b").alias("renamed")
     to = pairs.filter(pl.col("layer") != UNATTRIBUTED).with_columns(renamed)
     sides = []
@@ -256,12 +262,12 @@ def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, p
 
 
 def _joined(a: pl.DataFrame, b: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """What both say of each row."""
+    """The rows of both runs side by side."""
     return a.join(b, on=keys, how="full", coalesce=True, suffix="_b")
 
 
-def _judged(rows: pl.DataFrame, longer: float) -> pl.DataFrame:
-    """Say of each row how a and b differ, the largest loss first."""
+def _compared(rows: pl.DataFrame, longer: float) -> pl.DataFrame:
+    """Add the difference and the speedup of each row, the largest slowdown first."""
     a, b = pl.col("mean_ns"), pl.col("mean_ns_b")
     rows = rows.with_columns(
         a.alias("a_ns"), b.alias("b_ns"), (b.fill_null(0) - a.fill_null(0)).alias("difference_ns"),
@@ -280,18 +286,18 @@ def _judged(rows: pl.DataFrame, longer: float) -> pl.DataFrame:
 
 
 def _factor(a: float | None, b: float | None, freedom_a: int | None, freedom_b: int | None) -> float | None:
-    """By how much the ratio of two means can be off, as a factor; see `compare`."""
+    """Confidence interval of the ratio of two means as a factor; see `compare`."""
     if a is None or b is None or not freedom_a or not freedom_b:
         return None
     both = a + b
     if not both:
         return 1.0
-    freedom = both**2 / (a**2 / freedom_a + b**2 / freedom_b)  # Welch and Satterthwaite
+    freedom = both**2 / (a**2 / freedom_a + b**2 / freedom_b)  # Welch–Satterthwaite equation
     return math.exp(min(_t_quantile(freedom) * math.sqrt(both), 700))
 
 
 def _t_quantile(freedom: float) -> float:
-    """The quantile of the t distribution (Cornish and Fisher; Abramowitz and Stegun 26.7.5)."""
+    """The 0.975 quantile of the t distribution (Cornish–Fisher expansion; Abramowitz and Stegun 26.7.5)."""
     if freedom < 3:
         return _FEW[max(int(freedom), 1)]
     z = NormalDist().inv_cdf(_QUANTILE)
@@ -301,15 +307,15 @@ def _t_quantile(freedom: float) -> float:
 
 
 def _with_kernels(rows: pl.DataFrame, a: Attribution, b: Attribution) -> pl.DataFrame:
-    """Say which kernels of a layer itself are gone and new."""
+    """Add the kernels that the layer itself launches in only one of the runs."""
     of_a, of_b = _kernel_names(a), _kernel_names(b)
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
         before, _, after = module.partition(" → ")
-        mine = of_a.get((layer, before, phase), frozenset())
-        theirs = of_b.get((layer, after or before, phase), frozenset())
-        gone.append(sorted(mine - theirs))
-        new.append(sorted(theirs - mine))
+        in_a = of_a.get((layer, before, phase), frozenset())
+        in_b = of_b.get((layer, after or before, phase), frozenset())
+        gone.append(sorted(in_a - in_b))
+        new.append(sorted(in_b - in_a))
     lists = pl.List(pl.String)
     return rows.with_columns(pl.Series("kernels_gone", gone, lists), pl.Series("kernels_new", new, lists))
 

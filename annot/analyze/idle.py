@@ -1,4 +1,4 @@
-"""Why devices did nothing in the steps: which device idles, for how long, and what the host did meanwhile."""
+"""Idle time of devices in the steps, by what the CPU does meanwhile."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.intervals import merged, shares
+from annot.analyze.overlap import merged, shares
 from annot.analyze.step_parts import Parts, intervals_of, launching, parts_of
-from annot.correlate.attribution import Attribution
-from annot.correlate.host_times import known
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
 
 __all__ = ["CAUSES", "DISPATCH_NS", "idle_calls", "idle_time", "waiting_calls"]
 
 CAUSES: Final = {
     "data": "a thread waits for data",
-    "synchronisation": "a thread waits for the device, or has just done so and has launched nothing meanwhile",
-    "launch": "the next work is being launched, and the device waits less than a millisecond for it",
-    "allocation": "a thread allocates or frees memory of the device",
-    "python": "the host does something else",
+    "synchronisation": "a thread waits for the device, or has just waited for it and has not launched anything since",
+    "launch": "the next GPU activity is being launched, and the device waits less than 1 ms for it",
+    "allocation": "a thread allocates or frees device memory",
+    "python": "the CPU runs other code",
 }
-"""What a moment in which a device does nothing is due to."""
+"""Causes of idle time, in order of precedence."""
 
 DISPATCH_NS: Final = 1_000_000
-"""A framework launches the next operation sooner than this, also under a profiler. What takes longer is other code, or
-the first call of a kernel, whose code is loaded."""
+"""Longest gap that counts as launch latency of a framework, even under a profiler. A longer gap is other code, or
+the first launch of a kernel, which loads its module."""
 _BLOCKING_NS: Final = 50_000
-"""An asynchronous copy that returns later than this has waited: for the device, or for memory that is not pinned."""
+"""An asynchronous copy call that takes longer has blocked: on the device, or on pageable memory."""
 _CALLS: Final = tuple(
     (kind, re.compile(rf"^(?:cuda|hip|cu)(?:{names})"))
     for kind, names in (
@@ -40,7 +40,7 @@ _CALLS: Final = tuple(
         ("allocation", r"(?:Mem)?(?:Malloc|Alloc|Free|Host(?:Alloc|Malloc|Free|Register))"),
     )
 )
-"""What calls do, by their names; the first that is found counts."""
+"""Kinds of API calls by name; the first match wins."""
 _CALL: Final = {
     "process": pl.Int64, "correlation": pl.Int64, "start": pl.Int64, "end": pl.Int64, "name": pl.String,
     "cause": pl.String,
@@ -48,42 +48,45 @@ _CALL: Final = {
 
 
 def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
-    """Return how long devices did nothing in the steps, and why.
+    """Return the idle time of devices in the steps by cause.
 
-    The host is never one step ahead of a device that it waits for. So what a device idles from the end of a call that
-    waits for it until its next work counts as synchronisation, as long as the call itself at most: without the call
-    the host would have been ahead by that.
+    A CPU thread that synchronises loses its lead over the device. The idle time from the end of the synchronising call
+    to the next GPU activity therefore counts as synchronisation too, but at most for the duration of the call: without
+    the call the CPU would have been ahead by that time.
 
     Args:
         attribution: the profile.
-        parts: what `annot.analyze.step_parts.parts_of` returned of it; None: it is asked.
+        parts: the result of `annot.analyze.step_parts.parts_of`; None: it is computed.
 
     Returns:
-        process, device (null: the process used none), cause (of `CAUSES`), ns, wall_ns (of the steps, as
-        `annot.analyze.step_time.step_time` gives it). All Int64 but cause.
+        process, device (null: the process uses no device), cause (one of `CAUSES`), ns, wall_ns (step time, as in
+        `annot.analyze.step_time.step_time`). All Int64 except cause.
     """
     parts = parts or parts_of(attribution)
     calls, launches = waiting_calls(attribution), _quick_launches(attribution)
     schema = {"process": pl.Int64, "device": pl.Int64, "cause": pl.String, "ns": pl.Int64, "wall_ns": pl.Int64}
     devices = parts.windows.partition_by("process", "device", as_dict=True)
-    found = [_of_device(place[0], place[1], window, parts, calls, launches) for place, window in devices.items()]
+    found = [_of_device(key[0], key[1], window, parts, calls, launches) for key, window in devices.items()]
     return pl.concat([pl.DataFrame(schema=schema), *found])
 
 
 def idle_calls(attribution: Attribution) -> pl.DataFrame:
-    """Return the calls that wait for devices or for memory of theirs, in the steps.
+    """Return the API calls in the steps that wait for a device or allocate its memory.
+
+    Args:
+        attribution: the profile.
 
     Returns:
-        cause (synchronisation or allocation), name, calls, ns: the longest first.
+        cause (synchronisation or allocation), name, calls, ns; the longest first.
     """
     calls = waiting_calls(attribution)
     steps = attribution.steps
     if steps.table.height:
         codes = attribution.whole.threads.table.select("process", "process_code").unique()
         calls = calls.join(codes, on="process")
-        wanted = steps.steady().select("step", process_code="process")
+        steady = steps.steady().select("step", process_code="process")
         calls = calls.with_columns(steps.at(calls["process_code"], calls["start"]).alias("step"))
-        calls = calls.join(wanted, on=["process_code", "step"], how="semi")
+        calls = calls.join(steady, on=["process_code", "step"], how="semi")
     length = (pl.col("end") - pl.col("start")).sum().alias("ns")
     name = pl.col("name").str.replace(r"_v\d+$", "")
     sums = calls.group_by("cause", name).agg(pl.len().cast(pl.Int64).alias("calls"), length)
@@ -91,11 +94,14 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
 
 
 def waiting_calls(attribution: Attribution) -> pl.DataFrame:
-    """Return the calls in which a thread waits for a device or its memory.
+    """Return the API calls in which a thread waits for a device or allocates its memory.
+
+    Args:
+        attribution: the profile.
 
     Returns:
-        process, correlation, start, end (ns), name, cause: synchronisation or allocation. None, if the profile does not
-        know when things happened on the host, or the names of calls.
+        process, correlation, start, end (ns), name, cause: synchronisation or allocation. Empty if CPU times or call
+        names are unknown.
     """
     parts = [pl.DataFrame(schema=_CALL)]
     for block in _caused(attribution):
@@ -107,7 +113,7 @@ def waiting_calls(attribution: Attribution) -> pl.DataFrame:
 
 
 def _quick_launches(attribution: Attribution) -> dict[int | None, pl.DataFrame]:
-    """When each process was in calls that launch work and last less than a millisecond: start, end."""
+    """The launch calls of each process that take less than `DISPATCH_NS`: start, end."""
     parts: dict[int | None, list[pl.DataFrame]] = defaultdict(list)
     for block in _caused(attribution):
         launches = _short(block.filter(pl.col("cause") == "launch"))
@@ -118,11 +124,11 @@ def _quick_launches(attribution: Attribution) -> dict[int | None, pl.DataFrame]:
 
 
 def _caused(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    """The API calls that `_CALLS` knows, with name and cause, block by block."""
+    """The API calls that match `_CALLS`, with name and cause, in blocks."""
     if attribution.source is None or not known(attribution.meta):
         return
     for block in attribution.source.launch_blocks():
-        if "name" not in block.columns:  # a file that is read in blocks for its layers only
+        if "name" not in block.columns:  # files that are read in blocks for a table of layers skip the names
             continue
         names = block["name"].unique()
         texts = names.cast(pl.String)
@@ -135,7 +141,7 @@ def _of_device(
     process: int | None, device: int | None, window: pl.DataFrame, parts: Parts, calls: pl.DataFrame,
     launches: dict[int | None, pl.DataFrame],
 ) -> pl.DataFrame:  # fmt: skip
-    """The rows of one device."""
+    """The rows of `idle_time` for one device."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
     here = parts.of_device(process, device)
     ran, calls = merged(intervals_of(here)), calls.filter(mine)
@@ -165,7 +171,7 @@ def _of_device(
 
 
 def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
-    """From the end of each call in which a device ran dry to its next work, for as long as the call at most."""
+    """Idle time after each call that drained the device's queue, at most as long as the call."""
     ends = waits.select("start", "end").sort("end")
     before = ran.select(done="end").sort("done")
     after = ran.select(pl.col("start").alias("next"))

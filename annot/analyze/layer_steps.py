@@ -1,36 +1,39 @@
-"""What each layer took in each step."""
+"""Time of each layer in each step."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from annot.analyze.pieces import KEY, host_pieces, placed_blocks, sums_by_layer
-from annot.correlate import Attribution
-from annot.correlate.host_times import known
+from annot.analyze.gpu_activities import KEY, attributed_blocks, range_self_times, sums_by_layer
+from annot.attribution import Attribution
+from annot.attribution.host_times import known
 
 __all__ = ["by_layer_and_step"]
 
 
 def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per layer, module class, phase and step, by step; the steps of all processes added up.
+    """Return a row per layer, module class, phase and step, in order of steps; sums over all processes.
+
+    Args:
+        attribution: the profile.
 
     Returns:
         layer, module, phase; step (Int64); host_ns, host_self_ns, gpu_ns, gpu_self_ns (Int64): as in
-        `annot.correlate.by_layer`, of the ranges that nest; host times are null if the profile knows none. A range
-        counts to the step in which it began, device work to the one in which it was launched.
+        `annot.attribution.by_layer`, for nested ranges; host times are null if the profile does not contain CPU times.
+        A range counts to the step in which it starts, a GPU activity to the step in which it is launched.
 
     Example:
-        >>> from annot.correlate import attribute
+        >>> from annot.attribution import attribute
         >>> from annot.profile import Profile
         >>> by_layer_and_step(attribute(Profile.build({}))).columns[3:]
         ['step', 'host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns']
     """
-    blocks = iter(()) if attribution.source is None else placed_blocks(attribution)
+    blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
     parts = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
     parts += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
     times = {"gpu": pl.concat(parts)}
     if known(attribution.meta):
-        times["host"] = host_pieces(attribution)
+        times["host"] = range_self_times(attribution)
     rows = pl.DataFrame(schema=dict.fromkeys(KEY, pl.String) | {"step": pl.Int64})
     for name, part in times.items():
         sums = _sums(attribution, part, name)
@@ -42,13 +45,13 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
 
 
 def _sums(attribution: Attribution, part: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The times of steps with what lies below, and of the layers themselves."""
+    """Total and self time of each layer and step."""
     part = part.filter((pl.col("step") >= 0) & (pl.col("node") >= 0))
     part = part.select("node", "time_ns", step=pl.col("step").cast(pl.Int64))
     part = part.group_by("node", "step").agg(pl.col("time_ns").sum())
     keys = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
-    mine = keys[pl.Series(attribution.forest.nodes.keys, dtype=pl.Int64).gather(part["node"])]
-    own = pl.concat([mine, part.select("step", "time_ns")], how="horizontal")
+    layers = keys[pl.Series(attribution.forest.nodes.keys, dtype=pl.Int64).gather(part["node"])]
+    own = pl.concat([layers, part.select("step", "time_ns")], how="horizontal")
     own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
     every = sums_by_layer(attribution, part, "step").rename({"time_ns": f"{name}_ns"})
     return every.join(own, on=[*KEY, "step"], how="left")

@@ -1,9 +1,9 @@
-"""How far layers and kernels are from what their device can do: the roofline.
+"""Roofline model: achieved performance of layers and kernels relative to the peaks of their device.
 
-Work that does F operations on B bytes has the intensity F/B. A device with P operations and W bytes per second does
-at most min(P, W · F/B) operations per second (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009): work left
-of the ridge P/W is bound by memory, right of it by computing. What takes longer because the device waits for the host
-is bound by neither: it is launch-bound, or host-bound if the host did something else than launching.
+F operations on B bytes have the arithmetic intensity F/B. A device with P operations and W bytes per second reaches at
+most min(P, W · F/B) operations per second (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009). Below the
+ridge P/W a layer is memory-bound, above it compute-bound. A layer is launch-bound or host-bound if the device waits
+longer for the CPU than it works: for launches, or for other CPU code.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.counters import measured_work
-from annot.analyze.kernels import MATRIX, classify
-from annot.analyze.peaks import Peaks
-from annot.analyze.pieces import KEY, device_idle
+from annot.analyze.gpu_activities import KEY, device_idle
+from annot.analyze.hardware_counters import measured_work
+from annot.analyze.kernel_kinds import MATRIX, classify
+from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import multiplies
 from annot.analyze.work import by_text, layer_work
-from annot.correlate import Attribution, by_layer
+from annot.attribution import Attribution, by_layer
 
 __all__ = ["kernel_roofline", "layer_roofline", "under_roof"]
 
@@ -35,26 +35,26 @@ _IN_NAME: Final = re.compile(
 
 
 def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return where each layer of a model stands under the roof of its device.
+    """Return the roofline of each layer of a model.
 
     Args:
         attribution: the profile.
-        peaks: of the device; None: not known, then so is `bound`, but for launch-bound layers.
-        work: what the layers compute; None: what `annot.analyze.work.layer_work` counts.
+        peaks: peaks of the device; None: unknown, then `bound` is only known for launch-bound and host-bound layers.
+        work: expected work of the layers; None: the result of `annot.analyze.work.layer_work`.
 
     Returns:
-        layer, module, phase: in the order of `annot.correlate.by_layer`.
+        layer, module, phase: in the order of `annot.attribution.by_layer`.
         flops, bytes: Int64, of all calls; null: not counted.
         intensity: FLOPs per byte.
-        time_ns: of devices with what lies below; of the host if the profile has no device work.
-        gpu_idle_ns, gpu_launch_ns: see `annot.analyze.pieces.idle_of_nodes`.
+        time_ns: GPU time, nested layers included; CPU time if the profile is without GPU activities.
+        gpu_idle_ns, gpu_launch_ns: see `annot.analyze.gpu_activities.idle_of_nodes`.
         flops_per_s, bytes_per_s: achieved.
-        precision: as `annot.analyze.peaks.Peaks` names it: what the longest kernel of matrix products says in its
-            name, else that to which autocast takes its operands, else of the first floating-point tensor that came
-            in; on Tensor Cores if that kernel uses them; null: it is one of Triton's, whose names do not tell.
-        roof_share: what was achieved of what the roof allows at this intensity, 0 to 1.
-        bound: compute, memory, launch (the device waited longer than it worked, for launches most of the time), host
-            (it waited so for what else the host did, such as allocating memory) or null.
+        precision: a name of `annot.analyze.roofs.Peaks`. It is the precision in the name of the longest kernel
+            that multiplies matrices, else the autocast dtype, else the dtype of the first floating-point input; with
+            ``tensor`` if that kernel uses Tensor Cores; null: a Triton kernel, whose name does not show it.
+        roof_share: achieved performance relative to the roof at this intensity, 0 to 1.
+        bound: compute, memory, launch (the device waits longer than it works, mostly for launches), host (it waits
+            mostly for other CPU code, such as memory allocation) or null.
     """
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
@@ -73,7 +73,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
 
 
 def _counted(work: pl.DataFrame) -> pl.DataFrame:
-    """The layers whose work is known; a container computes nothing itself, while its time is that of its layers."""
+    """Layers with known work. Containers are left out: they compute nothing themselves, but their time is inclusive."""
     bytes_ = pl.col("bytes_read") + pl.col("bytes_written")
     return work.filter(pl.col("counted") & (pl.col("flops") + bytes_ > 0)).select(*KEY, "flops", bytes_.alias("bytes"))
 
@@ -85,27 +85,32 @@ _COLUMNS: Final = (
 
 
 def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:
-    """Return where each kernel stands under the roof, from the counters of a profile that has them.
+    """Return the roofline of each kernel from hardware counters.
 
     Args:
-        attribution: a profile of Nsight Compute or nvprof with counters of operations and of bytes of the memory.
-        peaks: of the device; None: not known.
+        attribution: a profile of Nsight Compute or nvprof with counters of operations and of bytes of device memory.
+        peaks: peaks of the device; None: unknown.
 
     Returns:
-        name, calls, then as `layer_roofline`, the longest first; only kernels with counters.
+        name, calls, then the columns of `layer_roofline` from flops, the longest first; only kernels with counters.
     """
     work = measured_work(attribution)
     precisions = [
         _precision(name, "f64" if double * 2 > flops else "f32")
         for name, flops, double in work.select("name", "flops", "f64_flops").iter_rows()
     ]
-    nothing = pl.lit(None, pl.Int64)
-    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=nothing, gpu_launch_ns=nothing)
+    unknown = pl.lit(None, pl.Int64)
+    rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=unknown, gpu_launch_ns=unknown)
     return under_roof(rows, peaks).select("name", "calls", *_COLUMNS).sort("time_ns", "name", descending=[True, False])
 
 
 def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
-    """Return rows of flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision with what follows from peaks."""
+    """Add intensity, achieved rates, roof_share and bound to rows.
+
+    Args:
+        rows: flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
+        peaks: peaks of the device; None: unknown.
+    """
     roofs = [_roof(peaks, precision) for precision in rows["precision"]]
     bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
@@ -118,8 +123,8 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     share = pl.when(by_memory).then(pl.col("bytes_per_s") / bandwidth).otherwise(pl.col("flops_per_s") / pl.col("roof"))
     waits = (pl.col("gpu_idle_ns") > pl.col("time_ns")).fill_null(False)
     launches = 2 * pl.col("gpu_launch_ns") >= pl.col("gpu_idle_ns")
-    kept = pl.when(launches).then(pl.lit("launch")).otherwise(pl.lit("host"))
-    bound = pl.when(waits).then(kept).when(by_memory).then(pl.lit("memory")).when(~by_memory)
+    cause = pl.when(launches).then(pl.lit("launch")).otherwise(pl.lit("host"))
+    bound = pl.when(waits).then(cause).when(by_memory).then(pl.lit("memory")).when(~by_memory)
     return rows.with_columns(share.alias("roof_share"), bound.then(pl.lit("compute")).alias("bound"))
 
 
@@ -131,16 +136,16 @@ def _roof(peaks: Peaks | None, precision: str | None) -> float | None:
 
 
 def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
-    """The precision in which each layer computes: layer, module, phase, precision."""
+    """The compute precision of each layer: layer, module, phase, precision."""
     columns = ("layer", "module", "shapes")
     shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
-    products, casts = _products(attribution), _autocast(attribution)
-    longest = _longest(attribution, ())  # where nobody says what came in, any kernel tells as well as a product
+    gemms, casts = _longest(attribution, MATRIX), _autocast(attribution)
+    longest = _longest(attribution, ())  # fallback for layers with unknown input dtypes
     found = [
         (
             *key,
             _precision(
-                products.get(key) or ("" if key[:2] in shapes else longest.get(key, "")),
+                gemms.get(key) or ("" if key[:2] in shapes else longest.get(key, "")),
                 casts.get(key[:2]) or _dtype(shapes.get(key[:2], [])),
             ),
         )
@@ -150,26 +155,26 @@ def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
-    """The dtype in which layers multiply matrices under autocast, whatever came in; it leaves float64 alone."""
+    """The autocast dtype of layers that multiply matrices. Autocast does not cast float64 inputs."""
     found: dict[tuple[str, str], str] = {}
-    for (layer, module, _), said in by_text(attribution).items():
-        for one in said if multiplies(module) else ():
-            cast = dict(one.arguments).get("autocast")
-            if isinstance(cast, str) and one.tensors and one.tensors[0].dtype in _CAST:
+    for (layer, module, _), tags in by_text(attribution).items():
+        for tag in tags if multiplies(module) else ():
+            cast = dict(tag.arguments).get("autocast")
+            if isinstance(cast, str) and tag.tensors and tag.tensors[0].dtype in _CAST:
                 found.setdefault((layer, module), cast)
     return found
 
 
 def _precision(kernel: str, dtype: str) -> str | None:
-    """The precision of a kernel by its name; one that does not say the type computes with what came in."""
+    """The precision in the name of a kernel, else the dtype of the inputs."""
     known = classify(kernel)
     if known.library == "Triton" and known.kind in MATRIX and not known.tensor_cores:
         return None
     match = _IN_NAME.search(kernel)
-    said = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
+    precision = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
     if not known.tensor_cores:
-        return said
-    return f"{'tf32' if said == 'f32' else said} tensor"
+        return precision
+    return f"{'tf32' if precision == 'f32' else precision} tensor"
 
 
 def _dtype(shapes: list[str]) -> str:
@@ -177,13 +182,8 @@ def _dtype(shapes: list[str]) -> str:
     return "f32" if match is None else _NARROW.get(match[1][:6], match[1])
 
 
-def _products(attribution: Attribution) -> dict[tuple[str, str, str], str]:
-    """The kernel of matrix products that took the longest in each layer itself."""
-    return _longest(attribution, MATRIX)
-
-
 def _longest(attribution: Attribution, kinds: Sequence[str]) -> dict[tuple[str, str, str], str]:
-    """The kernel of some kinds, or of any, that took the longest in each layer itself."""
+    """The longest kernel of the given kinds, or of any kind if empty, that each layer itself launches."""
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
     found: dict[tuple[str, str, str], str] = {}
     longest = attribution.names.filter("kernel").sort("gpu_ns", descending=True).select("node", "name")

@@ -1,4 +1,4 @@
-"""What the analyses of steps look at: the steps without their warm-up, what devices did, and what threads did."""
+"""Input of the step analyses: steps without warm-up, GPU activities by device, and ranges of threads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.calls import calls_of
-from annot.analyze.kernels import with_classes
-from annot.correlate.attribution import Attribution
-from annot.correlate.host_times import known
+from annot.analyze.api_calls import calls_of
+from annot.analyze.kernel_kinds import with_classes
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
 
 __all__ = ["WORK", "HostRanges", "Parts", "intervals_of", "launching", "parts_of"]
 
 _Work: TypeAlias = Mapping[tuple[int | None, int | None], pl.DataFrame]
 
 WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
-"""What devices do, by rank: the first that is going on has the moment."""
+"""Kinds of GPU activities in order of precedence."""
 
 _WINDOWS: Final = {"process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64}
 _WINDOW: Final = [pl.col(name).cast(dtype) for name, dtype in _WINDOWS.items()]
@@ -27,12 +27,12 @@ _NO_WORK: Final = pl.DataFrame(
     schema=dict.fromkeys(("correlation", "start", "end"), pl.Int64) | {"share": pl.Enum(WORK), "launched": pl.Int64}
 )
 _WARMUP: Final = r"(?i)(?:^|[^a-z])warm[-_ ]?up(?:[^a-z]|$)"
-"""Texts of ranges that somebody put around a warm-up."""
+"""Labels of warm-up ranges."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRanges:
-    """What the threads of each process do: process, start, end."""
+    """Ranges of the threads of each process by kind: process, start, end (Int64)."""
 
     data: pl.DataFrame
     collectives: pl.DataFrame
@@ -41,13 +41,13 @@ class HostRanges:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the analyses of the steps of a profile share.
+    """Shared input of the step analyses.
 
     Args:
-        work: all device work of all steps, by process and device: correlation, start, end, share (`WORK`), launched
-            (ns; null: not known).
-        host: what threads did.
-        windows: when steps ran: process, device (null: the process used none), start, end (ns), in this order.
+        work: all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched (start
+            of the API call in ns; null: unknown).
+        host: ranges of threads.
+        windows: times of the steps: process, device (null: the process uses no device), start, end (ns).
     """
 
     work: Mapping[tuple[int | None, int | None], pl.DataFrame]
@@ -55,41 +55,44 @@ class Parts:
     windows: pl.DataFrame
 
     def of_device(self, process: int | None, device: int | None) -> pl.DataFrame:
-        """Return what is in `work` of a device."""
+        """Return the rows of `work` of a device."""
         return self.work.get((process, device), _NO_WORK)
 
 
 def parts_of(attribution: Attribution) -> Parts:
-    """Return the steps of a profile, and what devices and threads did.
+    """Return the steps of a profile with its GPU activities and ranges of threads.
 
-    A step is its range and the wait for data before it; each device of a process has all its steps. The warm-up is no
-    part of them. Without steps it is the time from the first to the last kernel of each device, without ranges that are
-    called a warm-up, unless they are all: what a script does before and after, as loading a model, is no step.
+    A step is its range plus the wait for data before it, on each device of the process. Warm-up steps are excluded.
+    In a profile without steps, the time from the first to the last kernel of each device replaces them, which excludes
+    script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
+
+    Args:
+        attribution: the profile.
     """
     work, host = _device_work(attribution), _host_ranges(attribution)
     return Parts(work, host, _windows(attribution, work, host))
 
 
 def _windows(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataFrame:
-    """When steps ran, see `Parts`."""
+    """The times of the steps; see `Parts`."""
     steps = attribution.steps
     if steps.table.is_empty() or not known(attribution.meta):
         return _of_run(attribution, work, host).sort("process", "device", "start")
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     table = steps.table.select("step", "start", "end", process_code="process").join(codes, on="process_code")
-    wanted = steps.steady().select("step", process_code="process")
-    wanted = table.join(wanted, on=["process_code", "step"], how="semi")
-    spans = pl.concat([wanted.select("process", "start", "end"), _waits(table, wanted, host.data)])
+    steady = steps.steady().select("step", process_code="process")
+    steady = table.join(steady, on=["process_code", "step"], how="semi")
+    spans = pl.concat([steady.select("process", "start", "end"), _waits(table, steady, host.data)])
     devices = pl.DataFrame(list(work), schema={"process": pl.Int64, "device": pl.Int64}, orient="row")
     joined = spans.join(devices, on="process", how="left", nulls_equal=True)
     return joined.select(_WINDOW).sort("process", "device", "start")
 
 
-def _waits(table: pl.DataFrame, wanted: pl.DataFrame, data: pl.DataFrame) -> pl.DataFrame:
-    """The waits for data that lie between a step that is asked for and the one before it."""
+def _waits(table: pl.DataFrame, steady: pl.DataFrame, data: pl.DataFrame) -> pl.DataFrame:
+    """The waits for data between each of the steady steps and the step before it."""
     before = pl.col("end").shift(1).over("process", order_by="start").alias("free")
     gaps = table.with_columns(before).select("process", "step", "free", until="start")
-    gaps = gaps.join(wanted.select("process", "step"), on=["process", "step"], how="semi").sort("until")
+    gaps = gaps.join(steady.select("process", "step"), on=["process", "step"], how="semi").sort("until")
     waits = data.select("process", "start", "end").sort("end")
     found = waits.join_asof(
         gaps, left_on="end", right_on="until", by="process", strategy="forward", check_sortedness=False
@@ -99,13 +102,13 @@ def _waits(table: pl.DataFrame, wanted: pl.DataFrame, data: pl.DataFrame) -> pl.
 
 
 def _of_run(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataFrame:
-    """From the first to the last kernel of each device; of what threads did, if no device worked."""
+    """From the first to the last kernel of each device; without GPU activities, from the first to the last range."""
     bounds = (pl.col("start").min(), pl.col("end").max())
     if not work:
         every = pl.concat([part.select("process", "start", "end") for part in (host.ranges, host.data)])
         spans = every.drop_nulls("start").group_by("process").agg(*bounds).with_columns(device=pl.lit(None, pl.Int64))
     else:
-        computed = {place: rows.filter(pl.col("share") != "copies") for place, rows in work.items()}
+        computed = {key: rows.filter(pl.col("share") != "copies") for key, rows in work.items()}
         used = computed if any(rows.height for rows in computed.values()) else work
         found = [
             rows.drop_nulls("start").select(
@@ -122,23 +125,23 @@ def _of_run(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataF
 
 
 def _warmups(attribution: Attribution) -> pl.DataFrame:
-    """When ranges that are called a warm-up were open, each instant once: process, start, end."""
+    """The times of warm-up ranges without overlaps: process, start, end."""
     forest = attribution.whole
-    columns = ["thread", "start", "end", "says"]
-    ranges = pl.concat([forest.tree.select(columns), forest.loose.select(columns)])
-    ranges = ranges.filter(forest.says["text"].str.contains(_WARMUP).gather(ranges["says"]).fill_null(False))
+    columns = ["thread", "start", "end", "label"]
+    ranges = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
+    ranges = ranges.filter(forest.labels["text"].str.contains(_WARMUP).gather(ranges["label"]).fill_null(False))
     rows = ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end").sort("start")
     begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("process"))
     return rows.with_columns(begin.alias("start")).filter(pl.col("end") > pl.col("start"))
 
 
 def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
-    """Spans without holes, which do not overlap."""
+    """The parts of spans outside holes; holes must not overlap."""
     found = []
     for process, device, start, end in spans.select(*_WINDOWS).iter_rows():
         free = start
-        mine = holes.filter(pl.col("process").eq_missing(pl.lit(process)))
-        for begin, until in mine.select("start", "end").iter_rows():
+        of_process = holes.filter(pl.col("process").eq_missing(pl.lit(process)))
+        for begin, until in of_process.select("start", "end").iter_rows():
             if free < min(begin, end):
                 found.append((process, device, free, min(begin, end)))
             free = max(free, until)
@@ -148,55 +151,63 @@ def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
 
 
 def intervals_of(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return start, end (Int64) of rows that have both."""
+    """Return start, end (Int64) of the rows where both are known.
+
+    Args:
+        rows: start, end.
+    """
     return rows.select(pl.col("start", "end").cast(pl.Int64)).drop_nulls()
 
 
 def launching(work: pl.DataFrame) -> pl.DataFrame:
-    """Return start, end of each launch: from its begin until the first piece of its work begins."""
+    """Return start, end (Int64) of each launch: from the start of the API call to the start of its first activity.
+
+    Args:
+        work: rows of `Parts.work` of a device.
+    """
     calls = work.drop_nulls(["launched", "start"]).group_by("correlation").agg(pl.col("launched", "start").min())
     return calls.select(start=pl.col("launched").cast(pl.Int64), end=pl.col("start").cast(pl.Int64))
 
 
 def _device_work(attribution: Attribution) -> _Work:
-    """All device work of all steps, see `Parts`."""
+    """All GPU activities; see `Parts`."""
     calls, source = calls_of(attribution), attribution.source
     parts: dict[tuple[int | None, int | None], list[pl.DataFrame]] = defaultdict(list)
     for block in () if source is None else source.work_blocks():
-        rows = _shared_out(block)
+        rows = _with_share(block)
         launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"])).alias("launched")
         rows = rows.with_columns(launched)
         for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
             parts[process, device].append(part)
-    return {place: pl.concat(found) for place, found in parts.items()}
+    return {key: pl.concat(found) for key, found in parts.items()}
 
 
-def _shared_out(block: pl.DataFrame) -> pl.DataFrame:
+def _with_share(block: pl.DataFrame) -> pl.DataFrame:
     share = (
         pl.when(~pl.col("kernel")).then(pl.lit("copies"))
         .when(pl.col("kind") == "collective").then(pl.lit("collectives"))
         .when("tensor_cores").then(pl.lit("tensor_cores"))
         .otherwise(pl.lit("kernels"))
     )  # fmt: skip
-    wanted = [pl.col(name) if name in block.columns else pl.lit(None, pl.Int64).alias(name) for name in _PLACE]
-    return with_classes(block.select(*wanted, "start", "end", "kernel", "name")).select(
-        *(pl.col(name).cast(pl.Int64) for name in (*_PLACE, "start", "end")), share.cast(pl.Enum(WORK)).alias("share")
+    ids = [pl.col(name) if name in block.columns else pl.lit(None, pl.Int64).alias(name) for name in _IDS]
+    return with_classes(block.select(*ids, "start", "end", "kernel", "name")).select(
+        *(pl.col(name).cast(pl.Int64) for name in (*_IDS, "start", "end")), share.cast(pl.Enum(WORK)).alias("share")
     )
 
 
-_PLACE: Final = ("process", "device", "correlation")
+_IDS: Final = ("process", "device", "correlation")
 
 
 def _host_ranges(attribution: Attribution) -> HostRanges:
-    """What threads do, whose process is that of the profile."""
+    """The ranges of threads by kind, with the process id of the profile."""
     forest = attribution.whole
-    columns = ["thread", "start", "end", "says"]
-    ranges = pl.concat([forest.tree.select(columns), forest.loose.select(columns)])
+    columns = ["thread", "start", "end", "label"]
+    ranges = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
     if not known(attribution.meta):
         ranges = ranges.clear()
     process = forest.threads.table["process"].gather(ranges["thread"])
-    says = forest.says.select("phase", "loop", collective=_is_collective())[ranges["says"]]
-    rows = pl.concat([ranges.select(process, "start", "end"), says], how="horizontal")
+    labels = forest.labels.select("phase", "loop", collective=_is_collective())[ranges["label"]]
+    rows = pl.concat([ranges.select(process, "start", "end"), labels], how="horizontal")
     data = pl.col("phase") == "data"
     kinds = (data, pl.col("collective"), ~data & ~pl.col("loop"))
     return HostRanges(
@@ -208,6 +219,6 @@ def _host_ranges(attribution: Attribution) -> HostRanges:
 
 
 def _is_collective() -> pl.Expr:
-    """Whether a range is a collective: one of annot's, or an operation by its name."""
+    """Whether a range is a collective: a range of annot, or an operation named by its backend."""
     named = pl.col("text").str.contains(r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$")
     return (pl.col("phase") == "collective") | named

@@ -1,4 +1,4 @@
-"""How much of the wall-clock time of the steps each kernel, copy and set takes."""
+"""Exclusive wall-clock time of each kernel, copy and memset in the steps."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.intervals import merged, within
+from annot.analyze.overlap import merged, within
 from annot.analyze.step_parts import parts_of
-from annot.correlate.attribution import Attribution
+from annot.attribution.attribute import Attribution
 
 __all__ = ["step_work"]
 
 
 def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return the device work of the steps, with the time of them that it takes.
+    """Return the GPU activities of the steps with their exclusive time.
 
-    Where work runs at the same time on a device, what began first has the moment. So each moment counts once, the
-    times of a device add up to the time that it was busy, and without some work steps are shorter by its time at most.
+    Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
+    its busy time. Removing an activity shortens the steps by at most its time.
 
     Args:
         attribution: the profile.
-        windows: those of `annot.analyze.step_parts.Parts`; None: they are asked for.
+        windows: the times of the steps, see `annot.analyze.step_parts.Parts`; None: they are computed.
 
     Returns:
-        node, name, kernel, calls (that began in the steps), wall_ns: a row per node and name.
+        node, name, kernel, calls (started in the steps), wall_ns: a row per node and name.
     """
     spans = parts_of(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     work, names = _coded(attribution)
     parts = [pl.DataFrame(schema=_SCHEMA)]
-    for place in list(work):
-        rows = pl.concat(work.pop(place))
-        if place in of_device:
-            parts.append(_taken(rows, merged(of_device[place])).select(list(_SCHEMA)))
+    for key in list(work):
+        rows = pl.concat(work.pop(key))
+        if key in of_device:
+            parts.append(_exclusive(rows, merged(of_device[key])).select(list(_SCHEMA)))
     sums = (
         pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
     )
@@ -42,7 +42,7 @@ def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> 
 
 
 _SCHEMA: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "calls": pl.Int64, "wall_ns": pl.Int64}
-_PLACED: Final = {
+_ACTIVITY: Final = {
     "process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64, "node": pl.Int32, "kernel": pl.Boolean,
     "name": pl.Int32,
 }  # fmt: skip
@@ -50,25 +50,25 @@ _Device: TypeAlias = tuple[int | None, int | None]
 
 
 def _coded(attribution: Attribution) -> tuple[dict[_Device, list[pl.DataFrame]], list[str]]:
-    """All work by process and device, with the rest of `_PLACED`, and the names whose numbers it has."""
+    """All GPU activities by process and device with the other columns of `_ACTIVITY`, and the names that they index."""
     codes: dict[str, int] = {}
     parts: dict[_Device, list[pl.DataFrame]] = defaultdict(list)
     for block in attribution.source.work_blocks() if attribution.source is not None else ():
-        placed = attribution.places.of(block).filter(~pl.col("left_out")).drop_nulls(["start", "end"])
+        placed = attribution.attributor.of(block).filter(~pl.col("left_out")).drop_nulls(["start", "end"])
         texts = placed["name"].cast(pl.String).fill_null("")
         for name in texts.unique():
             codes.setdefault(name, len(codes))
         placed = placed.with_columns(texts.replace_strict(codes, return_dtype=pl.Int32).alias("name"))
-        there = [name for name in _PLACED if name in placed.columns]
-        missing = [pl.lit(None, _PLACED[name]).alias(name) for name in _PLACED if name not in placed.columns]
-        rows = placed.select(*(pl.col(name).cast(_PLACED[name]) for name in there), *missing)
+        present = [name for name in _ACTIVITY if name in placed.columns]
+        missing = [pl.lit(None, _ACTIVITY[name]).alias(name) for name in _ACTIVITY if name not in placed.columns]
+        rows = placed.select(*(pl.col(name).cast(_ACTIVITY[name]) for name in present), *missing)
         for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
-            parts[process, device].append(part.select(name for name in _PLACED if name in part.columns))
+            parts[process, device].append(part.select(name for name in _ACTIVITY if name in part.columns))
     return parts, list(codes)
 
 
-def _taken(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
-    """The work of one device, a row per node and name."""
+def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
+    """The GPU activities of one device: a row per node and name."""
     rows = rows.sort("start", maintain_order=True)
     begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1))
     rows = rows.with_columns(begin=begin, until=pl.max_horizontal(begin, "end"))

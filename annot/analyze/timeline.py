@@ -1,4 +1,4 @@
-"""What happened when: ranges of threads and work of streams in lanes, as many as a picture can hold."""
+"""Timeline for charts: ranges of threads and GPU activities of streams in lanes, sampled to a maximum number."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.pieces import placed_blocks
-from annot.analyze.process_lanes import process_lanes
-from annot.correlate import Attribution, sweep
-from annot.correlate.forest import Forest
-from annot.correlate.host_times import known
+from annot.analyze.gpu_activities import attributed_blocks
+from annot.analyze.lanes import process_lanes
+from annot.attribution import Attribution, column_ops
+from annot.attribution.host_times import known
+from annot.attribution.range_trees import Forest
 
 __all__ = ["Timeline", "timeline"]
 
@@ -24,7 +24,7 @@ _PLACE: Final = ("process", "thread", "device", "stream")
 _KIND: Final = pl.Enum(["range", "process", "crossing", "work"])
 _LANES: Final = 64
 _ROWS: Final = 24
-"""Rows of one lane; what would need more is drawn in the last."""
+"""Maximum number of rows in a lane; deeper events share the last row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Timeline:
     """Events in lanes.
 
     Args:
-        events: lane, row (in the lane, from 0), start_ns (since `start_ns`), length_ns, text, key (number of the layer
-            in `annot.correlate.Attribution`'s forest; -1: none); by lane, row and start.
-        lanes: kind ("range", "process", "crossing" or "work"), process, thread, device, stream (null: it has none),
-            rows: how many it has, total: how many events it has, drawn or not.
-        start_ns: the first instant.
-        total: events there are, in the lanes and in those left out.
-        every: of the events that are not among the longest, each of this number is there; 1: all are; 0: none.
-        left_out: lanes that are not there.
+        events: lane, row (in the lane, from 0), start_ns (relative to `start_ns`), length_ns, text, key (layer id in
+            the forest of `annot.attribution.Attribution`; -1: none); sorted by lane, row and start.
+        lanes: kind ("range", "process", "crossing" or "work"), process, thread, device, stream (None: does not apply),
+            rows: number of rows, total: number of events before sampling.
+        start_ns: start of the first event.
+        total: number of events in all lanes, before sampling.
+        every: sampling interval of the shorter events: every n-th is present; 1: all events; 0: only the longest.
+        left_out: number of lanes that are left out.
     """
 
     events: pl.DataFrame
@@ -51,24 +51,24 @@ class Timeline:
 
 
 def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
-    """Return the timeline of what takes part.
+    """Return the timeline of the selected steps.
 
-    Of more than `most` events about half of that number, or more, are the longest ones, and the others are taken evenly
-    from the rest. Of more than 64 lanes those with the most time are there.
+    If there are more than `most` events, at least about half of the result are the longest events, and the others are
+    sampled evenly from the rest. At most 64 lanes are returned: those with the most time.
 
     Args:
-        attribution: whose ranges and work.
-        most: events to return.
+        attribution: the profile.
+        most: maximum number of events.
 
     Example:
-        >>> from annot.correlate import attribute
+        >>> from annot.attribution import attribute
         >>> from annot.profile import Profile
         >>> kernel = {"process": [1], "device": [0], "stream": [7], "start": [10], "end": [25], "name": ["gemm"]}
         >>> timeline(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).events.row(0)
         (0, 0, 0, 15, 'gemm', 2)
     """
     places: dict[_Place, int] = {}
-    every = pl.concat([pl.DataFrame(schema=_ROW), *_ranges(attribution, places), *_work(attribution, places)])
+    every = pl.concat([pl.DataFrame(schema=_ROW), *_ranges(attribution, places), *_activities(attribution, places)])
     lanes, found = _lanes(every, places)
     first = found["start_ns"].min()
     start = first if isinstance(first, int) else 0
@@ -84,7 +84,7 @@ _ROW: Final = {
     "place": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
     "key": pl.Int32,
 }  # fmt: skip
-"""An event as it is held while there are millions: where it is by number, and texts of which each is there once."""
+"""Compact columns of an event: the place is an index, and texts are categorical."""
 
 
 def _conform(part: pl.DataFrame) -> pl.DataFrame:
@@ -93,54 +93,54 @@ def _conform(part: pl.DataFrame) -> pl.DataFrame:
 
 
 def _numbered(where: pl.DataFrame, kind: str, places: dict[_Place, int]) -> pl.Series:
-    """The number of each place: of `_PLACE`, what there is."""
+    """The index of each row's place, identified by the columns of `_PLACE` that the table contains."""
     distinct = where.unique(maintain_order=True)
     rows = distinct.select(pl.col(n) if n in where.columns else pl.lit(None, pl.Int64).alias(n) for n in _PLACE)
     numbers = [places.setdefault((kind, *row), len(places)) for row in rows.iter_rows()]
-    there = distinct.with_columns(pl.Series("place", numbers, pl.Int32))
-    return where.join(there, on=where.columns, how="left", nulls_equal=True, maintain_order="left")["place"]
+    known_places = distinct.with_columns(pl.Series("place", numbers, pl.Int32))
+    return where.join(known_places, on=where.columns, how="left", nulls_equal=True, maintain_order="left")["place"]
 
 
 def _ranges(attribution: Attribution, places: dict[_Place, int]) -> Iterator[pl.DataFrame]:
-    """Ranges of threads that nest, with their depth, those of processes side by side, and those that cross others."""
+    """Events of nested ranges of threads (row: depth), process ranges and crossing ranges."""
     forest = attribution.forest
     if not known(attribution.meta):
         return
-    nested, shared = forest.tree.head(forest.trunk), forest.tree.slice(forest.trunk)
-    _, depth = sweep.parents(nested["thread"], nested["end"])
-    none = pl.Series("row", [None], pl.Int32).new_from_index(0, forest.loose.height)
-    threads, says = forest.threads.table, forest.says.select(pl.col("text").cast(pl.Categorical), "key")
+    nested, shared = forest.tree.head(forest.thread_range_count), forest.tree.slice(forest.thread_range_count)
+    _, depth = column_ops.parents(nested["thread"], nested["end"])
+    none = pl.Series("row", [None], pl.Int32).new_from_index(0, forest.crossing.height)
+    threads, labels = forest.threads.table, forest.labels.select(pl.col("text").cast(pl.Categorical), "key")
     for kind, rows, row in (
         ("range", nested, depth),
         ("process", shared, _rows(forest)),
-        ("crossing", forest.loose, none),
+        ("crossing", forest.crossing, none),
     ):
         of_thread = _numbered(threads.select(["process"] if kind == "process" else ["process", "thread"]), kind, places)
         times = rows.select(start_ns="start", length_ns=pl.col("end") - pl.col("start"))
-        said = [column.gather(rows["says"]) for column in says]
-        yield _conform(times.with_columns(of_thread.gather(rows["thread"]), row.alias("row"), *said))
+        texts = [column.gather(rows["label"]) for column in labels]
+        yield _conform(times.with_columns(of_thread.gather(rows["thread"]), row.alias("row"), *texts))
 
 
 def _rows(forest: Forest) -> pl.Series:
-    """The row of each range of a process: its lanes lie one below the other, each as high as it has to be."""
+    """The row of each process range, with the lanes of a process stacked below each other."""
     lanes = process_lanes(forest)
     heights = lanes.group_by("process", "lane").agg((pl.col("row").max() + 1).alias("height")).sort("process", "lane")
-    above = (pl.col("height").cum_sum() - pl.col("height")).over("process")
-    tops = heights.select("process", "lane", top=above)
+    offset = (pl.col("height").cum_sum() - pl.col("height")).over("process")
+    tops = heights.select("process", "lane", top=offset)
     found = lanes.join(tops, on=["process", "lane"], how="left", maintain_order="left")
     return found["row"].cast(pl.Int64) + found["top"].cast(pl.Int64)
 
 
-def _work(attribution: Attribution, places: dict[_Place, int]) -> Iterator[pl.DataFrame]:
+def _activities(attribution: Attribution, places: dict[_Place, int]) -> Iterator[pl.DataFrame]:
     key_of_node = pl.Series("key", attribution.forest.nodes.keys, pl.Int32)
-    for block in placed_blocks(attribution):
+    for block in attributed_blocks(attribution):
         place = _numbered(block.select(pl.col("process", "device", "stream").cast(pl.Int64)), "work", places)
         work = block.select(start_ns="start", length_ns="gpu_ns", text="name", row=pl.lit(None, pl.Int32))
         yield _conform(work.with_columns(place, key_of_node.gather(block["node"])))
 
 
 def _lanes(every: pl.DataFrame, places: dict[_Place, int]) -> tuple[list[dict[str, Any]], pl.DataFrame]:
-    """The lanes with the most time, those of a process together, and the events in them with their lane."""
+    """The lanes with the most time, grouped by process, and their events with the lane."""
     schema = pl.Schema({"kind": _KIND, **dict.fromkeys(_PLACE, pl.Int64())})
     where = pl.DataFrame(list(places), schema=schema, orient="row").with_columns(
         place=pl.int_range(pl.len(), dtype=pl.Int32)
@@ -155,12 +155,12 @@ def _lanes(every: pl.DataFrame, places: dict[_Place, int]) -> tuple[list[dict[st
 
 
 def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
-    """At most so many events, and each how many-th of the short ones is there."""
+    """At most `most` events, and the sampling interval of the shorter ones."""
     if events.height <= most:
         return events, 1
     step = -(-2 * events.height // most)
-    longest = (most * step - events.height) // (step - 1)  # so that with the others there are as many as may be
-    # Only what decides is sorted: that takes half the time of sorting all there is.
+    longest = (most * step - events.height) // (step - 1)  # the samples of the rest fill up to `most`
+    # Sorting indices takes half the time of sorting the table.
     order = events.select(pl.arg_sort_by("length_ns", descending=True, maintain_order=True)).to_series()
     rest = events[order.slice(longest)].select("lane", "start_ns", pl.Series("event", order.slice(longest)))
     rest = rest.sort("lane", "start_ns", maintain_order=True).gather_every(step)
@@ -168,7 +168,7 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
 
 
 def _in_rows(events: pl.DataFrame, lanes: list[dict[str, Any]]) -> pl.DataFrame:
-    """Give events without a row the first that is free, and say of each lane how many it has."""
+    """Assign rows to events without one, and set the number of rows of each lane."""
     parts = [events.clear()]
     for lane in lanes:
         lane["rows"] = 1
@@ -184,7 +184,7 @@ def _in_rows(events: pl.DataFrame, lanes: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 def _packed(events: pl.DataFrame) -> list[int]:
-    """The first row that is free for each of the events, which come by start."""
+    """The first free row of each event, in order of start."""
     free = list(range(_ROWS))
     running: list[tuple[int, int]] = []
     rows = []

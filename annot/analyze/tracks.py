@@ -1,4 +1,4 @@
-"""The tracks of a timeline: threads and steps of processes, streams of devices."""
+"""Tracks of a timeline: steps and threads of processes, streams of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Key: TypeAlias = tuple[str | int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process or a device of it: its number and name."""
+    """A process, or a device of a process."""
 
     number: int
     name: str
@@ -24,7 +24,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A line of the timeline: its number, the number of its group, and its name."""
+    """A line of the timeline, in the group with the number `group`."""
 
     number: int
     group: int
@@ -32,10 +32,10 @@ class Track:
 
 
 class Tracks:
-    """Numbers groups and tracks as they turn up, from 1; no two of them have the same number.
+    """Groups and tracks, numbered from 1 in order of appearance; groups and tracks share the numbers.
 
     Args:
-        meta: of the profile, which names processes and devices.
+        meta: metadata of the profile, which names processes and devices.
     """
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class Tracks:
         self._lanes: dict[_Key, list[int]] = {}
 
     def groups(self) -> list[Group]:
-        """Return the groups of all tracks so far."""
+        """Return the groups of the tracks so far."""
         return list(self._groups.values())
 
     def all(self) -> list[Track]:
@@ -56,56 +56,56 @@ class Tracks:
 
     def of_steps(self, processes: pl.Series) -> pl.Series:
         """Return the track (Int32) of the steps of each process (Int64)."""
-        return self._numbered([("step", process) for process in processes])
+        return self._numbers([("step", process) for process in processes])
 
     def of_threads(self, where: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each row of process and thread (Int64)."""
+        """Return the track (Int32) of each row of process, thread (Int64)."""
         return self._each(where, "thread")
 
     def of_layers(self, lanes: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each range of a process, as `annot.analyze.process_lanes.process_lanes`."""
+        """Return the track (Int32) of each row of `annot.analyze.lanes.process_lanes`."""
         return self._each(lanes.select("process", "lane"), "layers")
 
     def of_launches(self, calls: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each launch: process, thread, start, length; in order of start."""
+        """Return the track (Int32) of each launch: process, thread, start, length; sorted by start."""
         return self._each(self._with_lanes(calls, ["process", "thread"]), "launch")
 
     def of_work(self, work: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each piece of work: process, device, stream, start, length; by start."""
+        """Return the track (Int32) of each GPU activity: process, device, stream, start, length; sorted by start."""
         return self._each(self._with_lanes(work, ["process", "device", "stream"]), "stream")
 
     def _each(self, where: pl.DataFrame, kind: str) -> pl.Series:
         distinct = where.unique(maintain_order=True)
-        tracks = self._numbered([(kind, *row) for row in distinct.iter_rows()])
+        tracks = self._numbers([(kind, *row) for row in distinct.iter_rows()])
         found = where.join(
             distinct.with_columns(tracks), on=where.columns, how="left", nulls_equal=True, maintain_order="left"
         )
         return found["track"]
 
-    def _numbered(self, keys: list[_Key]) -> pl.Series:
+    def _numbers(self, keys: list[_Key]) -> pl.Series:
         return pl.Series("track", [self._track(key).number for key in keys], pl.Int32)
 
     def _track(self, key: _Key) -> Track:
         if key not in self._tracks:
-            kind, process, *place = key
-            device = place[0] if kind == "stream" else None
+            kind, process, *rest = key
+            device = rest[0] if kind == "stream" else None
             group = self._group(process, device, is_device=kind == "stream")
-            name = self._name(str(kind), place, group.number)
+            name = self._name(str(kind), rest, group.number)
             self._tracks[key] = Track(self._next(), group.number, name)
         return self._tracks[key]
 
-    def _name(self, kind: str, place: list[str | int | None], group: int) -> str:
+    def _name(self, kind: str, rest: list[str | int | None], group: int) -> str:
         if kind == "step":
             return "steps"
         if kind == "layers":
-            return "layers" if place[0] == 0 else "layers, beside"
+            return "layers" if rest[0] == 0 else "layers, overlapping"
         if kind == "stream":
-            stream = "unknown stream" if place[1] is None else f"stream {place[1]}"
-            return stream if place[2] in (None, 0) else f"{stream}, beside"
+            stream = "unknown stream" if rest[1] is None else f"stream {rest[1]}"
+            return stream if rest[2] in (None, 0) else f"{stream}, overlapping"
         threads = self._threads.setdefault(group, [])
-        if place[0] not in threads:
-            threads.append(place[0])
-        name = f"thread {threads.index(place[0]) + 1}"
+        if rest[0] not in threads:
+            threads.append(rest[0])
+        name = f"thread {threads.index(rest[0]) + 1}"
         return name if kind == "thread" else f"{name}: launches"
 
     def _group(self, process: str | int | None, device: str | int | None, *, is_device: bool) -> Group:
@@ -125,7 +125,7 @@ class Tracks:
         return len(self._groups) + len(self._tracks) + 1
 
     def _with_lanes(self, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-        """Return `by` and lane (Int32): what goes on at once lies in different lanes, 0 if it can."""
+        """Return `by` and lane (Int32): overlapping rows get different lanes, from 0."""
         rows = rows.with_row_index("row")
         end = pl.col("start") + pl.col("length")
         parts = []
@@ -144,11 +144,11 @@ class Tracks:
 
 
 def _lanes(intervals: pl.DataFrame, ends: list[int]) -> list[int]:
-    """Return the first lane that is free for each interval.
+    """Return the first free lane of each interval.
 
     Args:
-        intervals: start and end, by start.
-        ends: when each lane becomes free; changed.
+        intervals: start, end; sorted by start.
+        ends: end of the last interval in each lane; updated in place.
     """
     found = []
     for start, end in intervals.iter_rows():

@@ -1,13 +1,14 @@
-"""Compare two profiles, layer by layer: speed-up with its uncertainty, and which kernels changed.
+"""Compare two profiles layer by layer: speedup with its uncertainty, and changed kernels.
 
-A is what to compare with, B what is compared: another device, version or setting. Times are per step where both
-profiles have steps, without the warm-up; a speed-up above 1 means that B is faster, and ± is how far it can be off in
-95 of 100 such pairs of runs. What became slower stands first. With --fail-above, the exit status is 3 if a step, or
-a row of at least --least-share of the time, became slower than that, and surely so, or if rows are new that take more
-than that of the time of those that are gone: for use in CI.
+A is the baseline. B is the profile to compare, from another device, version or setting. Times are per step if both
+profiles have steps. Warm-up steps are left out. A speedup above 1 means that B is faster. ± is the 95% confidence
+interval. Rows that became slower come first.
 
-Runs that differ in more than their time, as in device, layers, shapes, dtypes or profiler, are compared with that said;
-with --fail-above the exit status is then 4, but with --force.
+--fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
+significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
+
+Runs that differ in device, layers, shapes, dtypes or profiler are compared with a note. With --fail-above, the exit
+status is then 4. With --force, such runs are compared anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annot.correlate import Attribution
+    from annot.attribution import Attribution
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,15 +33,15 @@ _SLOWER, _INCOMPARABLE = 3, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `annot compare` accepts."""
+    """Add the arguments of `annot compare`."""
     from annot.cli.output import add_output_arguments, add_step_arguments
 
     parser.epilog = _EXAMPLES
-    parser.add_argument("a", metavar="A", help="profile to compare with")
-    parser.add_argument("b", metavar="B", help="profile that is compared")
+    parser.add_argument("a", metavar="A", help="profile of the baseline")
+    parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
     parser.add_argument(
         "--by", choices=("layer", "module", "phase", "class", "kernel"), default="layer",
-        help="what a row stands for: a layer, a module class, a phase, a kind of kernel, a kernel; default: layer",
+        help="row of the table: layer, module (class), phase, class (kind of kernel) or kernel; default: layer",
     )  # fmt: skip
     add_step_arguments(parser)
     add_output_arguments(parser, "html")
@@ -49,22 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-above",
         type=_factor,
         metavar="F",
-        help="exit status 3 if a step or a row takes more than F times as long in B, or new rows more than F times "
-        "what is gone; 4 if A and B cannot be compared; --force: compare them all the same",
+        help="exit with 3 if a step or a row takes more than F times as long in B, or new rows take more than F times "
+        "as long as removed rows; exit with 4 if A and B are not comparable, except with --force",
     )
     ci.add_argument(
         "--least-share", type=_share, default=0.01, metavar="S",
-        help="rows below this share of the time do not fail; default: 0.01",
+        help="ignore rows below this share of the time; default: 0.01",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the comparison; return the exit status."""
+    """Print or write the comparison and return the exit status."""
     from annot.analyze.compare import compare, is_step_slower, regressions
     from annot.cli.output import attributed, check_output, deliver, output_problem, settle_format
     from annot.cli.progress import progress
     from annot.errors import AnnotError
-    from annot.report.compare import ComparisonReport, print_comparison
+    from annot.report.terminal.compare import ComparisonReport, print_comparison
 
     settle_format(args)
     if problem := output_problem(args):
@@ -85,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     if args.fail_above is None:
         return 0
     if comparison.comparability.reasons and not args.force:
-        print(f"annot: {args.a} and {args.b} cannot be compared:", file=sys.stderr)
+        print(f"annot: {args.a} and {args.b} are not comparable:", file=sys.stderr)
         for reason in comparison.comparability.reasons:
             print(f"annot:   {reason.text}", file=sys.stderr)
         return _INCOMPARABLE
     slower = regressions(comparison, args.fail_above, least_share=args.least_share).height
     if slower:
-        rows = "1 row takes" if slower == 1 else f"{slower:,} rows take"
-        print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}, or only there", file=sys.stderr)
+        rows, new = ("1 row takes", "is new") if slower == 1 else (f"{slower:,} rows take", "are new")
+        print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}, or {new}", file=sys.stderr)
     step = is_step_slower(comparison, args.fail_above)
     if step:
         print(f"annot: a step takes more than {args.fail_above:g} times as long in {args.b}", file=sys.stderr)
@@ -101,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:
     from annot.cli.output import write
-    from annot.report.page import as_page
     from annot.report.page.data import comparison_data
+    from annot.report.page.render import as_page
 
     data = comparison_data(a, b, (args.a, args.b), args.by)
     write(args.output, [as_page(data, f"{args.a} → {args.b} · annot")], force=args.force)

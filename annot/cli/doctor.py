@@ -1,10 +1,9 @@
-"""Show what is installed, what would be recorded, and why ranges or kernels would be missing.
+"""Show installed software, test the recording of ranges, and find causes of missing ranges or kernels.
 
-Looked at are variables that switch ranges off or name another tool, annot's C parts, the nvtx package, Nsight Systems
-and Nsight Compute, the driver and the CUDA that it and the frameworks need, who may read counters, containers and WSL;
-then three ranges are recorded as annot run would. "problem" is what loses ranges or kernels, "note" what may, and the
-line with an arrow is what to type against it. Exit status 0 if annot run records ranges here and nothing is a
-problem, 1 if not.
+The checks cover environment variables, annot's C extensions, the nvtx package, Nsight Systems and Nsight Compute, the
+GPU driver, the CUDA versions of the frameworks, permissions for counters, containers and WSL. A self-test records
+three ranges as annot run does. "problem" means that ranges or kernels are lost, "note" that they may be. The line with
+an arrow is the command that fixes it. The exit status is 0 without problems, else 1.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annot.collect.checks import Check
+    from annot.doctor.checks import Check
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,19 +28,22 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `annot doctor` accepts."""
-    from annot.collect import COLLECTORS
+    """Add the arguments of `annot doctor`."""
+    from annot.collect.collectors import COLLECTORS
 
     parser.epilog = _EXAMPLES
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument(
-        "--collector", choices=COLLECTORS, default="auto", help="try this one (default: what annot run takes)"
+        "--collector",
+        choices=COLLECTORS,
+        default="auto",
+        help="collector of the self-test; default: auto, as for annot run",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the checks; return whether one of them is a problem."""
-    from annot.collect.checks import examine
+    """Print the checks and return 1 if one is a problem."""
+    from annot.doctor.checks import examine
 
     checks = examine(args.collector)
     if args.format == "json":
@@ -64,5 +66,5 @@ def _print_table(checks: list[Check]) -> None:
             row.add_column(width=width)
         row.add_row(Text(check.state, style=_STYLES[check.state]), Text(check.name), Text(check.text))
         console.print(row)
-        if check.mend:  # on one line however long it is: it is there to be copied
+        if check.mend:  # never wrapped, so that it can be copied
             console.print(Text(f"{' ' * (sum(widths) + 4)}→ {check.mend}", style="bold"), soft_wrap=True)

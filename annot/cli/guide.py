@@ -1,7 +1,7 @@
-"""Show a chapter of the guide, which is installed with annot; without NAME, which chapters there are.
+"""Show a chapter of the guide, or list the chapters.
 
-On a terminal a chapter is laid out for it, through a pager if it is longer than the screen; into a pipe or a file goes
-its Markdown.
+The guide is installed with annot. On a terminal, a chapter is formatted and shown in a pager if it is longer than the
+screen. In a pipe or file, the output is the Markdown source.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Final
 __all__ = ["CHAPTERS", "add_arguments", "chapter", "run"]
 
 CHAPTERS: Final = {
-    "pytorch": "ranges in PyTorch: what has one, set-ups, what it cannot see",
+    "architecture": "the packages of annot, the life of a range and of a kernel",
+    "pytorch": "ranges in PyTorch: coverage, setup, limitations",
     "tensorflow": "ranges in TensorFlow and Keras: modes, callbacks, sessions, operations",
-    "attribution": "how time gets to layers, and where it cannot",
-    "tags": "the grammar of the texts of annot's ranges, for other tools that make or read them",
-    "schemas": "columns of the tables, in JSON, CSV and Parquet, and what of them stays",
-    "extending": "how to add a reader, a rule of advice, the formula of a layer",
+    "attribution": "how time is attributed to layers, and its limits",
+    "tags": "the grammar of range labels, for tools that write or read them",
+    "schemas": "columns of the tables in JSON, CSV and Parquet, and their stability",
+    "extending": "how to add a reader, an advice rule or the formula of a layer",
 }
 _EXAMPLES: Final = """\
 examples:
@@ -31,13 +32,13 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `annot guide` accepts."""
+    """Add the arguments of `annot guide`."""
     parser.epilog = _EXAMPLES
     parser.add_argument("name", nargs="?", choices=tuple(CHAPTERS), metavar="NAME", help=", ".join(CHAPTERS))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the chapter, or the list of them."""
+    """Print a chapter, or the list of chapters."""
     if args.name is None:
         width = max(map(len, CHAPTERS))
         for name, summary in CHAPTERS.items():
@@ -55,7 +56,7 @@ def chapter(name: str) -> Traversable:
     """Return the file of a chapter.
 
     Args:
-        name: one of `CHAPTERS`.
+        name: name of the chapter, one of `CHAPTERS`.
 
     Example:
         >>> chapter("tags").read_text().partition("\\n")[0]

@@ -1,4 +1,4 @@
-"""What verbs with a table share: steps, a file to write, formats."""
+"""Options and output that all commands with a table share: steps, output file, formats."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.correlate import Attribution
-    from annot.report.files import Tabular
+    from annot.attribution import Attribution
+    from annot.report.export.json_csv_parquet import Tabular
 
 __all__ = [
     "add_output_arguments",
@@ -31,89 +31,115 @@ _ENDINGS = {
     ".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".html": "html",
     ".htm": "html", ".json.gz": "trace",
 }  # fmt: skip
-"""What the name of OUT says of its format."""
+"""Formats by the suffix of OUT."""
 _TEXT_WIDTH = 120
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add the options about what is written where; `more` are formats that not all verbs have, such as html."""
+    """Add the options for the output.
+
+    Args:
+        parser: parser of the command.
+        more: additional formats, such as html.
+    """
     choices = (*_FORMATS, *more)
-    parser.add_argument("--format", choices=choices, help="default: what OUT ends in, such as .csv, else table")
+    parser.add_argument(
+        "--format", choices=choices, help="output format; default: by the suffix of OUT, such as .csv, else table"
+    )
     parser.set_defaults(formats=choices)
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write this file")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="file to write; default: standard output")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options about which ranges take part."""
-    parser.add_argument("--domain", metavar="D", help="only ranges of this NVTX domain; default: all")
-    parser.add_argument("--steps", type=_steps, metavar="3:20", help="only these steps, counted from 0; default: all")
+    """Add the options that select ranges and steps.
+
+    Args:
+        parser: parser of the command.
+    """
+    parser.add_argument("--domain", metavar="D", help="use only ranges of this NVTX domain; default: all")
     parser.add_argument(
-        "--step-range", metavar="TEXT", help="the ranges that are the steps, # for any number; default: they are found"
+        "--steps", type=_steps, metavar="3:20", help="use only these steps, counted from 0; default: all"
+    )
+    parser.add_argument(
+        "--step-range",
+        metavar="TEXT",
+        help="label of the ranges that mark steps, # matches any number; default: detected",
     )
 
 
 def settle_format(args: argparse.Namespace) -> None:
-    """Choose the format by the name of OUT, if none was asked for."""
+    """Set the format from the suffix of OUT, if --format is not given.
+
+    Args:
+        args: the parsed command line.
+    """
     if args.format is not None:
         return
     name = args.output.name.lower() if args.output is not None else ""
-    said = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), "table")
-    args.format = said if said in args.formats else "table"
+    found = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), "table")
+    args.format = found if found in args.formats else "table"
 
 
 def output_problem(args: argparse.Namespace) -> str | None:
-    """Return what is wrong with a combination of options, in one sentence."""
+    """Return the error message for a wrong combination of options, or None.
+
+    Args:
+        args: the parsed command line.
+    """
     needs_file = args.format in ("parquet", "html") and args.output is None
     return f"--format {args.format} needs -o OUT" if needs_file else None
 
 
 def check_output(args: argparse.Namespace, *profiles: str) -> None:
-    """Make sure that OUT may be written.
+    """Check that OUT may be written.
 
     Args:
-        args: of the command line.
-        profiles: what the command reads.
+        args: the parsed command line.
+        profiles: profiles that the command reads.
 
     Raises:
-        AnnotError: OUT exists and --force is not given, or OUT is one of the profiles.
+        AnnotError: OUT exists without --force, or OUT is one of the profiles.
     """
     from annot.errors import AnnotError
 
     if args.output is None or not args.output.exists():
         return
     if not args.force:
-        raise AnnotError(f"{args.output} exists; --force replaces it")
+        raise AnnotError(f"{args.output} exists: use another name with -o, or replace it with --force")
     if any(os.path.exists(path) and args.output.samefile(path) for path in profiles):
-        raise AnnotError(f"{args.output} is what is read; write another file")
+        raise AnnotError(f"{args.output} is an input profile: use another name with -o")
 
 
-def attributed(path: str, args: argparse.Namespace) -> Attribution:
-    """Return a profile with its work attributed, as the options of `add_step_arguments` say.
+def attributed(path: str | Path, args: argparse.Namespace, *, calls: bool = False) -> Attribution:
+    """Return an attributed profile, with the options of `add_step_arguments`.
+
+    Args:
+        path: path of the profile.
+        args: the parsed command line.
+        calls: also read the names of API calls.
 
     Raises:
-        AnnotError: the file cannot be read, or has no such steps.
+        AnnotError: the file cannot be read, or the selected steps do not exist.
     """
-    from annot.correlate import attribute
+    from annot.attribution import attribute
     from annot.errors import AnnotError
-    from annot.read import source
+    from annot.read.formats import source
 
     try:
-        found = attribute(source(Path(path)), domain=args.domain, steps=args.steps, step_range=args.step_range)
+        profile = source(Path(path), calls=calls)
+        return attribute(profile, domain=args.domain, steps=args.steps, step_range=args.step_range)
     except ValueError as error:
         raise AnnotError(str(error)) from None
-    if args.steps is not None and found.steps.steady().is_empty():
-        raise AnnotError(f"{path} has no such steps, only 0 to {found.steps.table['step'].max()!r}")
-    return found
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
-    """Print the report, or write it to OUT, in the format that was asked for.
+    """Print the report or write it to OUT, in the selected format.
 
     Args:
-        report: its rows.
-        show: prints its table.
-        args: of the command line, see `add_output_arguments`.
+        report: rows and metadata.
+        show: function that prints the table to a console.
+        args: the parsed command line, with the options of `add_output_arguments`.
 
     Raises:
         AnnotError: OUT cannot be written.
@@ -125,16 +151,21 @@ def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Nam
         return
     content = _rendered(report, show, args.format)
     if args.output is None:
-        sys.stdout.buffer.writelines(content)  # UTF-8 whatever the locale, for programs
+        sys.stdout.buffer.writelines(content)  # UTF-8 in any locale, for other programs
     else:
         write(args.output, content, force=args.force)
 
 
 def write(path: Path, content: Iterable[bytes], *, force: bool) -> None:
-    """Write a file part by part; one that exists only with `force`.
+    """Write a file in parts.
+
+    Args:
+        path: path of the file.
+        content: parts of the file.
+        force: replace an existing file.
 
     Raises:
-        AnnotError: it cannot be written.
+        AnnotError: the file cannot be written.
     """
     from annot.errors import AnnotError
 
@@ -150,12 +181,14 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> It
 
     from rich.console import Console as RichConsole
 
-    from annot.report import files
+    from annot.report.export import json_csv_parquet
 
     if form == "parquet":
-        yield files.as_parquet(report)
+        yield json_csv_parquet.as_parquet(report)
     elif form != "table":
-        parts = {"json": files.as_json, "jsonl": files.as_jsonl, "csv": files.as_csv}[form]
+        parts = {"json": json_csv_parquet.as_json, "jsonl": json_csv_parquet.as_jsonl, "csv": json_csv_parquet.as_csv}[
+            form
+        ]
         yield from (part.encode() for part in parts(report))
     else:
         text = StringIO()
@@ -164,7 +197,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> It
 
 
 def _steps(text: str) -> slice:
-    from annot.correlate.steps import step_slice
+    from annot.attribution.steps import step_slice
 
     try:
         return step_slice(text)

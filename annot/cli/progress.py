@@ -1,4 +1,4 @@
-"""What takes long shows how far it is: on standard error, on a terminal, after two seconds, and then it is gone."""
+"""Progress display on a terminal for operations longer than two seconds, on standard error, removed at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from annot.progress import listening
+from annot.util.progress import listening
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
@@ -21,10 +21,13 @@ _SECONDS = 2.0
 
 @contextmanager
 def progress(after: float | None = None) -> Iterator[threading.Event | None]:
-    """Show what is told in a block if the block takes longer than so many seconds, None: two.
+    """Show the progress messages of a block (see `annot.util.progress.tell`).
+
+    Args:
+        after: seconds before the display appears; None: 2.
 
     Yields:
-        What is set as soon as something is shown; None: nothing will be, for there is no terminal.
+        An event that is set when the display appears; None if standard error is not a terminal.
     """
     if not sys.stderr.isatty():
         yield None
@@ -42,7 +45,7 @@ def progress(after: float | None = None) -> Iterator[threading.Event | None]:
 
 
 class _Display:
-    """A line with the work that goes on; the timer's thread starts it, the one that works ends it."""
+    """Progress line. The timer thread starts it, the working thread stops it."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -73,12 +76,12 @@ class _Display:
     def _update(self) -> None:
         if self._shown is None:
             return
-        what, done, total, unit = self._latest
+        task_name, done, total, unit = self._latest
         tasks = self._shown.tasks
-        if not tasks or tasks[-1].description != what:
+        if not tasks or tasks[-1].description != task_name:
             for task in tasks:
                 self._shown.remove_task(task.id)
-            self._shown.add_task(what, total=total, completed=done, unit=unit)
+            self._shown.add_task(task_name, total=total, completed=done, unit=unit)
         else:
             self._shown.update(tasks[-1].id, completed=done, total=total)
 
@@ -91,7 +94,7 @@ def _line() -> Progress:
 
     from annot.report.units import amount, printable
 
-    class What(ProgressColumn):
+    class Name(ProgressColumn):
         def render(self, task: Task) -> Text:
             return Text(printable(task.description), overflow="ellipsis", no_wrap=True)
 
@@ -103,8 +106,8 @@ def _line() -> Progress:
             rate = f", {amount(task.speed)} {unit}/s" if task.speed else ""
             return Text(f"{amount(task.completed)} {unit}{rate}")
 
-    # On one line: what lies below it is not wiped away when it gets shorter. The name of the work gives way.
+    # rich does not clear the second line of a wrapped display, so all columns stay on one line and the name shrinks.
     console, whole = Console(stderr=True), Column(no_wrap=True)
     bar = BarColumn(20 if console.width >= 80 else 6)
-    columns = (What(), bar, Rate(table_column=whole), TimeElapsedColumn(whole), TimeRemainingColumn(table_column=whole))
+    columns = (Name(), bar, Rate(table_column=whole), TimeElapsedColumn(whole), TimeRemainingColumn(table_column=whole))
     return Progress(*columns, console=console, transient=True)

@@ -1,10 +1,12 @@
-"""Print how far layers or kernels are from the peaks of their device.
+"""Print the roofline: layers or kernels relative to the peaks of their device.
 
-A layer does F operations on B bytes in some time; a device can do at most P operations and move W bytes per second.
-Left of F/B = P/W a layer is bound by memory, right of it by computing, and launch-bound if the device waited for the
-host longer than it worked. The peaks are those of the device that the profile describes (of Nsight Systems: its
-device table; of torch.profiler: the data sheet), of this machine with --measure, or given by hand. They are printed
-with their source. Kernels need counters, as Nsight Compute reads them. Without PROFILE, only the peaks are printed.
+Arithmetic intensity is FLOPs per byte moved. Below the ridge point (peak FLOP/s over peak bandwidth) a layer is
+memory-bound, above it compute-bound. If the GPU waits for the CPU longer than it runs the layer, the layer is
+launch-bound (it waits mostly for launches) or host-bound (for other work of the CPU).
+
+The peaks are those of the device in the profile: from the device table of Nsight Systems, or from the data sheet for
+torch.profiler. --measure measures the peaks of this machine. --peak-flops and --peak-bandwidth set them. The output
+names the source of the peaks. Kernels need counters of Nsight Compute. Without PROFILE, only the peaks are printed.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from annot.analyze.peaks import Peaks
-    from annot.correlate import Attribution
+    from annot.analyze.roofs import Peaks
+    from annot.attribution import Attribution
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,26 +30,28 @@ examples:
   annot roofline cpu.sqlite --measure
   annot roofline --measure
 """
-_LETTERS: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_PREFIXES: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `annot roofline` accepts."""
+    """Add the arguments of `annot roofline`."""
     from annot.cli.output import add_output_arguments, add_step_arguments
 
     parser.epilog = _EXAMPLES
-    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="file to read; it is not changed")
-    parser.add_argument("--by", choices=("layer", "kernel"), default="layer", help="default: layer")
+    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="profile to read")
+    parser.add_argument("--by", choices=("layer", "kernel"), default="layer", help="row of the table; default: layer")
     peaks = parser.add_argument_group("peaks")
-    peaks.add_argument("--measure", action="store_true", help="measure those of this machine, with PyTorch")
-    peaks.add_argument("--peak-flops", type=_amount, metavar="N", help="FLOP/s, such as 19.5T; of all precisions")
-    peaks.add_argument("--peak-bandwidth", type=_amount, metavar="N", help="bytes/s of the memory, such as 2.04T")
+    peaks.add_argument("--measure", action="store_true", help="measure the peaks of this machine with PyTorch")
+    peaks.add_argument("--peak-flops", type=_amount, metavar="N", help="peak FLOP/s of all precisions, such as 19.5T")
+    peaks.add_argument(
+        "--peak-bandwidth", type=_amount, metavar="N", help="peak memory bandwidth in bytes/s, such as 2.04T"
+    )
     add_step_arguments(parser)
     add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the roofline; return the exit status."""
+    """Print or write the roofline and return the exit status."""
     from annot.cli.output import check_output, output_problem, settle_format
 
     settle_format(args)
@@ -64,20 +68,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     if (args.peak_flops is None) != (args.peak_bandwidth is None):
-        return "--peak-flops and --peak-bandwidth belong together"
+        return "--peak-flops and --peak-bandwidth must be used together"
     if args.measure and args.peak_flops is not None:
-        return "peaks are either measured or given"
+        return "--peak-flops cannot be combined with --measure"
     if args.profile is None and not args.measure:
-        return "a PROFILE is needed, or --measure"
+        return "PROFILE or --measure is required"
     if args.profile is None and (args.output is not None or args.format != "table"):
-        return "peaks alone are only printed"
+        return "-o and --format need a PROFILE: peaks alone are only printed"
     return None
 
 
 def _report(args: argparse.Namespace) -> None:
     from annot.analyze.roofline import kernel_roofline, layer_roofline
     from annot.cli.output import attributed, deliver
-    from annot.report.roofline import RooflineReport, print_roofline
+    from annot.report.terminal.roofline import RooflineReport, print_roofline
 
     attribution = attributed(args.profile, args)
     peaks = _peaks(args, attribution)
@@ -87,8 +91,8 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
-    from annot.analyze.bottleneck import default_peaks
-    from annot.analyze.peaks import given_peaks
+    from annot.analyze.bottlenecks import default_peaks
+    from annot.analyze.roofs import given_peaks
 
     if args.peak_flops is not None:
         return given_peaks(args.peak_flops, args.peak_bandwidth)
@@ -98,19 +102,21 @@ def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
 
 
 def _measured(device: str) -> Peaks:
-    from annot.analyze.peaks import Peaks
+    from annot.analyze.roofs import Peaks
     from annot.errors import AnnotError
 
     try:
-        from annot.torch.peaks import measure_peaks
+        from annot.torch.measured_peaks import measure_peaks
     except ImportError:
         raise AnnotError(
-            "--measure needs PyTorch, which is not installed: give --peak-flops, --peak-bandwidth"
+            "--measure needs PyTorch, which is not installed: use --peak-flops and --peak-bandwidth"
         ) from None
     try:
         return Peaks(*measure_peaks(device))
     except ValueError as error:
-        raise AnnotError(f"the profile's work was on a GPU, whose peaks cannot be measured here: {error}") from None
+        raise AnnotError(
+            f"the profile has GPU activity, but the peaks of a GPU cannot be measured here: {error}"
+        ) from None
 
 
 def _cuda() -> bool:
@@ -124,14 +130,14 @@ def _cuda() -> bool:
 def _print_peaks(peaks: Peaks) -> None:
     from rich.console import Console, Group
 
-    from annot.report.roofline import peak_lines
+    from annot.report.terminal.roofline import peak_lines
 
     Console().print(Group(*peak_lines(peaks)))
 
 
 def _amount(text: str) -> float:
-    """The number that a text such as ``19.5T`` or ``2e12`` stands for."""
-    factor = _LETTERS.get(text[-1:], 1.0)
+    """Parse a number with an optional SI prefix, such as ``19.5T`` or ``2e12``."""
+    factor = _PREFIXES.get(text[-1:], 1.0)
     try:
         number = float(text[:-1] if factor > 1 else text) * factor
     except ValueError:

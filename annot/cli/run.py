@@ -1,8 +1,8 @@
-"""Run a command under a profiler, then print which layer used the time.
+"""Run a command under a profiler, then print the time of each layer.
 
-The command keeps its arguments, streams and signals, and its exit status is that of annot run (128+n if
-signal n ended it; 127 if there is no such command, 126 if it cannot be executed). The report goes to standard
-output if that is a terminal, else to standard error, so that what the command prints can go into a pipe.
+Arguments, streams and signals of the command are unchanged. annot run returns the exit status of the command: 128+n
+after signal n, 127 if the command is not found, 126 if it is not executable. The report goes to standard output on a
+terminal, else to standard error, so that the output of the command can be piped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from annot.collect import Outcome
+    from annot.collect.collectors import Outcome
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,35 +29,35 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `annot run` accepts."""
-    from annot.collect import COLLECTORS
+    """Add the arguments of `annot run`."""
+    from annot.collect.collectors import COLLECTORS
 
     parser.epilog = _EXAMPLES
     parser.usage = "annot run [-o OUT] [--collector NAME] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT",
-        help="profile to write; default: the first free of annot1.sqlite, annot2.sqlite, ... in the current "
+        help="profile to write; default: the first unused name of annot1.sqlite, annot2.sqlite, ... in the current "
         "folder (annot1.json.gz, ... for --collector torch)",
     )  # fmt: skip
     parser.add_argument(
         "--collector", choices=COLLECTORS, default="auto",
-        help="nsys: Nsight Systems, ranges and GPU work, its report is kept beside OUT; recorder: annot's "
-        "own, ranges only; torch: torch.profiler in the first Python process, a Chrome trace (compressed if "
-        "OUT ends in .gz); auto: nsys if it is installed, else recorder",
+        help="nsys: Nsight Systems, records ranges and GPU activity and keeps its report beside OUT; recorder: annot's "
+        "recorder, records ranges only; torch: torch.profiler in the first Python process, writes a Chrome trace "
+        "(compressed if OUT ends in .gz); auto: nsys if installed, else recorder; default: auto",
     )  # fmt: skip
-    force = "replace an existing OUT, and OUT.parts of a run that was killed"
+    force = "replace an existing OUT, and OUT.parts of a killed run"
     parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--no-report", action="store_true", help="do not print the report at the end")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="command to run")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return its status."""
-    from annot.collect import CommandError, choose, collect
+    """Run the command and return its exit status."""
+    from annot.collect.collectors import CommandError, choose, collect
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        _say("error: no command to run: annot run -- python train.py")
+        _say("error: COMMAND is missing: annot run -- python train.py")
         return 2
     try:
         outcome = collect(command, choose(args.collector), out=args.output, force=args.force, say=_say)
@@ -75,12 +75,12 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
         _say(note)
     if not outcome.collected.ranges:
         _say(
-            f"no ranges were recorded in {outcome.out}: either the command makes none (with annot: `with "
-            "emit_ranges(model):`) or they did not get through: annot doctor"
+            f"no ranges were recorded in {outcome.out}. Wrap training in `with annot.emit_ranges(model):`, or find the "
+            "cause with annot doctor"
         )
         return outcome.status
     if outcome.status:
-        _say(f"the command ended with status {outcome.status}: {outcome.out} has what was recorded until then")
+        _say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")
     if report:
         _print_report(outcome.out)
     _say(f"next: annot report {shlex.quote(str(outcome.out))} --by step")
@@ -88,7 +88,7 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
 
 
 def _print_report(profile: Path) -> None:
-    """Print the report; whatever goes wrong is said, and is not the script's fault."""
+    """Print the report. An error in the report is a message and does not change the exit status."""
     from annot.errors import AnnotError
 
     try:

@@ -1,29 +1,30 @@
-"""Run a command with every combination of some parameters, each under a profiler; write one table, and its plots.
+"""Run a command with every combination of parameters under a profiler, and write a table and charts.
 
 CONFIG is a TOML file:
 
     [command]
     run = ["python", "samples/alexnet.py", "--batch", "{batch}", "--image", "{image}"]
-    collector = "recorder"  # as of annot run; default: auto
-    timeout = 600           # seconds; default: none
-    steps = "1:"            # which are measured, counted from 0; default: all but the first
+    collector = "recorder"  # collector of annot run; default: auto
+    timeout = 600           # seconds per run; default: unlimited
+    steps = "1:"            # measured steps, counted from 0; default: all except the first
 
     [grid]
     batch = [2, 4, 8]
     image = [64, 128]
 
-    [plots]                 # all optional
-    batch = "batch"         # the parameter that is the batch size
-    hidden = "image"        # the one whose square time is shown against
-    color = "image"         # the one that colours rooflines and speed-ups
-    peak_flops = 1e12       # the roofs: FLOP/s, bytes/s
-    peak_bandwidth = 1e11
+    [plots]                 # all keys are optional
+    batch = "batch"         # parameter with the batch size
+    hidden = "image"        # parameter with the width; its square is the x axis of a chart
+    color = "image"         # parameter that colors the roofline and speedup charts
+    peak_flops = 1e12       # peak FLOP/s of the roofline
+    peak_bandwidth = 1e11   # peak bytes/s of the roofline
 
-[environment] sets variables. With several [[grid]], a word of the command whose parameter a grid lacks is left out.
+[environment] sets environment variables. With several [[grid]], a word of the command is dropped for a grid that
+lacks its parameter.
 
-What has run is not repeated: after an interruption, or with more values in the grid, only the rest is run. A run that
-fails is noted in the table, and the others go on. OUT holds table.parquet, a row per run, layer and phase, the plots
-as SVG, and in runs/ each run's profile and what it printed.
+Finished runs are not repeated. After an interruption, or with more values in the grid, only the missing runs are run.
+A failed run is recorded in the table, and the other runs continue. OUT contains table.parquet with a row per run, layer
+and phase, the charts as SVG, and runs/ with the profile and the output of each run.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import polars as pl
 
-    from annot.collect.grid import Run, Sweep
-    from annot.collect.sweep import Result
-    from annot.report.chart import Chart
+    from annot.report.charts.chart import Chart
+    from annot.sweep.grid import Run, Sweep
+    from annot.sweep.runs import Result
 
 __all__ = ["add_arguments", "run"]
 
@@ -52,42 +53,42 @@ examples:
   annot sweep sweep.toml --dry-run
   annot sweep sweep.toml -o results
   annot sweep sweep.toml -o results --retry
-  annot sweep sweep.toml -o results --against results-of-before
+  annot sweep sweep.toml -o results --against previous-results
 """
 _BATCH = ("batch", "batch_size", "bs")
 _HIDDEN = ("hidden", "hidden_size", "nodes", "embedding", "width", "dim")
-"""What parameters are usually called; CONFIG can say otherwise."""
+"""Usual names of parameters; [plots] overrides them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `annot sweep` accepts."""
-    from annot.collect import COLLECTORS
+    """Add the arguments of `annot sweep`."""
+    from annot.collect.collectors import COLLECTORS
 
     parser.epilog = _EXAMPLES
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file that describes the sweep")
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of the sweep")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT",
-        help="folder for everything; default: the name of CONFIG with .sweep, in the current folder",
+        help="output folder; default: the name of CONFIG with the suffix .sweep, in the current folder",
     )  # fmt: skip
-    parser.add_argument("--collector", choices=COLLECTORS, help="instead of the one in CONFIG")
-    parser.add_argument("--retry", action="store_true", help="run again what failed")
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be run")
+    parser.add_argument("--collector", choices=COLLECTORS, help="collector of annot run; default: from CONFIG")
+    parser.add_argument("--retry", action="store_true", help="repeat failed runs")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
     parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="OUT of another sweep: plot how many times as fast this one is"
+        "--against", type=Path, metavar="OTHER", help="OUT of another sweep; adds a chart of the speedup over it"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what has not run yet, then write table and plots; return 1 if nothing could be measured."""
-    from annot.collect.grid import read_sweep
-    from annot.collect.sweep import finished, locked
+    """Run the missing runs, then write table and charts. Return 1 if all runs failed."""
+    from annot.sweep.grid import read_sweep
+    from annot.sweep.runs import finished, locked
 
     sweep = read_sweep(args.config, args.collector)
     _check(sweep, args.config)
     folder = args.output or Path(f"{args.config.stem}.sweep")
     if args.dry_run:
         for one in sweep.runs:
-            state = "  # has run" if finished(folder, one) else ""
+            state = "  # finished" if finished(folder, one) else ""
             print(f"{shlex.join(one.command)}{state}")
         return 0
     with locked(folder), _terminable():
@@ -103,10 +104,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(sweep: Sweep, config: Path) -> None:
-    """Refuse, before anything runs, what would fail in the end."""
-    from annot.analyze.sweep import RESERVED
-    from annot.correlate.steps import step_slice
+    """Check the steps and the parameter names before the first run."""
+    from annot.attribution.steps import step_slice
     from annot.errors import AnnotError
+    from annot.sweep.tables import RESERVED
 
     try:
         step_slice(sweep.steps)
@@ -114,12 +115,14 @@ def _check(sweep: Sweep, config: Path) -> None:
         raise AnnotError(f"{config}: {error}") from None
 
     if taken := [name for name in sweep.parameters if name in RESERVED]:
-        raise AnnotError(f"{config}: a parameter cannot be called {taken[0]!r}: the table has a column of that name")
+        raise AnnotError(
+            f"{config}: {taken[0]!r} cannot be a parameter name, because the table has a column with this name"
+        )
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let a request to end this process end the run that goes on, too."""
+    """Exit on SIGTERM, which also terminates the current run."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -132,7 +135,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
-    from annot.collect.sweep import finished, perform
+    from annot.sweep.runs import finished, perform
 
     results = []
     for number, one in enumerate(sweep.runs, 1):
@@ -147,8 +150,8 @@ def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
 
 
 def _table(sweep: Sweep, folder: Path, results: list[Result]) -> pl.DataFrame:
-    """All runs in one table; what cannot be read is a failed run."""
-    from annot.analyze.sweep import sweep_table
+    """Return the table of all runs. A run with an unreadable profile counts as failed."""
+    from annot.sweep.tables import sweep_table
 
     return sweep_table(
         [_tabulated(sweep, folder, one, result) for one, result in zip(sweep.runs, results, strict=True)]
@@ -158,51 +161,51 @@ def _table(sweep: Sweep, folder: Path, results: list[Result]) -> pl.DataFrame:
 def _tabulated(
     sweep: Sweep, folder: Path, one: Run, result: Result
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]:
-    from annot.collect.sweep import place
     from annot.errors import AnnotError
+    from annot.sweep.runs import run_folder
 
     problem, rows = result.problem, None
     if problem is None and result.profile is not None:
         try:
-            rows = _rows(place(folder, one) / result.profile, sweep.steps)
+            rows = _rows(run_folder(folder, one) / result.profile, sweep.steps)
         except AnnotError as error:
             problem = str(error)
         else:
             problem = None if rows.height else "no ranges were recorded"
-    facts = {"run": one.key, "status": result.status, "problem": problem, "seconds": result.seconds}
-    return one.parameters, facts, rows
+    outcome = {"run": one.key, "status": result.status, "problem": problem, "seconds": result.seconds}
+    return one.parameters, outcome, rows
 
 
 def _rows(profile: Path, steps: str) -> pl.DataFrame:
-    from annot.analyze.sweep import run_rows
     from annot.analyze.work import layer_work
-    from annot.correlate import attribute
-    from annot.correlate.steps import step_slice
-    from annot.read import source
+    from annot.attribution import attribute
+    from annot.attribution.steps import step_slice
+    from annot.read.formats import source
+    from annot.sweep.tables import run_rows
 
     recorded = source(profile)
     whole = attribute(recorded)
-    chosen = step_slice(steps)
-    numbers = range(whole.steps.table.height)[chosen]
-    measured = attribute(recorded, steps=chosen) if len(numbers) else whole
+    selection = step_slice(steps)
+    numbers = range(whole.steps.table.height)[selection]
+    measured = attribute(recorded, steps=selection) if len(numbers) else whole
     return run_rows(measured, layer_work(measured))
 
 
 def _per_run(table: pl.DataFrame, sweep: Sweep) -> pl.DataFrame:
-    from annot.analyze.sweep import per_run
+    from annot.sweep.tables import per_run
 
-    return per_run(table, sweep.parameters, _chosen(sweep, "batch", _BATCH))
+    return per_run(table, sweep.parameters, _parameter(sweep, "batch", _BATCH))
 
 
-def _chosen(sweep: Sweep, role: str, usual: tuple[str, ...]) -> str | None:
-    """The parameter that has a role: as CONFIG says, else the one with a usual name."""
-    said = sweep.plots.get(role)
-    return said if isinstance(said, str) else next((name for name in usual if sweep.is_number(name)), None)
+def _parameter(sweep: Sweep, role: str, usual: tuple[str, ...]) -> str | None:
+    """Return the parameter with a role, from [plots] or by its usual name."""
+    name = sweep.plots.get(role)
+    return name if isinstance(name, str) else next((one for one in usual if sweep.is_number(one)), None)
 
 
 def _draw(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame, folder: Path, against: Path | None) -> list[Path]:
     from annot.errors import AnnotError
-    from annot.report.chart import as_svg
+    from annot.report.charts.chart import as_svg
 
     charts = _charts(sweep, table, runs)
     if against is not None:
@@ -219,11 +222,11 @@ def _draw(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame, folder: Path, a
 
 
 def _charts(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame) -> dict[str, Chart]:
-    """The plots for which there is something to show."""
-    from annot.analyze.sweep import against_hidden, backward_ratio, roofline
-    from annot.report import plots
+    """Return the charts that have data."""
+    from annot.sweep import plots
+    from annot.sweep.tables import against_hidden, backward_ratio, roofline
 
-    batch, hidden = _chosen(sweep, "batch", _BATCH), _chosen(sweep, "hidden", _HIDDEN)
+    batch, hidden = _parameter(sweep, "batch", _BATCH), _parameter(sweep, "hidden", _HIDDEN)
     charts = {}
     if batch:
         others = [name for name in sweep.parameters if name != batch]
@@ -243,28 +246,28 @@ def _charts(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame) -> dict[str, 
 
 
 def _color(sweep: Sweep) -> str | None:
-    return _chosen(sweep, "color", _BATCH) or next(iter(sweep.parameters), None)
+    return _parameter(sweep, "color", _BATCH) or next(iter(sweep.parameters), None)
 
 
 def _speedup(sweep: Sweep, runs: pl.DataFrame, against: Path) -> Chart:
     import polars as pl
 
-    from annot.analyze.sweep import per_run, speedup
     from annot.errors import AnnotError
-    from annot.report.plots import speedup_chart
+    from annot.sweep.plots import speedup_chart
+    from annot.sweep.tables import per_run, speedup
 
     path = against / "table.parquet" if against.is_dir() else against
     try:
         theirs = json.loads(pl.read_parquet_metadata(path)["annot"])["parameters"]
         other = per_run(pl.read_parquet(path), theirs)
     except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise AnnotError(f"{path} is not the table of a sweep: {str(error).splitlines()[0]}") from None
+        raise AnnotError(f"{path} is not a table of annot sweep: {str(error).splitlines()[0]}") from None
     both = [name for name in sweep.parameters if name in theirs]
     return speedup_chart(speedup(runs, other, both), _color(sweep))
 
 
 def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
-    """A line per run: its parameters and how fast it was; then what failed."""
+    """Print parameters, step time and throughput of each run, then the failures."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -282,10 +285,10 @@ def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
         shown.add_row(*map(Text, (*values, unit.show(row["step_ns"]), speed)))
     Console().print(shown)
     if unknown := runs["flops"].null_count():
-        _say(f"{unknown} of {runs.height} runs have layers whose work is not known, and no point under the roof")
+        _say(f"{unknown} of {runs.height} runs have layers with unknown work and are not in the roofline chart")
     failed = table.filter(table["problem"].is_not_null())["run"].n_unique()
     if failed:
-        _say(f"{failed} of {table['run'].n_unique()} runs failed: the column problem says why; --retry runs them again")
+        _say(f"{failed} of {table['run'].n_unique()} runs failed: see the column problem; --retry repeats them")
 
 
 def _say(line: str) -> None:

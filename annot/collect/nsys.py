@@ -1,4 +1,4 @@
-"""The collector that runs the command under Nsight Systems and exports what that wrote."""
+"""Collector that runs the command under Nsight Systems and exports the report to SQLite."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from annot.collect import launch
-from annot.collect.relay import Relay
+from annot.collect import nsys_launcher
 from annot.collect.run import Collected, Job, shell_status
-from annot.collect.tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
+from annot.collect.signal_relay import Relay
 from annot.errors import AnnotError
+from annot.util.installed_tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
 
 __all__ = ["NsysCollector", "report_of"]
 
 _GPU_TRACES = "cuda,nvtx,cudnn,cublas"
-# Seen with 2022.4: now and then it ends with "End of file" before it starts the command, and works when asked again.
+# nsys 2022.4 sometimes exits with "End of file" before it starts the command; a retry works.
 _STARTS = 3
 
 
 class NsysCollector:
-    """Runs ``nsys profile`` and ``nsys export``; the ``.nsys-rep`` stays beside the profile."""
+    """Collector that runs ``nsys profile`` and ``nsys export``; the ``.nsys-rep`` is kept beside the profile."""
 
     name = "nsys"
     suffix = ".sqlite"
 
     def __init__(self, nsys: Nsys) -> None:
-        """Use one installed Nsight Systems."""
+        """Use an installed Nsight Systems."""
         self.nsys = nsys
 
     def run(self, job: Job) -> int:
         """Run the command under ``nsys profile``; see `annot.collect.run.Collector.run`."""
-        self._warn_of_lost_ranges(job)
+        self._warn_about_lost_ranges(job)
         profile = self.profile_command(job)
         job.say(f"running {shlex.join([*profile, *job.command])}")
         with Relay(shared_group=False) as relay:
@@ -50,7 +50,7 @@ class NsysCollector:
         raise AnnotError(f"nsys did not start the command: {_last_lines(job, None)}")
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Import if Nsight Systems did not, export, and keep the report; see `Collector.convert`."""
+        """Import the capture if needed, export it, and keep the report; see `Collector.convert`."""
         report, exported = job.parts / "report.nsys-rep", job.parts / "report.sqlite"
         notes = [*_warnings(job), *_lost_by_signal(status)]
         if not report.exists():
@@ -64,19 +64,19 @@ class NsysCollector:
         return Collected(ranges, tuple(notes))
 
     def profile_command(self, job: Job) -> list[str]:
-        """Return the ``nsys profile`` command, up to the command that it runs."""
+        """Return the ``nsys profile`` command line, without the profiled command."""
         traces = _GPU_TRACES if has_gpu_driver() else "nvtx"
         output = str(job.parts / "report").replace("%", "%%")
         options = [f"--trace={traces}", "--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
         return [str(self.nsys.path), "profile", *options, "--force-overwrite=true", f"--output={output}"]
 
-    def _warn_of_lost_ranges(self, job: Job) -> None:
+    def _warn_about_lost_ranges(self, job: Job) -> None:
         python = python_of(job.executable)
         version = nvtx_version_of(python) if python and not self.nsys.knows_domain_is_enabled else None
         if loses_nvtx_package(self.nsys, version):
             job.say(
-                f"Nsight Systems {self.nsys.version_text} does not see ranges that go through the nvtx "
-                f"package {version}: annot's own will be there, those of other libraries need "
+                f"Nsight Systems {self.nsys.version_text} does not record ranges of the nvtx package {version}. "
+                "annot's own ranges are recorded. For ranges of other libraries, use "
                 f"`{python} -m pip install nvtx==0.2.11` or a newer Nsight Systems"
             )
 
@@ -86,15 +86,18 @@ class NsysCollector:
             raise AnnotError(f"Nsight Systems wrote no report: {_last_lines(job, None)}")
         if importer is None:
             raise AnnotError(
-                f"Nsight Systems left {stream} but its importer is not installed: install the whole package "
-                "(Debian: apt install nsight-systems), or import it with QdstrmImporter on another machine"
+                f"Nsight Systems wrote {stream}, but its importer is not installed: install the full package "
+                "(Debian: apt install nsight-systems), or run QdstrmImporter on another machine"
             )
         job.say(f"importing with {importer}")
         _call([str(importer), f"--input-file={stream}", f"--output-file={report}"], report, job)
 
 
 def report_of(out: Path) -> Path:
-    """Return where the report of Nsight Systems is kept for a profile.
+    """Return the path of the Nsight Systems report of a profile.
+
+    Args:
+        out: path of the profile.
 
     Example:
         >>> report_of(Path("run.sqlite"))
@@ -104,48 +107,52 @@ def report_of(out: Path) -> Path:
 
 
 class _Streams:
-    """Hands this process's output to the script, past Nsight Systems and its helpers, which may outlive it."""
+    """Passes stdout and stderr of this process to the script over a socket.
+
+    The script then writes to the terminal directly. Helpers of Nsight Systems that outlive the script do not keep
+    these streams open.
+    """
 
     def __enter__(self) -> _Streams:
-        self._own, self._given = socket.socketpair()
-        self._given.set_inheritable(True)
-        socket.send_fds(self._own, [b"streams"], [1, 2])
+        self._parent_end, self._child_end = socket.socketpair()
+        self._child_end.set_inheritable(True)
+        socket.send_fds(self._parent_end, [b"streams"], [1, 2])
         return self
 
     def __exit__(self, *error: object) -> None:
         self._take_back()
-        self._own.close()
-        self._given.close()
+        self._parent_end.close()
+        self._child_end.close()
 
     def launcher(self) -> list[str]:
-        """Return the start of the command that becomes the script."""
-        return [sys.executable, "-I", "-S", str(launch.__file__), str(self._given.fileno())]
+        """Return the command line of the launcher, which executes the script."""
+        return [sys.executable, "-I", "-S", str(nsys_launcher.__file__), str(self._child_end.fileno())]
 
     def script_id(self, nsys: int) -> int | None:
-        """Wait for the script to start; return its process id, None if Nsight Systems ends without it."""
+        """Wait for the script and return its process id; None if Nsight Systems exits before it starts."""
         ended = os.pidfd_open(nsys)
         try:
             waiting = select.poll()
-            for descriptor in (self._own.fileno(), ended):
+            for descriptor in (self._parent_end.fileno(), ended):
                 waiting.register(descriptor, select.POLLIN)
-            started = self._own.fileno() in dict(waiting.poll())
-            return int(self._own.recv(64)) if started else None
+            started = self._parent_end.fileno() in dict(waiting.poll())
+            return int(self._parent_end.recv(64)) if started else None
         finally:
             os.close(ended)
 
     def _take_back(self) -> None:
-        """Leave no stream in the socket: a helper that holds it would keep our output open for ever."""
-        self._given.setblocking(False)
+        """Close streams left in the socket; a helper that inherited it would keep our output open forever."""
+        self._child_end.setblocking(False)
         with contextlib.suppress(BlockingIOError):
-            for stream in socket.recv_fds(self._given, 64, 2)[1]:
+            for stream in socket.recv_fds(self._child_end, 64, 2)[1]:
                 os.close(stream)
 
 
 def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:
-    """Run the command once; return its status, None if Nsight Systems failed before it began."""
+    """Run the command once and return its status; None if Nsight Systems failed before the command started."""
     with _Streams() as streams, open(job.parts / "nsys.log", "wb") as log:
         command = [*profile, *streams.launcher(), job.executable, *job.command]
-        # In a group of its own: at Ctrl-C Nsight Systems would kill the script, not let it end.
+        # In a separate process group, because nsys kills the script on Ctrl-C instead of letting it exit.
         nsys = subprocess.Popen(command, stdout=log, stderr=log, close_fds=False, process_group=0)
         script = streams.script_id(nsys.pid)
         if script is None:
@@ -156,17 +163,17 @@ def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:
 
 
 def _send(script: int, number: int) -> None:
-    """Pass a signal on: Nsight Systems starts a session for the script, which Ctrl-C does not reach."""
+    """Forward a signal. nsys runs the script in a new session, which Ctrl-C in the terminal does not reach."""
     if number in (signal.SIGINT, signal.SIGQUIT):
         os.killpg(script, number)
     else:
         os.kill(script, number)
 
 
-def _call(command: list[str], product: Path, job: Job) -> None:
+def _call(command: list[str], result: Path, job: Job) -> None:
     with open(job.parts / "nsys.log", "ab") as log:
         status = subprocess.call(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    if not product.exists():
+    if not result.exists():
         raise AnnotError(f"{shlex.join(command)} failed: {_last_lines(job, status)}")
 
 
@@ -176,8 +183,8 @@ def _log_lines(job: Job) -> list[str]:
 
 
 def _last_lines(job: Job, status: int | None) -> str:
-    said = " / ".join(_log_lines(job)[-3:])
-    return said or (f"it ended with status {status}" if status is not None else "it said nothing")
+    lines = " / ".join(_log_lines(job)[-3:])
+    return lines or (f"exit status {status}" if status is not None else "no output")
 
 
 def _warnings(job: Job) -> list[str]:
@@ -185,11 +192,13 @@ def _warnings(job: Job) -> list[str]:
 
 
 def _lost_by_signal(status: int) -> list[str]:
-    # Measured with 2022.4: of a process that a signal ends, also by an uncaught KeyboardInterrupt, up to some
-    # thousand ranges never arrive.
+    # nsys 2022.4 loses up to some thousand ranges of a process that ends by a signal or an uncaught
+    # KeyboardInterrupt.
     if status <= 128:
         return []
-    return [f"signal {status - 128} ended the command: Nsight Systems may miss its last ranges, the recorder not"]
+    return [
+        f"signal {status - 128} ended the command. Nsight Systems may lose its last ranges; use --collector recorder"
+    ]
 
 
 def _count_ranges(exported: Path) -> int:

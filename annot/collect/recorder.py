@@ -1,4 +1,4 @@
-"""The collector that loads annot's own recorder, an NVTX tool, into the command and its children."""
+"""Collector that loads annot's recorder, an NVTX injection library, into the command and its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RecorderCollector"]
 
 
 class RecorderCollector:
-    """Sees every NVTX call of the command; needs nothing but the C part of annot."""
+    """Collector for all NVTX calls of the command. It needs only annot's C extension."""
 
     name = "recorder"
     suffix = ".sqlite"
@@ -22,16 +22,16 @@ class RecorderCollector:
         library = native.recorder_library()
         if library is None:
             raise AnnotError(
-                "the recorder was not built: install a C compiler (Debian: apt install gcc) and then annot "
-                f"again: {native.build_command()}"
+                "the recorder is not built: install a C compiler (Debian: apt install gcc), then reinstall "
+                f"annot: {native.build_command()}"
             )
         job.say(f"recording with {library}")
         recording = {"NVTX_INJECTION64_PATH": str(library), "ANNOT_RECORD_DIR": str(job.parts)}
         return run_child(job, environ={**os.environ, **recording})
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Assemble what the processes wrote; see `annot.collect.run.Collector.convert`."""
-        from annot.collect.export import assemble
+        """Assemble the files of all processes; see `annot.collect.run.Collector.convert`."""
+        from annot.read.recording.export import assemble
 
         recording = assemble(job.parts, job.out, meta=meta_of(job, self.name, status))
         return Collected(recording.ranges, _notes(recording.lost, recording.open_ranges, recording.notes))
@@ -40,7 +40,7 @@ class RecorderCollector:
 def _notes(lost: int, open_ranges: int, others: list[str]) -> tuple[str, ...]:
     notes = []
     if lost:
-        notes.append(f"{lost} events could not be written and are missing (is the disk full?)")
+        notes.append(f"{lost} events could not be written and are missing. Check for a full disk.")
     if open_ranges:
-        notes.append(f"{open_ranges} ranges were still open at the end")
+        notes.append(f"{open_ranges} ranges were still open when their process ended")
     return (*notes, *others)

@@ -1,4 +1,4 @@
-"""Running a command under a collector: the seam between collectors, output file and child process."""
+"""Interface of collectors, and helpers to run the command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from annot.collect.relay import Relay
+from annot.collect.signal_relay import Relay
 from annot.errors import AnnotError
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class CommandError(AnnotError):
-    """The command cannot be run; `status` is what a shell would exit with."""
+    """The command cannot be run; `status` is the exit status that a shell would return."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -38,62 +38,72 @@ class CommandError(AnnotError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One command to be profiled."""
+    """A command to profile."""
 
     command: tuple[str, ...]
-    """What to run, as typed."""
+    """Command and arguments, as typed."""
     executable: str
-    """The file that the first word of the command names."""
+    """Path of the executable."""
     out: Path
-    """The profile to write, as named by the user."""
+    """Path of the profile, as the user gave it."""
     parts: Path
-    """A fresh folder beside `out`, absolute, for what is recorded; removed when `out` was written."""
+    """Absolute path of a new folder beside `out` for recorded data; removed after `out` is written."""
     say: Callable[[str], None] = field(repr=False)
-    """Takes a line for the user."""
+    """Receives messages for the user, one line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collector wrote."""
+    """Contents of a profile that a collector wrote."""
 
     ranges: int
-    """How many ranges are in the profile."""
+    """Number of ranges in the profile."""
     notes: tuple[str, ...] = ()
-    """Sentences about what was lost or could not be seen."""
+    """Notes about lost or unrecorded data."""
 
 
 class Collector(Protocol):
-    """Something that can watch a command run and write down its ranges."""
+    """A tool that runs a command and records its ranges."""
 
     name: str
-    """What ``--collector`` calls it."""
+    """Name for ``--collector``."""
     suffix: str
-    """Ending of a profile that the user gave no name."""
+    """Suffix of the default profile name."""
 
     def run(self, job: Job) -> int:
-        """Run the command and leave what was recorded in ``job.parts``; return its status as a shell would.
+        """Run the command and record to ``job.parts``.
+
+        Args:
+            job: the command.
+
+        Returns:
+            Exit status, as a shell reports it.
 
         Raises:
             AnnotError: the command was not run.
         """
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Turn what was recorded into the file ``job.out``.
+        """Convert the recorded data to the file ``job.out``.
+
+        Args:
+            job: the command.
+            status: its exit status.
 
         Raises:
-            AnnotError: it cannot be.
+            AnnotError: the data cannot be converted.
         """
 
 
 def resolve_command(command: Sequence[str], path: str | None = None) -> str:
-    """Return the file that a command's first word names.
+    """Return the path of the executable of a command.
 
     Args:
-        command: the command as typed.
-        path: folders to look in; ``$PATH`` if None.
+        command: command and arguments, as typed.
+        path: folders to search; None: ``$PATH``.
 
     Raises:
-        CommandError: there is no such command (status 127), or it cannot be executed (126).
+        CommandError: the command was not found (status 127) or is not executable (126).
 
     Example:
         >>> resolve_command(["sh", "-c", "exit 3"], "/bin")
@@ -108,33 +118,33 @@ def resolve_command(command: Sequence[str], path: str | None = None) -> str:
         if os.path.isdir(candidate):
             raise CommandError(f"{candidate} is a folder, not a command", 126)
         if os.path.exists(candidate):
-            raise CommandError(f"{candidate} is not executable: chmod +x it, or name its interpreter", 126)
-    raise CommandError(f"there is no command {name!r}{_hint(name)}", 127)
+            raise CommandError(f"{candidate} is not executable: run chmod +x, or put the interpreter before it", 126)
+    raise CommandError(f"command {name!r} not found{_hint(name)}", 127)
 
 
 def _hint(name: str) -> str:
-    """What was meant, if the word names a file in the current folder, where commands are not looked for."""
+    """Return a hint if the word is a file in the current folder, which is usually not in ``$PATH``."""
     if not os.path.isfile(name):
         return ""
     return f"; run the file as {shlex.join(['python', name] if name.endswith('.py') else [os.path.join('.', name)])}"
 
 
 def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
-    """Run the command of `job` in this terminal, with this process's streams, and wait for it.
+    """Run the command of `job` with the streams of this process and wait for it.
 
     Args:
-        job: what to run.
-        environ: the whole environment of the command.
+        job: the command.
+        environ: complete environment of the command.
 
     Returns:
-        Its status as a shell would give it.
+        Exit status, as a shell reports it.
 
     Raises:
-        CommandError: the file is not something that can be executed.
+        CommandError: the file cannot be executed.
     """
     with Relay(shared_group=True) as relay:
         try:
-            # Open files are passed on as a shell would: Python's own are closed on exec by themselves.
+            # Inherited files stay open, as in a shell. Files that Python opens are close-on-exec (PEP 446).
             child = subprocess.Popen(job.command, executable=job.executable, env=environ, close_fds=False)
         except OSError as error:
             raise CommandError(f"{job.executable} cannot be executed: {error.strerror}", 126) from None
@@ -143,7 +153,10 @@ def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
 
 
 def shell_status(returncode: int) -> int:
-    """Return what a shell makes of a child's return code: 128+n if signal n ended it.
+    """Return the exit status that a shell reports: 128+n after signal n.
+
+    Args:
+        returncode: return code of `subprocess.Popen`, negative after a signal.
 
     Example:
         >>> shell_status(3), shell_status(-15)
@@ -153,7 +166,13 @@ def shell_status(returncode: int) -> int:
 
 
 def meta_of(job: Job, collector: str, status: int) -> dict[str, str]:
-    """Return what a profile should say of where it comes from."""
+    """Return the metadata of a profile: command, folder, host, collector, version and exit status.
+
+    Args:
+        job: the command.
+        collector: name of the collector.
+        status: exit status of the command.
+    """
     return {
         "ANNOT_COMMAND": shlex.join(job.command),
         "ANNOT_FOLDER": os.getcwd(),

@@ -1,4 +1,4 @@
-"""The collector that runs a Python command under torch.profiler."""
+"""Collector that runs a Python command under torch.profiler."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from annot.collect.run import Collected, Job, run_child
-from annot.collect.tools import python_of
 from annot.errors import AnnotError
+from annot.util.installed_tools import python_of
 
 __all__ = ["TorchCollector"]
 
@@ -15,20 +15,20 @@ _SITE = Path(__file__).parent / "site"
 
 
 class TorchCollector:
-    """Profiles the first Python process of the command, from its import of torch to its exit.
+    """Collector for the first Python process of the command, from the import of torch to its exit.
 
-    The profile is the Chrome trace that torch.profiler writes, compressed if its name ends in ``.gz``.
+    The profile is the Chrome trace of torch.profiler, compressed if its name ends in ``.gz``.
     """
 
     name = "torch"
     suffix = ".json.gz"
 
     def run(self, job: Job) -> int:
-        """Run the command with the profiler prepared; see `annot.collect.run.Collector.run`."""
+        """Run the command with torch.profiler set up by `sitecustomize`; see `annot.collect.run.Collector.run`."""
         if python_of(job.executable) is None:
             raise AnnotError(
                 f"{job.command[0]} is not a Python command: --collector torch needs `python ...` "
-                "or a script that names Python in its first line"
+                "or a script with Python in its first line (#!)"
             )
         job.say("running under torch.profiler")
         path = os.pathsep.join(filter(None, [str(_SITE), os.environ.get("PYTHONPATH")]))
@@ -38,15 +38,15 @@ class TorchCollector:
         return run_child(job, environ={**os.environ, **prepared})
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Check what was written and put it in place; see `annot.collect.run.Collector.convert`."""
-        from annot.read import load
+        """Check the trace and move it to ``job.out``; see `annot.collect.run.Collector.convert`."""
+        from annot.read.formats import load
 
         trace = self._trace(job)
         if not trace.exists():
             raise AnnotError(
-                "torch.profiler wrote no trace: the command's first Python process did not import torch, "
-                "was killed before its exit, or ran with -I, -E or -S; a program without PyTorch needs "
-                "--collector nsys or recorder"
+                "torch.profiler wrote no trace: the first Python process of the command did not import torch, "
+                "was killed, or ran with -I, -E or -S. For a program without PyTorch, use --collector nsys or "
+                "recorder"
             )
         ranges = load(trace).ranges.height
         os.replace(trace, job.out)

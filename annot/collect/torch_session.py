@@ -1,4 +1,4 @@
-"""Inside the profiled process: torch.profiler from the import of torch to the end of the process."""
+"""Session of torch.profiler in the profiled process, from the import of torch to the end of the process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import wrapt
 
-from annot import emit
+from annot.emit import client
 
 __all__ = ["profile_when_imported"]
 
 
 def profile_when_imported(output: str) -> None:
-    """Start torch.profiler as soon as torch is imported, and write its trace when the process ends.
+    """Start torch.profiler when torch is imported, and write the trace when the process ends.
 
     Args:
-        output: the Chrome trace to write; compressed if it ends in ``.gz``.
+        output: path of the Chrome trace, compressed if it ends in ``.gz``.
     """
     wrapt.register_post_import_hook(lambda torch: _start(torch, output), "torch")
 
@@ -33,8 +33,8 @@ def _start(torch: Any, output: str) -> None:
 
     def finish() -> None:
         if os.getpid() == owner:
-            # In the trace annot's ranges stand among torch's operators.
-            profiler.add_metadata_json("annot_texts", json.dumps(emit.texts()))
+            # The trace mixes annot's ranges with torch's operators; the texts identify annot's ranges.
+            profiler.add_metadata_json("annot_texts", json.dumps(client.texts()))
             profiler.stop()
             profiler.export_chrome_trace(output)
 
@@ -43,7 +43,7 @@ def _start(torch: Any, output: str) -> None:
 
 
 def _all_threads(torch: Any) -> dict[str, Any]:
-    """The option that has torch.profiler watch every thread, where this release has it."""
+    """Return the option to profile all threads, if this version of PyTorch supports it."""
     try:
         return {"experimental_config": torch._C._profiler._ExperimentalConfig(profile_all_threads=True)}
     except TypeError:
@@ -51,8 +51,8 @@ def _all_threads(torch: Any) -> dict[str, Any]:
 
 
 def _exit_without_kineto() -> None:
-    """Let a forked child leave: at exit libkineto waits for its own thread, which the child does not have."""
+    """Skip libkineto's exit handler in a forked child. It waits for a thread that fork does not copy."""
     libc = ctypes.CDLL(None)
-    # Called in the opposite order: flush what C code printed, then leave with the status that is passed.
+    # Handlers run in reverse order of registration: flush C streams, then exit with the given status.
     libc.on_exit(libc._exit, None)
     libc.on_exit(libc._IO_flush_all, None)

@@ -1,1 +1,4 @@
-"""What Keras has on every backend: paths, texts, epochs and batches, optimizer steps; nothing here needs TensorFlow."""
+"""Keras support for every backend: layer paths, hyperparameters, epochs and batches, optimizer steps.
+
+Its modules need Keras with an installed backend, but not TensorFlow.
+"""

@@ -1,4 +1,4 @@
-"""Keras: a callback that puts ranges around epochs and batches, whatever the backend."""
+"""A Keras callback that puts ranges around epochs and batches, on every backend."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 import keras
 import wrapt
 
-from annot import emit, loop
-from annot.open_ranges import OpenRanges
-from annot.patches import Patches
+from annot.emit import client, loop
+from annot.emit.open_ranges import OpenRanges
+from annot.emit.patches import Patches
 
 __all__ = ["AnnotCallback", "close_operations"]
 
@@ -21,21 +21,21 @@ _FUNCTIONS: Final = {
     "test": "test_function",
     "predict": "predict_function",
 }
-"""By the stage: the attribute of a model that holds what runs a batch."""
+"""The model attribute that holds the step function, by stage."""
 
 
 class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ranges for `fit`, `evaluate` and `predict` of a Keras model: epochs, and the batches in them.
+    """Ranges around the epochs and batches of `fit`, `evaluate` and `predict` of a Keras model.
 
     Training has ``Epoch 0 |epoch`` and ``Batch 12 |step``. The validation of an epoch has ``Epoch validate 0`` and
-    ``Batch validate 3``; `evaluate` on its own and `predict` have the words ``test`` and ``predict`` there, and the
-    number 0 for the epoch. A batch is the run of the compiled step, without the other callbacks; with
-    ``steps_per_execution=4`` four batches run as one, whose number is that of the first.
+    ``Batch validate 3``. A separate `evaluate` has the word ``test``, `predict` has the word ``predict``, and both have
+    epoch 0. A batch range covers the compiled step without the other callbacks. With ``steps_per_execution=4``, four
+    batches run as one range, numbered by the first.
 
-    Neither how Keras dispatches the ends of batches nor any result changes. A step that fails closes all ranges; what
-    an exception of another callback leaves open is closed when the callback is used again, by `close`, or when it is
-    thrown away. If `annot.enabled` is false, nothing is done. A data set of unknown length ends in a batch in which
-    there is only the wait that finds no more data.
+    The callback changes neither the results nor how Keras dispatches the ends of batches. A failing step closes all
+    ranges. Ranges that an exception in another callback leaves open are closed by `close`, when the callback is used
+    again, or when it is deleted. If `annot.enabled` is false, the callback does nothing. With a data set of unknown
+    length, the last batch of an epoch holds only the wait that finds the end of the data.
 
     Example:
         >>> import annot.tf, keras, numpy
@@ -45,17 +45,17 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         >>> history = model.fit(x, x[:, 0], verbose=0, callbacks=[annot.tf.AnnotCallback()])
     """
 
-    # What Keras 2 (`tf_keras`) asks of a callback: it takes part in batches, and needs no logs as numbers.
+    # Keras 2 (`tf_keras`) reads these: the callback accepts logs as tensors, and runs on every worker.
     _supports_tf_logs = True
     _chief_worker_only = None
 
     def __init__(self) -> None:
         super().__init__()
         self._ranges = OpenRanges()
-        # The model; asked for `model` amid a step, Keras on JAX would put the state from before the step back.
+        # The model. Reading `self.model` during a step makes Keras on JAX restore the state from before the step.
         self._owner: Any = SimpleNamespace()
         self._epoch: int | None = None
-        self._next: tuple[int, str] | None = None  # the batch that was announced and whose step did not run yet
+        self._next: tuple[int, str] | None = None  # the announced batch, until its step runs
         self._patches = Patches()
 
     def __reduce__(self) -> Any:
@@ -67,57 +67,57 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
     _implements_test_batch_hooks = _implements_predict_batch_hooks = _implements_train_batch_hooks
 
     def set_model(self, model: Any) -> None:
-        """Take a model, for whose `fit`, `evaluate` or `predict` Keras begins to use this callback."""
+        """Set the model. Keras calls this at the start of `fit`, `evaluate` and `predict`."""
         self.close()
         super().set_model(model)
         self._owner = model
 
     def close(self) -> None:
-        """End all ranges that are open, and give the model its function back."""
+        """End all open ranges and restore the step function of the model."""
         self._ranges.close()
         self._epoch = self._next = None
         self._patches.undo()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch of training."""
+        """Begin the range of a training epoch."""
         self._epoch = epoch
         self._begin_epoch("")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the epoch of training."""
+        """End the range of the training epoch."""
         self._end("")
         self._epoch = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Prepare for a batch of training."""
+        """Prepare the range of a training batch."""
         self._announce(batch, "")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End training."""
+        """End all ranges of the training."""
         self.close()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Begin the validation of an epoch, or a test."""
+        """Begin the range of a validation or test."""
         self._begin_epoch(self._test_stage)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Prepare for a batch of the validation or test."""
+        """Prepare the range of a validation or test batch."""
         self._announce(batch, self._test_stage)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """End the validation or test."""
+        """End the ranges of the validation or test."""
         self._end(self._test_stage)
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Begin to predict."""
+        """Begin the range of a prediction."""
         self._begin_epoch("predict")
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Prepare for a batch to predict."""
+        """Prepare the range of a prediction batch."""
         self._announce(batch, "predict")
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """End predicting."""
+        """End the ranges of the prediction."""
         self._end("predict")
 
     @property
@@ -125,7 +125,7 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return "test" if self._epoch is None else "validate"
 
     def _begin_epoch(self, stage: str) -> None:
-        if emit.enabled():
+        if client.enabled():
             self._ranges.begin("epoch", self._epoch or 0, stage)
 
     def _end(self, stage: str) -> None:
@@ -135,18 +135,18 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._ranges.end("epoch", stage)
 
     def _announce(self, number: int, stage: str) -> None:
-        """Have the batch begin with its step; with a model whose step cannot be found, at once.
+        """Begin the range of a batch when its step runs; begin it now if the model has no known step function.
 
-        The end of a batch cannot be taken from Keras: it calls that on another thread, later, or else has every
-        batch wait for the device.
+        The callbacks for the ends of batches are not used. Keras calls them later on another thread, or else makes
+        every batch wait for the device.
         """
         self._ranges.end("step", stage)
         self._patches.undo()
-        if not (emit.enabled() or loop.followers.of_batches):
+        if not (client.enabled() or loop.followers.of_batches):
             return
         function = vars(self._owner).get(_FUNCTIONS[stage])
         if function is None or (stage in ("test", "validate") and not isinstance(self._owner, keras.Model)):
-            self._ranges.begin("step", number, stage)  # Keras 2 takes the function once, before its batches
+            self._ranges.begin("step", number, stage)  # Keras 2 looks the function up once, before its batches
             return
         self._patches.replace(self._owner, _FUNCTIONS[stage], wrapt.FunctionWrapper(function, self._run_step))
         self._next = number, stage
@@ -155,13 +155,13 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._next is None:
             return function(*args, **kwargs)
         (number, stage), self._next = self._next, None
-        self._patches.undo()  # before the end of the batch, where a schedule may exchange the functions
+        self._patches.undo()  # before the batch ends: a schedule may exchange the step functions there
         self._ranges.begin("step", number, stage)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             close_operations()
-            if not _says_end_of_data(error):
+            if not _is_end_of_data(error):
                 self.close()
             raise
         finally:
@@ -169,13 +169,13 @@ class AnnotCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def close_operations() -> None:
-    """End the ranges that the operations of a failed step have left open."""
+    """Close the ranges that operations of a failed step left open."""
     library: Any = sys.modules.get("annot.tf.library")
     if library is not None:
         library.close_all()
 
 
-def _says_end_of_data(error: BaseException) -> bool:
+def _is_end_of_data(error: BaseException) -> bool:
     tensorflow: Any = sys.modules.get("tensorflow")
     return isinstance(error, StopIteration) or (
         tensorflow is not None and isinstance(error, tensorflow.errors.OutOfRangeError)

@@ -1,6 +1,6 @@
-"""What of a Keras layer its ranges say beside shapes: the few numbers that its work depends on.
+"""Hyperparameters of Keras layers for range labels: the few values that determine the work of a layer.
 
-Sizes and words are Keras's own where PyTorch has no other name for the same: `annot.analyze.work` reads both.
+Names follow PyTorch where it has the same hyperparameter, else Keras. `annot.analyze.work` reads both.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Final
 import keras
 from keras import layers
 
-from annot import tag
-from annot.hyperparameters import ALWAYS, Arguments, Said, spelt
-from annot.keras.paths import runs_alone, sublayers
+from annot.keras.layer_paths import hides_sublayers, sublayers
+from annot.labels import tag
+from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
 
 __all__ = ["gradients", "hyperparameters"]
 
@@ -23,7 +23,7 @@ def _dtype(layer: Any) -> str:
 
 
 def _layout(layer: Any) -> str:
-    """The layout of a normalisation: its axis counts from the end once the layer is built, or as the user said."""
+    """Return the layout of a normalization layer. Axis 1 means channels first."""
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
     return "channels_first" if axis == 1 else "channels_last"
 
@@ -33,13 +33,13 @@ def _has_scale(layer: Any) -> bool:
 
 
 def _over(layer: Any) -> tuple[int, ...] | None:
-    """The sizes that are normalised together, if there are several: of one, the shape of the input tells it."""
+    """Return the normalized sizes if there are several; the input shape gives a single one."""
     weight = layer.gamma if hasattr(layer, "gamma") else layer.scale
     return tuple(weight.shape) if weight is not None and len(weight.shape) > 1 else None
 
 
-def _more(name: str, sign: int) -> Callable[[Any], object]:
-    """What a padding adds before and behind each dimension."""
+def _added_sizes(name: str, sign: int) -> Callable[[Any], object]:
+    """Return a function for the sizes that padding adds before and after each dimension; cropping has sign -1."""
 
     def value(layer: Any) -> object:
         sizes = getattr(layer, name)
@@ -62,18 +62,18 @@ def _output(layer: Any) -> object:
     return shape[-1] if isinstance(shape, (tuple, list)) and shape else shape
 
 
-_BIAS: Final[Said] = ("bias", "use_bias", True)
-_LAYOUT: Final[Said] = ("layout", "data_format", "channels_last")
-_WINDOW: Final[tuple[Said, ...]] = (
+_BIAS: Final[Hyperparameter] = ("bias", "use_bias", True)
+_LAYOUT: Final[Hyperparameter] = ("layout", "data_format", "channels_last")
+_WINDOW: Final[tuple[Hyperparameter, ...]] = (
     ("kernel", "kernel_size", ALWAYS), ("stride", "strides", 1), ("padding", "padding", "valid"),
     ("dilation", "dilation_rate", 1),
 )  # fmt: skip
-_FILTERS: Final[Said] = ("out", "filters", ALWAYS)
-_MULTIPLIER: Final[Said] = ("multiplier", "depth_multiplier", 1)
-_POOL: Final[tuple[Said, ...]] = (
+_FILTERS: Final[Hyperparameter] = ("out", "filters", ALWAYS)
+_MULTIPLIER: Final[Hyperparameter] = ("multiplier", "depth_multiplier", 1)
+_POOL: Final[tuple[Hyperparameter, ...]] = (
     ("kernel", "pool_size", ALWAYS), ("stride", "strides", ALWAYS), ("padding", "padding", "valid"), _LAYOUT,
 )  # fmt: skip
-_RECURRENT: Final[tuple[Said, ...]] = (
+_RECURRENT: Final[tuple[Hyperparameter, ...]] = (
     ("units", "units", ALWAYS), ("sequences", "return_sequences", False), ("reset_after", "reset_after", True), _BIAS,
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ _ADAPTIVE: Final[tuple[type[Any], ...]] = tuple(
     for kind in ("Average", "Max") for count in (1, 2, 3) if hasattr(layers, f"Adaptive{kind}Pooling{count}D")
 )  # fmt: skip
 
-_FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
+_FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Hyperparameter, ...]]] = {
     (layers.Dense,): (("out", "units", ALWAYS), _BIAS),
     (layers.EinsumDense,): (
         ("equation", "equation", ALWAYS), ("out", "partial_output_shape", ALWAYS), ("bias", "bias_axes", None),
@@ -126,9 +126,11 @@ _FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
         _FILTERS, *_WINDOW, ("sequences", "return_sequences", False), _LAYOUT, _BIAS,
     ),
     (layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D): (
-        ("more", _more("padding", 1), ALWAYS), _LAYOUT,
+        ("more", _added_sizes("padding", 1), ALWAYS), _LAYOUT,
     ),
-    (layers.Cropping1D, layers.Cropping2D, layers.Cropping3D): (("more", _more("cropping", -1), ALWAYS), _LAYOUT),
+    (layers.Cropping1D, layers.Cropping2D, layers.Cropping3D): (
+        ("more", _added_sizes("cropping", -1), ALWAYS), _LAYOUT,
+    ),
     **({_ADAPTIVE: (("out", "output_size", ALWAYS), _LAYOUT)} if _ADAPTIVE else {}),
     (layers.Dot,): (("axes", "axes", ALWAYS),),
     (layers.RepeatVector,): (("times", "n", ALWAYS),),
@@ -136,7 +138,7 @@ _FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Said, ...]]] = {
     (layers.Attention,): (("score", "score_mode", ALWAYS),),
     (layers.PReLU,): (("num", lambda layer: layer.alpha.shape.num_elements(), 1),),
 }  # fmt: skip
-"""What the layers of Keras say, by class; a subclass says what the first of these that it is says."""
+"""Hyperparameters by Keras class. A subclass has those of its first match."""
 
 _ACTIVATIONS: Final = {
     "relu": "ReLU", "relu6": "ReLU6", "leaky_relu": "LeakyReLU", "elu": "ELU", "selu": "SELU", "gelu": "GELU",
@@ -144,19 +146,22 @@ _ACTIVATIONS: Final = {
     "mish": "Mish", "softplus": "Softplus", "softsign": "Softsign", "softmax": "Softmax",
     "log_softmax": "LogSoftmax", "linear": "Identity",
 }  # fmt: skip
-"""The class that does what `keras.layers.Activation` of a function does."""
+"""The layer class that computes the same as `keras.layers.Activation` with a function, by name of the function."""
 
 
 def hyperparameters(layer: keras.Layer, shown_as: str) -> Arguments:
-    """Return what the ranges of a layer say beside shapes; nothing of a class whose work is not known.
+    """Return the hyperparameters in the labels of a layer; empty for a class whose work is unknown.
 
-    A class of somebody's own that computes as one of Keras's says which one, as ``base=Conv2D``, and so do
-    `Activation`, recurrent layers around a cell of Keras and a `Dense` in `TimeDistributed`. One with a `call` of its
-    own may compute anything.
+    A user's subclass that inherits `call` from a Keras class names that class, as ``base=Conv2D``. `Activation`,
+    recurrent layers around a Keras cell and a `Dense` in `TimeDistributed` also have a ``base``. A subclass that
+    overrides `call` may compute anything, so its work is unknown.
 
     Args:
         layer: the layer.
-        shown_as: the class name that its ranges have.
+        shown_as: the class name in its labels.
+
+    Returns:
+        Pairs of name and value.
 
     Example:
         >>> hyperparameters(keras.layers.Conv2D(64, 11, strides=4, use_bias=False), "Conv2D")
@@ -171,22 +176,26 @@ def hyperparameters(layer: keras.Layer, shown_as: str) -> Arguments:
         name = _ACTIVATIONS.get(getattr(layer.activation, "__name__", ""))
         return (("base", name),) if name else ()
     if known is layers.RNN:
-        said = _inside(layer.cell, layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
-        return (*said, ("sequences", True)) if said and layer.return_sequences else said
+        arguments = _repeated(layer.cell, layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
+        return (*arguments, ("sequences", True)) if arguments and layer.return_sequences else arguments
     if known is layers.TimeDistributed:
-        return _inside(layer.layer, layers.Dense)
-    family = next((said for classes, said in _FAMILIES.items() if issubclass(known, classes)), ())
+        return _repeated(layer.layer, layers.Dense)
+    family = next((one for classes, one in _FAMILIES.items() if issubclass(known, classes)), ())
     based = (("base", known.__name__),) if known.__name__ != shown_as else ()
-    return (*based, *spelt(layer, family))
+    return (*based, *hyperparameter_values(layer, family))
 
 
 def gradients(layer: keras.Layer, weights: bool, inputs: bool) -> Arguments:
-    """Return what the backward range of a layer says if it has not both gradients to compute.
+    """Return ``grad`` for the label of a backward range that computes only one kind of gradient; otherwise nothing.
 
     Args:
         layer: the layer.
-        weights: whether any of its weights needs a gradient.
-        inputs: whether any of its inputs does.
+        weights: whether a weight of the layer needs a gradient.
+        inputs: whether an input of the layer needs a gradient.
+
+    Returns:
+        ``grad=weight`` or ``grad=input`` as a pair of name and value. Empty if both or neither need a gradient, if the
+        work of the layer is unknown, or if its sublayers have their own ranges.
 
     Example:
         >>> dense = keras.layers.Dense(3)
@@ -197,21 +206,21 @@ def gradients(layer: keras.Layer, weights: bool, inputs: bool) -> Arguments:
     known = _known(layer)
     if known is None or issubclass(known, layers.Embedding) or not layer.variables or weights is inputs:
         return ()
-    if sublayers(layer) and not runs_alone(layer):  # those say it themselves
+    if sublayers(layer) and not hides_sublayers(layer):  # the sublayers have it
         return ()
     return (("grad", "weight" if weights else "input"),)
 
 
 def _known(layer: keras.Layer) -> type[Any] | None:
-    """Return the class of Keras that computes what `layer` does; models compute what their layers do."""
+    """Return the Keras layer class whose `call` the layer uses; None for other classes and for models."""
     own: Any = type(layer)
     cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("keras.src.layers.")), None)
-    computes_so = cls not in (None, layers.Layer, layers.Wrapper) and own.call is cls.call
-    return cls if computes_so else None
+    inherits_call = cls not in (None, layers.Layer, layers.Wrapper) and own.call is cls.call
+    return cls if inherits_call else None
 
 
-def _inside(body: Any, *classes: type[Any]) -> Arguments:
-    """Return what a layer says that does what another one does, once for each time step."""
+def _repeated(body: Any, *classes: type[Any]) -> Arguments:
+    """Return the hyperparameters of a layer that calls another layer, `body`, once for each time step."""
     known = _known(body) if isinstance(body, keras.Layer) else None
     if known not in classes:
         return ()

@@ -1,8 +1,7 @@
-"""The C parts: the recorder, an NVTX tool of our own; the fast call path; the fast reading and sweeping of tables;
-the operations for TensorFlow.
+"""Optional C extensions: the recorder (an NVTX tool), the NVTX client, the table reader and the TensorFlow operations.
 
-Each is optional. ``ANNOT_DISABLE_NATIVE=1`` switches all but the recorder off: ranges then go through the `nvtx`
-package, profiles through Python and SQLite, and TensorFlow's operations call Python.
+``ANNOT_DISABLE_NATIVE=1`` disables all of them except the recorder: ranges then use the `nvtx` package, profiles are
+read in Python and through SQLite, and TensorFlow's operations call Python.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["build_command", "fast", "recorder_library", "tables", "tf_library"]
+__all__ = ["build_command", "emitter", "recorder_library", "tables", "tf_library"]
 
 
 def recorder_library() -> Path | None:
-    """Return the path of the recorder's shared library, or None if it was not built."""
+    """Return the path of the recorder library, or None if it was not built."""
     return next(iter(sorted(Path(__file__).parent.glob("_recorder*.so"))), None)
 
 
 def tf_library() -> Path | None:
-    """Return the path of the library with TensorFlow's operations, or None if it was not built."""
+    """Return the path of the library with the TensorFlow operations, or None if it was not built."""
     return next(iter(sorted(Path(__file__).parent.glob("_tf_ops*.so"))), None)
 
 
-def fast() -> Any:
-    """Return the module of the fast call path, or None if it was not built or is switched off."""
-    return _module("annot.native._fast")
+def emitter() -> Any:
+    """Return the NVTX client (`annot.native._emit`), or None if it was not built or is disabled."""
+    return _module("annot.native._emit")
 
 
 def tables() -> Any:
-    """Return the module that reads and sweeps tables, or None if it was not built or is switched off."""
+    """Return the table module (`annot.native._tables`), or None if it was not built or is disabled."""
     return _module("annot.native._tables")
 
 
 def build_command() -> str:
-    """Return the command that builds the C parts again, from where this annot came.
+    """Return the pip command that rebuilds the C extensions, from the source of this installation.
 
-    On package indexes the bare name `annot` is another project, which must not be installed in its place.
+    The command names the source because on package indexes, `annot` is a different project.
     """
     from importlib.metadata import PackageNotFoundError, distribution
 
@@ -57,13 +56,13 @@ def build_command() -> str:
 
 
 def _origin(record: str | None) -> str | None:
-    """What to give pip, by the record that it keeps of a package from elsewhere than an index (PEP 610)."""
+    """Return the URL for pip from the content of direct_url.json (PEP 610); None for a package from an index."""
     if record is None:
         return None
-    known = json.loads(record)
-    if "vcs_info" in known:
-        return f"{known['vcs_info']['vcs']}+{known['url']}@{known['vcs_info']['commit_id']}"
-    return str(known["url"])
+    source = json.loads(record)
+    if "vcs_info" in source:
+        return f"{source['vcs_info']['vcs']}+{source['url']}@{source['vcs_info']['commit_id']}"
+    return str(source["url"])
 
 
 def _module(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""The build step of the C parts; read by setuptools only.
+"""Build commands for the C extensions, used by setuptools only.
 
-It finds the NVTX headers of the PyPI package `nvidia-nvtx`, and tags the wheel by what could be built.
+They find the NVTX headers of the PyPI package `nvidia-nvtx` and tag the wheel depending on which extensions were built.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 LIMITED_API: Final = "cp311"
-"""The release of Python from which on one wheel serves all."""
+"""Oldest supported CPython version: a wheel for the limited API works with it and all later versions."""
 
 
 def nvtx_include_dirs() -> list[str]:
-    """Return the folders that hold `nvtx3/nvToolsExt.h`, newest package layout first."""
+    """Return the folders with `nvtx3/nvToolsExt.h`, newest package layout first."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     headers = [header for root in roots for header in root.glob("*/include/nvtx3/nvToolsExt.h")]
@@ -26,23 +26,25 @@ def nvtx_include_dirs() -> list[str]:
 
 
 def is_free_threaded() -> bool:
-    """Return whether this Python is built without the global interpreter lock; it has no limited API."""
+    """Return whether this is a free-threaded Python build, which lacks the limited API."""
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 class BuildNative(build_ext):
     """`build_ext` with the NVTX headers on the include path.
 
-    A free-threaded Python builds only the libraries that make no call to Python: importing the others would switch
-    the interpreter lock on for the whole program.
+    On free-threaded Python, builds only the libraries that do not call Python: importing the others would enable the
+    global interpreter lock for the whole program.
     """
 
     def finalize_options(self) -> None:
-        """Add the header folders after setuptools has set its own."""
+        """Add the NVTX header folders to the include path of setuptools."""
         if is_free_threaded():
-            self.distribution.ext_modules = [one for one in self.distribution.ext_modules or () if not _needs_lock(one)]
-            for one in self.distribution.ext_modules:
-                one.py_limited_api = False
+            self.distribution.ext_modules = [
+                extension for extension in self.distribution.ext_modules or () if not _needs_lock(extension)
+            ]
+            for extension in self.distribution.ext_modules:
+                extension.py_limited_api = False
         super().finalize_options()
         self.include_dirs: list[str] = [*nvtx_include_dirs(), *(self.include_dirs or [])]
 
@@ -52,17 +54,17 @@ def _needs_lock(extension: object) -> bool:
 
 
 class BuildWheel(bdist_wheel):
-    """`bdist_wheel` whose wheel is for any platform if no C part could be built: all of them are optional."""
+    """`bdist_wheel` that creates a pure-Python wheel if all C extensions, which are optional, fail to build."""
 
     skip_build: bool
 
     def finalize_options(self) -> None:
-        """Choose the limited API where there is one."""
+        """Set the tag of the limited API if this Python supports it."""
         self.py_limited_api = False if is_free_threaded() else LIMITED_API
         super().finalize_options()
 
     def run(self) -> None:
-        """Build first, so that the tag can follow from what is there."""
+        """Build first, because the tag of the wheel depends on the built extensions."""
         if not self.skip_build:
             self.run_command("build")
             self.skip_build = True

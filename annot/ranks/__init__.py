@@ -1,6 +1,5 @@
-"""Many ranks: one profile each, read side by side in other processes, then compared layer by layer.
+"""Comparison of ranks: read one profile per rank in parallel processes, then compare the ranks layer by layer.
 
-What runs before the work is given out loads nothing heavy: `annot.ranks.files` finds the profiles,
-`annot.ranks.executors` gives them out, `annot.ranks.task` is done for each, `annot.ranks.gather` puts the
-results together.
+`annot.ranks.profile_files` finds the profiles, `annot.ranks.executors` distributes them, `annot.ranks.report_task`
+reads each one, and `annot.ranks.gather` merges the results. The first two import no heavy packages.
 """

@@ -1,7 +1,7 @@
-"""Do the same for many files: in this process, in others, or on Dask.
+"""Executors that run a task on many files: in this process, in a process pool, or on Dask.
 
-A file that cannot be used is a `Failure` in the place of its result, whatever became of it, and takes no other
-result with it. Nothing heavy is imported here: workers set their environment up before they import polars.
+A file that cannot be used gives a `Failure` as its result and does not affect other files. This module imports no
+heavy packages, because workers set `POLARS_MAX_THREADS` before they import polars.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from annot.errors import AnnotError
-from annot.progress import tell
+from annot.util.progress import tell
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -28,12 +28,12 @@ _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 _SECONDS: Final = 30
 _THREADS: Final = "POLARS_MAX_THREADS"
-_KILLED: Final = "its worker process was killed, as happens when memory runs out"
+_KILLED: Final = "its worker process was killed, for example because memory ran out"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no result, in words."""
+    """Reason why a file gave no result."""
 
     reason: str
 
@@ -41,33 +41,40 @@ class Failure:
 def run_each(
     task: Callable[[str], _Result], paths: Sequence[str], *, workers: int | None = None, dask: str | None = None
 ) -> list[_Result | Failure]:
-    """Return the result of each file, in their order.
+    """Return the result of each file, in order.
 
     Args:
-        task: what to do; a function, or a partial of one, that other processes can import.
+        task: function, or partial of a function, that other processes can import.
         paths: the files.
-        workers: how many processes share the work, this one if it is 1; None: as many as there are CPUs, but
-            not more than files.
-        dask: where to do it instead: the address of a scheduler of Dask, such as ``tcp://host:8786``, whose
-            workers can read the files and import annot; or ``local`` for a cluster of `workers` processes.
+        workers: number of processes; 1: this process; None: the number of CPUs. Never more than there are files.
+        dask: address of a Dask scheduler, such as ``tcp://host:8786``, whose workers can read the files and import
+            annot; or ``local`` for a cluster of `workers` processes; None: without Dask.
+
+    Returns:
+        A result or a `Failure` per file.
 
     Raises:
-        AnnotError: Dask is not installed, or there is no scheduler or worker.
+        AnnotError: Dask is not installed, or the scheduler cannot be reached, or it has no workers.
     """
     count = min(workers or _cpus(), len(paths))
     if dask is not None:
         return [*_counted(_on_dask(task, paths, dask, count), len(paths))]
-    # What fsspec keeps in the memory of this process is not in that of others.
+    # fsspec's memory:// files exist in this process only.
     if count <= 1 or any(path.startswith("memory://") for path in paths):
         return [*_counted((_attempt(task, path) for path in paths), len(paths))]
     return _in_processes(task, paths, count)
 
 
 def run_one(task: Callable[[str], _Result], path: str, *, dask: str | None = None) -> _Result:
-    """Return the result of a single file, which is worked on here unless Dask is asked for; see `run_each`.
+    """Return the result of a single file, computed in this process or on Dask.
+
+    Args:
+        task: see `run_each`.
+        path: the file.
+        dask: see `run_each`.
 
     Raises:
-        AnnotError: the file cannot be used, or Dask is not there.
+        AnnotError: the file cannot be used, or Dask is not available.
     """
     if dask is None:
         return task(path)
@@ -78,7 +85,7 @@ def run_one(task: Callable[[str], _Result], path: str, *, dask: str | None = Non
 
 
 def _counted(results: Iterator[_Item], total: int) -> Iterator[_Item]:
-    """Tell how many there are while they come."""
+    """Report progress for each result."""
     tell("reading profiles", 0, total, "profiles")
     for done, result in enumerate(results, 1):
         tell("reading profiles", done, total, "profiles")
@@ -101,7 +108,7 @@ def _cpus() -> int:
 def _in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers: int) -> list[_Result | Failure]:
     results = dict(_counted(_pooled(task, paths, workers), len(paths)))
     for path in paths:
-        if path not in results:  # a worker died, and the pool with it: one of these was the reason
+        if path not in results:  # a dead worker breaks the whole pool: retry each remaining file alone
             results.update(_pooled(task, [path], 1))
     return [results.get(path, Failure(f"{path}: {_KILLED}")) for path in paths]
 
@@ -109,9 +116,9 @@ def _in_processes(task: Callable[[str], _Result], paths: Sequence[str], workers:
 def _pooled(
     task: Callable[[str], _Result], paths: Sequence[str], workers: int
 ) -> Iterator[tuple[str, _Result | Failure]]:  # fmt: skip
-    """Yield the results that there are before a worker dies."""
+    """Yield results; files without a result after a worker died are left out."""
     threads = max(1, _cpus() // workers)
-    spawn = multiprocessing.get_context("spawn")  # polars and a fork do not go together
+    spawn = multiprocessing.get_context("spawn")  # polars can deadlock after a fork (its user guide, multiprocessing)
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(threads,)) as pool:
         futures: dict[str, Future[_Result | Failure]] = {}
         try:
@@ -128,7 +135,7 @@ def _pooled(
 
 def _start_worker(threads: int) -> None:
     os.environ.setdefault(_THREADS, str(threads))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the worker without a traceback
 
 
 def _on_dask(
@@ -139,9 +146,9 @@ def _on_dask(
         for path, future in zip(paths, futures, strict=True):
             try:
                 result: _Result | Failure = future.result()
-            except Exception as error:  # a worker that died, a lost scheduler, a worker without annot, ...
+            except Exception as error:  # a dead worker, a lost scheduler, a worker without annot, ...
                 reason = " ".join(str(error).split())
-                result = Failure(f"{path}: Dask gave no result, but {type(error).__name__}: {reason}")
+                result = Failure(f"{path}: Dask failed with {type(error).__name__}: {reason}")
             yield result
 
 
@@ -150,7 +157,7 @@ def _client(address: str, workers: int) -> Iterator[Client]:
     try:
         from distributed import Client, LocalCluster
     except ImportError:
-        raise AnnotError("--dask needs the package distributed: pip install 'annot[dask]'") from None
+        raise AnnotError("--dask needs the distributed package: pip install 'annot[dask]'") from None
     if address == "local":
         environment = {_THREADS: str(max(1, _cpus() // workers))}
         with (
@@ -162,10 +169,10 @@ def _client(address: str, workers: int) -> Iterator[Client]:
     try:
         client = Client(address, timeout=_SECONDS)
     except (OSError, ValueError) as error:
-        raise AnnotError(f"there is no scheduler of Dask at {address}: {error}") from None
+        raise AnnotError(f"the Dask scheduler at {address} cannot be reached: {error}") from None
     with client:
         try:
             client.wait_for_workers(1, timeout=_SECONDS)
         except TimeoutError:
-            raise AnnotError(f"the scheduler of Dask at {address} has no workers") from None
+            raise AnnotError(f"the Dask scheduler at {address} has no workers: start `dask worker {address}`") from None
         yield client

@@ -1,4 +1,4 @@
-"""Put the tables of many ranks together."""
+"""Merge the tables of many ranks into one report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.correlate.ranks import KEYS, across_ranks, spread_of, work_time
 from annot.errors import AnnotError
 from annot.ranks.executors import Failure, run_each
-from annot.ranks.files import rank_numbers
-from annot.ranks.task import Question, RankTable, rank_tables, report_file
-from annot.report import Report
-from annot.report.ranks import RanksReport
+from annot.ranks.profile_files import rank_numbers
+from annot.ranks.report_task import Question, RankTable, rank_tables, report_file
+from annot.ranks.skew import KEYS, across_ranks, spread_of, work_time
+from annot.report.terminal.ranks import RanksReport
+from annot.report.views import Report
 
 __all__ = ["compare_ranks", "report_rank"]
 
@@ -32,7 +32,7 @@ _OF_RANK: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank that was read, or why it was not."""
+    """A rank with its table, or with the reason why its profile cannot be used."""
 
     number: int | None
     source: str
@@ -42,37 +42,38 @@ class _Rank:
 def compare_ranks(
     paths: Sequence[str], question: Question, *, workers: int | None = None, dask: str | None = None
 ) -> RanksReport:
-    """Return which rank is slow in which layer.
+    """Compare the ranks of a run: which rank is slow in which layer.
 
-    A profile that cannot be used is named in the notes, and the others are compared. The number of a rank is the
-    one that its profile says; else what `annot.ranks.files.rank_numbers` reads from the names; if a file holds
-    several ranks, its place among all of them, by file, then by process.
+    A profile that cannot be used is named in the notes, and the other profiles are compared. The number of a rank
+    comes from its profile, else from the file names (`annot.ranks.profile_files.rank_numbers`). If files hold several
+    ranks without numbers, ranks are numbered by file, then by process.
 
     Args:
-        paths: the profiles, as `annot.ranks.files.expand` returns them.
-        question: what is asked of each.
+        paths: the profiles, from `annot.ranks.profile_files.expand`.
+        question: options of the report.
         workers: see `annot.ranks.executors.run_each`.
-        dask: see there.
+        dask: see `annot.ranks.executors.run_each`.
 
     Returns:
-        A report whose meta has the sums over all ranks by the names of `annot.correlate.summarize`, and
-            steps       the most that a rank has
-            profiles    how many files there are, and failed: how many of them could not be used
-            ranks       rank, source, gpu_ns, host_ns, steps, step_ns, collective_ns, notes ... of each, and error:
-                        why it could not be used, or null
-            across      how gpu_ns, host_ns, the median step and collective_ns differ between the ranks: see
-                        `annot.correlate.ranks.spread_of`
-            notes       what the ranks note, alike ones once
+        A report. Its meta holds the sums of `annot.attribution.summarize` over all ranks, and
+            steps       maximum number of steps of a rank
+            profiles    number of files
+            failed      number of files that cannot be used
+            ranks       for each rank: rank, source, gpu_ns, host_ns, steps, step_ns, collective_ns, notes ..., and
+                        error: why its profile cannot be used, or null
+            across      differences of gpu_ns, host_ns, the median step and collective_ns between ranks, see
+                        `annot.ranks.skew.spread_of`
+            notes       notes of all ranks; similar notes are merged
 
     Raises:
-        AnnotError: none of the profiles can be used, or Dask is not there.
+        AnnotError: all profiles are unusable, or Dask is not available.
     """
     results = run_each(partial(rank_tables, question=question), paths, workers=workers, dask=dask)
     ranks = _numbered(paths, results)
     reasons = [rank.result.reason for rank in ranks if isinstance(rank.result, Failure)]
     if len(reasons) == len(ranks):
         raise AnnotError(
-            reasons[0] if len(paths) == 1 else f"none of the {len(paths)} profiles can be used: {reasons[0]}"
+            reasons[0] if len(paths) == 1 else f"all {len(paths)} profiles are unusable. The first: {reasons[0]}"
         )
     tables = {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
     return _report(question, ranks, tables)
@@ -81,34 +82,35 @@ def compare_ranks(
 def report_rank(
     paths: Sequence[str], question: Question, rank: int, *, workers: int | None = None, dask: str | None = None
 ) -> Report:
-    """Return the report of one rank, of any of `annot.report.TABLES`.
+    """Return the report of one rank, for any table of `annot.report.views.TABLES`.
 
     Args:
-        paths, question, workers, dask: as of `compare_ranks`.
-        rank: the number that the rank has there.
+        paths, question, workers, dask: see `compare_ranks`.
+        rank: number of the rank, as in `compare_ranks`.
 
     Raises:
-        AnnotError: none of the profiles can be used, or there is no such rank.
+        AnnotError: all profiles are unusable, or the rank does not exist.
     """
     meta = compare_ranks(paths, replace(question, by="phase"), workers=workers, dask=dask).meta
     found = {one["rank"]: one for one in meta["ranks"] if one["error"] is None}
     if rank not in found:
-        raise AnnotError(f"there is no rank {rank}, only {', '.join(map(str, found))}")
+        raise AnnotError(f"rank {rank} does not exist: choose from {', '.join(map(str, found))}")
     return report_file(found[rank]["source"], question, found[rank]["process"])
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:
-    """All ranks in order, those without a number last."""
+    """Return all ranks in order, ranks without a number last."""
     parts = [
         (path, named, part)
         for path, named, result in zip(paths, rank_numbers(paths), results, strict=True)
         for part in (result if isinstance(result, list) else [result])
     ]
-    said = [part.rank for _, _, part in parts if isinstance(part, RankTable)]
+    recorded = [part.rank for _, _, part in parts if isinstance(part, RankTable)]
     numbers: list[int | None]
-    if None not in said and len(set(said)) == len(said) > 0:  # a name counts where nothing could be read
+    if None not in recorded and len(set(recorded)) == len(recorded) > 0:  # the file name counts for unusable profiles
         numbers = [
-            part.rank if isinstance(part, RankTable) else None if named in said else named for _, named, part in parts
+            part.rank if isinstance(part, RankTable) else None if named in recorded else named
+            for _, named, part in parts
         ]
     elif len(parts) > len(paths):
         numbers = list(range(len(parts)))
@@ -171,25 +173,25 @@ def _spread(times: dict[int, int | None]) -> dict[str, int] | None:
 
 def _of_rank(rank: _Rank) -> dict[str, Any]:
     if isinstance(rank.result, Failure):
-        nothing = dict.fromkeys(_OF_RANK)
-        return {"rank": rank.number, **nothing, "source": rank.source, "error": rank.result.reason}
+        nulls = dict.fromkeys(_OF_RANK)
+        return {"rank": rank.number, **nulls, "source": rank.source, "error": rank.result.reason}
     known = rank.result.meta | {"process": rank.result.process}
     return {"rank": rank.number, **{name: known[name] for name in _OF_RANK}, "error": None}
 
 
 def _notes(ranks: Sequence[_Rank]) -> list[str]:
-    """What is wrong, first with profiles that could not be used; notes that differ only in numbers come once."""
+    """Return the notes, unusable profiles first; notes that differ only in numbers are merged."""
     notes: list[str] = []
-    alike: dict[str, list[tuple[int | None, str]]] = {}
+    similar: dict[str, list[tuple[int | None, str]]] = {}
     for rank in ranks:
         if isinstance(rank.result, Failure):
             who = "a rank" if rank.number is None else f"rank {rank.number}"
             notes.append(f"{who} is missing: {rank.result.reason}")
             continue
         for note in rank.result.meta["notes"]:
-            alike.setdefault(re.sub(r"\d[\d,.]*", "#", note), []).append((rank.number, note))
-    for same in alike.values():
+            similar.setdefault(re.sub(r"\d[\d,.]*", "#", note), []).append((rank.number, note))
+    for same in similar.values():
         number, note = same[0]
-        more = f" (alike on {len(same) - 1} more)" if len(same) > 1 else ""
+        more = f" (and {len(same) - 1} more with a similar note)" if len(same) > 1 else ""
         notes.append(f"rank {number}{more}: {note}")
     return notes

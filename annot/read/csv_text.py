@@ -1,7 +1,7 @@
-"""What the CSV files of NVIDIA's profilers have in common: encodings, numbers as a locale writes them, units.
+"""Encodings, localised numbers and time units in the CSV output of NVIDIA's profilers.
 
-They are what somebody sent from a terminal to a file: with a byte order mark or in UTF-16 from a Windows shell,
-with lines of the profiled program and of the profiler between the rows.
+Users redirect this output from a terminal to a file. A Windows shell adds a byte order mark or writes UTF-16, and lines
+of the profiled program and of the profiler stand between the rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _NUMBER: Final = re.compile(r"[-+]?[0-9][0-9.,'\u00a0\u202f]*(?:e[-+]?[0-9]{1,3}
 _GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 _GROUPED_BY_DOTS: Final = re.compile(r"[-+]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,[0-9]*|(?:\.[0-9]{3}){2,})")
 
-_LATEST: Final = 1 << 62  # ns; the sum of two such times still fits
+_LATEST: Final = 1 << 62  # ns; the sum of two such times fits in 64 bits
 _NANOSECONDS: Final = {
     "ns": 1, "nsecond": 1, "us": 10**3, "usecond": 10**3, "ms": 10**6, "msecond": 10**6, "s": 10**9, "second": 10**9,
 }  # fmt: skip
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, its lines ended by a line feed.
+    """Return the text of a file with line feeds as line ends.
+
+    Args:
+        path: a file in UTF-8 or UTF-16.
 
     Raises:
         AnnotError: the file cannot be read.
@@ -43,7 +46,10 @@ def read_text(path: Path) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return the text in UTF-8 or, after a byte order mark, UTF-16; what is neither has marks in its place.
+    """Return UTF-8 text, or UTF-16 text after a byte order mark. Invalid bytes become U+FFFD.
+
+    Args:
+        data: the content of a file, or its beginning.
 
     Example:
         >>> decoded(codecs.BOM_UTF8 + b"a,b")
@@ -54,7 +60,11 @@ def decoded(data: bytes) -> str:
 
 
 def split_line(line: str, delimiter: str = ",") -> list[str]:
-    """Return the fields of one line, or none if it is no CSV.
+    """Return the fields of one line, or an empty list if the line is not CSV.
+
+    Args:
+        line: the line, without its line feed.
+        delimiter: "," or a tab.
 
     Example:
         >>> split_line('1,"gemm<int, 4>",')
@@ -62,15 +72,18 @@ def split_line(line: str, delimiter: str = ",") -> list[str]:
     """
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # a field longer than the module's limit, a bare carriage return
+    except csv.Error:  # a field above csv.field_size_limit, or a bare carriage return
         return []
 
 
 def number(text: str) -> float | None:
-    """Return the finite number that a text stands for, None if it is another text.
+    """Return the finite number in a text, or None for any other text.
 
-    Thousands may be grouped, as the locale of the profiled program has it. Where a text can be read both ways,
-    a comma groups and a point divides.
+    The profilers format numbers in the locale of the profiled program. In an ambiguous text, a comma separates
+    thousands and a point separates decimals.
+
+    Args:
+        text: the text, such as "1,234.5".
 
     Example:
         >>> number("1,234.5"), number("1.234,5"), number("0,25"), number("1,024"), number("nan")
@@ -84,7 +97,11 @@ def number(text: str) -> float | None:
 
 
 def nanoseconds(text: str, unit: str) -> int | None:
-    """Return a time in nanoseconds; None if the text is no number or the unit no unit of time.
+    """Return a time in ns, or None if the text is not a number or the unit is not a unit of time.
+
+    Args:
+        text: the number.
+        unit: "ns", "us", "ms", "s", or a long form such as "usecond".
 
     Example:
         >>> nanoseconds("35863.518000", "us"), nanoseconds("1,5", "msecond"), nanoseconds("3", "byte")

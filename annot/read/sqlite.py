@@ -1,23 +1,23 @@
-"""Columns of an SQLite file that nobody vouches for, as polars tables.
+"""Read columns of an untrusted SQLite file as polars tables.
 
-The file is opened read-only and immutable, so that nothing beside it is read or made. What a program has left there,
-because it still writes the file or died as it did, is told of (`Database.notes`). There are two ways to the rows, with
-the same result:
+The file is opened with ``mode=ro&immutable=1``: SQLite then neither reads nor creates a journal or write-ahead log.
+`Database.notes` reports such files if another program left them. Rows are read in two ways, with the same result:
 
-    pages    Plain columns are read straight from the pages of the table by `annot.native`.
-    query    Everything else, and what the first way declines, goes through SQLite. What SQLite would let through
-             and Arrow would not is settled in the query: an integer column gives integers whatever is stored in
-             it, and text travels as bytes, because it need not be UTF-8.
+    pages    `annot.native` reads plain columns directly from the pages of the table.
+    query    SQLite reads everything else, and tables that `annot.native` does not support. SQLite stores a value of any
+             type in any column, but an Arrow column has one type. The query therefore casts integer columns to
+             INTEGER, and reads text as BLOB because it may not be valid UTF-8.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import adbc_driver_manager as adbc
@@ -26,8 +26,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.native import tables
-from annot.progress import tell, told
-from annot.read.ahead import ahead
+from annot.util.progress import has_listener, tell
 
 __all__ = ["MAGIC", "Database", "open_database"]
 
@@ -37,13 +36,13 @@ _MISSING: Final = -(2**63) + 1
 _BATCH_ROWS: Final = "65536"
 _BLOCK_ROWS: Final = 1 << 18
 _MOST_ROWS: Final = 1 << 26
-_NUMBER: Final = "number of the row"
+_NUMBER: Final = "row number"
 _ROWID: Final = ("rowid", "_rowid_", "oid")
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a scan was asked for; see `Database.scan`."""
+class _Request:
+    """The arguments of `Database.scan`."""
 
     table: str
     integers: Mapping[str, str]
@@ -52,26 +51,26 @@ class _Wanted:
     where_in: tuple[str, Sequence[int]] | None
 
     @property
-    def nothing(self) -> pl.DataFrame:
-        """The columns without rows."""
+    def empty(self) -> pl.DataFrame:
+        """An empty table with the requested columns."""
         return pl.DataFrame(schema=dict.fromkeys(self.integers, pl.Int64) | dict.fromkeys(self.texts, pl.String))
 
     @property
     def condition(self) -> str:
-        """The SQL that the rows must meet."""
+        """SQL condition on the rows."""
         if self.where_in is None:
             return f"({self.where})"
         column, values = self.where_in
         return f"({self.where}) AND {column} IN ({', '.join(map(str, values))})"
 
 
-_Place = tuple[int, str]
-"""Number of a column in a record, -1 for the rowid; kind: integer, text, or alias, which is one of the rowid."""
+_Field = tuple[int, str]
+"""Index of a column in the record, -1 for the rowid, and kind: integer, text, or alias (an alias of the rowid)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to get what is wanted from the pages of the table."""
+    """A request in terms of the pages of the table."""
 
     root: int
     columns: Sequence[tuple[str, int, str]]
@@ -79,12 +78,12 @@ class _Plan:
     where_in: tuple[int, str, Sequence[int]] | None
 
 
-class _OnlyByQuery(Exception):  # noqa: N818
-    """The pages do not give what is wanted; SQLite does."""
+class _NeedsQueryError(Exception):
+    """The request cannot be read from the pages and needs SQLite."""
 
 
 class Database:
-    """A file opened by `open_database`."""
+    """An SQLite file opened by `open_database`."""
 
     def __init__(self, path: Path, plain: sqlite3.Connection, bulk: adbc.AdbcConnection) -> None:
         self._path = path
@@ -98,23 +97,23 @@ class Database:
 
     @property
     def notes(self) -> list[str]:
-        """What lies beside the file, and is not read; a sentence each."""
-        return _beside(self._path)
+        """Sentences about the journal and the write-ahead log of the file, which are not read."""
+        return _journal_notes(self._path)
 
     def has(self, table: str) -> bool:
         """Return whether the table exists and has rows."""
         return table in self.columns and bool(self.rows(f"SELECT 1 FROM {_quoted(table)} LIMIT 1"))
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Return the rows of a query whose result is small; text that is not UTF-8 has marks in its place."""
+        """Return the rows of a query with a small result. Invalid UTF-8 becomes U+FFFD."""
         return self._plain.execute(query).fetchall()
 
     def column(self, table: str, *names: str) -> str:
-        """Return the SQL for the first of the columns that the table has; NULL if it has none."""
+        """Return the SQL of the first of these columns that exists in the table, or NULL."""
         return next((_quoted(name) for name in names if name in self.columns[table]), "NULL")
 
     def row_number(self, table: str) -> str:
-        """Return the SQL for a number of each row, which grows in the order of the rows."""
+        """Return the SQL of an integer that increases from row to row."""
         return self._rowid(table) or "row_number() OVER ()"
 
     def scan(
@@ -128,22 +127,22 @@ class Database:
     ) -> pl.DataFrame:
         """Return columns of a table, in the order of its rows.
 
-        It takes a tenth of the time if every piece of SQL is the name of a column, as `column` returns it, and
-        `where` is left alone.
+        A scan is about ten times faster if all SQL expressions are column names, as `column` returns them, and `where`
+        has its default.
 
         Args:
-            table: its name.
-            integers: name of each 64-bit column of the result, and its SQL.
-            texts: name of each text column of the result, and its SQL; NULL becomes empty.
-            where: SQL condition that the rows must meet.
-            where_in: SQL of an integer, and the values of which it must have one.
+            table: name of the table.
+            integers: SQL expression of each Int64 column, by its name in the result.
+            texts: SQL expression of each String column, by its name in the result. NULL becomes "".
+            where: SQL condition on the rows.
+            where_in: SQL expression of an integer, and its allowed values.
         """
-        wanted = _Wanted(table, integers, texts, where, where_in)
+        request = _Request(table, integers, texts, where, where_in)
         try:
-            frames = list(self._from_pages(wanted, _BLOCK_ROWS))
-        except _OnlyByQuery:
-            frames = [self._fetch(wanted, wanted.condition)]
-        return pl.concat([wanted.nothing, *frames])
+            frames = list(self._from_pages(request, _BLOCK_ROWS))
+        except _NeedsQueryError:
+            frames = [self._fetch(request, request.condition)]
+        return pl.concat([request.empty, *frames])
 
     def blocks(
         self,
@@ -155,83 +154,87 @@ class Database:
         where_in: tuple[str, Sequence[int]] | None = None,
         rows: int = _BLOCK_ROWS,
     ) -> Iterator[pl.DataFrame]:
-        """Return the rows of `scan` in pieces, so that a table larger than memory can be read.
+        """Yield the rows of `scan` in blocks. The table can be larger than the memory.
 
         Args:
             table, integers, texts, where, where_in: as for `scan`.
-            rows: the most that a piece may have; none is empty.
+            rows: maximum rows per block. Blocks are not empty.
+
+        Raises:
+            ValueError: `rows` is out of range.
         """
         if not 1 <= rows <= _MOST_ROWS:
             raise ValueError(f"rows must be from 1 to {_MOST_ROWS:,}, got {rows}")
-        wanted = _Wanted(table, integers, texts, where, where_in)
-        total = self._last_row(table) if told() else None
+        request = _Request(table, integers, texts, where, where_in)
+        total = self._last_row(table) if has_listener() else None
         done = 0
         try:
-            for frame in self._from_pages(wanted, rows):
+            for frame in self._from_pages(request, rows):
                 done += frame.height
                 yield frame
                 tell(f"reading {table}", done, total, "rows")
-        except _OnlyByQuery:
-            yield from self._from_queries(wanted, rows, done)
+        except _NeedsQueryError:
+            yield from self._from_queries(request, rows, done)
 
     def _last_row(self, table: str) -> int | None:
-        """About how many rows there are, found without reading them; None: the table has no numbers of rows."""
+        """Return the approximate number of rows without reading them, or None for a table without rowids."""
         rowid = self._rowid(table)
         found = None if rowid is None else self.rows(f"SELECT max({rowid}) FROM {_quoted(table)}")[0][0]
         return found if isinstance(found, int) else None
 
-    def _from_pages(self, wanted: _Wanted, rows: int) -> Iterator[pl.DataFrame]:
+    def _from_pages(self, request: _Request, rows: int) -> Iterator[pl.DataFrame]:
         native = tables()
-        plan = None if native is None else self._plan(wanted)
+        plan = None if native is None else self._plan(request)
         if plan is None:
-            raise _OnlyByQuery
+            raise _NeedsQueryError
         try:
-            for batch in ahead(native.Scan(self._path, plan.root, plan.columns, rows, plan.where_in)):
+            for batch in prefetch(native.Scan(self._path, plan.root, plan.columns, rows, plan.where_in)):
                 frame = pl.DataFrame({name: pl.Series(array) for name, array in batch.items()})
-                yield frame.with_columns(plan.absent).select(wanted.nothing.columns) if plan.absent else frame
+                yield frame.with_columns(plan.absent).select(request.empty.columns) if plan.absent else frame
         except native.Unsupported:
-            raise _OnlyByQuery from None
+            raise _NeedsQueryError from None
         except ValueError as error:
             raise AnnotError(f"{self._path} is a damaged SQLite file: {error}") from None
         except OSError as error:
             raise AnnotError(f"{self._path} cannot be read: {error.strerror}") from None
 
-    def _plan(self, wanted: _Wanted) -> _Plan | None:
-        """What to read from the pages; None if something is more than the name of a column."""
+    def _plan(self, request: _Request) -> _Plan | None:
+        """Return the plan to read a request from the pages, or None if it contains more than column names."""
         roots = self.rows(
-            f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = {_literal(wanted.table)}"
+            f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = {_literal(request.table)}"
         )
-        if wanted.where != "1" or not roots or not isinstance(roots[0][0], int):
+        if request.where != "1" or not roots or not isinstance(roots[0][0], int):
             return None
-        if self._rowid(wanted.table) is None:  # the rows lie in the pages of an index
+        if self._rowid(request.table) is None:  # SQLite stores a WITHOUT ROWID table as an index
             return None
-        places = self._places(wanted.table)
-        sought = [(name, sql, places.get(sql)) for name, sql in wanted.integers.items()]
-        sought += [(name, sql, _as_text(places.get(sql))) for name, sql in wanted.texts.items()]
-        columns = [(name, *place) for name, _, place in sought if place]
-        types = wanted.nothing.schema
+        fields = self._fields(request.table)
+        requested = [(name, sql, fields.get(sql)) for name, sql in request.integers.items()]
+        requested += [(name, sql, _as_text(fields.get(sql))) for name, sql in request.texts.items()]
+        columns = [(name, *field) for name, _, field in requested if field]
+        types = request.empty.schema
         absent = [
-            pl.lit("" if name in wanted.texts else None, types[name]).alias(name)
-            for name, sql, _ in sought
+            pl.lit("" if name in request.texts else None, types[name]).alias(name)
+            for name, sql, _ in requested
             if sql == "NULL"
         ]
-        if not columns or len(columns) + len(absent) < len(sought):
+        if not columns or len(columns) + len(absent) < len(requested):
             return None
-        if wanted.where_in is None:
+        if request.where_in is None:
             return _Plan(roots[0][0], columns, absent, None)
-        column, values = wanted.where_in
-        return _Plan(roots[0][0], columns, absent, (*places[column], values)) if column in places else None
+        column, values = request.where_in
+        return _Plan(roots[0][0], columns, absent, (*fields[column], values)) if column in fields else None
 
-    def _places(self, table: str) -> dict[str, _Place]:
-        """The place of each column by all the SQL that names it."""
+    def _fields(self, table: str) -> dict[str, _Field]:
+        """Return the record field of each column, by each SQL spelling of its name."""
         info = self.rows(f"PRAGMA table_xinfo({_quoted(table)})")
-        if any(hidden for *_, hidden in info):  # computed columns have no place
+        if any(hidden for *_, hidden in info):  # generated columns are not part of the record
             return {}
-        # Rows older than a column have nothing in its place, which stands for the default.
+        # ALTER TABLE ADD COLUMN leaves old rows without the field; SQLite returns the default for them.
         defaulted = {name for _, name, _, _, default, *_ in info if default not in (None, "NULL")}
         keys = [(number, type_.upper()) for number, _, type_, _, _, in_key, _ in info if in_key]
         indexed = any(row[3] == "pk" for row in self.rows(f"PRAGMA index_list({_quoted(table)})"))
-        # A key that is one INTEGER is the rowid by another name, and stored as NULL; with DESC it has an index instead.
+        # An INTEGER PRIMARY KEY is an alias of the rowid and is stored as NULL. With DESC it is a normal column with an
+        # index.
         alias = keys[0][0] if len(keys) == 1 and keys[0][1] == "INTEGER" and not indexed else None
         named = {
             name: (number, "alias" if number == alias else "integer")
@@ -240,17 +243,17 @@ class Database:
         }
         taken = {row[1].lower() for row in info}
         named |= {name: (-1, "alias") for name in _ROWID if name not in taken}
-        return named | {_quoted(name): place for name, place in named.items()}
+        return named | {_quoted(name): field for name, field in named.items()}
 
-    def _from_queries(self, wanted: _Wanted, rows: int, done: int) -> Iterator[pl.DataFrame]:
-        rowid = self._rowid(wanted.table)
+    def _from_queries(self, request: _Request, rows: int, done: int) -> Iterator[pl.DataFrame]:
+        rowid = self._rowid(request.table)
         if rowid is None:
-            yield from self._fetch(wanted, wanted.condition)[done:].iter_slices(rows)
+            yield from self._fetch(request, request.condition)[done:].iter_slices(rows)
             return
-        numbered = replace(wanted, integers={_NUMBER: rowid, **wanted.integers})
+        numbered = replace(request, integers={_NUMBER: rowid, **request.integers})
         more, skip = "", done
         while True:
-            frame = self._fetch(numbered, f"{wanted.condition}{more} ORDER BY {rowid} LIMIT {rows} OFFSET {skip}")
+            frame = self._fetch(numbered, f"{request.condition}{more} ORDER BY {rowid} LIMIT {rows} OFFSET {skip}")
             if frame.height:
                 yield frame.drop(_NUMBER)
             if frame.height < rows:
@@ -258,7 +261,7 @@ class Database:
             more, skip = f" AND {rowid} > {frame[_NUMBER][-1]}", 0
 
     def _rowid(self, table: str) -> str | None:
-        """A name of the number of each row, which a table need not have."""
+        """Return the name of the rowid, or None for a WITHOUT ROWID table."""
         taken = {name.lower() for name in self.columns[table]}
         name = next((name for name in _ROWID if name not in taken), None)
         try:
@@ -267,21 +270,21 @@ class Database:
             return None
         return name
 
-    def _fetch(self, wanted: _Wanted, condition: str) -> pl.DataFrame:
+    def _fetch(self, request: _Request, condition: str) -> pl.DataFrame:
         columns = [
             *(
                 f"CAST(ifnull({sql}, {_MISSING}) AS INTEGER) AS {_quoted(name)}"
-                for name, sql in wanted.integers.items()
+                for name, sql in request.integers.items()
             ),
-            *(f"CAST(ifnull({sql}, '') AS BLOB) AS {_quoted(name)}" for name, sql in wanted.texts.items()),
+            *(f"CAST(ifnull({sql}, '') AS BLOB) AS {_quoted(name)}" for name, sql in request.texts.items()),
         ]
-        # Without an index, which may hold all the columns too, the rows come in their own order.
-        frame = self._run(f"SELECT {', '.join(columns)} FROM {_quoted(wanted.table)} NOT INDEXED WHERE {condition}")
-        if frame.is_empty():  # ADBC knows no types without a row
-            return wanted.nothing
+        # NOT INDEXED keeps the order of the rowids. SQLite can otherwise scan a covering index.
+        frame = self._run(f"SELECT {', '.join(columns)} FROM {_quoted(request.table)} NOT INDEXED WHERE {condition}")
+        if frame.is_empty():  # adbc_driver_sqlite infers column types from the rows
+            return request.empty
         return frame.with_columns(
-            *(pl.when(pl.col(name) != _MISSING).then(pl.col(name)).alias(name) for name in wanted.integers),
-            *(_decoded(frame[name]) for name in wanted.texts),
+            *(pl.when(pl.col(name) != _MISSING).then(pl.col(name)).alias(name) for name in request.integers),
+            *(_decoded(frame[name]) for name in request.texts),
         )
 
     def _run(self, query: str) -> pl.DataFrame:
@@ -294,10 +297,13 @@ class Database:
 
 @contextmanager
 def open_database(path: Path) -> Iterator[Database]:
-    """Open an SQLite file for reading; errors of SQLite inside the block become `AnnotError`.
+    """Open an SQLite file for reading. Errors of SQLite inside the block become `AnnotError`.
+
+    Args:
+        path: the file.
 
     Raises:
-        AnnotError: the file is not SQLite, cut or damaged.
+        AnnotError: the file is not SQLite, or it is truncated or damaged.
     """
     _check_header(path)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
@@ -310,26 +316,27 @@ def open_database(path: Path) -> Iterator[Database]:
         finally:
             plain.close()
     except (sqlite3.Error, adbc.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        found = "; ".join([str(error).splitlines()[0], *_beside(path)])
+        found = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
         raise AnnotError(f"{path} is a damaged SQLite file: {found}") from None
 
 
-_LEFT: Final = {
-    "-wal": (b"\x37\x7f\x06", "what was written last, if it is not in the file yet, and is not read"),
-    "-journal": (b"\xd9\xd5\x05\xf9", "what the file was before a write that has not ended"),
+_JOURNALS: Final = {
+    "-wal": (b"\x37\x7f\x06", "can contain rows that {name} does not contain yet. annot does not read them."),
+    "-journal": (b"\xd9\xd5\x05\xf9", "belongs to an unfinished write. The content of {name} can be incomplete."),
 }
-"""Endings of the files that SQLite keeps beside its own while it writes, how they begin, and what they hold."""
+"""SQLite's write-ahead log and rollback journal: suffix, first bytes, and what the file means."""
 
 
-def _beside(path: Path) -> list[str]:
+def _journal_notes(path: Path) -> list[str]:
     return [
-        f"{path.name}{ending} holds {what}: end the program that writes, or open {path.name} with sqlite3 once"
-        for ending, (magic, what) in _LEFT.items()
-        if _begins(Path(f"{path}{ending}"), magic)
+        f"{path.name}{suffix} {meaning.format(name=path.name)} "
+        f"End the program that writes {path.name}, or open {path.name} once with sqlite3."
+        for suffix, (magic, meaning) in _JOURNALS.items()
+        if _starts_with(Path(f"{path}{suffix}"), magic)
     ]
 
 
-def _begins(path: Path, magic: bytes) -> bool:
+def _starts_with(path: Path, magic: bytes) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic
@@ -338,22 +345,22 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a cut file at once, since SQLite notices only when a query needs a page that is gone, and UTF-16."""
+    """Raise for UTF-16 and for a truncated file, which SQLite detects only when a query needs a missing page."""
     with path.open("rb") as file:
         header = file.read(100)
     if header[56:60] in (b"\0\0\0\2", b"\0\0\0\3"):
-        raise AnnotError(f"{path} has its texts in UTF-16, which no profiler writes: convert it to UTF-8")
-    if len(header) < 100 or header[24:28] != header[92:96]:  # then the number of pages is not up to date
+        raise AnnotError(f"{path} stores text as UTF-16, which profilers do not write. Convert it to UTF-8.")
+    if len(header) < 100 or header[24:28] != header[92:96]:  # SQLite before 3.7.0 does not update the page count
         return
     page = int.from_bytes(header[16:18], "big")
     announced = (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
     size = path.stat().st_size
     if size < announced:
-        raise AnnotError(f"{path} is cut: it has {size:,} bytes of {announced:,}")
+        raise AnnotError(f"{path} is truncated: it has {size:,} of {announced:,} bytes")
 
 
-def _as_text(place: _Place | None) -> _Place | None:
-    return (place[0], "text") if place and place[1] == "integer" else None
+def _as_text(field: _Field | None) -> _Field | None:
+    return (field[0], "text") if field and field[1] == "integer" else None
 
 
 def _decoded(column: pl.Series) -> pl.Series:
@@ -375,3 +382,25 @@ def _quoted(name: str) -> str:
 def _literal(text: str) -> str:
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
+
+
+T = TypeVar("T")
+
+_END: Final = object()
+
+
+def prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items and compute the next one on a second thread meanwhile.
+
+    Args:
+        items: an iterator whose `next` runs mostly without the GIL. Its exceptions are raised here.
+
+    Example:
+        >>> list(prefetch(iter("abc")))
+        ['a', 'b', 'c']
+    """
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, _END)
+        while (item := coming.result()) is not _END:
+            coming = thread.submit(next, items, _END)
+            yield item  # type: ignore[misc]  # not _END

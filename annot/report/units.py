@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Human-readable numbers: times, shares, counts and amounts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ __all__ = ["Unit", "amount", "count", "duration", "printable", "share", "unit_fo
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of time: its name, its length in ns, and how many decimals to show."""
+    """Unit of time.
+
+    Args:
+        name: symbol, such as ``ms``.
+        ns: length in ns.
+        decimals: number of decimals to show.
+    """
 
     name: str
     ns: int
     decimals: int
 
     def show(self, ns: int | None) -> str:
-        """Return a time without its unit, empty if there is none; what rounds to zero has no sign."""
+        """Return a time (ns) in this unit without the symbol; empty for None.
+
+        The format option ``z`` drops the sign of values that round to zero.
+        """
         return "" if ns is None else f"{ns / self.ns:z,.{self.decimals}f}"
 
 
@@ -31,7 +40,10 @@ _UNITS = (
 
 
 def unit_for(times: Iterable[int | None]) -> Unit:
-    """Return the unit in which all of the times (ns) read best in one column.
+    """Return the unit for a column of times, chosen by the longest.
+
+    Args:
+        times: times in ns; None is ignored.
 
     Example:
         >>> unit_for([1_500_000, 20_000]).show(1_500_000)
@@ -42,7 +54,7 @@ def unit_for(times: Iterable[int | None]) -> Unit:
 
 
 def duration(ns: int) -> str:
-    """Return a time with its unit.
+    """Return a time (ns) with its unit.
 
     Example:
         >>> duration(12_345_678)
@@ -55,12 +67,12 @@ def duration(ns: int) -> str:
 
 
 def share(part: int | None, whole: int) -> str:
-    """Return a part as percentage of the whole, empty if either is missing."""
+    """Return a part as a percentage of the whole; empty if the part is None or the whole is 0."""
     return "" if part is None or not whole else f"{100 * part / whole:.1f}%"
 
 
 def count(number: int | None) -> str:
-    """Return a number with thousands apart, empty if there is none."""
+    """Return an integer with thousands separators; empty for None."""
     return "" if number is None else f"{number:,}"
 
 
@@ -68,7 +80,7 @@ _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3
 
 
 def amount(number: float | None) -> str:
-    """Return a number with three digits and the prefix of its thousands, empty if there is none.
+    """Return a number with three significant digits and an SI prefix; empty for None.
 
     Example:
         >>> amount(140_553_600), amount(999), amount(0.25), amount(None)
@@ -84,7 +96,7 @@ def amount(number: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text that does nothing but appear: control characters are spelt out.
+    r"""Return text with control characters replaced by escape sequences, so that it is safe to print.
 
     Example:
         >>> printable("a\x1b[31m")
@@ -94,6 +106,6 @@ def printable(text: str) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three digits, as far as they are none of a fraction's end."""
+    """Three significant digits, without trailing zeros."""
     text = f"{number:.2f}" if abs(number) < 10 else f"{number:.1f}" if abs(number) < 100 else f"{number:.0f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,4 +1,4 @@
-"""Ranges in TensorFlow and Keras; a name is imported, and TensorFlow with it, when it is first asked for."""
+"""Ranges for TensorFlow and Keras. Each name, and TensorFlow with it, is imported on first use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from annot.keras.callback import AnnotCallback
-    from annot.tf.calls import end, start, trace
-    from annot.tf.names import save_scopes
+    from annot.tf.call_ranges import end, start, trace
+    from annot.tf.name_scopes import save_scopes
     from annot.tf.nvtx_plugins import NVTXEnd, NVTXHook, NVTXStart
     from annot.tf.ranges import EmitRanges, emit_ranges
     from annot.tf.session import SessionHook
@@ -27,7 +27,7 @@ __all__ = [
     "trace",
 ]
 
-# The callback is for Keras on PyTorch too, where there is no TensorFlow.
+# The callback also works with Keras on PyTorch, where TensorFlow may not be installed.
 _LAZY = {
     "AnnotCallback": "annot.keras.callback",
     "EmitRanges": "annot.tf.ranges",
@@ -36,10 +36,10 @@ _LAZY = {
     "NVTXStart": "annot.tf.nvtx_plugins",
     "SessionHook": "annot.tf.session",
     "emit_ranges": "annot.tf.ranges",
-    "end": "annot.tf.calls",
-    "save_scopes": "annot.tf.names",
-    "start": "annot.tf.calls",
-    "trace": "annot.tf.calls",
+    "end": "annot.tf.call_ranges",
+    "save_scopes": "annot.tf.name_scopes",
+    "start": "annot.tf.call_ranges",
+    "trace": "annot.tf.call_ranges",
 }
 
 

@@ -1,4 +1,4 @@
-"""The shared library of annot's operation and graph optimizer, loaded into TensorFlow once."""
+"""Load the shared library with annot's operation and graph optimizer into TensorFlow, once per process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorflow.python.framework import load_library
 
 from annot import native
-from annot.tf import sizes
-from annot.tf.plugin import Optimizer
+from annot.tf import dynamic_sizes
+from annot.tf.graph_optimizer import Optimizer
 
 __all__ = ["available", "close_all", "load", "switch", "tensorflow_library"]
 
@@ -24,44 +24,47 @@ _SizeFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes
 
 @functools.cache
 def load() -> Optimizer | str:
-    """Register the operation and the graph optimizer with TensorFlow; return them, or one sentence why not."""
+    """Register the operation and the graph optimizer with TensorFlow; return the optimizer, or why it failed."""
     try:
         tensorflow = tensorflow_library()
         if tensorflow is None:
-            return "TensorFlow's C API was not found, so graphs cannot have ranges"
+            return "TensorFlow graphs cannot have ranges: the library with TensorFlow's C API was not found"
         path = native.tf_library()
-        if native.fast() is None or path is None:
-            return "annot's C parts are switched off or missing, so graphs of TensorFlow cannot have ranges"
+        if native.emitter() is None or path is None:
+            return "TensorFlow graphs cannot have ranges: annot's C extensions are disabled or not built"
         other = _other_plugin(path)
         if other is not None:
-            return f"TensorFlow has the graph optimizer of {other}, and takes only one, so graphs cannot have ranges"
+            return (
+                "TensorFlow graphs cannot have ranges: TensorFlow supports one graph optimizer plug-in, and it has "
+                f"loaded {other}"
+            )
         return _register(path, tensorflow)
     except (OSError, AttributeError, RuntimeError, tf.errors.OpError) as error:
-        return f"annot's operation cannot be registered with this TensorFlow: {error}"
+        return f"TensorFlow graphs cannot have ranges: annot's operation cannot be registered: {error}"
 
 
 def available() -> str | None:
-    """Return None if graphs can have ranges here, else one sentence why not."""
+    """Return why graphs cannot have ranges, as one sentence; None: they can."""
     if tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer"):
-        return "TensorFlow's graph optimizers are off (disable_meta_optimizer), so graphs cannot have ranges"
+        return "TensorFlow graphs cannot have ranges: its graph optimizers are off (disable_meta_optimizer)"
     loaded = load()
     return loaded if isinstance(loaded, str) else None
 
 
 def switch(user: object, on: bool) -> None:
-    """Have graphs that TensorFlow optimizes from now on get ranges, as long as one user has it on."""
+    """Switch ranges on or off for a user. Graphs that TensorFlow optimizes have ranges while a user has them on."""
     loaded = load()
     if not isinstance(loaded, str):
         loaded.switch(user, on)
 
 
 def close_all() -> int:
-    """Close all ranges that operations have open; return how many."""
+    """Close all ranges that operations have opened; return their number."""
     return int(loaded.close_all()) if load.cache_info().currsize and not isinstance(loaded := load(), str) else 0
 
 
 def _other_plugin(own: Path) -> str | None:
-    """Return the file of another library that is loaded as a graph optimizer; TensorFlow aborts on the second."""
+    """Return the path of another loaded graph optimizer plug-in; TensorFlow aborts on a second one."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     mapped = {line.split(maxsplit=5)[5] for line in maps if ".so" in line}
     for path in sorted(mapped):
@@ -72,9 +75,9 @@ def _other_plugin(own: Path) -> str | None:
 
 
 def tensorflow_library() -> ctypes.CDLL | None:
-    """Return TensorFlow's library that holds the C API for kernels, which `import tensorflow` has loaded."""
+    """Return the library, loaded by `import tensorflow`, that exports the C API for kernels."""
     folder = Path(tf.sysconfig.get_lib())
-    # Which of them holds the C API has changed over the releases.
+    # The library with the C API depends on the release.
     for name in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"):
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(str(folder / name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -83,30 +86,30 @@ def tensorflow_library() -> ctypes.CDLL | None:
     return None
 
 
-# ---------------------------------------------------------------- the library in C
+# ---------------------------------------------------------------- the C library
 
 
 def _register(path: Path, tensorflow: ctypes.CDLL) -> Optimizer:
     library = ctypes.CDLL(str(path))
     library.annot_tf_register.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, _SizeFunction]
     library.annot_tf_register.restype = ctypes.c_char_p
-    start, end = native.fast().range_functions()
+    start, end = native.emitter().range_functions()
     refused = library.annot_tf_register(tensorflow._handle, start, end, _size)
     if refused:
-        raise RuntimeError(f"it refused {refused.decode()}")
+        raise RuntimeError(f"TensorFlow lacks or rejects {refused.decode()}")
     load_library.load_pluggable_device_library(str(path))
     optimizer = Optimizer(library)
     library.annot_tf_rewrite.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     thread_state = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, ctypes.c_void_p)
     library.annot_tf_rewrite(ctypes.cast(optimizer.function, ctypes.c_void_p), thread_state)
-    atexit.register(library.annot_tf_rewrite, None, None)  # no call may reach Python when it is gone
+    atexit.register(library.annot_tf_rewrite, None, None)  # no callback after Python has shut down
     return optimizer
 
 
 def _sized(address: int, numbers: Any, count: int) -> int:
     event = ctypes.cast(address, ctypes.py_object).value
-    return id(sizes.sized(event, sizes.shapes_among(numbers[:count])))
+    return id(dynamic_sizes.sized(event, dynamic_sizes.shapes_among(numbers[:count])))
 
 
 _size: Final = _SizeFunction(_sized)
-"""What the C part calls; it has to outlive every graph."""
+"""The callback of the C library. It has to outlive every graph."""

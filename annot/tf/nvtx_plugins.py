@@ -1,4 +1,4 @@
-"""Counterparts of the layers and the session hook of NVIDIA's nvtx-plugins, with its names and arguments."""
+"""Counterparts of the layers and the session hook of NVIDIA's nvtx-plugins, with the same names and arguments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from annot import emit
-from annot.tf import calls
+from annot.emit import client
+from annot.tf import call_ranges
 from annot.tf.session import SessionHook
 
 __all__ = ["NVTXEnd", "NVTXHook", "NVTXStart"]
@@ -18,18 +18,18 @@ _CONTEXT = "_annot_context"
 
 @keras.saving.register_keras_serializable("annot")
 class NVTXStart(keras.layers.Layer):  # type: ignore[misc]
-    """A layer that opens a range, which the `NVTXEnd` that its markers are given to closes.
+    """A layer that opens a range. The `NVTXEnd` that takes its markers as inputs closes the range.
 
-    The range is around the layers that the model calls in between, and a second one is around their backward.
+    The range covers the layers that the model calls in between. A second range covers their backward.
 
     Args:
         message: text of the range.
         domain_name: NVTX domain; by default annot's own.
-        trainable: has no effect; nvtx-plugins needs it for the first layer of a model.
+        trainable: ignored; nvtx-plugins needs it for the first layer of a model.
         options: those of `keras.layers.Layer`.
 
     Returns:
-        Called with a tensor: that tensor, and two scalar markers of type int64 for `NVTXEnd`.
+        A call with a tensor returns that tensor and two scalar int64 markers for `NVTXEnd`.
 
     Example:
         >>> import keras
@@ -45,14 +45,18 @@ class NVTXStart(keras.layers.Layer):  # type: ignore[misc]
         self.message, self.domain_name = message, domain_name
 
     def call(self, inputs: Any) -> list[Any]:
-        """Open the range."""
-        _, context = calls.start(inputs, self.message, self.domain_name)
+        """Open the range.
+
+        Args:
+            inputs: a tensor, or any nest of tensors.
+        """
+        _, context = call_ranges.start(inputs, self.message, self.domain_name)
         markers = [tf.constant(0, tf.int64), tf.constant(0, tf.int64)]
         setattr(markers[0], _CONTEXT, context)
         return [inputs, *markers]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make the same layer again."""
+        """Return the constructor arguments, for saving the layer."""
         return {**super().get_config(), "message": self.message, "domain_name": self.domain_name}
 
 
@@ -61,12 +65,12 @@ class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
     """A layer that closes the range of an `NVTXStart`.
 
     Args:
-        grad_message: text of the range of the backward; by default that of `NVTXStart`.
-        grad_domain_name: NVTX domain of the range of the backward.
+        grad_message: text of the backward range; by default the message of `NVTXStart`.
+        grad_domain_name: NVTX domain of the backward range; by default annot's own.
         options: those of `keras.layers.Layer`.
 
     Returns:
-        Called with a list of a tensor and the two markers: the tensor.
+        A call with a list of a tensor and the two markers returns that tensor.
     """
 
     def __init__(self, grad_message: str | None = None, grad_domain_name: str | None = None, **options: Any) -> None:
@@ -74,25 +78,29 @@ class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
         self.grad_message, self.grad_domain_name = grad_message, grad_domain_name
 
     def call(self, inputs: Any) -> Any:
-        """Close the range."""
+        """Close the range.
+
+        Args:
+            inputs: a tensor, and the two markers of `NVTXStart`.
+        """
         tensor, marker, _ = inputs
         context = getattr(marker, _CONTEXT, None)
-        if context is None:  # Keras only infers shapes, or the model is not one with NVTXStart in it
+        if context is None:  # Keras is inferring shapes, or the marker is not from NVTXStart
             return tensor
         context.name_backward(self.grad_message, self.grad_domain_name)
-        return calls.end(tensor, context)
+        return call_ranges.end(tensor, context)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make the same layer again."""
+        """Return the constructor arguments, for saving the layer."""
         return {**super().get_config(), "grad_message": self.grad_message, "grad_domain_name": self.grad_domain_name}
 
 
 class NVTXHook(SessionHook):
-    """A range around each run of a monitored session after the first ones, and one around all of them.
+    """A range around each run of a monitored session, and one around the whole session.
 
     Args:
-        skip_n_steps: how many runs have no range.
-        name: text of the range around the session; None for none.
+        skip_n_steps: number of runs at the start without a range.
+        name: text of the range around the session; None: no range around the session.
     """
 
     def __init__(self, skip_n_steps: int = 0, name: str | None = None) -> None:
@@ -101,13 +109,13 @@ class NVTXHook(SessionHook):
         self._whole: Any = None
 
     def begin(self) -> None:
-        """Begin the range around the session."""
-        if self._name and emit.enabled():
-            self._whole = emit.start(emit.event(self._name))
+        """Begin the range around the session. TensorFlow calls this once before it uses the session."""
+        if self._name and client.enabled():
+            self._whole = client.start(client.event(self._name))
 
     def end(self, session: Any) -> None:
-        """End what is open."""
+        """End all open ranges."""
         super().end(session)
         whole, self._whole = self._whole, None
         if whole is not None:
-            emit.end(whole)
+            client.end(whole)

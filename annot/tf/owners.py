@@ -1,15 +1,15 @@
-"""The range that each TensorFlow operation belongs to: a call of a layer or of a traced function, or its backward.
+"""Owners of TensorFlow operations. An owner is a range: a call of a layer or a traced function, or its backward.
 
-While a layer is called, the thread has an owner. `annot.tf.noting` notes it with each operation that is created, and
-makes the owner of its backward the one of the thread while gradients are computed. In graphs, `annot.tf.plugin` turns
-the owners into ranges; in eager mode the backward ranges open and close here.
+A thread has an owner while it calls a layer. `annot.tf.operation_owners` records the owner of each new operation, and
+sets the owner of the backward as the thread's owner while gradients are computed. In graphs,
+`annot.tf.graph_optimizer` turns the owners into ranges. In eager mode, this module opens and closes backward ranges.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final
@@ -18,14 +18,15 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.ops import control_flow_util
 
-from annot import emit, tag
-from annot.tag import Tag
-from annot.weak import WeakKeys
+from annot.emit import client
+from annot.labels import tag
+from annot.labels.tag import Tag
+from annot.util.weak_keys import WeakKeys
 
 __all__ = [
     "READS",
+    "GradientPass",
     "Owner",
-    "Pass",
     "call",
     "current",
     "in_backward",
@@ -40,27 +41,27 @@ __all__ = [
 ]
 
 READS: Final = frozenset({"ReadVariableOp", "Identity", "StopGradient"})
-"""Operations whose gradients pass a tensor on."""
+"""Operations whose gradient only passes a tensor on."""
 _SMALL: Final = frozenset({"Cast", "ExpandDims", "Pack", "Reshape", "Squeeze", "StridedSlice", "Transpose", "Unpack"})
-"""Operations whose gradients the tape may compute long after the rest of their layer; these open no second range."""
+"""Operations whose gradient the tape may compute long after those of their layer. They do not reopen its range."""
 
 
 class Owner:
     """A range that operations belong to.
 
     Args:
-        event: of `annot.emit.event`; None: operations belong to the enclosing owner's range alone.
-        grad_event: of the range of the backward; None for none.
+        event: an event of `annot.emit.client.event`; None: the operations belong to the range of the parent.
+        grad_event: the event of the backward range; None: the backward has no range.
         parent: the enclosing owner.
-        tag: what `event` says, where it is a range of a layer.
-        grad_tag: the same of `grad_event`.
-        sizes: the tensors of a graph whose sizes the texts leave open, as `annot.tf.sizes.Source`.
-        waits: whether the range opens when all inputs are there, for the update of an optimizer, whose first inputs
-            are there long before the last.
+        tag: the tag in `event`, for the range of a layer.
+        grad_tag: the tag in `grad_event`.
+        sizes: the tensors of a graph with unknown sizes, as `annot.tf.dynamic_sizes.Source`.
+        waits: whether the range opens only when all inputs are ready. This is for the update of an optimizer, whose
+            first inputs are ready long before the last.
     """
 
     __slots__ = (
-        "_backward", "backward_of", "event", "grad_event", "grad_tag", "key", "parent", "place", "sized", "sizes",
+        "_backward", "backward_of", "event", "grad_event", "grad_tag", "graph_id", "key", "parent", "sized", "sizes",
         "tag", "waits",
     )  # fmt: skip
 
@@ -77,17 +78,17 @@ class Owner:
     ) -> None:
         self.event, self.grad_event, self.parent = event, grad_event, parent
         self.tag, self.grad_tag, self.sizes, self.waits = tag, grad_tag, sizes, waits
-        self.place = 0 if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
-        """Which graph it was made for; 0: eager mode."""
+        self.graph_id = 0 if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
+        """The id of the graph that was current at creation; 0: eager mode."""
         self.key: Owner = self
-        """The owner of the same range before a range around it has ended."""
+        """The owner of the same range before an enclosing range ended."""
         self.sized: Owner = self
-        """The owner whose `sizes` the text leaves open."""
+        """The owner with the `sizes` that the label leaves open."""
         self.backward_of: Owner | None = None
-        self._backward: tuple[Pass, Owner] | None = None
+        self._backward: tuple[GradientPass, Owner] | None = None
 
     def outside(self, ended: Owner) -> Owner:
-        """Return the owner of the same range, after a range around it has ended."""
+        """Return the owner of the same range after the enclosing owner `ended` has ended."""
         parent = self.parent
         if parent is not None:
             parent = parent.parent if parent is ended else parent.outside(ended)
@@ -98,51 +99,51 @@ class Owner:
         made.parent, made._backward = parent, None
         return made
 
-    def backward(self, through: Pass) -> Owner:
-        """Return the owner of this one's backward in one computation of gradients."""
-        for around in through.outer.lineage() if through.outer else ():
-            if around.backward_of is self:  # a gradient of its own, that computes gradients
+    def backward(self, gradient_pass: GradientPass) -> Owner:
+        """Return the owner of the backward of this owner in one computation of gradients."""
+        for around in gradient_pass.outer.lineage() if gradient_pass.outer else ():
+            if around.backward_of is self:  # a custom gradient that computes gradients itself
                 return around
-        if self._backward is None or self._backward[0] is not through:
+        if self._backward is None or self._backward[0] is not gradient_pass:
             parent = self.parent
-            if parent is None or parent.place != self.place or through.is_inside(parent):
-                parent = through.outer
+            if parent is None or parent.graph_id != self.graph_id or gradient_pass.is_inside(parent):
+                parent = gradient_pass.outer
             else:
-                parent = parent.backward(through)
+                parent = parent.backward(gradient_pass)
             made = Owner(self.grad_event, self.grad_event, parent, tag=self.grad_tag, grad_tag=self.grad_tag)
             made.sized, made.backward_of = self.sized, self
             if self.key is not self:
-                made.key = self.key.backward(through).key
-            self._backward = through, made
+                made.key = self.key.backward(gradient_pass).key
+            self._backward = gradient_pass, made
         return self._backward[1]
 
     def again(self, parent: Owner | None) -> Owner:
-        """Return the owner of another call of the function of a graph that this one is in."""
+        """Return the owner for another call of the function whose graph contains this owner."""
         made = self._under(parent)
         made.key, made.sized, made.sizes = made, made, self.sized.sizes
         return made
 
     @staticmethod
     def joined(owners: Sequence[Owner]) -> Owner:
-        """Return the owner of an operation that TensorFlow has fused from those of several, under their joined name."""
+        """Return a joint owner for an operation that TensorFlow fused from operations of several owners."""
         tags = [owner.tag for owner in owners if owner.tag is not None]
         if len(tags) < len(owners):
             return owners[-1]
         layer = tag.FUSED.join(dict.fromkeys(one.layer for one in tags))
         module = tag.FUSED.join(dict.fromkeys(one.module for one in tags))
-        # The first one does the work that counts, as a convolution before an activation.
+        # The first operation does the main work, such as a convolution before an activation.
         arguments = tuple({"base": tags[0].module, **dict(tags[0].arguments)}.items())
         shown = replace(tags[0], layer=layer, module=module, arguments=arguments)
-        made = Owner(emit.event(tag.format(shown), category=shown.phase), None, _common_parent(owners), tag=shown)
+        made = Owner(client.event(tag.format(shown), category=shown.phase), None, _common_parent(owners), tag=shown)
         made.sized = owners[0].sized
         return made
 
     def chain(self) -> list[Owner]:
-        """Return the owners that have a range, from the outermost to this one."""
+        """Return the owners with a range, from the outermost to this one."""
         return [owner.key for owner in self.lineage() if owner.event is not None][::-1]
 
     def lineage(self) -> Iterator[Owner]:
-        """Yield this owner, its parent, and so on."""
+        """Yield this owner and its ancestors."""
         owner: Owner | None = self
         while owner is not None:
             yield owner
@@ -155,8 +156,12 @@ def _common_parent(owners: Sequence[Owner]) -> Owner | None:
     return common[-1] if common else None
 
 
-class Pass:
-    """One computation of gradients, and in eager mode the backward ranges that it has open."""
+class GradientPass:
+    """One computation of gradients, with its open backward ranges in eager mode.
+
+    Args:
+        outer: the owner of the thread at its start.
+    """
 
     __slots__ = ("_closed", "_depth", "_open", "outer")
 
@@ -164,14 +169,14 @@ class Pass:
         self.outer = outer
         self._open: list[Owner] = []
         self._closed: set[Owner] = set()
-        self._depth = emit.depth()
+        self._depth = client.depth()
 
     def is_inside(self, owner: Owner) -> bool:
-        """Return whether the gradients are computed inside an owner, as where a layer is recomputed."""
+        """Return whether the gradients are computed inside an owner, as with recomputed layers."""
         return self.outer is not None and owner in self.outer.lineage()
 
     def enter(self, owner: Owner, operation: str) -> None:
-        """Have the ranges of this owner open and no others, before the gradient of an operation is computed."""
+        """Open the ranges of an owner and close all others, before the gradient of an operation is computed."""
         if operation in READS or (operation in _SMALL and owner in self._closed):
             return
         outer = self.outer.chain() if self.outer else []
@@ -181,13 +186,13 @@ class Pass:
             common += 1
         self.close(common)
         for one in chain[common:]:
-            self._open.append(one)  # first, since an interrupt may come in between
-            emit.push(one.event)
+            self._open.append(one)  # before the push, because an interrupt may come in between
+            client.push(one.event)
 
     def close(self, keep: int = 0) -> None:
-        """Close the ranges that are open, except the first ones."""
+        """Close the open ranges except the first `keep`."""
         if len(self._open) > keep:
-            emit.pop_to(self._depth + keep)
+            client.pop_to(self._depth + keep)
             self._closed.update(self._open[keep:])
             del self._open[keep:]
 
@@ -195,61 +200,61 @@ class Pass:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.owner: Owner | None = None
-        self.through: Pass | None = None
+        self.gradient_pass: GradientPass | None = None
         self.running: Any = None
-        """The graph whose function or session this thread runs, which TensorFlow may optimize."""
+        """The graph of the function or session that this thread runs. TensorFlow may optimize it during the run."""
         self.is_cut = False
         """Whether the session is fed a tensor that is not a placeholder, so that a part of its graph does not run."""
         self.started: dict[Owner | None, WeakKeys[Any, Owner]] = {}
 
 
 thread: Final = _Thread()
-"""The state of this thread, for `annot.tf.noting`."""
+"""The state of the current thread, also for `annot.tf.operation_owners`."""
 _EAGER: Final = type("_Eager", (), {})()
 
 
 interrupts: Final[list[BaseException]] = []
-"""What has come from outside while TensorFlow called annot, where no exception may leave it."""
+"""Exceptions such as KeyboardInterrupt that came while TensorFlow called annot from C++, where none may propagate."""
 
 
 def raise_interrupt() -> None:
-    """Raise what could not be raised before."""
+    """Raise an exception that could not propagate before."""
     if interrupts:
         raise interrupts.pop()
 
 
 def current() -> Owner | None:
-    """Return the owner of what this thread does."""
+    """Return the owner of new operations of this thread."""
     owner = thread.owner
     if thread.started:
         started = thread.started.get(owner)
-        owner = owner if started is None else started.get(_place(), owner)
-    # What is traced inside a range of eager mode runs later too, and elsewhere.
-    return None if owner is not None and not owner.place and not tf.executing_eagerly() else owner
+        owner = owner if started is None else started.get(_scope(), owner)
+    # Operations traced inside an eager range also run later, outside of that range.
+    return None if owner is not None and not owner.graph_id and not tf.executing_eagerly() else owner
 
 
-def _place() -> Any:
-    """Return what a range that `start` has opened lies in: the current graph, or eager mode."""
+def _scope() -> Any:
+    """Return the scope of a range that `start` opens: the current graph, or eager mode."""
     return _EAGER if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def start(owner: Owner) -> Callable[[], None]:
-    """Make an owner the one of this thread, where it is called from and not longer; return what ends it.
+    """Set the owner of this thread in the current graph and layer call; return the function that ends it.
 
-    A start that nothing ends, ends with the graph, or with the call of the layer that it lies in.
+    If that function is never called, the owner ends with the graph or with the enclosing layer call.
     """
-    around, place = thread.owner, _place()
+    around, scope = thread.owner, _scope()
     started = thread.started.setdefault(around, WeakKeys())
-    started[place] = owner
+    started[scope] = owner
 
     def end() -> None:
-        inner = started.get(place)
+        inner = started.get(scope)
         if inner is owner:
-            del started[place]
+            del started[scope]
             if owner.parent is not None and owner.parent is not around:
-                started[place] = owner.parent
+                started[scope] = owner.parent
         elif inner is not None:
-            started[place] = inner.outside(owner)
+            started[scope] = inner.outside(owner)
         if not started and thread.started.get(around) is started:
             del thread.started[around]
 
@@ -257,14 +262,14 @@ def start(owner: Owner) -> Callable[[], None]:
 
 
 def in_backward() -> bool:
-    """Return whether this thread computes gradients of something that has ranges."""
+    """Return whether this thread computes the gradients of an operation with an owner."""
     owner = current()
     return owner is not None and any(one.backward_of for one in owner.lineage())
 
 
 @contextmanager
 def owned(owner: Owner | None) -> Iterator[None]:
-    """Make an owner the one of this thread inside the block."""
+    """Set the owner of this thread inside the block."""
     before = thread.owner
     try:
         thread.owner = owner
@@ -273,30 +278,35 @@ def owned(owner: Owner | None) -> Iterator[None]:
         thread.owner = before
 
 
+def gradients_first(event: Any) -> AbstractContextManager[None]:
+    """Return a context manager for an optimizer update. Its range opens when all gradients are computed."""
+    return owned(Owner(event, parent=current(), waits=True))
+
+
 def call(owner: Owner, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function whose operations belong to an owner; in eager mode inside its range."""
+    """Call a function with an owner for its operations; in eager mode, inside the range of the owner."""
     before = thread.owner
     try:
         thread.owner = owner
         if owner.event is None or not tf.executing_eagerly():
             return function(*args, **kwargs)
-        return emit.inside(owner.event, function, args, kwargs)
+        return client.inside(owner.event, function, args, kwargs)
     finally:
         thread.owner = before
 
 
 def may_be_taped() -> bool:
-    """Return whether there is a tape that may record what comes next."""
+    """Return whether a gradient tape may record the next operations."""
     return bool(record.could_possibly_record())
 
 
 def is_watched(tensor: Any) -> bool:
-    """Return whether a tape records what is done with `tensor`."""
+    """Return whether a gradient tape records operations on `tensor`."""
     return bool(record.should_record_backprop([tensor]))
 
 
 def in_xla() -> bool:
-    """Return whether the current graph is traced for XLA, which compiles it into kernels of its own."""
+    """Return whether the current graph is traced for compilation by XLA."""
     return not tf.executing_eagerly() and bool(
         control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
     )

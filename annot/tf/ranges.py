@@ -1,4 +1,4 @@
-"""`emit_ranges` for Keras on TensorFlow: installs the stand-ins on entry and takes them away on exit."""
+"""`emit_ranges` for Keras on TensorFlow: install the wrappers on entry and remove them on exit."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from annot import emit
-from annot.capture import Capture
-from annot.choice import Selection, choose
-from annot.instrument import check_keras_backend
+from annot.emit import client
+from annot.emit.capture_window import Capture
+from annot.emit.layer_filter import Selection, choose
+from annot.emit.patches import undo_all
+from annot.emit.pausable import SwitchedBlock
+from annot.emit.schedule import Schedule
+from annot.keras.backend import check_keras_backend
+from annot.keras.fit_loops import FitLoops
+from annot.keras.layer_paths import SEPARATOR
 from annot.keras.optimizer import OptimizerSteps
-from annot.keras.paths import SEPARATOR
-from annot.keras.steps import FitLoops
-from annot.locks import fork_safe
-from annot.patches import undo_all
-from annot.schedule import Schedule
-from annot.switched import SwitchedBlock
-from annot.tf import library, names, noting
-from annot.tf.annotations import operation_ranges, reason
-from annot.tf.capture import tell_cuda
-from annot.tf.data import DataWaits
-from annot.tf.functions import StepFunctions
-from annot.tf.layers import Layers, Mode, Options, StandIn
+from annot.tf import library, name_scopes, operation_owners, owners
+from annot.tf.cuda_profiler import tell_cuda
+from annot.tf.dataset import DataWaits
+from annot.tf.layer_calls import Layers, LayerWrapper, Mode, Options
+from annot.tf.step_functions import StepFunctions
+from annot.tf.tsl_ranges import operation_ranges, reason
+from annot.util.locks import fork_safe
 
 __all__ = ["EmitRanges", "emit_ranges"]
 
@@ -45,43 +45,45 @@ def emit_ranges(
     schedule: Schedule | None = None,
     mode: Mode | None = None,
 ) -> EmitRanges:
-    """Put a range around every forward, backward and optimizer step of `model`, layer by layer.
+    """Put ranges around the forward and backward of each layer of `model`, and around optimizer steps.
 
-    `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as `annot.tf.AnnotCallback` makes them.
-    A layer's range carries its path, as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
+    `fit`, `evaluate` and `predict` have ranges around their epochs and batches, as with `annot.tf.AnnotCallback`. The
+    range of a layer has its path, such as ``mobilenetv2/block_1/conv``, its class, and shapes and dtypes of its input
     tensors. If `annot.enabled` is false on entry, nothing is installed, unless `mode` is ``"names"``.
 
-    Outputs, gradients and weights are the same bits with and without, where TensorFlow itself gives the same bits twice
-    (see `tf.config.experimental.enable_op_determinism`). Nothing is added to what TensorFlow traces, saves or
-    differentiates.
+    Outputs, gradients and weights are bitwise the same with and without ranges wherever TensorFlow is deterministic
+    (see `tf.config.experimental.enable_op_determinism`). The graphs that TensorFlow traces, saves and differentiates do
+    not change.
 
     Args:
-        model: a model or layer; before or after it is compiled, built or fitted. Layers that it gets later, inside the
-            block, are found too.
-        forward: ranges around forward calls.
-        backward: ranges around the backward of each layer.
-        optimizer: ranges around the updates of weights by optimizers of Keras; see `annot.keras.optimizer`.
-        data: ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.data`.
-        shapes: say shapes and dtypes in the texts.
-        include: which layers have ranges: patterns on the path below the model such as ``"block_1/**"``, layer
-            classes, or several of either, as `annot.choice.choose` explains; None: all.
-        exclude: which have none. What a layer without a range does counts to the range around it.
-        depth: how many levels below the model have ranges; 0: the model alone; None: all.
-        schedule: which steps have ranges, as `annot.schedule` makes it; None: all.
-        mode: ``"ops"``: operations open and close the ranges of graphs; a graph optimizer adds them after TensorFlow's
-            own optimizers. ``"names"``: nothing is added to graphs; TensorFlow's own ranges of its operations are
-            switched on, and the report finds the layers by their name scopes, in what `tf.profiler` writes after
-            `annot.tf.save_scopes`, and for that no NVTX tool need be attached. ``"python"``: graphs have no ranges.
-            None: names if there is a GPU and TensorFlow has such ranges, else ops. Eager mode has the same ranges in
-            each; what XLA compiles has names in each.
+        model: a model or layer, before or after `compile`, `build` or `fit`. Layers that are added inside the block
+            also have ranges.
+        forward: emit ranges around forward calls.
+        backward: emit ranges around the backward of each layer.
+        optimizer: emit ranges around weight updates by Keras optimizers; see `annot.keras.optimizer`.
+        data: emit ranges around the wait for each batch of a `tf.data.Dataset`; see `annot.tf.dataset`.
+        shapes: write shapes and dtypes into the labels.
+        include: layers with ranges: patterns on the path below the model such as ``"block_1/**"``, layer classes, or a
+            collection of both, as `annot.emit.layer_filter.choose` explains; None: all.
+        exclude: layers without ranges. Their time belongs to the enclosing range.
+        depth: number of levels below the model with ranges; 0: the model only; None: all.
+        schedule: the steps with ranges, from `annot.schedule`; None: all.
+        mode: the way to emit ranges in graphs. Eager mode has the same ranges in every mode, and XLA-compiled code has
+            names in the modes ``"ops"`` and ``"names"``.
+            ``"ops"``: a graph optimizer adds operations that open and close ranges, after TensorFlow's own optimizers.
+            ``"names"``: graphs do not change. TensorFlow's own ranges around operations are switched on, and the report
+            finds the layers by their name scopes. It also reads `tf.profiler` output after `annot.tf.save_scopes`,
+            without an NVTX tool.
+            ``"python"``: graphs have no ranges.
+            None: ``"names"`` if there is a GPU and TensorFlow can emit such ranges, else ``"ops"``.
 
     Returns:
-        A context manager; blocks may nest and overlap. It can be switched, see `EmitRanges`.
+        A context manager; blocks may nest and overlap. `EmitRanges` can be paused and resumed.
 
     Raises:
-        AnnotError: Keras runs on another backend than TensorFlow; on PyTorch, use `annot.emit_ranges`.
-        TypeError: `model` is not a `keras.Layer`, or an option is of the wrong type.
-        ValueError: `depth` is negative, `mode` is not known, or a pattern cannot be read.
+        AnnotError: the Keras backend is not TensorFlow. On PyTorch, use `annot.emit_ranges`.
+        TypeError: `model` is not a `keras.Layer`, or an option has the wrong type.
+        ValueError: `depth` is negative, `mode` is unknown, or a pattern is invalid.
 
     Example:
         >>> import keras, numpy
@@ -93,26 +95,26 @@ def emit_ranges(
         raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
     check_keras_backend(keras.config.backend())
     if schedule is not None and not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule must be what annot.schedule gives, got {type(schedule).__qualname__}")
+        raise TypeError(f"schedule must come from annot.schedule, got {type(schedule).__qualname__}")
     if mode not in (None, "names", "ops", "python"):
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
     return EmitRanges(
-        model, Options(forward, backward, shapes, choice, mode or _chosen_mode(), optimizer, data), schedule,
+        model, Options(forward, backward, shapes, choice, mode or _default_mode(), optimizer, data), schedule,
         without_tool=mode == "names",
     )  # fmt: skip
 
 
-def _chosen_mode() -> Mode:
-    """Prefer TensorFlow's own ranges on a GPU, where each of its operations has one."""
+def _default_mode() -> Mode:
+    """Return ``names`` if there is a GPU and TensorFlow can emit its own ranges, else ``ops``."""
     return "names" if tf.config.list_physical_devices("GPU") and reason() is None else "ops"
 
 
 class EmitRanges(SwitchedBlock):
-    """The block that `emit_ranges` returns; `pause`, `resume` and `step` may come in the middle of a `fit`.
+    """The context manager that `emit_ranges` returns. `pause`, `resume` and `step` also work during a `fit`.
 
-    A step that Keras traces is traced once with ranges and once without, however often the block is switched. A
-    `tf.function` of your own that was traced inside the block is yours: trace it anew to have it without.
+    Keras traces each step function at most twice, with and without ranges, however often the block is switched. The
+    block does not switch your own `tf.function`: retrace it to add or remove ranges.
     """
 
     __slots__ = ("_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
@@ -132,7 +134,7 @@ class EmitRanges(SwitchedBlock):
         super()._enter(done)
         loops = FitLoops(self._model)
         self._loops.append(loops)
-        if emit.enabled():  # also while the block is paused, since a schedule counts the batches
+        if client.enabled():  # even while paused, because a schedule counts the batches
             loops.install()
 
     def _leave(self, done: list[str]) -> None:
@@ -157,61 +159,64 @@ class EmitRanges(SwitchedBlock):
 
 
 class Installed:
-    """What is installed in this process, there while at least one block is open."""
+    """The patches that all open blocks of this process share."""
 
     def __init__(self) -> None:
         self._lock = fork_safe()
         self._layers = Layers()
-        self._blocks: dict[EmitRanges, list[StandIn]] = {}
+        self._blocks: dict[EmitRanges, list[LayerWrapper]] = {}
         self._undo: list[Callable[[], Any]] = []
 
     def enter(self, block: EmitRanges, model: keras.Layer, options: Options) -> None:
-        """Add a model, and the patches with the first one."""
+        """Add the layers of a model. The first block installs the patches."""
         with self._lock:
             first = not self._blocks
-            stand_ins = self._blocks[block] = []  # first, since an interrupt may come between any two calls
+            wrappers = self._blocks[block] = []  # first, since an interrupt may come between any two calls
             if first:
                 self._install(options)
-            self._layers.add_model(model, options, stand_ins)
-        if not stand_ins:
-            emit.warn_once(f"include, exclude and depth leave no layer of {model.name} to have ranges")
+            self._layers.add_model(model, options, wrappers)
+        if not wrappers:
+            client.warn_once(f"{model.name} has no ranges: include, exclude and depth exclude all of its layers")
 
     def _install(self, options: Options) -> None:
         graphs = options.mode == "ops"
         self._undo.append(library.close_all)
-        self._undo.append(functools.partial(noting.remove, self))
-        noting.install(self)
+        self._undo.append(functools.partial(operation_owners.remove, self))
+        operation_owners.install(self)
         if graphs:
-            obstacle = library.available()
-            if obstacle is not None:
-                emit.warn_once(f"{obstacle}; only what runs eagerly has ranges")
+            problem = library.available()
+            if problem is not None:
+                client.warn_once(f"{problem}. Only eager operations have ranges")
             self._undo.append(functools.partial(library.switch, self, on=False))
             library.switch(self, on=True)
         for part, wanted in (
-            (OptimizerSteps(graphs=graphs), options.optimizer),
+            (OptimizerSteps(owners.gradients_first if graphs else None), options.optimizer),
             (DataWaits(graphs=graphs), options.data),
         ):
             if wanted:
                 self._undo.append(part.remove)
                 part.install()
-        if options.mode == "names" and emit.enabled():  # what is noted is for tf.profiler too, which needs no ranges
+        if options.mode == "names" and client.enabled():  # the recorded scopes alone suffice for tf.profiler
             self._name_operations()
 
     def _name_operations(self) -> None:
-        """Switch TensorFlow's own ranges on, and say again which layers were traced before."""
+        """Switch TensorFlow's own ranges on, and repeat the marks of the layers that were traced before."""
         switched = contextlib.ExitStack()
         self._undo.append(switched.close)
         if not switched.enter_context(operation_ranges()):
-            emit.warn_once(f"{reason()}; layers in graphs are found in what tf.profiler writes only")
-        names.tell()
+            client.warn_once(f"{reason()}. Only tf.profiler traces show the layers of graphs")
+        name_scopes.repeat_marks()
 
     def leave(self, block: EmitRanges) -> None:
-        """Take a model out again, and with the last one the patches; after an interrupt, the next call goes on."""
+        """Remove the layers of a model. The last block also removes the patches.
+
+        If an interrupt stops this, the next call finishes the rest.
+        """
         with self._lock:
-            stand_ins = self._blocks.get(block)
-            if stand_ins is None:
+            wrappers = self._blocks.get(block)
+            if wrappers is None:
                 return
-            self._layers.remove(stand_ins)
+            self._layers.remove(wrappers)
             if len(self._blocks) == 1:
                 undo_all(self._undo)
             del self._blocks[block]

@@ -1,4 +1,4 @@
-"""Graph sessions of TensorFlow 1: a hook that puts a range around each run."""
+"""A hook that puts a range around each run of a TensorFlow 1 session."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 import wrapt
 
-from annot import emit, loop
+from annot.emit import client, loop
+from annot.emit.open_ranges import OpenRanges
+from annot.emit.patches import Patches
 from annot.keras.callback import close_operations
-from annot.open_ranges import OpenRanges
-from annot.patches import Patches
 
 __all__ = ["SessionHook"]
 
@@ -18,12 +18,12 @@ __all__ = ["SessionHook"]
 class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """A range ``Batch 12`` around each run of a monitored session, counted from 0.
 
-    A run that fails closes its range and those of its operations; whatever the session does then, as starting anew
-    after a worker was lost, the count goes on. If `annot.enabled` is false, nothing is done.
+    A failing run closes its range and those of its operations. The count continues if the session restarts, for example
+    after the loss of a worker. If `annot.enabled` is false, the hook does nothing.
 
     Args:
-        stage: what the runs are for, such as ``test``, unless for training: ``Batch test 12``.
-        skip: how many runs have no range.
+        stage: the purpose of the runs, such as ``test``, which gives ``Batch test 12``; empty for training.
+        skip: number of runs at the start without a range.
 
     Example:
         >>> import annot.tf, tensorflow as tf
@@ -41,31 +41,31 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._count = 0
         self._announced = False
         self._patches = Patches()
-        self._is_told = False  # of every run of the session
+        self._is_wrapped = False  # whether `run` of the session is wrapped
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Have every run of the session that hooks are told of begin and end in its range."""
+        """Wrap `run` of the session that hooks get, so that the range covers exactly the run."""
         self._patches.undo()
         self._patches.replace(session, "run", wrapt.FunctionWrapper(session.run, self._run))
-        self._is_told = True
+        self._is_wrapped = True
 
     def before_run(self, run_context: Any) -> None:
-        """Prepare for a run; of a session that was created without this hook, begin its range."""
+        """Prepare the range of a run; begin it now if the session was created without this hook."""
         self._ranges.end("step", self._stage)
-        self._announced = emit.enabled() or bool(loop.followers.of_batches)
-        if self._announced and not self._is_told:
+        self._announced = client.enabled() or bool(loop.followers.of_batches)
+        if self._announced and not self._is_wrapped:
             self._begin()
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """End the range of the run, unless the run did."""
+        """End the range of the run if it is still open."""
         self._announced = False
         self._ranges.end("step", self._stage)
 
     def end(self, session: Any) -> None:
-        """End what is open, and give the session its function back."""
+        """End all open ranges and restore `run` of the session."""
         self._ranges.close()
         self._patches.undo()
-        self._is_told = False
+        self._is_wrapped = False
 
     def _begin(self) -> None:
         if self._count >= self._skip:

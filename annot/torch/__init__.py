@@ -1,7 +1,7 @@
-"""PyTorch: a range for every layer's forward and backward, with nothing to edit in the model.
+"""PyTorch integration: ranges for the forward and backward of every layer, without changes to the model.
 
-`AnnotCallback` and `AnnotProfiler` are for Lightning, `AnnotTrainerCallback` for the Trainer of Hugging Face; neither
-is imported before it is asked for.
+`AnnotCallback` and `AnnotProfiler` are for Lightning, `AnnotTrainerCallback` is for the Hugging Face Trainer. They are
+imported on first access.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Ranges around collectives and messages between processes, and the mark that says which process this is.
+"""Ranges around collectives and point-to-point messages, and the mark with the rank of the process.
 
-What `torch.distributed` does comes down to methods of `ProcessGroup`, whoever calls it: a script, FSDP, a hook. Those
-get the ranges, and not the functions, which torch.compile recognizes. Functional collectives, which DTensor uses, go
-to C++ by another way and get theirs where they are functions of Python.
+All callers of `torch.distributed` (scripts, FSDP, hooks) end up in methods of `ProcessGroup`, so these methods are
+patched. The functions of `torch.distributed` are left alone, because torch.compile recognizes them. Functional
+collectives, as used by DTensor, bypass these methods and are patched as Python functions.
 
-A range covers the call, that is the launch; `Work.wait` has a range of its own. What DistributedDataParallel's
-reducer sends is launched and awaited in C++, in a layer's backward and at the end of the whole backward, and no Python
-code of PyTorch sees it, unless the user has registered a communication hook. On a CPU that end, in which the process
-waits for the others, gets a range: `awaited` says whether there is one, and `annot.torch.engine` opens it.
+A range covers the launch of a collective. `Work.wait` has a separate range. The reducer of DistributedDataParallel
+launches and awaits its collectives in C++, during the backward of a layer and at the end of the whole backward. Python
+code does not see them unless the user has registered a communication hook. On a CPU, the wait at the end of the whole
+backward has a range: `awaited` returns its event, and `annot.torch.autograd_engine` opens it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Any, Final
 
 import torch
 
-from annot import emit, own, tag
-from annot.rank_text import format_rank
-from annot.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.emit import client, guard
+from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
+from annot.labels import tag
+from annot.labels.rank_marks import format_rank
+from annot.torch.module_sites import is_tensor
 from annot.torch.patches import Patches
-from annot.torch.sites import is_tensor
 
 __all__ = ["awaited", "install", "say_rank"]
 
-# Methods of ProcessGroup, by the names that torch.distributed has for them in every release.
+# Names of the operations by method of ProcessGroup, over all releases of PyTorch.
 _METHODS: Final = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -68,7 +69,7 @@ _FUNCTIONS: Final = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "wait_tensor": "wait",
 }
-_OLD_FUNCTIONS: Final = {  # in later releases they call those above, and warn whoever calls them
+_OLD_FUNCTIONS: Final = {  # later releases deprecate these, and they call the functions above
     "all_gather_tensor": "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
     "reduce_scatter_tensor": "reduce_scatter_tensor",
@@ -81,7 +82,7 @@ _MAX_EVENTS: Final = 4096
 
 
 def install(patches: Patches) -> None:
-    """Open a range around every collective, as far as Python code calls them."""
+    """Open a range around every collective that is called from Python."""
     distributed: Any = torch.distributed
     if not distributed.is_available():
         return
@@ -100,7 +101,7 @@ def install(patches: Patches) -> None:
 
 
 def awaited() -> Any:
-    """Return the event of the wait at the end of this thread's next backward, if a reducer waits there; only once."""
+    """Return the event of the reducer's wait at the end of this thread's next backward, or None. Resets it to None."""
     event = getattr(_thread, "awaited", None)
     _thread.awaited = None
     return event
@@ -110,14 +111,14 @@ _thread: Final = threading.local()
 
 
 def say_rank() -> None:
-    """Set the mark that says rank and world size, if this process is one of several that train together."""
+    """Emit the mark with rank and world size, if this is a process of a distributed run."""
     known = _rank()
     if known is not None:
-        emit.mark(emit.event(format_rank(*known), category=_KIND, few=True))
+        client.mark(client.event(format_rank(*known), category=_KIND, few=True))
 
 
 def _rank() -> tuple[int, int] | None:
-    """From torch.distributed, or from what torchrun and others put into the environment for it."""
+    """Return rank and world size from torch.distributed, or from the environment variables of torchrun."""
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -126,17 +127,17 @@ def _rank() -> tuple[int, int] | None:
 
 
 class _Events:
-    """The events of the ranges, kept per operation, group and tensors."""
+    """Cache of the events by operation, group, and shapes and dtypes of the tensors."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
     def of_method(self, operation: str) -> Callable[..., Any]:
-        """Return what makes the event of a method of ProcessGroup, whose first two arguments can hold tensors."""
+        """Return the event function of a ProcessGroup method. Its first two arguments may contain tensors."""
         return lambda group, *args, **kwargs: self._event(operation, group, _larger([*args, *kwargs.values()][:2]))
 
     def of_function(self, operation: str) -> Callable[..., Any]:
-        """Return what makes the event of a functional collective, whose first argument is or holds the tensors."""
+        """Return the event function of a functional collective. Its first argument is or contains the tensors."""
 
         def make(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             return self._event(operation, _group_among((*args, *kwargs.values())), _larger([tensors]))
@@ -144,21 +145,21 @@ class _Events:
         return make
 
     def of_reducer(self, model: Any, *_: Any) -> None:
-        """Note that the next backward waits for what the reducer of a model sends; the call has no range itself."""
+        """Record that the next backward waits for the reducer of a model. The call itself does not need a range."""
         if torch.is_grad_enabled() and model.require_backward_grad_sync:
             _thread.awaited = self._event("all_reduce.wait", model.process_group, [])
 
     def of_wait(self, work: Any, *_: Any, **__: Any) -> Any:
         """Return the event of a wait for `work`."""
-        # A release or a backend may not say what the work is.
-        number = own.attempt(lambda: work._get_op_type(), otherwise=None)
+        # Some releases and backends do not implement _get_op_type.
+        number = guard.attempt(lambda: work._get_op_type(), otherwise=None)
         event = self._known.get(number)
         if event is None:
             event = self._known[number] = _make(_name_of_wait(number), "", [])
         return event
 
     def _event(self, operation: str, group: Any, tensors: list[Any]) -> Any:
-        found = own.attempt(self._find, operation, group, tensors, otherwise=None)
+        found = guard.attempt(self._find, operation, group, tensors, otherwise=None)
         return found if found is not None else _make(operation, "", [])
 
     def _find(self, operation: str, group: Any, tensors: list[Any]) -> Any:
@@ -175,22 +176,24 @@ def _make(operation: str, group: str, tensors: list[Any]) -> Any:
     specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
     tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
     size = sum(tensor.nbytes for tensor in tensors)
-    return emit.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
+    return client.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
 
 
 def _name_of_wait(number: int | None) -> str:
-    name = own.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")  # a number of another release
+    name = guard.attempt(
+        lambda: _c10d.OpType(number).name.lower(), otherwise="unknown"
+    )  # OpType may differ between releases
     return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
 
 
 def _larger(sides: list[Any]) -> list[Any]:
-    """Of what is sent and what is received, the tensors with more elements: the size of the whole message."""
+    """Return the larger of the sent and the received tensors, by number of elements: the whole message."""
     found = [tensors_in((side,), {}, is_tensor) for side in sides]
     return max(found, key=lambda tensors: sum(tensor.numel() for tensor in tensors), default=[])
 
 
 def _name(group: Any) -> str:
-    """Name and size of a group of processes, as ``@default_pg:8``."""
+    """Return name and size of a process group, such as ``@default_pg:8``."""
     if group is None:
         return ""
     described = getattr(group, "group_desc", "")
@@ -198,9 +201,11 @@ def _name(group: Any) -> str:
 
 
 def _group_among(values: tuple[Any, ...]) -> Any:
-    """Return the group that the arguments of a functional collective name, if it is a group or a mesh."""
+    """Return the process group in the arguments of a functional collective, given as a group or a mesh."""
     for value in values:
-        found = own.attempt(_group_of, value, otherwise=None)  # a list of ranks; a mesh of several dimensions
+        found = guard.attempt(
+            _group_of, value, otherwise=None
+        )  # fails for a list of ranks and for a mesh of several dimensions
         if found is not None:
             return found
     return None

@@ -1,4 +1,4 @@
-"""The threads that autograd has for devices: it runs the nodes of each accelerator on a thread of its own."""
+"""Device threads of autograd: the engine runs the nodes of each accelerator on a separate thread."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["are_there", "device_of", "visit"]
+__all__ = ["device_of", "in_use", "visit"]
 
 _ENGINE: Final = torch._C._ImperativeEngine()
 _accelerator: Final[Callable[[], torch.device]] = getattr(torch._C, "_get_accelerator", lambda: torch.device("cpu"))
 
 _NEXT: Final = (1 << 64) - 2
-"""The number of a node that goes before all that are waiting, except those that accumulate gradients."""
-_PATIENCE: Final = 1.0
-"""For how many seconds a visit is waited for: the node that runs on the thread may wait for the caller."""
+"""Sequence number that runs a node before all queued ones except AccumulateGrad nodes."""
+_TIMEOUT: Final = 1.0
+"""Timeout of a visit (s). The node that runs on the device thread may itself be waiting for the caller."""
 
 
-def are_there() -> bool:
-    """Return whether a backward may run on such threads."""
+def in_use() -> bool:
+    """Return whether a backward may use device threads."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     return _accelerator().type not in ("cpu", "cuda")
 
 
 def device_of(node: Any) -> torch.device | None:
-    """Return the device on whose thread the engine runs a node; None if that is the CPU."""
+    """Return the device whose thread runs a node, or None for the CPU."""
     devices = (one.device for one in getattr(node, "_input_metadata", ()))
     return next((device for device in devices if device.type != "cpu"), None)
 
 
 class _Visit(torch.autograd.Function):
-    """A node that launches nothing on its device."""
+    """Node that calls `work` in its backward and launches nothing on the device."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
@@ -48,10 +48,10 @@ class _Visit(torch.autograd.Function):
 
 
 def visit(tasks: list[tuple[torch.device, Callable[[], object]]]) -> None:
-    """Run functions, each on the thread of a device, and wait for them.
+    """Run functions, each on the thread of its device, and wait up to `_TIMEOUT` seconds.
 
-    The only way to such a thread is a backward. It starts from a thread of its own: there, no mode of the caller sees
-    its operations, it takes no sequence number of the caller, and its stream is no stream of the caller's.
+    Code can only reach a device thread through a backward. It starts from a new thread, to be independent of the
+    caller's modes, sequence numbers and streams.
     """
 
     def run() -> None:
@@ -64,4 +64,4 @@ def visit(tasks: list[tuple[torch.device, Callable[[], object]]]) -> None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_TIMEOUT)

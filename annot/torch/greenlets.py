@@ -1,4 +1,4 @@
-"""Greenlets: several calls that take turns on one thread, as under gevent and in SQLAlchemy's asyncio."""
+"""Support for greenlets: calls that take turns on one thread, as in gevent and in SQLAlchemy's asyncio extension."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 import wrapt
 
 from annot import native
-from annot.weak import WeakKeys
+from annot.util.weak_keys import WeakKeys
 
-__all__ = ["are_there", "follow_switches", "own_current", "watch"]
+__all__ = ["follow_switches", "imported", "own_current", "watch"]
 
 T = TypeVar("T")
 
@@ -19,16 +19,16 @@ _greenlet: Any = None
 _thread: Final = threading.local()
 
 on_switch: Callable[[], object] | None = None
-"""What is called when a thread goes on with another greenlet, while a block is open."""
+"""Callback for each switch of a thread to another greenlet, while a block is open."""
 
 
-def are_there() -> bool:
-    """Return whether somebody has imported greenlet."""
+def imported() -> bool:
+    """Return whether the program has imported greenlet."""
     return _greenlet is not None
 
 
 def own_current(notes: type[T]) -> type[T]:
-    """Return a class of notes whose attribute `current` is one per greenlet; `notes` where nobody imports greenlet."""
+    """Return a subclass of `notes` with one `current` per greenlet, or `notes` itself if greenlet is not imported."""
     if _greenlet is None:
         return notes
     running = _greenlet.getcurrent
@@ -53,7 +53,7 @@ def own_current(notes: type[T]) -> type[T]:
 
 
 def follow_switches() -> None:
-    """Call `on_switch` after each switch of this thread, and then what traces switches already."""
+    """Call `on_switch` after each switch of this thread, and then the tracer that was set before."""
     if _greenlet is None or getattr(_thread, "tracers", None) is not None:
         return
     before = _greenlet.gettrace()
@@ -69,7 +69,7 @@ def follow_switches() -> None:
 
 
 def watch(note: Callable[[], object] | None) -> None:
-    """Call `note` after each switch from now on; None: nothing. On other threads a tracer stays that does nothing."""
+    """Set the callback for switches, or None to remove it. On other threads the tracer stays set, but does nothing."""
     global on_switch
     on_switch = note
     if note is not None:
@@ -84,7 +84,7 @@ def watch(note: Callable[[], object] | None) -> None:
 def _follow(greenlet: Any) -> None:
     global _greenlet
     _greenlet = greenlet
-    fast = native.fast()
+    fast = native.emitter()
     if fast is not None:
         fast.watch_greenlets(greenlet.getcurrent)
     if on_switch is not None:

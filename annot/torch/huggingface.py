@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a callback that puts ranges around all that it does with a model."""
+"""Callback for the Hugging Face Trainer: ranges around training and evaluation of a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["AnnotTrainerCallback"]
 
 
 class AnnotTrainerCallback(TrainerCallback):
-    """Ranges for a `transformers.Trainer`: layers, epochs, optimizer steps as batches, waits for data, evaluation.
+    """Ranges for a `transformers.Trainer`: layers, epochs, batches, waits for data and evaluation.
 
-    ``Batch 12`` is what leads to one step of the optimizer, with all that is accumulated for it; an evaluation while
-    the model trains is ``Epoch evaluate 0``. The trainer tells nobody that training failed: what was open then is
-    closed when the next training begins, the callback goes, or the process ends. For `evaluate` and `predict`
-    without training, put `annot.emit_ranges` around them.
+    ``Batch 12`` covers one optimizer step, including all accumulated batches. An evaluation during training is
+    ``Epoch evaluate 0``. The trainer does not report a failed training to its callbacks: ranges that are open then
+    close when the next training begins, the callback is deleted, or the process exits. For `evaluate` and `predict`
+    without training, use `annot.emit_ranges` around them.
 
     Args:
-        options: those of `annot.torch.emit_ranges`.
+        options: keyword arguments of `annot.torch.emit_ranges`.
 
     Example:
         >>> import annot.torch  # doctest: +SKIP
@@ -33,21 +33,23 @@ class AnnotTrainerCallback(TrainerCallback):
         self._evaluations = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Emit the ranges of the model until training ends."""
+        """Emit ranges of the model until training ends."""
         self._evaluations = 0
         self._ranges.enter(kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close all."""
+        """Close all ranges."""
         self._ranges.close()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin an epoch."""
         self._ranges.end("epoch", "evaluate")
-        self._ranges.begin("epoch", int((state.epoch or 0) + 1e-6))  # a sum of fractions
+        self._ranges.begin(
+            "epoch", int((state.epoch or 0) + 1e-6)
+        )  # epoch is a sum of fractions: correct its rounding error
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the epoch; an evaluation may follow."""
+        """End the epoch. An evaluation may follow."""
         self._ranges.end("step")
         self._ranges.end("epoch")
         self._may_evaluate(control)
@@ -58,7 +60,7 @@ class AnnotTrainerCallback(TrainerCallback):
         self._ranges.begin("step", state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the batch; an evaluation may follow."""
+        """End the batch. An evaluation may follow."""
         self._ranges.end("step")
         self._may_evaluate(control)
 

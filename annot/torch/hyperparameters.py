@@ -1,4 +1,4 @@
-"""What of a module its ranges say beside shapes: the few numbers that its work depends on."""
+"""Hyperparameters in the ranges of a module: those that determine its FLOPs and memory traffic."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.loss import _Loss
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _LPPoolNd, _MaxPoolNd
 
-from annot import tag
-from annot.hyperparameters import ALWAYS, Arguments, Said, spelt
+from annot.labels import tag
+from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
 
 __all__ = ["gradients", "hyperparameters"]
 
 
 def _has(name: str) -> Callable[[Any], bool]:
-    """Whether a module has a parameter; it is not fetched, for a parametrized one would be computed."""
+    """Return a test for a parameter. It avoids getattr, which would compute a parametrized one."""
 
     def has(module: Any) -> bool:
         if vars(module).get(name, module._parameters.get(name)) is not None:
@@ -35,20 +35,20 @@ def _dtype(module: Any) -> str:
     return tag.short_dtype(str(torch.get_default_dtype() if weight is None else weight.dtype))
 
 
-_BIAS: Final[Said] = ("bias", _has("bias"), True)
-_WINDOW: Final[tuple[Said, ...]] = (
+_BIAS: Final[Hyperparameter] = ("bias", _has("bias"), True)
+_WINDOW: Final[tuple[Hyperparameter, ...]] = (
     ("kernel", "kernel_size", ALWAYS), ("stride", "stride", 1), ("padding", "padding", 0), ("dilation", "dilation", 1),
     ("ceil", "ceil_mode", False),
 )  # fmt: skip
-_RECURRENT: Final[tuple[Said, ...]] = (
+_RECURRENT: Final[tuple[Hyperparameter, ...]] = (
     ("hidden", "hidden_size", ALWAYS), ("layers", "num_layers", 1), ("bidirectional", "bidirectional", False),
     ("proj", "proj_size", 0), ("batch_first", "batch_first", False), ("bias", "bias", True),
 )  # fmt: skip
-_TABLE: Final[tuple[Said, ...]] = (("num", "num_embeddings", ALWAYS), ("dim", "embedding_dim", ALWAYS))
-_AFFINE: Final[Said] = ("affine", _has("weight"), True)
-_ADAPTIVE: Final[tuple[Said, ...]] = (("out", "output_size", ALWAYS),)
+_TABLE: Final[tuple[Hyperparameter, ...]] = (("num", "num_embeddings", ALWAYS), ("dim", "embedding_dim", ALWAYS))
+_AFFINE: Final[Hyperparameter] = ("affine", _has("weight"), True)
+_ADAPTIVE: Final[tuple[Hyperparameter, ...]] = (("out", "output_size", ALWAYS),)
 
-_FAMILIES: Final[dict[type[nn.Module], tuple[Said, ...]]] = {
+_FAMILIES: Final[dict[type[nn.Module], tuple[Hyperparameter, ...]]] = {
     _ConvNd: (
         ("out", "out_channels", ALWAYS), ("kernel", "kernel_size", ALWAYS), ("stride", "stride", 1),
         ("padding", "padding", 0), ("output_padding", "output_padding", 0), ("dilation", "dilation", 1),
@@ -84,20 +84,20 @@ _FAMILIES: Final[dict[type[nn.Module], tuple[Said, ...]]] = {
     nn.Upsample: (("size", "size", None), ("scale", "scale_factor", None), ("mode", "mode", "nearest")),
     _Loss: (("reduction", "reduction", "mean"),),
 }  # fmt: skip
-"""What the modules of PyTorch say, by class; a subclass says what the nearest of these does."""
+"""Hyperparameters by module class of PyTorch. A subclass has those of the first matching class."""
 
 _WITHOUT_GRADIENT: Final = (nn.Embedding, nn.EmbeddingBag)
 
 
 def hyperparameters(module: nn.Module | None, shown_as: str) -> Arguments:
-    """Return what the ranges of a module say beside shapes; nothing of a class whose work is not known.
+    """Return the hyperparameters of a module. Empty for a class whose computation is unknown.
 
-    A class of somebody's own that computes as one of PyTorch's says which one: ``base=Conv2d``. One with a
-    `forward` of its own may compute anything.
+    A user-defined subclass that inherits `forward` from a class of PyTorch names that class: ``base=Conv2d``. The
+    computation of a subclass that overrides `forward` is unknown.
 
     Args:
-        module: the module; None: it is gone.
-        shown_as: the class name that its ranges have.
+        module: the module. None: it has been deleted.
+        shown_as: class name in its ranges.
 
     Example:
         >>> hyperparameters(nn.Conv2d(3, 64, 11, stride=4, bias=False), "Conv2d")
@@ -106,16 +106,16 @@ def hyperparameters(module: nn.Module | None, shown_as: str) -> Arguments:
     known = _known(module)
     if module is None or known is None:
         return ()
-    family = next((said for cls, said in _FAMILIES.items() if issubclass(known, cls)), ())
+    family = next((parameters for cls, parameters in _FAMILIES.items() if issubclass(known, cls)), ())
     based = (("base", known.__name__),) if known.__name__ != shown_as else ()
-    return (*based, *spelt(module, family))
+    return (*based, *hyperparameter_values(module, family))
 
 
 def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Arguments:
-    """Return what the backward range of a module says if it has not both gradients to compute.
+    """Return the hyperparameter `grad` of a module whose backward computes only one of its two gradients.
 
-    ``grad=weight``: the tensors that came in need none, as those of the first layer; ``grad=input``: its weights
-    are frozen. Nothing can be known of a call without gradients: a later one, of the same shapes, may have them.
+    ``grad=weight``: its input tensors do not require gradients, as in the first layer. ``grad=input``: its weights are
+    frozen. The result is empty if gradients are disabled, because a later call with the same shapes may enable them.
 
     Example:
         >>> gradients(nn.Linear(3, 4), [torch.zeros(2, 3)])
@@ -132,10 +132,10 @@ def gradients(module: nn.Module | None, tensors: Iterable[torch.Tensor]) -> Argu
 
 
 def _known(module: nn.Module | None) -> type[nn.Module] | None:
-    """Return the class of PyTorch that computes what `module` does."""
+    """Return the class of PyTorch whose `forward` the module runs, or None."""
     own = type(module)
     cls: Any = next((cls for cls in own.__mro__ if cls.__module__.startswith("torch.nn.modules.")), None)
-    # What torch.compile wraps around a module has no forward of its own, and so that of all modules.
+    # OptimizedModule of torch.compile inherits the forward of nn.Module.
     if cls in (None, nn.Module) or getattr(own, "forward", None) is not cls.forward:
         return None
     lazy = getattr(module, "cls_to_become", None)

@@ -1,4 +1,4 @@
-"""Lightning: a callback that puts ranges around all that a `Trainer` does with a model, and a profiler."""
+"""Callback and profiler for Lightning: ranges around the stages, epochs, batches and actions of a `Trainer`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib
 import sys
 from typing import Any, Final
 
-from annot import emit, tag
+from annot.emit import client
+from annot.labels import tag
 from annot.torch.trainers import TrainerRanges
 
 __all__ = ["AnnotCallback", "AnnotProfiler"]
@@ -15,7 +16,7 @@ _PACKAGES: Final = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _package() -> Any:
-    """Return the Lightning that the program uses: it comes as two packages whose classes are not the same."""
+    """Return the Lightning package that the program uses. Its two packages define different classes."""
     used = next((name for name in _PACKAGES if name in sys.modules), None)
     if used is not None:
         return sys.modules[used]
@@ -31,13 +32,13 @@ _Profiler: Any = importlib.import_module(f"{_lightning.__name__}.profilers").Pro
 
 
 class AnnotCallback(_Callback):
-    """Ranges for a `Trainer`: layers, epochs, batches, waits for data, for training and the other stages.
+    """Ranges for a `Trainer`: layers, epochs, batches and waits for data, in training and the other stages.
 
-    A batch of training is ``Batch 12``, one of validation ``Batch validate 3``; alike for ``test`` and ``predict``.
-    Nothing stays behind when the trainer is done, however it ends.
+    A training batch is ``Batch 12``, a validation batch ``Batch validate 3``. The stages ``test`` and ``predict`` are
+    named alike. All ranges and patches are removed when the trainer finishes or fails.
 
     Args:
-        options: those of `annot.torch.emit_ranges`.
+        options: keyword arguments of `annot.torch.emit_ranges`.
 
     Example:
         >>> import lightning, annot.torch  # doctest: +SKIP
@@ -49,15 +50,15 @@ class AnnotCallback(_Callback):
         self._ranges = TrainerRanges(options)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Emit the ranges of the model until the trainer is done."""
+        """Emit ranges of the model until the trainer is done."""
         self._ranges.enter(pl_module)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Close all."""
+        """Close all ranges."""
         self._ranges.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close all."""
+        """Close all ranges."""
         self._ranges.close()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -73,61 +74,61 @@ class AnnotCallback(_Callback):
         self._ranges.end("step")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the epoch, and a batch that the trainer gave up."""
+        """End the epoch, and a batch that the trainer abandoned."""
         self._end_epoch("")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a round of validation."""
+        """Begin a validation epoch."""
         self._ranges.begin("epoch", trainer.current_epoch, "validate")
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Begin a batch of validation."""
+        """Begin a validation batch."""
         self._ranges.begin("step", batch_idx, "validate")
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """End the batch of validation."""
+        """End the validation batch."""
         self._ranges.end("step", "validate")
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the round of validation."""
+        """End the validation epoch."""
         self._end_epoch("validate")
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a test."""
+        """Begin a test epoch."""
         self._ranges.begin("epoch", trainer.current_epoch, "test")
 
     def on_test_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Begin a batch of the test."""
+        """Begin a test batch."""
         self._ranges.begin("step", batch_idx, "test")
 
     def on_test_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """End the batch of the test."""
+        """End the test batch."""
         self._ranges.end("step", "test")
 
     def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the test."""
+        """End the test epoch."""
         self._end_epoch("test")
 
     def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to predict."""
+        """Begin a prediction epoch."""
         self._ranges.begin("epoch", trainer.current_epoch, "predict")
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Begin a batch to predict."""
+        """Begin a prediction batch."""
         self._ranges.begin("step", batch_idx, "predict")
 
     def on_predict_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """End the batch to predict."""
+        """End the prediction batch."""
         self._ranges.end("step", "predict")
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """End predicting."""
+        """End the prediction epoch."""
         self._end_epoch("predict")
 
     def _end_epoch(self, stage: str) -> None:
@@ -136,10 +137,9 @@ class AnnotCallback(_Callback):
 
 
 class AnnotProfiler(_Profiler):
-    """A range for each action of a `Trainer`, such as ``run_training_batch``, by its name.
+    """Profiler with a range for each action of a `Trainer`, such as ``run_training_batch``.
 
-    It needs no callback, and goes together with one. Actions are not nested strictly, so their ranges are started
-    and ended, not pushed and popped.
+    It works with and without `AnnotCallback`. Actions may overlap, so the ranges are start/end ranges.
 
     Example:
         >>> import lightning, annot.torch  # doctest: +SKIP
@@ -151,20 +151,20 @@ class AnnotProfiler(_Profiler):
         self._started: dict[str, list[Any]] = {}
 
     def start(self, action_name: str) -> None:
-        """Start the range of an action."""
-        if emit.enabled():
-            event = emit.event(tag.format(tag.Tag(layer=action_name)), category="lightning")
-            self._started.setdefault(action_name, []).append(emit.start(event))
+        """Open the range of an action."""
+        if client.enabled():
+            event = client.event(tag.format(tag.Tag(layer=action_name)), category="lightning")
+            self._started.setdefault(action_name, []).append(client.start(event))
 
     def stop(self, action_name: str) -> None:
-        """End the range of the action; one that never started is left alone, as Lightning's own profilers do."""
+        """Close the range of an action. An action that was not started is ignored, as in Lightning's profilers."""
         started = self._started.get(action_name)
         if started:
-            emit.end(started.pop())
+            client.end(started.pop())
 
     def teardown(self, stage: str | None) -> None:
-        """End what an exception has left open."""
+        """Close the ranges that an exception has left open."""
         for started in self._started.values():
             while started:
-                emit.end(started.pop())
+                client.end(started.pop())
         super().teardown(stage=stage)

@@ -1,4 +1,4 @@
-"""How much memory each layer's range takes: its change and its peak, as marks inside the range."""
+"""Memory of each layer: marks inside its range with the change and the peak of the memory in use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from annot import emit, memory_text
-from annot.locks import fork_safe
+from annot.emit import client
+from annot.labels import memory_marks
+from annot.util.locks import fork_safe
 
 __all__ = ["Counter", "CudaCounter", "Meter", "RssCounter", "counter_for"]
 
@@ -17,19 +18,19 @@ _STATM: Final = "/proc/self/statm"
 
 
 class Counter(Protocol):
-    """Where the figures come from."""
+    """Source of memory figures."""
 
     source: str
-    """As `annot.memory_text` names it."""
+    """Name of the source in `annot.labels.memory_marks`."""
 
     def read(self) -> tuple[int, int]:
-        """Return the bytes in use now, and the most since the last call."""
+        """Return the bytes in use now, and their peak since the last call."""
 
 
 class CudaCounter:
-    """What PyTorch's allocator has given out on one device; asking it waits for nothing.
+    """Memory allocated by PyTorch's caching allocator on one device. A read does not synchronize.
 
-    It keeps one peak for all, which begins anew at each call: ``torch.cuda.max_memory_allocated`` does so, too.
+    The allocator keeps one peak, and each read resets it. This also resets ``torch.cuda.max_memory_allocated``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,44 +38,44 @@ class CudaCounter:
         self.source = f"cuda:{self._device}"
 
     def read(self) -> tuple[int, int]:
-        """Return the bytes in use now, and the most since the last call."""
+        """Return the bytes in use now, and their peak since the last call."""
         stats = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
         torch.cuda.memory.reset_peak_memory_stats(self._device)
-        of_all = stats.get("allocated_bytes", {}).get("all", {})
-        return of_all.get("current", 0), of_all.get("peak", 0)
+        allocated = stats.get("allocated_bytes", {}).get("all", {})
+        return allocated.get("current", 0), allocated.get("peak", 0)
 
 
 class RssCounter:
-    """The resident memory of this process; it knows no peak but what it sees when it is read."""
+    """Resident memory of this process. Its peak is the maximum over the reads."""
 
-    source = memory_text.RSS
+    source = memory_marks.RSS
     _page = os.sysconf("SC_PAGE_SIZE")
 
     def read(self) -> tuple[int, int]:
-        """Return the bytes in use now, twice."""
+        """Return the bytes in use now, for the current value and for the peak."""
         with open(_STATM, "rb", buffering=0) as file:
             now = int(file.read(128).split()[1]) * self._page
         return now, now
 
 
 def counter_for(model: torch.nn.Module) -> Counter | None:
-    """Return the counter for where the model is now; None, with a warning, if its figures cannot be had."""
+    """Return the counter for the model's device, or None, with a warning, if memory cannot be measured."""
     tensors = (tensor for group in (model.parameters(), model.buffers()) for tensor in group)
     device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
-    if not emit.attached():
-        emit.warn_once("memory=True needs an NVTX tool; for torch.profiler alone there is its profile_memory=True")
+    if not client.attached():
+        client.warn_once("memory=True needs an NVTX tool. With torch.profiler, use its profile_memory=True")
     elif device is not None:
-        emit.warn_once("memory=True starts the peak of torch.cuda.max_memory_allocated anew at every range")
+        client.warn_once("memory=True resets the peak of torch.cuda.max_memory_allocated at every range")
         return CudaCounter(device)
     elif os.path.exists(_STATM):
         return RssCounter()
     else:
-        emit.warn_once("memory=True: this system does not say how much memory a process has")
+        client.warn_once(f"memory=True cannot measure the memory of this process: {_STATM} does not exist")
     return None
 
 
 class _Open:
-    """A range that is open: the memory at its start, the most since, and how many ranges lie around it."""
+    """Open range: memory at its start, peak memory since then, and its nesting depth."""
 
     __slots__ = ("depth", "peak", "start")
 
@@ -84,37 +85,39 @@ class _Open:
 
 
 class Meter:
-    """Opens and closes ranges in the place of `emit.push` and `emit.pop`, and says what each took.
+    """Replacement for `client.push` and `client.pop` that emits the memory marks of each range.
 
-    The counter's peak starts anew at every boundary, so what was read there is handed on: to the innermost range
-    of every thread, for memory is common to all, and from each range to the one around it when it closes.
+    Each read resets the peak of the counter, so every peak is passed on: a read updates the innermost range of every
+    thread, because threads share the memory, and a range that closes updates its parent.
 
     Args:
-        counter: where the figures come from.
+        counter: source of the figures.
     """
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._texts = memory_text.text_of("change", counter.source), memory_text.text_of("peak", counter.source)
+        self._texts = memory_marks.text_of("change", counter.source), memory_marks.text_of("peak", counter.source)
         self._lock = fork_safe()
-        self._open: dict[int, list[_Open]] = {}  # by thread; autograd's pool threads lose what is local to them
+        self._open: dict[
+            int, list[_Open]
+        ] = {}  # by thread id: pool threads of autograd lose their threading.local between tasks
 
     def push(self, event: Any) -> None:
         """Open the range of `event` on this thread."""
         with self._lock:
             opened = self._open.setdefault(threading.get_ident(), [])
-            depth = emit.depth()
-            while opened and opened[-1].depth >= depth:  # somebody else has closed it
+            depth = client.depth()
+            while opened and opened[-1].depth >= depth:  # other code has closed it
                 opened.pop()
             opened.append(_Open(self._read(), depth))
-        emit.push(event)
+        client.push(event)
 
     def pop(self) -> None:
-        """Say what the range that this thread opened last took, and close it."""
+        """Emit the memory marks of the range that this thread opened last, and close it."""
         try:
             self._close()
         finally:
-            emit.pop()
+            client.pop()
 
     def _close(self) -> None:
         with self._lock:
@@ -128,7 +131,7 @@ class Meter:
                 self._open.pop(ident, None)
         if closed is not None:
             for text, value in zip(self._texts, (now - closed.start, closed.peak), strict=True):
-                emit.mark(emit.event(text, category=memory_text.CATEGORY, payload=value))
+                client.mark(client.event(text, category=memory_marks.CATEGORY, payload=value))
 
     def _read(self) -> int:
         now, peak = self._counter.read()

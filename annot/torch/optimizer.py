@@ -1,4 +1,4 @@
-"""A range around every optimizer step."""
+"""Ranges around optimizer steps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import wrapt
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from annot import emit
+from annot.emit import client
+from annot.torch.optimizer_events import UpdateEvents
 from annot.torch.patches import Patches
-from annot.torch.updates import UpdateEvents
 
 __all__ = ["OptimizerSteps", "subclasses"]
 
@@ -28,24 +28,24 @@ _is_compiling: Final = torch.compiler.is_dynamo_compiling
 class OptimizerSteps:
     """Ranges around `step` of every optimizer, from `install` to `remove`.
 
-    PyTorch puts its own wrapper on the `step` of a class when the first optimizer of that class is made. Ours goes
-    around that one. A learning-rate scheduler that was made earlier calls PyTorch's wrapper directly; there the
-    hooks of the step open the range instead.
+    PyTorch wraps the `step` of a class when the first optimizer of that class is created. The wrapper of annot goes
+    around that one. A learning-rate scheduler created before `install` calls PyTorch's wrapper directly. In that case
+    the step hooks open the range.
 
-    If a step gets a closure, which is forward and backward, as from Lightning, the range begins when the closure
-    returns, and is interrupted by further calls of it.
+    A step may get a closure that runs forward and backward, for example from Lightning. The range then opens when the
+    closure returns. Further calls of the closure close it and open it again.
     """
 
     def __init__(self) -> None:
         self._patches = Patches()
-        self._stand_ins: list[Any] = []
+        self._wrappers: list[Any] = []
         self._thread = threading.local()
-        self._open: dict[int, Any] = {}  # what the hooks opened, by thread
+        self._open: dict[int, Any] = {}  # ranges opened by the hooks, by thread id
         self._live = True
         self._events = UpdateEvents()
 
     def install(self) -> None:
-        """Patch every optimizer class that is in use, and those that come into use later."""
+        """Patch every optimizer class that is in use now or used later."""
         for cls in subclasses(Optimizer):
             self._patch(cls)
         original = vars(Optimizer)["_patch_step_function"]
@@ -55,29 +55,29 @@ class OptimizerSteps:
         register_optimizer_step_post_hook(self._after_step)
 
     def remove(self) -> None:
-        """Put everything back, in reverse order."""
+        """Restore all attributes in reverse order."""
         self._live = False
-        # By value: an interrupt may keep `install` from learning the handle of a hook.
+        # By value: `install` loses the handle of a hook if an interrupt comes before the assignment.
         for hooks, ours in ((_before, self._before_step), (_after, self._after_step)):
             for key in [key for key, hook in dict(hooks).items() if hook == ours]:
                 del hooks[key]
-        while self._open:  # other threads may be amid a step
-            emit.end(self._open.popitem()[1])
+        while self._open:  # other threads may be inside a step
+            client.end(self._open.popitem()[1])
         self._patches.undo()
 
     def _patch(self, cls: type) -> None:
         step = vars(cls).get("step")
-        if getattr(step, "hooked", False) and all(ours is not step for ours in self._stand_ins):
-            self._stand_ins.append(self._stand_in(step))
-            self._patches.replace(cls, "step", self._stand_ins[-1])
+        if getattr(step, "hooked", False) and all(wrapper is not step for wrapper in self._wrappers):
+            self._wrappers.append(self._wrap(step))
+            self._patches.replace(cls, "step", self._wrappers[-1])
 
     def _on_first_use(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         self._patch(type(instance))
         return result
 
-    def _stand_in(self, original: Any) -> Any:
-        # A plain function: a scheduler takes `step.__func__`, and of a wrapper of wrapt that is the original.
+    def _wrap(self, original: Any) -> Any:
+        # A plain function: schedulers read `step.__func__`, and a wrapt wrapper returns the original there.
         @functools.wraps(original)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or not self._live:
@@ -90,17 +90,17 @@ class OptimizerSteps:
         active = self._active()
         if id(optimizer) in active:
             return original(optimizer, *args, **kwargs)
-        depth, event, ident = emit.depth(), self._events.of(optimizer), id(optimizer)
-        wrapped = _with_closure((optimizer, *args), kwargs, lambda: emit.pop_to(depth), lambda: emit.push(event))
+        depth, event, ident = client.depth(), self._events.of(optimizer), id(optimizer)
+        wrapped = _with_closure((optimizer, *args), kwargs, lambda: client.pop_to(depth), lambda: client.push(event))
         try:
             active.add(ident)
             if wrapped is None:
-                emit.push(event)
+                client.push(event)
                 return original(optimizer, *args, **kwargs)
             return original(*wrapped[0], **wrapped[1])
         finally:
             try:
-                emit.pop_to(depth)
+                client.pop_to(depth)
             finally:
                 active.discard(ident)
 
@@ -113,7 +113,7 @@ class OptimizerSteps:
 
         def open_range() -> None:
             if self._live:
-                self._open[threading.get_ident()] = emit.start(self._events.of(optimizer))
+                self._open[threading.get_ident()] = client.start(self._events.of(optimizer))
 
         wrapped = _with_closure(args, kwargs, self._close_stale, open_range)
         if wrapped is None:
@@ -125,10 +125,10 @@ class OptimizerSteps:
             self._close_stale()
 
     def _close_stale(self) -> None:
-        """Close the range that the hooks opened; the second hook does not run when a step raises."""
+        """Close the range that the hooks opened. The post hook does not run if a step raises."""
         opened = self._open.pop(threading.get_ident(), None)
         if opened is not None:
-            emit.end(opened)
+            client.end(opened)
 
     def _active(self) -> set[int]:
         try:
@@ -139,7 +139,7 @@ class OptimizerSteps:
 
 
 def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Callable[[], None]) -> Any:
-    """Return the arguments of a step, whose closure calls `before` and `after` too; None if there is no closure."""
+    """Return the arguments of a step with `before` and `after` around the closure, or None without a closure."""
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not callable(closure):
         return None
@@ -154,7 +154,7 @@ def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
 
 
 def subclasses(cls: type) -> Iterator[type]:
-    """Yield the subclasses of a class, however far down; one may come several times."""
+    """Yield all direct and indirect subclasses of a class, possibly with duplicates."""
     children: list[type] = cls.__subclasses__()
     for child in children:
         yield child

@@ -1,4 +1,4 @@
-"""The replicas that DataParallel makes of a model for each forward: their ranges are those of the original."""
+"""Replicas of DataParallel: the copies of a model for each forward have the ranges of the original."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from annot.torch.module_sites import Sites
 from annot.torch.patches import Patches
-from annot.torch.sites import Sites
 
 __all__ = ["install"]
 
 
 def install(patches: Patches, sites: Sites) -> None:
-    """Give every replica of a module with a site a site that says the same."""
+    """Patch the replication so that each replica gets a copy of the site of its module."""
     original: Any = torch.nn.Module._replicate_for_data_parallel
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""What the callbacks of trainers share: ranges that begin in one call and end in another."""
+"""Base of the trainer callbacks: ranges that open in one callback and close in another."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from annot.open_ranges import OpenRanges
-from annot.tag import Phase
+from annot.emit.open_ranges import OpenRanges
+from annot.labels.tag import Phase
 from annot.torch.ranges import emit_ranges
 
 __all__ = ["TrainerRanges"]
 
 
 class TrainerRanges(OpenRanges):
-    """The ranges that a trainer has open: layers of its model, epochs and batches.
+    """Open ranges of a trainer: layers of its model, epochs and batches.
 
-    A copy has nothing open.
+    A copy or a pickle has the options, but no open ranges.
 
     Args:
-        options: those of `annot.torch.emit_ranges`.
+        options: keyword arguments of `annot.torch.emit_ranges`.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -30,12 +30,12 @@ class TrainerRanges(OpenRanges):
         return TrainerRanges, (self._options,)
 
     def enter(self, model: torch.nn.Module) -> None:
-        """Close what is open, and emit the ranges of a model until `close`."""
+        """Close all open ranges, and emit ranges of a model until `close`."""
         self.close()
         self._enter("model", emit_ranges(model, **self._options))
 
     def begin(self, phase: Phase, number: int, stage: str = "") -> None:
-        """Begin an epoch or batch of the model that was entered; one of the same stage that is still open ends."""
+        """Open the range of an epoch or batch if a model is entered. An open one of the same stage closes first."""
         self.end(phase, stage)
         if self._open:
             super().begin(phase, number, stage)

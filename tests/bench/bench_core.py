@@ -79,8 +79,8 @@ def measure_import() -> None:
 
 def measure_recorder() -> None:
     """Compare ranges under the recorder with ranges under the null tool, in fresh processes, in turn."""
-    from annot.collect.export import assemble
     from annot.native import recorder_library
+    from annot.read.recording.export import assemble
 
     library = recorder_library()
     if library is None:
@@ -113,14 +113,14 @@ def emit_many() -> None:
     """Open and close many ranges of a few texts; print the microseconds of one."""
     import time
 
-    from annot import emit
+    from annot.emit import client
 
-    emit.enabled()
-    events = [emit.event(f"layer{number} Linear [8,8]f32 |fwd", category="forward") for number in range(20)]
+    client.enabled()
+    events = [client.event(f"layer{number} Linear [8,8]f32 |fwd", category="forward") for number in range(20)]
     begin = time.perf_counter()
     for event in itertools.islice(itertools.cycle(events), RANGES):
-        emit.push(event)
-        emit.pop()
+        client.push(event)
+        client.pop()
     print((time.perf_counter() - begin) / RANGES * 1e6)
 
 

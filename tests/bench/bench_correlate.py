@@ -17,7 +17,7 @@ from pathlib import Path
 
 from large_profile import write_profile
 
-from annot.collect.tools import find_nsys
+from annot.util.installed_tools import find_nsys
 
 ANNOT = (sys.executable, "-m", "annot", "report")
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from annot.collect.tools import Nsys, find_nsys
+from annot.util.installed_tools import Nsys, find_nsys
 
 RANGES: Final = 22_000
 DEPTH: Final = 1_000
@@ -22,8 +22,8 @@ KERNELS: Final = 1_000
 WANTED: Final = 20
 REPORT: Final = """
 import sys
-from annot.correlate.nsight import nvtx_gpu_proj_trace
-from annot.read.nsight_activity import read_activity
+from annot.attribution.nsight_rule.tables import nvtx_gpu_proj_trace
+from annot.read.nsys.activity import read_activity
 sys.stdout.write(nvtx_gpu_proj_trace(read_activity(sys.argv[1])).write_csv())
 """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from harness import build_null_tool, child_environment, report
 
 from annot import native
-from annot.collect.export import assemble
+from annot.read.recording.export import assemble
 
 RANGES, BLOCKS, ROUNDS = 200_000, 5, 5
 PYTHON = """

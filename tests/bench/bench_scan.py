@@ -19,7 +19,7 @@ from typing import Final
 import polars as pl
 from harness import MODES, child_environment, mode, report
 
-from annot.correlate import sweep
+from annot.attribution import column_ops
 from annot.read.sqlite import open_database
 
 RANGES: Final = 400_000
@@ -94,12 +94,12 @@ def _correlate(ranges: pl.DataFrame, launches: pl.DataFrame, kernels: pl.DataFra
     threads = pl.concat([ranges["globalTid"], launches["globalTid"]]).unique()
     thread, calls = _codes(ranges["globalTid"], threads), _codes(launches["globalTid"], threads)
     end = ranges["end"].fill_null(2**62)
-    rows = sweep.order(thread, ranges["start"], end)
+    rows = column_ops.order(thread, ranges["start"], end)
     thread, start, end = (column.gather(rows) for column in (thread, ranges["start"], end))
-    parent, _ = sweep.parents(thread, end)
-    sweep.paths(parent, ranges["textId"].fill_null(0).gather(rows).cast(pl.Int32))
-    owners = sweep.Tree(thread, start, end, parent).owners(calls, launches["start"], launches["end"])
-    table = sweep.LaunchTable()
+    parent, _ = column_ops.parents(thread, end)
+    column_ops.paths(parent, ranges["textId"].fill_null(0).gather(rows).cast(pl.Int32))
+    owners = column_ops.Tree(thread, start, end, parent).owners(calls, launches["start"], launches["end"])
+    table = column_ops.LaunchTable()
     table.put(pl.zeros(launches.height, pl.Int32, eager=True), launches["correlationId"], owners, owners)
     table.get(pl.zeros(kernels.height, pl.Int32, eager=True), kernels["correlationId"])
     return ranges.height + launches.height

@@ -34,7 +34,7 @@ Variant = Callable[[], AbstractContextManager[object]]
 """Enters the state in which the calls are timed."""
 
 MODES: Mapping[str, dict[str, str]] = {"native": {}, "python": {"ANNOT_DISABLE_NATIVE": "1"}}
-"""Environment that selects the C parts of annot, or their Python twins."""
+"""Environment that selects the C parts of annot, or their Python fallback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 def mode() -> str:
     """Return which implementation this process uses: ``native`` or ``python``."""
-    from annot import emit
+    from annot.emit import client
 
-    return "native" if emit.IS_NATIVE else "python"
+    return "native" if client.IS_NATIVE else "python"
 
 
 def run_in_modes(script: str, *, attached: bool = True) -> None:

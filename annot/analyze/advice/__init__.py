@@ -1,4 +1,4 @@
-"""What to try next: rules that look at a profile, each with its evidence and the very code or command."""
+"""Advice: rules that suggest changes to a training run, each with evidence and the code or command to use."""
 
 from __future__ import annotations
 

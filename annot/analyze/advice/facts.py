@@ -1,4 +1,4 @@
-"""What the rules of advice look at, worked out once and only if a rule asks."""
+"""Quantities that the advice rules use, computed once and on demand."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from functools import cached_property
 
 import polars as pl
 
-from annot.analyze.bottleneck import default_peaks
+from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.gpu_activities import KEY, device_idle
 from annot.analyze.idle import idle_calls, idle_time
-from annot.analyze.kernels import MATRIX, with_classes
-from annot.analyze.peaks import Peaks
-from annot.analyze.pieces import KEY, device_idle
+from annot.analyze.kernel_kinds import MATRIX, with_classes
+from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time
 from annot.analyze.step_work import step_work
-from annot.correlate import UNATTRIBUTED, Attribution, by_layer, by_step
-from annot.tag import Tag, parse
+from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
+from annot.labels.tag import Tag, parse
 
 __all__ = ["Advice", "Facts"]
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to try.
+    """A suggested change.
 
     Args:
-        rule: its name.
-        advice: what to do, in a sentence.
-        evidence: what in the profile speaks for it, in a sentence with the numbers.
-        code: what to write or to run.
-        saves: by which share the steps would be shorter at most, 0 to 1 of their wall-clock time without the warm-up;
-            see `annot.analyze.step_parts.parts_of`. 0: it saves nothing itself, but shows what would.
-        layers: those that it is about, those with the most time first; empty: the run.
+        rule: name of the rule.
+        advice: the change, as a sentence.
+        evidence: the numbers of the profile that support it, as a sentence without its full stop.
+        code: code to write or command to run.
+        saves: upper bound of the step time that the change saves, 0 to 1 of the wall-clock time of the steps without
+            warm-up; see `annot.analyze.step_parts.parts_of`. 0: the change saves no time, but shows where time goes.
+        layers: the affected layers, longest first; empty: the whole run.
     """
 
     rule: str
@@ -45,7 +45,7 @@ class Advice:
 
 
 class Facts:
-    """A profile, as the rules see it.
+    """Quantities of one profile for the advice rules.
 
     Args:
         attribution: the profile.
@@ -56,85 +56,88 @@ class Facts:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether a device worked in the steps, as far as the profile has times of what it did."""
+        """Whether the steps contain GPU activities with known times."""
         return bool(self.work["wall_ns"].sum() > 0)
 
     @cached_property
     def layers(self) -> pl.DataFrame:
-        """As `annot.correlate.by_layer` returns it."""
+        """The table of `annot.attribution.by_layer`."""
         return by_layer(self.attribution)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """As `annot.correlate.by_step` returns it, without warm-up if there is more."""
+        """The table of `annot.attribution.by_step` without warm-up steps, or all steps if all are warm-up."""
         steady = self.all_steps.filter(~pl.col("warmup").fill_null(False))
         return steady if steady.height else self.all_steps
 
     @cached_property
     def all_steps(self) -> pl.DataFrame:
-        """As `annot.correlate.by_step` returns it."""
+        """The table of `annot.attribution.by_step`."""
         return by_step(self.attribution)
 
     @cached_property
     def parts(self) -> Parts:
-        """As `annot.analyze.step_parts.parts_of` returns it."""
+        """The result of `annot.analyze.step_parts.parts_of`."""
         return parts_of(self.attribution)
 
     @cached_property
     def step_time(self) -> pl.DataFrame:
-        """As `annot.analyze.step_time.step_time` returns it."""
+        """The table of `annot.analyze.step_time.step_time`."""
         return step_time(self.attribution, self.parts)
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """What each of `annot.analyze.step_time.SHARES` takes of the time of the steps, 0 to 1."""
+        """Fraction of step time (0 to 1) of each of `annot.analyze.step_time.SHARES`."""
         return _of_wall(self.step_time, "share")
 
     @cached_property
     def idle(self) -> dict[str, float]:
-        """Which share of the time of the steps devices did nothing, by `annot.analyze.idle.CAUSES`."""
+        """Fraction of step time (0 to 1) in which devices are idle, by `annot.analyze.idle.CAUSES`."""
         return _of_wall(idle_time(self.attribution, self.parts), "cause")
 
     @cached_property
     def idle_calls(self) -> pl.DataFrame:
-        """As `annot.analyze.idle.idle_calls` returns it."""
+        """The table of `annot.analyze.idle.idle_calls`."""
         return idle_calls(self.attribution)
 
     @cached_property
     def wall_ns(self) -> int:
-        """How long the steps took, added over devices."""
-        places = self.step_time.unique(["process", "device"])
-        return int(places["wall_ns"].sum())
+        """Step time in ns, summed over devices."""
+        devices = self.step_time.unique(["process", "device"])
+        return int(devices["wall_ns"].sum())
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Work of the steps: layer, module, phase, name, calls, wall_ns, kernel, kind, library, matrix, tensor."""
+        """GPU activities of the steps.
+
+        Columns: layer, module, phase, name, calls, wall_ns, kernel, kind, library, matrix, tensor.
+        """
         names, keys = self.attribution.forest.keys.names, self.attribution.forest.nodes.keys
         rows = step_work(self.attribution, self.parts.windows)
         nodes = rows["node"].to_list()
         columns = [
-            pl.Series(part, [names[keys[node]][place] for node in nodes], pl.String) for place, part in enumerate(KEY)
+            pl.Series(part, [names[keys[node]][index] for node in nodes], pl.String) for index, part in enumerate(KEY)
         ]
         kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
         return kinds.drop("node").with_columns(*columns, matrix=pl.col("kind").is_in(MATRIX))
 
-    def share(self, which: pl.Expr) -> float:
-        """Return the share of the time of the steps in the rows of `work` for which something is true."""
-        return float(self.work.filter(which)["wall_ns"].sum() / self.wall_ns) if self.wall_ns else 0.0
+    def share(self, predicate: pl.Expr) -> float:
+        """Return the fraction of step time (0 to 1) that the rows of `work` matching a predicate take."""
+        return float(self.work.filter(predicate)["wall_ns"].sum() / self.wall_ns) if self.wall_ns else 0.0
 
-    def calls(self, which: pl.Expr) -> float:
-        """Return how many pieces of work in those rows of `work` a step has, or the run if it has no steps."""
-        return float(self.work.filter(which)["calls"].sum() / max(self.steps.height, 1))
+    def calls(self, predicate: pl.Expr) -> float:
+        """Return the number of matching GPU activities per step, or in the whole run without steps."""
+        return float(self.work.filter(predicate)["calls"].sum() / max(self.steps.height, 1))
 
-    def layers_of(self, which: pl.Expr, most: int = 5) -> list[str]:
-        """Return the layers with the most time in those rows of `work`."""
-        rows = self.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
+    def layers_of(self, predicate: pl.Expr, most: int = 5) -> list[str]:
+        """Return the layers with the most time in the rows of `work` matching a predicate."""
+        rows = self.work.filter(predicate & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
         sums = rows.group_by("layer").agg(pl.col("wall_ns").sum())
         return sums.sort("wall_ns", "layer", descending=[True, False])["layer"].head(most).to_list()
 
     @cached_property
     def idle_layers(self) -> list[str]:
-        """The layers on which devices waited most."""
+        """The layers with the most idle time before their GPU activities."""
         idle = device_idle(self.attribution)
         if idle is None:
             return []
@@ -144,13 +147,13 @@ class Facts:
 
     @cached_property
     def mean_kernel_ns(self) -> float:
-        """How long a kernel takes of the steps, in the mean."""
+        """Mean duration of a kernel in the steps, in ns."""
         kernels = self.work.filter("kernel")
         return int(kernels["wall_ns"].sum()) / max(int(kernels["calls"].sum()), 1)
 
     @cached_property
     def graphs(self) -> bool:
-        """Whether work is launched as CUDA graphs already."""
+        """Whether the run launches CUDA graphs."""
         source = self.attribution.source
         for block in source.launch_blocks() if source is not None else ():
             if "name" in block.columns and block["name"].cast(pl.String).str.contains("GraphLaunch").any():
@@ -159,13 +162,13 @@ class Facts:
 
     @cached_property
     def peaks(self) -> Peaks | None:
-        """Those of the device, as far as the profile tells."""
+        """Peaks of the busiest device; None: unknown."""
         return default_peaks(self.attribution)
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:
-        """What the ranges of the forward pass of each layer say."""
-        texts = self.attribution.forest.says.filter(pl.col("phase") == "forward")["text"]
+        """Parsed labels of the forward ranges of each layer."""
+        texts = self.attribution.forest.labels.filter(pl.col("phase") == "forward")["text"]
         found: dict[str, list[Tag]] = {}
         for text in texts:
             if (tag := parse(text)) is not None and tag.tensors:
@@ -174,7 +177,7 @@ class Facts:
 
 
 def _of_wall(table: pl.DataFrame, column: str) -> dict[str, float]:
-    """What each value of a column has of the wall-clock time of all devices."""
+    """Fraction of the wall-clock time of all devices, by value of a column."""
     wall = int(table.unique(["process", "device"])["wall_ns"].sum())
     sums = table.group_by(column).agg(pl.col("ns").sum())
     return defaultdict(float, {name: ns / wall for name, ns in sums.iter_rows() if wall})

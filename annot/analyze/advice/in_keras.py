@@ -1,4 +1,4 @@
-"""The same advice in the words of Keras and TensorFlow."""
+"""Advice for Keras and TensorFlow in place of PyTorch code."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _CODE: Final = {
     "optimizer": _XLA,
 }
 _ACTIONS: Final = {
-    "data_loading": "Load data in parallel, ahead of the step that needs it.",
-    "synchronous_copies": "Do not wait for the device inside a step: no .numpy() or print of a tensor, and several "
-    "steps at a time.",
-    "pageable_copies": "Copy batches to the device while the step before still runs.",
-    "host_bound": "Give devices several steps at a time: they wait for Python.",
-    "cuda_graphs": "Let XLA make few large kernels of each step: it is bound by launches.",
+    "data_loading": "Load data in parallel and prefetch it before the step needs it.",
+    "synchronous_copies": "Avoid waiting for the GPU inside a step: remove .numpy() and print(tensor), and run "
+    "several steps per call.",
+    "pageable_copies": "Copy batches to the GPU while the previous step still runs.",
+    "host_bound": "Run several steps per call: the GPU waits for Python.",
+    "cuda_graphs": "Compile each step with XLA into a few large kernels: the run is launch-bound.",
 }
-_NEEDLESS: Final = ("cudnn_benchmark",)
-"""TensorFlow lets cuDNN choose by itself."""
+_DEFAULTS: Final = ("cudnn_benchmark",)
+"""TensorFlow benchmarks the algorithms of cuDNN by default."""
 
 
 def is_keras(facts: Facts) -> bool:
-    """Return whether the layers are those of Keras, whose paths are joined by ``/`` and who have classes."""
+    """Return whether the layers belong to Keras: paths joined by ``/``, with a class."""
     keras = pl.col("layer").str.contains("/", literal=True) & (pl.col("module") != "")
     return facts.layers.filter(keras & pl.col("phase").is_in(["forward", "backward"])).height > 0
 
 
 def in_keras(advice: Advice) -> Advice | None:
-    """Return advice with what a user of Keras would write; None: Keras or TensorFlow does so anyway."""
-    if advice.rule in _NEEDLESS:
+    """Return the advice with code for Keras; None: Keras or TensorFlow does it by default."""
+    if advice.rule in _DEFAULTS:
         return None
     code = _CODE.get(advice.rule, advice.code)
     if advice.rule == "mixed_precision":

@@ -1,4 +1,4 @@
-"""Advice about what runs on a device."""
+"""Advice rules about kernels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts
-from annot.analyze.peaks import Peaks
+from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
-from annot.tag import Tag
+from annot.labels.tag import Tag
 
 __all__ = [
     "channels_last",
@@ -23,12 +23,12 @@ __all__ = [
 ]
 
 _LAYOUT: Final = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
-"""What cuDNN, MIOpen (`batched_transpose_…`) and TensorRT name the kernels that change the layout."""
+"""Names of layout conversion kernels in cuDNN, MIOpen (`batched_transpose_…`) and TensorRT."""
 _SHORT_NS: Final = 10_000
-"""A kernel shorter than this takes about as long to launch."""
+"""Launching a kernel takes about as long as this."""
 _LOW: Final = r"(?i)f16|fp16|half|hgemm|h884|h1688|h16816|bf16|bfloat|e4m3|e5m2|i8|int8"
 _SINGLE: Final = r"(?i)f32|fp32|float|sgemm|scudnn"
-"""What the names of kernels have that compute in 32 bits, but those of `_LOW`, which say what their sums are in."""
+"""Names of kernels that compute in 32 bits, unless they match `_LOW`: those also name their accumulator type."""
 _AUTOCAST: Final = """\
 torch.set_float32_matmul_precision("high")
 with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -45,29 +45,29 @@ _SMALL: Final = ("elementwise", "normalisation", "softmax", "reduction")
 
 
 def mixed_precision(facts: Facts) -> Advice | None:
-    """Matrix products in 32 bits on a device that has Tensor Cores."""
+    """Matrix multiplications in float32 on a device with Tensor Cores."""
     if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
         return None
     named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
     single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
     low = pl.col("name").str.contains(_LOW) | (~named & pl.col("layer").is_in(_computing_in(facts, _HALF)))
-    which = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
-    share = facts.share(which)
+    predicate = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
+    share = facts.share(predicate)
     if share < 0.05:
         return None
     units = matrix_units(facts.attribution.meta)
     bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
     return Advice(
         "mixed_precision",
-        f"Let matrix products run on {units}, in {'bfloat16, or at least in TF32' if bfloat else 'float16'}.",
-        f"{share:.0%} of the time of the steps are matrix products in 32 bits outside {units}",
+        f"Run matrix multiplications on {units}: use {'bfloat16, or at least TF32' if bfloat else 'float16'}.",
+        f"{share:.0%} of step time is spent in float32 matrix multiplications outside {units}",
         _AUTOCAST if bfloat else _SCALED,
-        share * (1 - _slower(facts.peaks)), facts.layers_of(which),
+        share * (1 - _slower(facts.peaks)), facts.layers_of(predicate),
     )  # fmt: skip
 
 
 def _slower(peaks: Peaks | None) -> float:
-    """How long products in 16 bits on Tensor Cores take of those in 32 bits outside them, at the least."""
+    """Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them."""
     if peaks is None:
         return 0.0
     single, tensor = peaks.of("f32"), peaks.of("f16", tensor_cores=True)
@@ -75,7 +75,7 @@ def _slower(peaks: Peaks | None) -> float:
 
 
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
-    """The layers whose ranges say that they compute in one of some dtypes."""
+    """The layers that compute in one of these dtypes, by their labels."""
     return [
         layer for layer, tags in facts.tags.items()
         if all(dict(tag.arguments).get("autocast", tag.tensors[0].dtype) in dtypes for tag in tags)
@@ -83,19 +83,19 @@ def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
 
 
 def multiples_of_eight(facts: Facts) -> Advice | None:
-    """Layers in half precision that miss Tensor Cores because of their sizes."""
+    """Layers in half precision whose sizes keep them off Tensor Cores."""
     odd = {layer: sizes for layer, tags in facts.tags.items() if (sizes := _odd_sizes(tags))}
     misses = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton")
-    which = misses & pl.col("layer").is_in(list(odd))
-    share = facts.share(which)
+    predicate = misses & pl.col("layer").is_in(list(odd))
+    share = facts.share(predicate)
     if share < 0.05:
         return None
-    layers, units = facts.layers_of(which), matrix_units(facts.attribution.meta)
+    layers, units = facts.layers_of(predicate), matrix_units(facts.attribution.meta)
     example = ", ".join(str(size) for size in odd[layers[0]]) if layers else ""
     return Advice(
         "multiples_of_eight",
-        f"Pad channels, features, classes and vocabulary to multiples of 8 (better 64), which {units} need.",
-        f"{share:.0%} of the time of the steps are products outside {units} whose sizes no 8 divides, "
+        f"Pad channels, features, classes and vocabulary to multiples of 8 (64 is better), as {units} require.",
+        f"{share:.0%} of step time is spent in matrix multiplications outside {units} with sizes not divisible by 8, "
         f"such as {example}",
         "features = -(-features // 8) * 8",
         share, layers,
@@ -103,7 +103,7 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
 
 
 def _odd_sizes(tags: list[Tag]) -> list[int]:
-    """Sizes of a layer in half precision, as they go into products, that are no multiples of 8."""
+    """GEMM sizes of a half-precision layer that are not divisible by 8."""
     sizes: set[int] = set()
     for tag in tags:
         first = tag.tensors[0]
@@ -116,24 +116,24 @@ def _odd_sizes(tags: list[Tag]) -> list[int]:
 
 
 def channels_last(facts: Facts) -> Advice | None:
-    """Kernels that do nothing but turn NCHW into NHWC and back."""
-    which = pl.col("name").str.contains(_LAYOUT)
-    share = facts.share(which)
+    """Kernels that convert between NCHW and NHWC."""
+    predicate = pl.col("name").str.contains(_LAYOUT)
+    share = facts.share(predicate)
     if share < 0.01:
         return None
     return Advice(
         "channels_last",
-        "Keep tensors of images in the layout channels-last.",
-        f"{share:.0%} of the time of the steps only changes the layout between NCHW and NHWC",
+        "Use the channels-last memory format for image tensors.",
+        f"{share:.0%} of step time is spent in conversions between NCHW and NHWC",
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
-        share, facts.layers_of(which),
+        share, facts.layers_of(predicate),
     )  # fmt: skip
 
 
 def cudnn_benchmark(facts: Facts) -> Advice | None:
-    """Convolutions of constant shapes, and no sign that cuDNN tried its algorithms."""
-    which = pl.col("kind") == "convolution"
-    share = facts.share(which)
+    """Convolutions of constant shapes in a run whose first step does not benchmark cuDNN algorithms."""
+    predicate = pl.col("kind") == "convolution"
+    share = facts.share(predicate)
     convolutions = facts.layers.filter(pl.col("module").str.contains("Conv") & (pl.col("phase") == "forward"))
     constant = convolutions.height > 0 and bool((convolutions["shapes"].list.len() == 1).all())
     kernels = facts.all_steps["kernels"].to_list()
@@ -142,32 +142,32 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
         return None
     return Advice(
         "cudnn_benchmark",
-        "Let cuDNN choose its algorithms by trying them, if it does not: the shapes never change.",
-        f"{share:.0%} of the time of the steps are convolutions of constant shapes, and the first step tried no "
-        "algorithms",
+        "Let cuDNN benchmark its algorithms: the input shapes never change.",
+        f"{share:.0%} of step time is spent in convolutions with constant shapes, "
+        "and the first step runs no extra kernels",
         "torch.backends.cudnn.benchmark = True",
-        share, facts.layers_of(which),
+        share, facts.layers_of(predicate),
     )  # fmt: skip
 
 
 def fusion(facts: Facts) -> Advice | None:
-    """Much time in small operations that nobody fused."""
-    which = pl.col("kernel") & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
-    share = facts.share(which)
+    """Memory-bound operations that are not fused."""
+    predicate = pl.col("kernel") & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
+    share = facts.share(predicate)
     if share < 0.1:
         return None
-    calls = round(facts.calls(which))
+    calls = round(facts.calls(predicate))
     return Advice(
         "fusion",
-        "Fuse operations that only move memory: compile the model.",
-        f"{share:.0%} of the time of the steps is in {calls:,} elementwise, normalising and reducing kernels",
+        "Fuse memory-bound operations: compile the model.",
+        f"{share:.0%} of step time is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels",
         "model = torch.compile(model)",
-        share, facts.layers_of(which),
+        share, facts.layers_of(predicate),
     )  # fmt: skip
 
 
 def short_kernels(facts: Facts) -> Advice | None:
-    """Kernels so short that a device does little else than begin and end them."""
+    """Kernels that take no longer than their launch."""
     short = pl.col("kernel") & (pl.col("wall_ns") < _SHORT_NS * pl.col("calls"))
     share, count = facts.share(short), facts.calls(short)
     if share < 0.1 or count < 10:
@@ -175,15 +175,15 @@ def short_kernels(facts: Facts) -> Advice | None:
     mean = share * facts.wall_ns / (count * max(facts.steps.height, 1)) / 1000
     return Advice(
         "short_kernels",
-        "Make one kernel of many: compile the model, or take functions that do several things at once.",
-        f"{share:.0%} of the time of the steps is in {count:,.0f} kernels of {mean:.1f} µs",
+        "Merge short kernels: compile the model, or call fused functions.",
+        f"{share:.0%} of step time is spent in {count:,.0f} short kernels, {mean:.1f} µs on average",
         "model = torch.compile(model)",
         share, facts.layers_of(short),
     )  # fmt: skip
 
 
 def optimizer(facts: Facts) -> Advice | None:
-    """An optimizer that launches kernels parameter by parameter."""
+    """An optimizer that launches separate kernels for each parameter."""
     rows = facts.layers.filter((pl.col("phase") == "optimizer") & (pl.col("kernels_total") > 0))
     calls, kernels = rows.select("calls", "kernels_total").sum().row(0)
     share = facts.share(pl.col("phase") == "optimizer")
@@ -192,8 +192,8 @@ def optimizer(facts: Facts) -> Advice | None:
     name = re.sub(r"\W", "", rows["module"][0]) or "SGD"
     return Advice(
         "optimizer",
-        "Let the optimizer work on all parameters in few kernels.",
-        f"an optimizer step launches {kernels / calls:,.0f} kernels, {share:.0%} of the time of the steps",
+        "Use a fused optimizer, which updates all parameters in a few kernels.",
+        f"{kernels / calls:,.0f} kernels per optimizer step take {share:.0%} of step time",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share,
     )

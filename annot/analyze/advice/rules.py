@@ -1,4 +1,4 @@
-"""All rules of advice, and the table of what they say."""
+"""Registry of the advice rules, and the table of their advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 from annot.analyze.advice import kernels, loop
 from annot.analyze.advice.facts import Advice, Facts
 from annot.analyze.advice.in_keras import in_keras, is_keras
-from annot.correlate import Attribution
+from annot.attribution import Attribution
 
 __all__ = ["COLUMNS", "RULES", "Rule", "advise", "by_advice"]
 
@@ -44,10 +44,13 @@ COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 
 
 def advise(attribution: Attribution) -> list[Advice]:
-    """Return what to try, what may save the most time first.
+    """Return the advice for a profile, the largest possible saving first.
+
+    Args:
+        attribution: the profile.
 
     Example:
-        >>> from annot.correlate import attribute
+        >>> from annot.attribution import attribute
         >>> from annot.profile import Profile
         >>> advise(attribute(Profile.build({})))
         []
@@ -60,6 +63,10 @@ def advise(attribution: Attribution) -> list[Advice]:
 
 
 def by_advice(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per piece of advice: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`."""
+    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`.
+
+    Args:
+        attribution: the profile.
+    """
     rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

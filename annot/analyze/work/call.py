@@ -1,4 +1,4 @@
-"""One call of a layer or operation, as the text of its range tells it, and what it costs."""
+"""One call of a layer or operation, parsed from its range label, and its cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from annot.tag import Tag, TensorSpec, Value
+from annot.labels.tag import Tag, TensorSpec, Value
 
 __all__ = ["Call", "Cost", "Formula", "UncountableError", "Work", "broadcast", "item_size"]
 
@@ -20,17 +20,17 @@ _SIZES: Final = {
 
 
 class UncountableError(Exception):
-    """What is known of a call does not tell its work."""
+    """The label of a call is not enough to compute its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call has to do at least.
+    """Minimum work of a call.
 
     Args:
-        flops: operations on numbers; a multiply-add is two.
-        bytes_read, bytes_written: every tensor that goes in, comes out, or is a parameter, moved once.
-        params: parameters of the layer.
+        flops: floating-point operations; a multiply-add counts as 2.
+        bytes_read, bytes_written: bytes of inputs, parameters and outputs, each moved once.
+        params: number of parameters of the layer.
     """
 
     flops: int
@@ -41,19 +41,19 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the work of forward and backward is made of; all sizes are bytes.
+    """FLOPs and bytes of a layer, from which the work of forward and backward is computed.
 
     Args:
-        flops: of the forward.
-        inputs, outputs: what comes in and goes out.
-        weights: the parameters as the forward reads them.
-        params: how many parameters there are.
-        to_inputs, to_weights: FLOPs of the gradients of the inputs and of the weights.
-        needs_inputs: whether the gradient of the inputs depends on them (or on the outputs, of the same size), as
-            that of a product with weights does not.
-        differentiable: whether the inputs can have gradients; indices cannot.
-        weight_gradients: the gradients of the weights; None: as large as these.
-        gemms: batch, rows, columns and depth of the matrix products that the forward is.
+        flops: FLOPs of the forward.
+        inputs, outputs: bytes of the inputs and of the outputs.
+        weights: bytes of the parameters that the forward reads.
+        params: number of parameters.
+        to_inputs, to_weights: FLOPs of the gradients with respect to the inputs and to the weights.
+        needs_inputs: whether the gradient with respect to the inputs reads the inputs, or outputs of the same size.
+            False for a matrix multiplication with weights.
+        differentiable: whether the inputs can have gradients. False for indices.
+        weight_gradients: bytes of the weight gradients; None: the same as `weights`.
+        gemms: batch, rows, columns and depth of each GEMM of the forward.
     """
 
     flops: int
@@ -73,10 +73,10 @@ class Cost:
         return Work(self.flops, self.inputs + self.weights, self.outputs, self.params)
 
     def backward(self, grad: str = "") -> Work:
-        """Return the work of a backward.
+        """Return the work of a backward call.
 
         Args:
-            grad: ``weight``: the inputs need no gradient; ``input``: the weights need none; else both do.
+            grad: gradients to compute. ``weight``: of the weights only; ``input``: of the inputs only; else of both.
         """
         for_inputs, for_weights = self.differentiable and grad != "weight", self.params > 0 and grad != "input"
         read = self.outputs + self.weights * for_inputs
@@ -90,13 +90,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What came into a layer or operation.
+    """Inputs and arguments of one call of a layer or operation.
 
     Args:
         name: class of the layer, or name of the operation.
-        tensors: what came in.
-        arguments: what else is known, by name.
-        alone: whether no layers ran inside.
+        tensors: shape and dtype of each input.
+        arguments: the other arguments in the label, by name.
+        alone: whether the call ran without other layers inside.
     """
 
     name: str
@@ -106,46 +106,46 @@ class Call:
 
     @classmethod
     def of(cls, tag: Tag, *, alone: bool = True) -> Call:
-        """Return the call of a range; a class that computes as a known one goes by that one's name."""
+        """Return the call of a range. A class with a known base class takes the name of that base class."""
         arguments = dict(tag.arguments)
         name = tag.op or str(arguments.get("base", tag.module))
         return cls(name, tag.tensors, arguments, alone)
 
-    def shape(self, place: int = 0) -> Shape:
-        """Return the sizes of a tensor."""
-        if place >= len(self.tensors) or None in self.tensors[place].shape:
+    def shape(self, index: int = 0) -> Shape:
+        """Return the shape of an input."""
+        if index >= len(self.tensors) or None in self.tensors[index].shape:
             raise UncountableError
-        return tuple(size for size in self.tensors[place].shape if size is not None)
+        return tuple(size for size in self.tensors[index].shape if size is not None)
 
-    def count(self, place: int = 0) -> int:
-        """Return the number of elements of a tensor."""
-        return math.prod(self.shape(place))
+    def count(self, index: int = 0) -> int:
+        """Return the number of elements of an input."""
+        return math.prod(self.shape(index))
 
-    def bytes_of(self, place: int = 0) -> int:
-        """Return the size of a tensor in bytes."""
-        return self.count(place) * item_size(self.tensors[place].dtype)
+    def bytes_of(self, index: int = 0) -> int:
+        """Return the size of an input in bytes."""
+        return self.count(index) * item_size(self.tensors[index].dtype)
 
     @property
     def item(self) -> int:
-        """Bytes of an element of the first tensor."""
+        """Bytes per element of the first input."""
         self.shape(0)
         return item_size(self.tensors[0].dtype)
 
     @property
     def product_item(self) -> int:
-        """The same, after what autocast does to the operands of matrix products."""
+        """Bytes per element of the operands of a matrix multiplication, after autocast."""
         autocast = self.arguments.get("autocast")
         return item_size(str(autocast)) if autocast else self.item
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return an argument that is an integer."""
+        """Return an integer argument."""
         value = self.arguments.get(name, default)
         if not isinstance(value, int):
             raise UncountableError
         return value
 
     def numbers(self, name: str, count: int, default: int | None = None) -> Shape:
-        """Return an argument that is an integer, or one for each of `count` dimensions."""
+        """Return an argument as `count` integers; a single integer is repeated for each dimension."""
         value = self.arguments.get(name, default)
         found = value if isinstance(value, tuple) else (value,)
         if len(found) == 1:
@@ -156,7 +156,7 @@ class Call:
         return numbers
 
     def flag(self, name: str, *, default: bool = True) -> bool:
-        """Return an argument that is true or false."""
+        """Return a Boolean argument."""
         return bool(self.arguments.get(name, default))
 
 
@@ -164,10 +164,13 @@ Formula: TypeAlias = Callable[[Call], Cost]
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes of an element of a dtype, by the short name that `annot.tag.short_dtype` gives.
+    """Return the bytes per element of a dtype.
+
+    Args:
+        dtype: short name of the dtype, as from `annot.labels.tag.short_dtype`.
 
     Raises:
-        UncountableError: it is not known.
+        UncountableError: the dtype is unknown.
 
     Example:
         >>> item_size("bf16"), item_size("float8_e4m3fn")
@@ -181,18 +184,18 @@ def item_size(dtype: str) -> int:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """Return the sizes of what an operation element by element makes of tensors of these sizes.
+    """Return the broadcast shape of several shapes.
 
     Raises:
-        UncountableError: they do not fit.
+        UncountableError: the shapes cannot be broadcast.
 
     Example:
         >>> broadcast((4, 1), (5,))
         (4, 5)
     """
     found = []
-    for place in range(-max(map(len, shapes), default=0), 0):
-        sizes = {shape[place] for shape in shapes if len(shape) >= -place} - {1}
+    for index in range(-max(map(len, shapes), default=0), 0):
+        sizes = {shape[index] for shape in shapes if len(shape) >= -index} - {1}
         if len(sizes) > 1:
             raise UncountableError
         found.append(sizes.pop() if sizes else 1)

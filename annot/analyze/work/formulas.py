@@ -1,20 +1,23 @@
-"""All formulas by the name of a class or operation, of PyTorch and of Keras."""
+"""Formulas of all layers and operations of PyTorch and Keras, by name, and the cost of a parsed label."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from annot.analyze.work import elements, keras_layers, products, sequences
+from annot.analyze.work import conv_linear, elementwise, keras_layers, sequences
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
-from annot.analyze.work.updates import UPDATES
-from annot.tag import Tag
+from annot.analyze.work.optimizers import UPDATES
+from annot.labels.tag import Tag
 
 __all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
 
 
 def _encoder_layer(call: Call) -> Cost:
-    """Count the activation and two residual sums; if PyTorch's fast path ran none of its layers, these as well."""
+    """Count the activation and two residual additions.
+
+    PyTorch's fast path in inference calls one fused kernel instead of the inner layers. These are then counted here.
+    """
     width = call.shape()[-1]
     tokens, feed, size = call.count() // max(width, 1), call.number("feed"), call.product_item
     own = tokens * (feed + 2 * width)
@@ -30,27 +33,27 @@ def _encoder_layer(call: Call) -> Cost:
 
 
 LAYERS: Final[Mapping[str, Formula]] = {
-    **products.LAYERS,
+    **conv_linear.LAYERS,
     **sequences.LAYERS,
-    **elements.LAYERS,
+    **elementwise.LAYERS,
     **keras_layers.LAYERS,
     "TransformerEncoderLayer": _encoder_layer,
 }
 """Formulas of layers, by class."""
 
-OPERATIONS: Final[Mapping[str, Formula]] = {**products.OPERATIONS, **sequences.OPERATIONS, **elements.OPERATIONS}
-"""Formulas of what a layer calls itself, by the name of the function."""
+OPERATIONS: Final[Mapping[str, Formula]] = {**conv_linear.OPERATIONS, **sequences.OPERATIONS, **elementwise.OPERATIONS}
+"""Formulas of operations that layers call directly, by function name."""
 
 
 def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
-    """Return the cost of a call of a layer or operation, or of an optimizer's step; None if nobody knows it.
+    """Return the cost of a layer, an operation or an optimizer step; None if it is unknown.
 
     Args:
-        tag: what the text of its range says.
-        alone: whether no layers ran inside.
+        tag: parsed label of the range.
+        alone: whether the call ran without other layers inside.
 
     Example:
-        >>> from annot.tag import parse
+        >>> from annot.labels.tag import parse
         >>> cost(parse("fc Linear [128,9216]f32 out=4096 |fwd")).flops == 2 * 128 * 9216 * 4096
         True
     """
@@ -60,21 +63,25 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
         return None
     try:
         return formula(call)
-    except (UncountableError, IndexError, ValueError, ArithmeticError):  # sizes and numbers that do not fit
+    except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
         return None
 
 
 def _table(tag: Tag) -> Mapping[str, Formula]:
     if tag.phase == "optimizer":
-        return {} if tag.layer else UPDATES  # a layer is what goes with a step, such as zero_grad
+        return {} if tag.layer else UPDATES  # with a layer: a call beside the step, such as zero_grad
     return OPERATIONS if tag.op else LAYERS
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:
-    """Return the work of the range that a tag describes; None if nobody knows it.
+    """Return the work of a range; None if it is unknown.
+
+    Args:
+        tag: parsed label of the range.
+        alone: whether the call ran without other layers inside.
 
     Example:
-        >>> from annot.tag import parse
+        >>> from annot.labels.tag import parse
         >>> expected(parse("fc Linear [2,3]f32 out=4 grad=weight |bwd"))
         Work(flops=48, bytes_read=56, bytes_written=64, params=16)
     """

@@ -1,7 +1,7 @@
-"""Layers that only Keras has; channels last, unless layout says otherwise.
+"""Cost of layers that only Keras has. The layout is channels last unless the argument `layout` differs.
 
-Sources: the definitions in https://keras.io/api/layers/ and the code of ``keras.src.layers``. What counts as one FLOP
-beside matrix products is what `annot.analyze.work.elements` says; random numbers are free.
+Sources: the definitions in https://keras.io/api/layers/ and the code of ``keras.src.layers``. FLOPs outside matrix
+multiplications are counted as in `annot.analyze.work.elementwise`. Random numbers are free.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from annot.analyze.work import elements, sequences
+from annot.analyze.work import elementwise, sequences
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
-from annot.analyze.work.products import product
-from annot.tag import TensorSpec
+from annot.analyze.work.conv_linear import product
+from annot.labels.tag import TensorSpec
 
 __all__ = ["LAYERS"]
 
 
 def _einsum(call: Call) -> Cost:
-    """Count a multiply-add for each combination of all indices of ``abc,cd->abd``; what ``...`` stands for included."""
+    """Count a multiply-add per combination of all indices of ``abc,cd->abd``, including the dimensions of ``...``."""
     operands, _, outputs = str(call.arguments.get("equation")).replace("...", "@").partition("->")
     inputs, _, weights = operands.partition(",")
     if not (inputs and weights and outputs):
         raise UncountableError
     sizes = _sizes(inputs, call.shape())
     out = call.arguments.get("out")
-    given = out if isinstance(out, tuple) else (out,)
-    for letter, size in zip(reversed(outputs), reversed(given), strict=False):
+    out_sizes = out if isinstance(out, tuple) else (out,)
+    for letter, size in zip(reversed(outputs), reversed(out_sizes), strict=False):
         if letter not in sizes and isinstance(size, int):
             sizes[letter] = size
     bias = call.arguments.get("bias")
@@ -42,9 +42,9 @@ def _einsum(call: Call) -> Cost:
 
 
 def _sizes(letters: str, shape: Shape) -> dict[str, int]:
-    """Sizes by letter; ``@`` stands for all dimensions that have none."""
-    before, several, after = letters.partition("@")
-    if len(before) + len(after) > len(shape) or not (several or len(letters) == len(shape)):
+    """Return the size of each letter; ``@`` is the product of the dimensions of ``...``."""
+    before, ellipsis, after = letters.partition("@")
+    if len(before) + len(after) > len(shape) or not (ellipsis or len(letters) == len(shape)):
         raise UncountableError
     end = len(shape) - len(after)
     sizes = dict(zip(before, shape, strict=False)) | dict(zip(after, shape[end:], strict=True))
@@ -52,18 +52,18 @@ def _sizes(letters: str, shape: Shape) -> dict[str, int]:
 
 
 def _reversible(call: Call) -> Cost:
-    """Count rows that are looked up; of states instead of tokens the scores of all rows, from the same table."""
+    """Count a table lookup for tokens; for floating-point states, the multiplication with the transposed table."""
     if not call.tensors or "f" not in call.tensors[0].dtype:
         return sequences.LAYERS["Embedding"](call)
-    *places, width = call.shape()
-    tokens, rows = math.prod(places), call.number("num")
+    *batch, width = call.shape()
+    tokens, rows = math.prod(batch), call.number("num")
     return product(call, tokens * width * rows, tokens * width, tokens * rows, width * rows)
 
 
 def _attention(call: Call) -> Cost:
-    """Count scores and weighted sums; query, value, and key come in this order.
+    """Count scores and weighted sums. Keras passes query, value and key in this order.
 
-    Keras's layers say how they score; many a class in PyTorch is called Attention, too, and computes what else.
+    The argument `score` marks Keras's layers. Other classes named Attention may compute something else.
     """
     score = call.arguments.get("score")
     if score not in ("dot", "additive"):
@@ -71,31 +71,31 @@ def _attention(call: Call) -> Cost:
     query, value = call.shape(0), call.shape(1)
     key = call.shape(2) if len(call.tensors) > 2 else value
     flops, params = 2 * math.prod(query[:-1]) * value[-2] * (query[-1] + value[-1]), 0
-    if score == "additive":  # tanh(query + key) · scale: 4 an element of the width, in place of 2
+    if score == "additive":  # tanh(query + key) · scale: 4 FLOPs per element instead of 2
         scaled = call.flag("scale")
         flops += (1 + scaled) * math.prod(query) * key[-2]
         params = query[-1] * scaled
-    inputs = sum(call.bytes_of(place) for place in range(len(call.tensors)))
+    inputs = sum(call.bytes_of(index) for index in range(len(call.tensors)))
     outputs = math.prod(query[:-1]) * value[-1] * call.item
     return Cost(flops, inputs, outputs, params * call.item, params, to_inputs=2 * flops, needs_inputs=True)
 
 
 def _convolution_of_states(call: Call) -> Cost:
-    """Count an LSTM whose products are convolutions: four gates, each of the input, and of the state at stride 1."""
+    """Count a convolutional LSTM: four gates, each a convolution of the input and one of the state at stride 1."""
     count = next(int(char) for char in call.name if char in "123")
     shape, kernel = call.shape(), call.numbers("kernel", count)
     if len(shape) != count + 3:
         raise UncountableError
     first = call.arguments.get("layout") == "channels_first"
     channels, sizes = (shape[2], shape[3:]) if first else (shape[-1], shape[2:-1])
-    places, out = math.prod(_moved(call, sizes, kernel)), call.number("out")
-    steps, window = shape[0] * shape[1] * places, math.prod(kernel)
+    positions, out = math.prod(_output_sizes(call, sizes, kernel)), call.number("out")
+    steps, window = shape[0] * shape[1] * positions, math.prod(kernel)
     weights = 4 * out * window * (channels + out)
-    outputs = (steps if call.flag("sequences", default=False) else shape[0] * places) * out
+    outputs = (steps if call.flag("sequences", default=False) else shape[0] * positions) * out
     return product(call, steps * weights, call.count(), outputs, weights, 4 * out * call.flag("bias"))
 
 
-def _moved(call: Call, sizes: Shape, kernel: Shape) -> Shape:
+def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
     stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
     same = call.arguments.get("padding") == "same"
     return tuple(
@@ -105,15 +105,15 @@ def _moved(call: Call, sizes: Shape, kernel: Shape) -> Shape:
 
 
 def _padded(call: Call) -> Cost:
-    """Count what is moved; ``more`` has what comes before and behind each dimension, less than none if it goes."""
+    """Count bytes moved. ``more`` holds the padding before and after each dimension; cropping is negative."""
     shape, more = call.shape(), call.arguments.get("more")
     if not isinstance(more, tuple) or len(more) != 2 * (len(shape) - 2):
         raise UncountableError
     numbers = call.numbers("more", len(more))
     first = call.arguments.get("layout") == "channels_first"
-    around = [before + behind for before, behind in zip(numbers[::2], numbers[1::2], strict=True)]
-    around = [0, 0, *around] if first else [0, *around, 0]
-    outputs = math.prod(size + extra for size, extra in zip(shape, around, strict=True)) * call.item
+    padding = [before + after for before, after in zip(numbers[::2], numbers[1::2], strict=True)]
+    padding = [0, 0, *padding] if first else [0, *padding, 0]
+    outputs = math.prod(size + extra for size, extra in zip(shape, padding, strict=True)) * call.item
     return Cost(0, call.bytes_of(), outputs)
 
 
@@ -123,7 +123,7 @@ def _repeated(call: Call) -> Cost:
 
 
 def _upsampled(call: Call) -> Cost:
-    """Count nothing for nearest neighbours, of which the backward adds the gradients up, else sums of 4 neighbours."""
+    """Count weighted sums of 4 neighbours per output if bilinear. Nearest-neighbour is free; its backward sums."""
     count = len(call.shape()) - 2
     factor = math.prod(call.numbers("scale", count))
     outputs = call.count() * factor
@@ -135,33 +135,33 @@ def _upsampled(call: Call) -> Cost:
 
 
 def _dot(call: Call) -> Cost:
-    """Count products along one axis of each; the first dimension is that of samples."""
+    """Count a batched dot product along one axis of each input; dimension 0 is the batch."""
     first, second = call.shape(0), call.shape(1)
     along, other = call.numbers("axes", 2)
     length = first[along]
     if length != second[other]:
         raise UncountableError
-    places = math.prod(first) // length * (math.prod(second) // (second[0] * length))
+    outputs = math.prod(first) // length * (math.prod(second) // (second[0] * length))
     inputs = call.bytes_of(0) + call.bytes_of(1)
-    flops = 2 * places * length
-    return Cost(flops, inputs, places * call.item, to_inputs=2 * flops, needs_inputs=True)
+    flops = 2 * outputs * length
+    return Cost(flops, inputs, outputs * call.item, to_inputs=2 * flops, needs_inputs=True)
 
 
-def _both_ways(call: Call) -> Cost:
-    """Count nothing to join what the two layers inside gave, which have ranges of their own."""
+def _bidirectional(call: Call) -> Cost:
+    """Count a concatenation as free. The two inner layers have their own ranges."""
     if call.alone or call.arguments.get("merge", "concat") != "concat":
         raise UncountableError
     return Cost(0, 0, 0)
 
 
 def _adaptive(name: str) -> Formula:
-    """As PyTorch's, whose channels come first."""
+    """Return the formula of PyTorch's layer `name`, applied to a channels-first shape."""
 
     def cost(call: Call) -> Cost:
         (spec, *_), shape = call.tensors, call.shape()
         if call.arguments.get("layout") != "channels_first":
             shape = (shape[0], shape[-1], *shape[1:-1])
-        return elements.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
+        return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
 
     return cost
 
@@ -175,7 +175,7 @@ def _each(forward: int, backward: int) -> Formula:
 
 
 _ELEMENTS: Final = {
-    # forward and backward FLOPs an element
+    # forward and backward FLOPs per element
     "SpatialDropout1D": (2, 1), "SpatialDropout2D": (2, 1), "SpatialDropout3D": (2, 1),
     "GaussianNoise": (2, 0), "GaussianDropout": (3, 1), "Masking": (2, 1), "Normalization": (2, 1),
     "Rescaling": (2, 1), "UnitNormalization": (3, 6), "ActivityRegularization": (0, 0),
@@ -191,7 +191,7 @@ LAYERS: Final[dict[str, Formula]] = {
     **{f"UpSampling{count}D": _upsampled for count in (1, 2, 3)},
     "RepeatVector": _repeated,
     "Dot": _dot,
-    "Bidirectional": _both_ways,
+    "Bidirectional": _bidirectional,
     **{f"AdaptiveAveragePooling{count}D": _adaptive(f"AdaptiveAvgPool{count}d") for count in (1, 2, 3)},
     **{f"AdaptiveMaxPooling{count}D": _adaptive(f"AdaptiveMaxPool{count}d") for count in (1, 2, 3)},
 }

@@ -1,11 +1,11 @@
-"""Layers of sequences: embeddings, recurrent layers and cells, attention.
+"""Cost of sequence layers: embeddings, recurrent layers and cells, attention.
 
-Of recurrent layers and attention only the matrix products count, as in `torch.utils.flop_counter`; gates and the
-softmax are a few operations per element beside them.
+Recurrent layers and attention count matrix multiplications only, as `torch.utils.flop_counter` does. Gates and softmax
+add only a few FLOPs per element.
 
 Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/. A step of an
-LSTM cell whose input is as wide as its state costs 16 · hidden² FLOPs a sample: four gates, each with two products of
-hidden² multiply-adds. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
+LSTM cell with equal input and state widths costs 16 · hidden² FLOPs per sample: four gates with two matrix-vector
+products of hidden² multiply-adds each. Attention: "Attention Is All You Need" (Vaswani et al., 2017), section 3.2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, item_size
-from annot.analyze.work.products import product
+from annot.analyze.work.conv_linear import product
 
 __all__ = ["LAYERS", "OPERATIONS"]
 
@@ -22,17 +22,17 @@ _GATES: Final = {"RNN": 1, "SimpleRNN": 1, "LSTM": 4, "GRU": 3}
 
 
 def _embedding(call: Call) -> Cost:
-    """Count rows of a table, copied; the backward adds their gradients to a dense gradient of the table."""
-    return _looked_up(call, call.count())
+    """Count the table rows as copied bytes; the backward adds to a dense gradient of the table."""
+    return _lookup(call, call.count())
 
 
 def _bag(call: Call) -> Cost:
-    """Count the same, with rows added up or compared; of a mean of bags of unknown number, the output is one."""
+    """Count a lookup and one FLOP per element to reduce the rows; an unknown number of bags counts as one."""
     bags = call.shape()[0] if len(call.shape()) == 2 else call.count(1) if len(call.tensors) > 1 else 1
-    return _looked_up(call, bags, added=call.count())
+    return _lookup(call, bags, added=call.count())
 
 
-def _looked_up(call: Call, rows: int, added: int = 0) -> Cost:
+def _lookup(call: Call, rows: int, added: int = 0) -> Cost:
     dim, size, indices = call.number("dim"), item_size(str(call.arguments.get("dtype", "f32"))), call.count()
     params, touched = call.number("num") * dim, indices * dim
     return Cost(
@@ -42,9 +42,9 @@ def _looked_up(call: Call, rows: int, added: int = 0) -> Cost:
 
 
 def _recurrent(call: Call) -> Cost:
-    """Count tokens · gates · hidden · (input + state) multiply-adds, for each layer and direction."""
-    *places, width = call.shape()
-    tokens, gates = math.prod(places), _GATES[call.name.removesuffix("Cell")]
+    """Count tokens · gates · hidden · (input + state) multiply-adds per layer and direction."""
+    *steps, width = call.shape()
+    tokens, gates = math.prod(steps), _GATES[call.name.removesuffix("Cell")]
     keras = "units" in call.arguments
     hidden, proj = call.number("units" if keras else "hidden"), call.number("proj", 0)
     layers, directions = call.number("layers", 1), 1 + call.flag("bidirectional", default=False)
@@ -54,10 +54,10 @@ def _recurrent(call: Call) -> Cost:
     weights = first + others + layers * directions * hidden * (gates * state + proj)
     one_bias = keras and (gates != 3 or not call.flag("reset_after"))
     bias = layers * directions * gates * hidden * call.flag("bias") * (1 if one_bias else 2)
-    last_alone = keras and len(places) > 1 and not call.flag("sequences", default=False)
-    outputs = (places[0] if last_alone else tokens) * state * directions
+    last_only = keras and len(steps) > 1 and not call.flag("sequences", default=False)
+    outputs = (steps[0] if last_only else tokens) * state * directions
     cost = product(call, tokens * weights, tokens * width, outputs, weights, bias)
-    # Through time the states need gradients even if the inputs need none.
+    # Backpropagation through time computes gradients of the states even if the inputs need none.
     to_inputs = 2 * tokens * first
     return Cost(
         cost.flops, cost.inputs, cost.outputs, cost.weights, cost.params, to_inputs=to_inputs,
@@ -65,9 +65,9 @@ def _recurrent(call: Call) -> Cost:
     )  # fmt: skip
 
 
-def _self_made(call: Call) -> tuple[int, int, int, int, int, int]:
-    """Batch, target length, source length, and widths of query, key and value of PyTorch's attention."""
-    query, key, value = (call.shape(min(place, len(call.tensors) - 1)) for place in range(3))
+def _attention_sizes(call: Call) -> tuple[int, int, int, int, int, int]:
+    """Return batch, target length, source length, and the widths of query, key and value, in PyTorch's layout."""
+    query, key, value = (call.shape(min(index, len(call.tensors) - 1)) for index in range(3))
     if not 2 <= len(query) == len(key) == len(value) <= 3:
         raise UncountableError
     if len(query) == 2:
@@ -78,8 +78,8 @@ def _self_made(call: Call) -> tuple[int, int, int, int, int, int]:
 
 
 def _attention(call: Call) -> Cost:
-    """Count four projections, and for each pair of places the score and the weighted sum: 2 · width multiply-adds."""
-    batch, length, source, width, key, value = _self_made(call)
+    """Count four projections, and per query-key pair the score and the weighted sum: 2 · width multiply-adds."""
+    batch, length, source, width, key, value = _attention_sizes(call)
     heads = call.number("heads", 1) or 1
     pairs = length * (source + call.flag("bias_kv", default=False) + call.flag("zero_attn", default=False))
     weights = width * (2 * width + key + value)
@@ -98,10 +98,10 @@ def _attention(call: Call) -> Cost:
 
 
 def _keras_attention(call: Call) -> Cost:
-    """Count the same for Keras, where query, value, key come in this order and heads have widths of their own.
+    """Count Keras's attention, with the inputs query, value, key in this order and separate head widths.
 
-    The projections are layers inside; where these have ranges of their own, they count there. A causal mask leaves
-    out nothing: Keras computes all pairs.
+    The projections are inner layers and count in their own ranges, if they have any. Keras computes all query-key
+    pairs, even with a causal mask.
     """
     query, value = call.shape(0), call.shape(min(1, len(call.tensors) - 1))
     key = call.shape(2) if len(call.tensors) > 2 else value
@@ -131,10 +131,10 @@ def _keras_attention(call: Call) -> Cost:
 
 
 def _dot_products(call: Call) -> Cost:
-    """Count scores and weighted sums of scaled dot-product attention; (…, heads, length, width).
+    """Count scores and weighted sums of scaled dot-product attention on (…, heads, length, width).
 
-    With grouped heads each query head counts; under a causal mask only the pairs that it leaves. (PyTorch's
-    flop_counter counts all pairs, and in the backward also the scores that a fused kernel computes again.)
+    Grouped attention counts every query head. A causal mask counts only the unmasked pairs. PyTorch's flop_counter
+    instead counts all pairs, and in the backward also the scores that a fused kernel recomputes.
     """
     query, key, value = call.shape(0), call.shape(1), call.shape(2)
     if min(len(query), len(key), len(value)) < 2:

@@ -1,7 +1,7 @@
-"""Found by Python at its start under `annot run --collector torch`: prepares the profiler and steps aside.
+"""Startup module for `annot run --collector torch`, which Python's site module imports from PYTHONPATH.
 
-It takes itself off the module path and out of the environment, so that neither the script nor what it starts
-sees it, and then runs the `sitecustomize` that would have been found without it.
+It removes its folder from the module path and the environment, so that the script and its children do not see it.
+Then it sets up the profiler and runs the user's own `sitecustomize`, if there is one.
 """
 
 import importlib.machinery
@@ -10,7 +10,7 @@ import os
 import sys
 
 
-def _step_aside() -> None:
+def _remove_from_path() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
     before = os.environ.pop("ANNOT_PYTHONPATH", None)
@@ -20,13 +20,13 @@ def _step_aside() -> None:
         os.environ["PYTHONPATH"] = before
 
 
-def _run_own() -> None:
+def _run_original() -> None:
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return
-    own = importlib.util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = own
-    spec.loader.exec_module(own)
+    original = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = original
+    spec.loader.exec_module(original)
 
 
 def _prepare_profiler() -> None:
@@ -41,6 +41,6 @@ def _prepare_profiler() -> None:
     profile_when_imported(output)
 
 
-_step_aside()
+_remove_from_path()
 _prepare_profiler()
-_run_own()
+_run_original()

@@ -1,4 +1,4 @@
-// Two runs side by side: what became slower, what faster, and how sure that is.
+// Comparison of two runs: speedups and slowdowns with their confidence intervals.
 
 function comparisonView(data, state) {
   const one = (state.comparison ??= {by: data.by, search: '', phase: '', only: ''});
@@ -9,13 +9,13 @@ function comparisonView(data, state) {
   const phases = [...new Set(data.tables[data.by].phase ?? [])];
   const set = (key, value) => {
     one[key] = value;
-    later(draw);
+    debounce(draw);
   };
   return [
     h('h1', {}, 'Comparison'),
     sides(data),
     differences('Not comparable', data.reasons),
-    differences('What also differs', data.notes),
+    differences('Other differences', data.notes),
     h(
       'form',
       {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
@@ -53,7 +53,7 @@ function comparisonView(data, state) {
             ['', 'All'],
             ['slower', 'Slower in B'],
             ['faster', 'Faster in B'],
-            ['alone', 'In one only'],
+            ['alone', 'Only in A or B'],
           ],
           one.only,
           value => set('only', value),
@@ -64,29 +64,29 @@ function comparisonView(data, state) {
   ];
 }
 
-function differences(heading, said) {
+function differences(heading, texts) {
   return (
-    said.length > 0 &&
+    texts.length > 0 &&
     panel(
       heading,
       h(
         'ul',
         {class: 'notes'},
-        said.map(one => h('li', {}, one)),
+        texts.map(one => h('li', {}, one)),
       ),
     )
   );
 }
 
-// What the clock says of a step, in which the GPU may idle.
+// The wall-clock time of a step, which includes idle time of the GPU.
 function clock(data, side) {
   const time = data.step_time?.[side];
-  return known(time) && `a step takes ${duration(Math.round(time))} by the clock`;
+  return known(time) && `step time ${duration(Math.round(time))} (wall clock)`;
 }
 
 function sides(data) {
   const {whole, steps} = data,
-    per = steps ? 'per step' : 'in all',
+    per = steps ? 'per step' : 'in total',
     what = data.time === 'gpu_ns' ? 'GPU' : 'host';
   const card = (letter, side, place) =>
     h(
@@ -116,7 +116,7 @@ function sides(data) {
     h(
       'div',
       {class: 'card'},
-      h('dt', {}, 'Speed-up of B'),
+      h('dt', {}, 'Speedup of B'),
       h(
         'dd',
         {},
@@ -125,8 +125,8 @@ function sides(data) {
           'small',
           {},
           known(whole.speedup_low)
-            ? `${fixed(whole.speedup_low, 3)} to ${fixed(whole.speedup_high, 3)} in 95 of 100 such pairs`
-            : 'above 1: B is faster',
+            ? `95% confidence interval: ${fixed(whole.speedup_low, 3)} to ${fixed(whole.speedup_high, 3)}`
+            : 'Above 1: B is faster.',
         ),
       ),
     ),
@@ -145,13 +145,13 @@ function comparisonTable(data, one) {
       class: () => row.class,
       kernel: () => row.name,
     })[by]();
-  const wanted =
+  const matches =
     {slower: row => row.difference_ns > 0, faster: row => row.difference_ns < 0, alone: row => known(row.only_in)}[
       one.only
     ] ?? (() => true);
   const found = rows.filter(
     row =>
-      wanted(row) &&
+      matches(row) &&
       (!one.phase || !('phase' in row) || row.phase === one.phase) &&
       `${label_(row)} ${row.module ?? ''}`.toLowerCase().includes(needle),
   );
@@ -184,12 +184,13 @@ function comparisonTable(data, one) {
       show: value => difference(value, longest),
     },
     {
-      title: 'Speed-up',
+      title: 'Speedup',
       value: row => row.speedup,
       show: (value, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : known(value) ? fixed(value, 3) : ''),
     },
     {
-      title: '95 of 100',
+      title: '95% CI',
+      help: '95% confidence interval of the speedup',
       value: row => row.speedup_low,
       show: (value, row) => (known(value) ? `${fixed(value, 3)} to ${fixed(row.speedup_high, 3)}` : ''),
     },
@@ -209,17 +210,17 @@ function comparisonTable(data, one) {
   return [
     h(
       'p',
-      {class: 'told', role: 'status'},
-      `${plural(found.length, 'row')} of ${count(rows.length)}, the largest loss first`,
+      {class: 'status', role: 'status'},
+      `${plural(found.length, 'row')} of ${count(rows.length)}, largest slowdown first`,
     ),
     sortTable(`Comparison by ${by}`, columns, found),
   ];
 }
 
-// To the right what B takes longer, to the left what it saves.
+// A bar to the right if B is slower, to the left if B is faster.
 function difference(ns, longest) {
   const side = ns > 0 ? 'slower' : 'faster',
-    bar = sized(h('span', {class: side}), (50 * Math.abs(ns)) / longest);
+    bar = withWidth(h('span', {class: side}), (50 * Math.abs(ns)) / longest);
   return h('div', {class: `bar both ${side}`, 'aria-hidden': 'true'}, ns ? bar : null);
 }
 

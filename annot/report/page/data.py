@@ -1,4 +1,4 @@
-"""What the page shows, collected from the analyses as plain numbers and texts."""
+"""Data of the HTML page: results of the analyses as JSON-serializable values."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any, Final
 import polars as pl
 
 from annot.analyze.advice import by_advice
-from annot.analyze.bottleneck import default_peaks
+from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
-from annot.analyze.counters import COUNTERS, layer_counters
-from annot.analyze.dlprof import by_detail
-from annot.analyze.kernels import by_class, layer_names, with_classes
+from annot.analyze.dlprof_reports import by_detail
+from annot.analyze.gpu_activities import KEY
+from annot.analyze.hardware_counters import COUNTERS, layer_counters
+from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
 from annot.analyze.layer_steps import by_layer_and_step
-from annot.analyze.pieces import KEY
 from annot.analyze.roofline import layer_roofline
+from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import SHARES
-from annot.analyze.summary import by_summary
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.work import by_layer_with_work
-from annot.correlate import Attribution, by_kernel, by_step, summarize
-from annot.progress import tell
-from annot.report import Report
-from annot.report.tree import Line, layer_lines, other_lines
+from annot.attribution import Attribution, by_kernel, by_step, summarize
+from annot.report.layer_tree import Line, layer_lines, other_lines
+from annot.report.views import Report
+from annot.util.progress import tell
 
 __all__ = ["EVENTS", "comparison_data", "ranks_data", "report_data", "run_data"]
 
 EVENTS: Final = 100_000
-"""Events that the timelines of a page hold together."""
+"""Maximum number of events in all timelines of a page."""
 
 _CELLS: Final = 400_000
-"""Layers times steps whose times a page holds."""
+"""Maximum number of per-step times (layers × steps) in a page."""
 _NAMES: Final = 50_000
-"""Rows of layers and names of kernels, the longest."""
+"""Maximum number of pairs of layer row and kernel name in a page, longest first."""
 _KERNELS: Final = 5_000
 _MAKING: Final = "making the page"
 _VIEWS: Final = 10
-"""What is told of `run_data`: the rows, what several views need, and eight views."""
+"""Progress steps of `run_data`: the rows, shared data, and eight views."""
 _DETAIL: Final = (
     "tc_eligible",
     "tc_used",
@@ -55,33 +55,38 @@ _ROOF: Final = (
 
 
 def report_data(attribution: Attribution, source: str) -> dict[str, Any]:
-    """Return the data of a page about one profile.
+    """Return the data of a page with one profile.
 
     Args:
         attribution: the profile.
-        source: its name, as the user gave it.
+        source: name of the profile, as given by the user.
     """
     return {"kind": "report", "source": source, "runs": [run_data(attribution, source)], "ranks": None}
 
 
 def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[str, Any], time: str) -> dict[str, Any]:
-    """Return the data of a page about the ranks of a run.
+    """Return the data of a page with the ranks of a run.
 
     Args:
-        runs: what `run_data` returned of each rank that has views of its own.
-        across: how ranks differ in each layer, as `annot.ranks.gather.compare_ranks` says it.
-        meta: of the report of all of them.
-        time: the column that is compared.
+        runs: result of `run_data` for each rank with its own views.
+        across: differences between ranks by layer, from `annot.ranks.gather.compare_ranks`.
+        meta: metadata of the report of all ranks.
+        time: column that is compared.
     """
     ranks = {"across": _columns(across), "time": time, "each": meta["ranks"], "notes": meta["notes"]}
     return {"kind": "report", "source": meta["source"], "runs": list(runs), "ranks": ranks}
 
 
 def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: str) -> dict[str, Any]:
-    """Return the data of a page that compares two profiles, by all that both can be compared by.
+    """Return the data of a page that compares two profiles, with one table per subject that both support.
+
+    Args:
+        a, b: the profiles.
+        names: names of the profiles.
+        by: subject of the first table, such as `layer`.
 
     Raises:
-        ValueError: they cannot be compared by `by`, which is what the page shows first.
+        ValueError: the profiles cannot be compared by `by`.
     """
     found: dict[str, Any] = {}
     for subject in SUBJECTS:
@@ -104,20 +109,20 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
 def run_data(
     attribution: Attribution, source: str, *, name: str = "", rank: int | None = None, events: int = EVENTS
 ) -> dict[str, Any]:
-    """Return all views of one profile, or of one rank.
+    """Return the data of all views of one profile or rank.
 
     Args:
         attribution: the profile.
-        source: its file, as the user named it.
-        name: what tells it from the other runs of the page, such as ``rank 3``.
-        rank: its number.
-        events: that its timeline holds at most.
+        source: file of the profile, as given by the user.
+        name: label of the run in the page, such as ``rank 3``.
+        rank: rank number.
+        events: maximum number of events in the timeline.
     """
     tell(_MAKING, 0, _VIEWS, "views")
     rows = _rows(attribution)
     tell(_MAKING, 1, _VIEWS, "views")
     meta, peaks = summarize(attribution), default_peaks(attribution)
-    # What takes most memory comes first, while little is held.
+    # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "advice": lambda: _columns(by_advice(attribution)),
         "summary": lambda: _columns(by_summary(attribution)),
@@ -148,7 +153,7 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _rows(attribution: Attribution) -> pl.DataFrame:
-    """The layer table with all else that is known of its rows."""
+    """The layer table joined with details, roofline and counters."""
     rows = by_layer_with_work(attribution)
     roof = layer_roofline(attribution, default_peaks(attribution)).select(*KEY, *_ROOF)
     parts = [by_detail(attribution).select(*KEY, *_DETAIL), roof]
@@ -161,12 +166,12 @@ def _rows(attribution: Attribution) -> pl.DataFrame:
 
 
 def _lines(walk: Any, rows: pl.DataFrame, other: bool) -> list[dict[str, Any]]:
-    """The lines of the layer table; of each the rows of its phases by their number."""
-    place = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
+    """The lines of the layer table, with the row index of each phase."""
+    index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
     found: Iterable[Line] = walk(rows)
     lines = []
     for line in found:
-        of_phase = {phase: place[row["layer"], row["module"], phase] for phase, row in line.phases.items()}
+        of_phase = {phase: index[row["layer"], row["module"], phase] for phase, row in line.phases.items()}
         first = next(iter(line.phases.values()))
         lines.append(
             {
@@ -178,7 +183,7 @@ def _lines(walk: Any, rows: pl.DataFrame, other: bool) -> list[dict[str, Any]]:
 
 
 def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
-    """The times of rows in each step, of as many steps as there is room for."""
+    """The times of the rows in each step, for the first steps that fit into `_CELLS`."""
     table = _numbered(by_layer_and_step(attribution), rows)
     steps = table["step"].unique().sort()
     kept = steps
@@ -189,14 +194,14 @@ def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]
 
 
 def _numbered(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """A table about layers with the number of their row in the place of their names."""
+    """Replace the key columns of a table by the row index in the layer table."""
     number = rows.select(KEY).with_row_index("row")
     found = table.join(number, on=list(KEY), how="inner", maintain_order="left").drop(KEY)
     return found.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
 
 
 def _names(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
-    """The kernels, copies and sets that are each row's own, the longest first; names by their number."""
+    """The GPU activities of each row without its children, longest first, with names as indices of a list."""
     table = _numbered(layer_names(attribution), rows).sort("gpu_ns", descending=True, maintain_order=True)
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
@@ -205,7 +210,7 @@ def _names(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
 
 
 def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
-    """Texts as numbers of a list in which each stands once."""
+    """Encode texts as indices of a list of distinct texts."""
     distinct = texts.unique(maintain_order=True)
     numbers = pl.DataFrame({"text": distinct}).with_row_index("number")
     found = pl.DataFrame({"text": texts}).join(numbers, on="text", how="left", maintain_order="left", nulls_equal=True)
@@ -213,7 +218,7 @@ def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
 
 
 def _steps(attribution: Attribution, start: int) -> dict[str, Any]:
-    """The steps, since the first instant: instants of 64 bits are more than a number of a script holds."""
+    """The steps, with times since the start: JavaScript numbers cannot represent every 64-bit time in ns."""
     steps = by_step(attribution)
     return _columns(steps.with_columns(pl.col("start_ns") - start, pl.col("process").cast(pl.String)))
 
@@ -224,8 +229,8 @@ def _kernels(attribution: Attribution) -> dict[str, Any]:
 
 
 def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:
-    place = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
-    row_of_key = pl.Series([place.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
+    index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
+    row_of_key = pl.Series([index.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
     codes, texts = _coded(found.events["text"])
     key = found.events["key"].cast(pl.Int64)
     known = pl.select(pl.when(key >= 0).then(key)).to_series()
@@ -239,7 +244,7 @@ def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> 
 
 
 def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lanes with names for people: numbers of processes and threads of profilers are long and say little."""
+    """The lanes with short names. Process and thread ids of profilers are long numbers without meaning for users."""
     pids = {one["process"]: one for one in meta.get("processes") or ()}
     processes = list(dict.fromkeys(lane["process"] for lane in lanes))
     threads = {process: _distinct(lanes, process) for process in processes}
@@ -247,18 +252,18 @@ def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict
     for lane in lanes:
         process = lane["process"]
         known = pids.get(process, {})
-        said = f"process {known.get('pid', processes.index(process) + 1)}" if len(processes) > 1 else ""
+        owner = f"process {known.get('pid', processes.index(process) + 1)}" if len(processes) > 1 else ""
         if lane["kind"] == "work":
             device = "device" if lane["device"] is None else f"GPU {lane['device']}"
-            what = device if lane["stream"] is None else f"{device} stream {lane['stream']}"
+            label = device if lane["stream"] is None else f"{device} stream {lane['stream']}"
         elif lane["kind"] == "process":
-            what = "Layers, whatever thread ran them"
+            label = "Layers of all threads"
         else:
             crossing = ", crossing" if lane["kind"] == "crossing" else ""
-            what = f"Thread {threads[process].index(lane['thread']) + 1}{crossing}"
+            label = f"Thread {threads[process].index(lane['thread']) + 1}{crossing}"
         named.append(
             {
-                "name": f"{what}, {said}" if said else what,
+                "name": f"{label}, {owner}" if owner else label,
                 "kind": lane["kind"],
                 "rows": lane["rows"],
                 "total": lane["total"],
@@ -268,13 +273,13 @@ def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict
 
 
 def _distinct(lanes: list[dict[str, Any]], process: int | None) -> list[int | None]:
-    """The threads of a process."""
+    """The distinct threads of a process, in order of appearance."""
     mine = (lane for lane in lanes if lane["process"] == process and lane["kind"] in ("range", "crossing"))
     return list(dict.fromkeys(lane["thread"] for lane in mine))
 
 
 def _columns(table: pl.DataFrame) -> dict[str, list[Any]]:
-    """A table as lists; numbers that JSON does not know are null."""
+    """A table as lists by column. JSON does not support NaN and infinity, so they become null."""
     finite = [
         pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name)
         for name, dtype in table.schema.items()

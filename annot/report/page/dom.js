@@ -1,4 +1,4 @@
-// Elements. Texts of the profile get into the page through here, as text nodes and attributes, never as markup.
+// DOM helpers. They insert texts of the profile as text nodes and attributes, never as markup.
 const SVG = 'http://www.w3.org/2000/svg';
 
 function put(element, attributes, children) {
@@ -22,7 +22,7 @@ function svg(tag, attributes, ...children) {
   return put(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// Text that does nothing but appear: control characters are spelt out, also those that turn the direction of text.
+// Escapes control characters, including those that change the text direction.
 function printable(text) {
   return text.replace(
     /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
@@ -30,12 +30,12 @@ function printable(text) {
   );
 }
 
-// A name of the profile, whose direction does not spread to what stands beside it.
+// A name from the profile. <bdi> isolates its text direction from the surrounding text.
 function name(text, className = 'name') {
   return text === '' ? null : h('bdi', {class: className, title: text}, text);
 }
 
-// A path, whose end says more than its begin: if there is no room, it is cut before its last characters.
+// A path. A path that does not fit is cut before its last TAIL characters, which differ most between layers.
 const TAIL = 18;
 function pathName(text) {
   if (text.length <= TAIL) return name(text);
@@ -44,13 +44,14 @@ function pathName(text) {
   return h('bdi', {class: 'name path', title: text}, parts);
 }
 
-function sized(element, width) {
+function withWidth(element, width) {
   element.style.width = `${Math.max(0, Math.min(100, width))}%`;
   return element;
 }
 
-function say(text) {
-  document.getElementById('said').textContent = text;
+// Announces a text to screen readers.
+function announce(text) {
+  document.getElementById('announcement').textContent = text;
 }
 
 function field(label, control) {
@@ -63,14 +64,14 @@ function choice(id, options, value, change) {
   return select;
 }
 
-// Lets the names in an element be cut to one line, or shows them whole.
+// A checkbox that shows the names in an element in full instead of cutting them to one line.
 function wholeNames(holder) {
   const box = h('input', {
     type: 'checkbox',
     class: 'whole-names',
     onchange: event => holder.classList.toggle('whole', event.target.checked),
   });
-  return h('label', {class: 'check'}, box, ' Whole names');
+  return h('label', {class: 'check'}, box, ' Full names');
 }
 
 function panel(title, ...children) {
@@ -79,13 +80,13 @@ function panel(title, ...children) {
 }
 panel.count = 0;
 
-function nothing(text) {
+function emptyText(text) {
   return h('p', {class: 'nothing'}, text);
 }
 
 let timer = 0;
-function later(work) {
-  // what follows typing waits for its end
+// Runs an action 80 ms after the last call, that is after the user stops typing.
+function debounce(action) {
   clearTimeout(timer);
-  timer = setTimeout(work, 80);
+  timer = setTimeout(action, 80);
 }

@@ -1,52 +1,52 @@
-// One layer: its times, work, counters, shapes, kernels, steps, and what to try.
+// One layer: times, work, counters, shapes, kernels, steps and advice.
 const FACTS = [
   ['Calls', 'calls', count],
   ['GPU time', 'gpu_ns', duration],
-  ['GPU time of its own', 'gpu_self_ns', duration],
+  ['GPU self time', 'gpu_self_ns', duration],
   ['GPU time per call', 'gpu_mean_ns', duration],
   ['Shortest call', 'gpu_min_ns', duration],
   ['Longest call', 'gpu_max_ns', duration],
   ['GPU busy', 'gpu_busy_ns', duration],
   ['GPU idle', 'gpu_idle_ns', duration],
   ['Host time', 'host_ns', duration],
-  ['Host time of its own', 'host_self_ns', duration],
+  ['Host self time', 'host_self_ns', duration],
   ['Host time per call', 'host_mean_ns', duration],
-  ['Kernels of its own', 'kernels', count],
+  ['Kernels (self)', 'kernels', count],
   ['Kernels', 'kernels_total', count],
-  ['Copies and sets', 'copies', count],
-  ['Operations', 'flops', value => amount(value, 'FLOP')],
+  ['Copies and memsets', 'copies', count],
+  ['FLOPs', 'flops', value => amount(value, 'FLOP')],
   ['Bytes', 'bytes', value => amount(value, 'B')],
   ['Parameters', 'params', value => amount(value)],
   ['Intensity', 'intensity', value => amount(value, 'FLOP/B')],
-  ['Speed', 'flops_per_s', value => amount(value, 'FLOP/s')],
-  ['Moved', 'bytes_per_s', value => amount(value, 'B/s')],
+  ['Compute throughput', 'flops_per_s', value => amount(value, 'FLOP/s')],
+  ['Memory throughput', 'bytes_per_s', value => amount(value, 'B/s')],
   ['Precision', 'precision', String],
-  ['Of the roof', 'roof_share', percent],
+  ['Share of the roof', 'roof_share', percent],
   ['Bound by', 'bound', String],
-  ['On Tensor Cores', 'tc_ns', duration],
-  ['Tensor Cores', 'reason', String],
-  ['Memory, change', 'memory_change_bytes', value => amount(value, 'B')],
-  ['Memory, peak', 'memory_peak_bytes', value => amount(value, 'B')],
+  ['Tensor Core time', 'tc_ns', duration],
+  ['Tensor Core usage', 'reason', String],
+  ['Memory change', 'memory_change_bytes', value => amount(value, 'B')],
+  ['Peak memory', 'memory_peak_bytes', value => amount(value, 'B')],
 ];
 const COUNTERS = [
-  ['Stalled', 'stall_share', percent],
-  ['Most frequent reason', 'stall_reason', String],
+  ['Stalls', 'stall_share', percent],
+  ['Main stall reason', 'stall_reason', String],
   ['Instructions', 'instructions', value => amount(value)],
   ['Loads and stores', 'load_store_share', percent],
   ['L1 throughput', 'l1_throughput', value => `${amount(value)}%`],
-  ['L1 hits', 'l1_hit_rate', value => `${amount(value)}%`],
+  ['L1 hit rate', 'l1_hit_rate', value => `${amount(value)}%`],
   ['L2 throughput', 'l2_throughput', value => `${amount(value)}%`],
-  ['L2 hits', 'l2_hit_rate', value => `${amount(value)}%`],
-  ['L2 read', 'l2_read_bytes_per_s', value => amount(value, 'B/s')],
-  ['L2 written', 'l2_write_bytes_per_s', value => amount(value, 'B/s')],
-  ['DRAM read', 'dram_read_bytes_per_s', value => amount(value, 'B/s')],
-  ['DRAM written', 'dram_write_bytes_per_s', value => amount(value, 'B/s')],
+  ['L2 hit rate', 'l2_hit_rate', value => `${amount(value)}%`],
+  ['L2 read throughput', 'l2_read_bytes_per_s', value => amount(value, 'B/s')],
+  ['L2 write throughput', 'l2_write_bytes_per_s', value => amount(value, 'B/s')],
+  ['DRAM read throughput', 'dram_read_bytes_per_s', value => amount(value, 'B/s')],
+  ['DRAM write throughput', 'dram_write_bytes_per_s', value => amount(value, 'B/s')],
   ['DRAM throughput', 'dram_throughput', value => `${amount(value)}%`],
 ];
 
 function layerView(run, state, place) {
   const line = run.lines[place];
-  if (!line) return [h('h1', {}, 'Layer'), nothing('There is no such layer in this profile.')];
+  if (!line) return [h('h1', {}, 'Layer'), emptyText('This profile does not contain the layer.')];
   return [
     crumbs(run, line),
     h('h1', {}, name(title(line)), ' ', name(line.module, 'module')),
@@ -77,7 +77,7 @@ function layerView(run, state, place) {
               state.marked = place;
             },
           },
-          'Show it in the timeline',
+          'Show in the timeline',
         ),
       ),
   ];
@@ -88,7 +88,7 @@ function crumbs(run, line) {
   for (let at = line.parent; at >= 0; at = run.lines[at].parent) above.unshift(at);
   return h(
     'nav',
-    {class: 'crumbs', 'aria-label': 'Layers around it'},
+    {class: 'crumbs', 'aria-label': 'Parent layers'},
     h('a', {href: '#layers'}, 'Layers'),
     above.map(place => [' › ', h('a', {href: `#layer/${place}`}, name(run.lines[place].label))]),
   );
@@ -96,7 +96,7 @@ function crumbs(run, line) {
 
 function factTable(run, line, caption, facts) {
   const rows = Object.entries(line.rows);
-  const there = facts.filter(
+  const present = facts.filter(
     ([, key]) =>
       run.rows[key] &&
       rows.some(([, row]) => known(run.rows[key][row]) && run.rows[key][row] !== '' && run.rows[key][row] !== 0),
@@ -120,7 +120,7 @@ function factTable(run, line, caption, facts) {
       h(
         'tbody',
         {},
-        there.map(([label, key, show]) =>
+        present.map(([label, key, show]) =>
           h(
             'tr',
             {},
@@ -155,7 +155,7 @@ function layerShare(run, line) {
           h(
             'span',
             {class: 'bar', 'aria-hidden': 'true'},
-            sized(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * ns) / (whole || 1)),
+            withWidth(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * ns) / (whole || 1)),
           ),
           h('span', {class: 'value'}, `${duration(ns)}, ${share(ns, whole)}`),
         )
@@ -170,7 +170,7 @@ function shapesOf(run, line) {
     .find(shapes => shapes.length);
   return (
     seen && [
-      h('h3', {}, 'Inputs, the most frequent first'),
+      h('h3', {}, 'Input shapes, most frequent first'),
       h(
         'ol',
         {class: 'shapes'},
@@ -180,11 +180,11 @@ function shapesOf(run, line) {
   );
 }
 
-// The kernels of a layer and, added up, those of all below it.
+// The kernels of a layer, with those of its child layers added.
 function kernelsOf(run, place) {
   if (!run.names.row.length) return null;
   const rows = new Map();
-  for (const one of below(run, place))
+  for (const one of subtree(run, place))
     for (const [phase, row] of Object.entries(run.lines[one].rows)) rows.set(row, [phase, one === place]);
   const sums = new Map();
   const {row, name: code, calls, gpu_ns, kind, library, tensor_cores} = run.names;
@@ -208,7 +208,7 @@ function kernelsOf(run, place) {
     sums.set(key, sum);
   }
   const found = [...sums.values()];
-  if (!found.length) return panel('Kernels', nothing('Nothing ran on a device for this layer.'));
+  if (!found.length) return panel('Kernels', emptyText('No GPU activity belongs to this layer.'));
   const unit = unitFor(found.map(one => one.ns));
   const table = sortTable(
     'Kernels of the layer',
@@ -219,13 +219,18 @@ function kernelsOf(run, place) {
       {title: 'TC', text: true, help: 'Tensor Cores', class: 'minor', value: one => (one.tc ? 'yes' : '')},
       {title: 'Calls', class: 'minor', value: one => one.calls, show: count},
       {title: `Time ${unit.name}`, value: one => one.ns, show: value => inUnit(unit, value)},
-      {title: 'Own', value: one => one.own, show: value => inUnit(unit, value || null)},
+      {
+        title: 'Self',
+        help: 'Time without child layers',
+        value: one => one.own,
+        show: value => inUnit(unit, value || null),
+      },
       {title: 'Mean', value: one => one.ns / one.calls, show: value => duration(Math.round(value))},
     ],
     found,
     {by: 5},
   );
-  return panel('Kernels, with those of the layers in it', wholeNames(table), table);
+  return panel('Kernels, child layers included', wholeNames(table), table);
 }
 
 function layerSteps(run, line) {
@@ -240,7 +245,7 @@ function layerSteps(run, line) {
   const some = parts.filter(([, values]) => values.some(Boolean));
   if (!some.length) return null;
   return panel(
-    'In each step',
+    'Time in each step',
     stepChart(
       some.map(([phase, values]) => ({title: phase, values: [...values]})),
       first,
@@ -255,9 +260,9 @@ function childrenOf(run, place) {
   const {numbers} = measured(run, {...NOTHING});
   const longest = Math.max(1, ...children.map(child => numbers[child].total ?? 0));
   return panel(
-    'Layers in it',
+    'Child layers',
     sortTable(
-      'Layers in it',
+      'Child layers',
       [
         {
           title: 'Layer',
@@ -286,7 +291,7 @@ function layerAdvice(run, line) {
   const mine = records(run.advice).filter(
     one => one.layers.includes(title(line)) || one.layers.includes(line.layer || '(model)'),
   );
-  return mine.length > 0 && panel('What to try', adviceList(run, mine));
+  return mine.length > 0 && panel('Advice', adviceList(run, mine));
 }
 
 function adviceList(run, found) {
@@ -298,7 +303,7 @@ function adviceList(run, found) {
         'li',
         {},
         h('strong', {}, one.advice),
-        h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the step.` : 'Saves nothing itself.'),
+        h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the step.` : 'Saves no time by itself.'),
         h('p', {}, `${one.evidence}.`),
         one.layers.length > 0 &&
           h(

@@ -1,4 +1,4 @@
-// The data of the page, and what follows from it for the filters that are set.
+// The data of the page, and the values of the layer tree under the current filters.
 const PHASES = ['forward', 'backward', 'recompute'];
 const NOTHING = {phase: '', module: '', search: '', steps: '', time: ''};
 
@@ -10,13 +10,13 @@ async function readData() {
   return JSON.parse(await new Response(stream).text());
 }
 
-// The rows of a table that is stored as columns.
+// The rows of a table that is stored by column.
 function records(table, names = Object.keys(table).filter(key => Array.isArray(table[key]))) {
   const length = names.length ? table[names[0]].length : 0;
   return Array.from({length}, (_, place) => Object.fromEntries(names.map(key => [key, table[key][place]])));
 }
 
-// Links the lines of the layer table to those above and below them.
+// Links each line of the layer table to its parent and children.
 function linked(run) {
   if (run.children) return run;
   const above = [];
@@ -38,7 +38,7 @@ function title(line) {
   return line.layer || (line.other ? line.label : '(model)');
 }
 
-// Which steps a text such as 3:20 stands for, as Python counts; null: all; undefined: the text says nothing.
+// The steps of a text such as 7 or 3:20, as [first, end) like a Python slice; null: all; undefined: invalid text.
 function stepRange(text, steps) {
   if (!text.trim()) return null;
   const match = /^\s*(?:(\d+)|(\d*):(\d*))\s*$/.exec(text);
@@ -47,7 +47,7 @@ function stepRange(text, steps) {
   return [Number(match[2] || 0), match[3] ? Number(match[3]) : steps];
 }
 
-// The times of all rows, in all of the profile or in some steps: arrays by the names of the columns.
+// The times of all rows, in the whole profile or in some steps: an array per column.
 function timesOf(run, text) {
   const range = stepRange(text, run.layer_steps.steps);
   if (!range) return run.rows;
@@ -69,7 +69,7 @@ function sumOf(line, values, phase) {
   return total;
 }
 
-// What each line shows under the filters: its times by phase, and whether it is asked for.
+// The values of each line under the filters: times by phase, and whether the line matches.
 function measured(run, filters) {
   const time = filters.time || run.time;
   const self = time.replace('_ns', '_self_ns');
@@ -96,7 +96,7 @@ function measured(run, filters) {
   return {numbers, whole, time};
 }
 
-// How often a layer ran: its forward calls, if there are any.
+// The number of forward calls of a layer, or of all calls without forward rows.
 function callsOf(line, run, phase) {
   return sumOf(line, run.rows.calls, phase || ('forward' in line.rows ? 'forward' : ''));
 }
@@ -118,7 +118,7 @@ function modulesIn(run) {
   return [...new Set(run.lines.filter(line => !line.other && line.module).map(line => line.module))].sort();
 }
 
-// The line and all that stand below it.
-function below(run, place) {
-  return [place, ...run.children[place].flatMap(child => below(run, child))];
+// A line and all lines below it.
+function subtree(run, place) {
+  return [place, ...run.children[place].flatMap(child => subtree(run, child))];
 }

@@ -1,17 +1,19 @@
-// Pictures of points and bars, as SVG; each thing in them can be reached by keyboard and says its values.
+// Charts as SVG. Points are links with their values as label; bars have tooltips.
 
-// How wide a picture is, so that its texts are as large as others.
-function room() {
+// The width of a chart in pixels. It follows the window, so that SVG texts keep the size of other texts.
+function chartWidth() {
   return Math.max(320, Math.min(1200, innerWidth - 64));
 }
 
+// Powers of ten between two values, the ticks of a logarithmic axis.
 function decades(low, high) {
   const marks = [];
   for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power++) marks.push(10 ** power);
   return marks;
 }
 
-function evenly(high, parts = 4) {
+// Evenly spaced round ticks from 0.
+function evenTicks(high, parts = 4) {
   const raw = high / parts,
     power = 10 ** Math.floor(Math.log10(raw || 1));
   const step = [1, 2, 2.5, 5, 10].find(factor => factor * power >= raw) * power;
@@ -20,7 +22,7 @@ function evenly(high, parts = 4) {
   return marks;
 }
 
-// A round number, without the zeros that say how exact others are.
+// The label of a tick, without trailing zeros.
 function round(number) {
   return amount(number).replace(/\.0+(?= |$)/, '') || '0';
 }
@@ -29,7 +31,7 @@ function label(x, y, text, anchor = 'middle', className = 'tick') {
   return svg('text', {x, y, 'text-anchor': anchor, class: className}, text);
 }
 
-// The roofs of a device over the intensities shown: for each precision in use the slope of memory and the flat peak.
+// The roofs of the device, one for each precision in use: the memory slope and the flat compute peak.
 function roofs(peaks, points) {
   if (!peaks) return [];
   const used = new Set(points.map(point => point.precision));
@@ -44,7 +46,7 @@ function roofs(peaks, points) {
 
 function rooflinePlot(run, points) {
   const lines = roofs(run.peaks, points),
-    width = room(),
+    width = chartWidth(),
     height = 470,
     box = {left: 70, right: 20, top: 20, bottom: 46};
   const ridges = lines.filter(one => one.bandwidth).map(one => one.flops / one.bandwidth);
@@ -82,10 +84,10 @@ function rooflinePlot(run, points) {
     .sort((a, b) => b.ns - a.ns)
     .map(one => {
       const reached = `${amount(one.speed, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.ns)}`;
-      const said = `${one.title} ${one.module} ${one.phase}: ${reached}${one.bound ? `, bound by ${one.bound}` : ''}`;
+      const text = `${one.title} ${one.module} ${one.phase}: ${reached}${one.bound ? `, bound by ${one.bound}` : ''}`;
       return svg(
         'a',
-        {href: `#layer/${one.place}`, 'aria-label': said},
+        {href: `#layer/${one.place}`, 'aria-label': text},
         svg(
           'circle',
           {
@@ -94,7 +96,7 @@ function rooflinePlot(run, points) {
             cy: y(one.speed),
             r: 4 + 10 * Math.sqrt(one.ns / longest),
           },
-          svg('title', {}, said),
+          svg('title', {}, text),
         ),
       );
     });
@@ -113,10 +115,10 @@ function rooflinePlot(run, points) {
   );
 }
 
-// Values by step, one above the other; of many steps each bar is the longest of some neighbours.
+// Stacked bars of the values of each step. With many steps, a bar shows the longest of a group of neighbours.
 function stepChart(series, first, warm) {
   const steps = series[0].values.length,
-    width = room(),
+    width = chartWidth(),
     height = 260,
     box = {left: 64, right: 10, top: 14, bottom: 34};
   const group = Math.ceil(steps / Math.floor(width / 3)),
@@ -129,7 +131,7 @@ function stepChart(series, first, warm) {
   const y = value => height - box.bottom - (value / highest) * (height - box.bottom - box.top);
   const wide = (width - box.left - box.right) / bars_,
     thick = Math.max(0.5, Math.min(wide * 0.84, 72));
-  const marks = evenly(highest / unit.ns).map(mark => [
+  const marks = evenTicks(highest / unit.ns).map(mark => [
     svg('line', {class: 'grid', x1: box.left, x2: width - box.right, y1: y(mark * unit.ns), y2: y(mark * unit.ns)}),
     label(box.left - 6, y(mark * unit.ns) + 4, mark.toLocaleString('en-US', {maximumFractionDigits: 9}), 'end'),
   ]);
@@ -140,13 +142,13 @@ function stepChart(series, first, warm) {
       if (totals[other] > totals[step]) step = other;
     const parts = series.map(one => [one.title, one.values[step] ?? 0]).filter(([, ns]) => ns > 0);
     const times = parts.map(([title_, ns]) => `${title_} ${duration(ns)}`).join(', ');
-    const said = `Step ${first + step}: ${times}${warm[step] ? ' (warm-up)' : ''}`;
+    const text = `Step ${first + step}: ${times}${warm[step] ? ' (warm-up)' : ''}`;
     let base = 0;
     const x = box.left + bar * wide;
     return svg(
       'g',
       {class: warm[step] ? 'warm' : null},
-      svg('title', {}, said),
+      svg('title', {}, text),
       parts.map(([title_, ns]) => {
         const rect = svg('rect', {
           class: `fill ${title_.replace(/[^a-z]/g, '')}`,
@@ -161,7 +163,7 @@ function stepChart(series, first, warm) {
       bar % every === 0 && label(x + wide / 2, height - box.bottom + 16, count(first + bar * group)),
     );
   });
-  const told = group > 1 ? h('p', {class: 'hint'}, `Each bar is the longest of ${group} steps.`) : null;
+  const hint = group > 1 ? h('p', {class: 'hint'}, `Each bar is the longest of ${group} steps.`) : null;
   return h(
     'div',
     {},
@@ -182,6 +184,6 @@ function stepChart(series, first, warm) {
         label(width / 2, height - 4, 'Step', 'middle', 'axis'),
       ),
     ),
-    told,
+    hint,
   );
 }

@@ -1,4 +1,4 @@
-// The frame: what is shown, by the part of the address after #; the rank; light and dark; keys.
+// The frame of the page: navigation by URL fragment, choice of the rank, theme, keyboard shortcuts.
 const THEMES = {auto: 'Automatic', light: 'Light', dark: 'Dark'};
 
 function viewsOf(data) {
@@ -28,9 +28,9 @@ async function start() {
   }
   const page = {data, views: viewsOf(data), run: 0, states: new Map()};
   document.getElementById('head').append(...frame(page));
-  addEventListener('hashchange', () => turn(page, true));
+  addEventListener('hashchange', () => navigate(page, true));
   addEventListener('keydown', event => shortcut(event));
-  turn(page, false);
+  navigate(page, false);
 }
 
 function frame(page) {
@@ -47,7 +47,7 @@ function frame(page) {
         '0',
         value => {
           page.run = Number(value);
-          turn(page, false);
+          navigate(page, false);
         },
       ),
     );
@@ -71,11 +71,11 @@ function frame(page) {
   ];
 }
 
-// What a rank was asked stays with it; what is shown first is the first view.
-function turn(page, moved) {
+// Shows the view of the URL fragment, or the first view. Each rank keeps its own filters.
+function navigate(page, moved) {
   const [key, argument] = location.hash.slice(1).split('/'),
     first = Object.keys(page.views)[0];
-  if (key === 'main' && document.getElementById('main').dataset.view) return; // the link that skips the navigation
+  if (key === 'main' && document.getElementById('main').dataset.view) return; // target of the skip link
   const run = page.data.kind === 'compare' ? null : linked(page.data.runs[page.run]);
   const state = page.states.get(page.run) ?? {filters: {...NOTHING}};
   page.states.set(page.run, state);
@@ -124,7 +124,7 @@ function store(value) {
   try {
     localStorage.setItem('annot-theme', value);
   } catch {
-    /* a browser may forbid it; then it lasts as long as the page */
+    /* some browsers block localStorage; the choice then lasts until the page is closed */
   }
   theme(value);
 }

@@ -1,4 +1,4 @@
-// The first view: the run in numbers, where its time went, what to look at and what to try.
+// The summary view: totals, time breakdown, longest layers and kernels, advice, notes.
 
 function summaryView(run) {
   const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row]));
@@ -23,27 +23,26 @@ function cards(run, rows) {
     shown.push(h('div', {class: 'card'}, h('dt', {}, label_), h('dd', {}, value, more && h('small', {}, more))));
   if (device) {
     add('GPU time', duration(meta.gpu_ns), `${share(meta.attributed_gpu_ns, meta.gpu_ns) || '0.0%'} in ranges`);
-    add('GPU busy', percent(rows.get('gpu busy')?.share), steps ? 'of the steps' : 'from first to last kernel');
+    add('GPU busy', percent(rows.get('gpu busy')?.share), steps ? 'of the steps' : 'from the first to the last kernel');
     add(`On ${run.units}`, percent(rows.get('gpu tensor_cores')?.share), 'of kernel time');
-    add('Kernels', count(meta.kernels), plural(meta.copies, 'copy or set', 'copies and sets'));
+    add('Kernels', count(meta.kernels), plural(meta.copies, 'copy or memset', 'copies and memsets'));
   }
   if (meta.host_ns !== null && meta.ranges)
     add('Host time', duration(meta.host_ns), `${plural(meta.ranges, 'range')}, ${plural(meta.threads, 'thread')}`);
   if (meta.steps) {
+    const warmup = steps?.warmup ? `, ${count(steps.warmup)} of warm-up excluded` : '';
     add(
       'Step',
       steps ? duration(steps.median) : count(meta.steps),
-      steps
-        ? `median of ${count(meta.steps - steps.warmup)}${steps.warmup ? `, ${count(steps.warmup)} of warm-up` : ''}`
-        : 'steps',
+      steps ? `median of ${count(meta.steps - steps.warmup)}${warmup}` : 'steps',
     );
   }
   return shown.length
     ? h('dl', {class: 'cards'}, shown)
-    : nothing('The profile is empty: no ranges, and nothing ran on a device.');
+    : emptyText('The profile is empty: it contains neither ranges nor GPU activity.');
 }
 
-// Where the time of the steps went: disjoint shares that add up to it.
+// The breakdown of the time of the steps into disjoint parts, which add up to the total.
 function shareOfSteps(run, rows) {
   const wall = rows.get('time wall');
   if (!wall?.ns) return null;
@@ -54,7 +53,7 @@ function shareOfSteps(run, rows) {
   const whole = run.meta.steps ? 'the steps' : 'the run';
   const devices = wall.count > 1 ? ` on ${wall.count} devices` : '';
   return panel(
-    `Where the time of ${whole} went`,
+    `Time breakdown of ${whole}`,
     h(
       'div',
       {
@@ -63,7 +62,10 @@ function shareOfSteps(run, rows) {
         'aria-label': parts.map(one => `${words(one.key)} ${percent(one.share)}`).join(', '),
       },
       parts.map(one =>
-        sized(h('span', {class: `part-${one.key}`, title: `${words(one.key)} ${percent(one.share)}`}), 100 * one.share),
+        withWidth(
+          h('span', {class: `part-${one.key}`, title: `${words(one.key)} ${percent(one.share)}`}),
+          100 * one.share,
+        ),
       ),
     ),
     h(
@@ -79,10 +81,10 @@ function shareOfSteps(run, rows) {
           h(
             'tr',
             {},
-            ['Part', 'Time', 'Share', 'Besides'].map((text, place) =>
+            ['Part', 'Time', 'Share', 'Overlapped'].map((text, place) =>
               h('th', {scope: 'col', class: place ? 'number' : 'text'}, text),
             ),
-            h('th', {scope: 'col', class: 'text meaning'}, 'When'),
+            h('th', {scope: 'col', class: 'text meaning'}, 'Meaning'),
           ),
         ),
         h(
@@ -105,7 +107,7 @@ function shareOfSteps(run, rows) {
     h(
       'p',
       {class: 'hint'},
-      `Of ${duration(wall.ns)}${devices}. Besides: how long it went on under what stands above it.`,
+      `Total: ${duration(wall.ns)}${devices}. Overlapped: time hidden behind the parts listed above.`,
     ),
   );
 }
@@ -118,10 +120,10 @@ function topLayers(run) {
     line => numbers[line.place].self,
     true,
   ).slice(0, 10);
-  if (!best.length) return panel('Layers', nothing('No ranges: use emit_ranges(model) around what you profile.'));
+  if (!best.length) return panel('Layers', emptyText('No ranges were recorded. Use emit_ranges(model).'));
   const longest = numbers[best[0].place].self;
   return panel(
-    'Layers with the most time of their own',
+    'Layers with the most self time',
     h(
       'ol',
       {class: 'top'},
@@ -153,13 +155,14 @@ function selfBars(run, line, longest) {
   const self = run.rows[run.time.replace('_ns', '_self_ns')];
   return Object.entries(line.rows).map(
     ([phase, row]) =>
-      self[row] > 0 && sized(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * self[row]) / longest),
+      self[row] > 0 &&
+      withWidth(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * self[row]) / longest),
   );
 }
 
 function topKernels(run) {
   const rows = records(run.kernels).slice(0, 10);
-  if (!rows.length) return panel('Kernels', nothing('The profile has no device work: times are those of the host.'));
+  if (!rows.length) return panel('Kernels', emptyText('No GPU activity was recorded. All times are host times.'));
   return panel(
     'Kernels with the most time',
     h(
@@ -174,7 +177,7 @@ function topKernels(run) {
           h(
             'div',
             {class: 'bar', 'aria-hidden': 'true'},
-            row.gpu_ns > 0 && sized(h('span', {class: 'other'}), (100 * row.gpu_ns) / rows[0].gpu_ns),
+            row.gpu_ns > 0 && withWidth(h('span', {class: 'other'}), (100 * row.gpu_ns) / rows[0].gpu_ns),
           ),
         ),
       ),
@@ -185,7 +188,7 @@ function topKernels(run) {
 
 function advicePanel(run) {
   const found = records(run.advice);
-  return panel('What to try', found.length ? adviceList(run, found) : nothing('No rule found something to try.'));
+  return panel('Advice', found.length ? adviceList(run, found) : emptyText('No rule applies to this profile.'));
 }
 
 function notesPanel(run) {

@@ -1,4 +1,4 @@
-// Tables that sort by their headings. A column: title, value(row), show(value, row), and text: true if it is no number.
+// Sortable tables. A column has title, value(row), optional show(value, row), and text: true for texts.
 const SHOWN = 500;
 
 function sortTable(caption, columns, rows, options = {}) {
@@ -64,7 +64,7 @@ function cell(column, row) {
   return column.show ? column.show(value, row) : known(value) ? value : '';
 }
 
-// The heading of a column, a button that sorts: numbers begin with the largest, texts with the first.
+// The heading of a column: a button that sorts, numbers by descending and texts by ascending order first.
 function heading(column, place, state, redraw) {
   const active = state.by === place;
   const button = h(
@@ -76,7 +76,7 @@ function heading(column, place, state, redraw) {
         state.down = active ? !state.down : !column.text;
         state.by = place;
         redraw();
-        say(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
+        announce(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
         document.querySelector(`[data-column="${place}"].sorted button`)?.focus();
       },
     },
@@ -98,7 +98,7 @@ function heading(column, place, state, redraw) {
 
 const TEXTS = new Intl.Collator('en', {numeric: true});
 
-// Rows by a value, unknown ones last whatever the direction, alike ones in their order.
+// Sorts rows by a value. The sort is stable, and unknown values come last in both directions.
 function sorted(rows, value, down) {
   const keyed = rows.map((row, place) => [value(row), place, row]);
   keyed.sort((a, b) => {

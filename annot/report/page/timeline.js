@@ -1,13 +1,16 @@
-// The timeline: ranges and kernels in lanes on a canvas; wheel, drag, pinch and keys zoom and pan.
+// The timeline: ranges and GPU activities in lanes on a canvas.
 const ROW = 17,
   HEAD = 20,
   AXIS = 24,
-  SHORTEST = 20; // pixels; the closest zoom shows 20 ns
+  SHORTEST = 20; // closest zoom in ns; the other constants are pixels
 
 function timelineView(run, state) {
   const events = run.timeline;
   if (!events.text.length)
-    return [h('h1', {}, 'Timeline'), nothing('Nothing to show: no ranges with times, and nothing ran on a device.')];
+    return [
+      h('h1', {}, 'Timeline'),
+      emptyText('Nothing to show: the profile contains neither timed ranges nor GPU activity.'),
+    ];
   const view = {...prepared(run), state, run, selected: -1, hovered: -1};
   const canvas = h('canvas', {
     id: 'timeline',
@@ -35,11 +38,11 @@ function timelineView(run, state) {
     stepChoice(view),
     state.marked !== undefined && run.lines[state.marked] && markedLayer(view),
   );
-  new ResizeObserver(() => ask(view)).observe(canvas);
+  new ResizeObserver(() => requestDraw(view)).observe(canvas);
   requestAnimationFrame(() => show(view, 0, view.end));
   return [
     h('h1', {}, 'Timeline'),
-    h('p', {class: 'told'}, timelineTold(events)),
+    h('p', {class: 'status'}, timelineStatus(events)),
     buttons,
     h(
       'p',
@@ -52,23 +55,23 @@ function timelineView(run, state) {
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
-      'Wheel or + and − zoom, drag or ← and → pan, 0 shows all, n and p go from event to event, ↑ and ↓ to other rows, ' +
-        'Enter zooms to one.',
+      'Wheel, + and −: zoom. Drag, ← and →: pan. 0: show all. n and p: next and previous event. ↑ and ↓: other rows. ' +
+        'Enter: zoom to the event.',
     ),
     detail,
-    panel('The longest in view', longest),
+    panel('Longest events in view', longest),
   ];
 }
 
-function timelineTold(events) {
-  const out = events.left_out ? ` ${plural(events.left_out, 'lane')} with less time left out.` : '';
+function timelineStatus(events) {
+  const out = events.left_out ? ` The ${plural(events.left_out, 'lane')} with the least time are left out.` : '';
   if (events.every === 1)
     return `${plural(events.text.length, 'event')} in ${plural(events.lanes.length, 'lane')}.${out}`;
   const drawn = `${count(events.text.length)} of ${count(events.total)} events`;
   return `A sample: ${drawn}, the longest and one in ${count(events.every)} of the others.${out}`;
 }
 
-// Where each lane stands, and where the events of each of its rows begin in the arrays.
+// The positions of lanes and rows, and the index of the first event of each row in the arrays.
 function prepared(run) {
   const {timeline} = run,
     size = timeline.text.length;
@@ -125,9 +128,9 @@ function markedLayer(view) {
   return h(
     'span',
     {class: 'marked'},
-    'Only ',
+    'Highlighted: ',
     name(title(line)),
-    ' is in colour ',
+    ' ',
     h(
       'button',
       {
@@ -136,10 +139,10 @@ function markedLayer(view) {
           view.marked = undefined;
           view.state.marked = undefined;
           event.target.parentNode.remove();
-          ask(view);
+          requestDraw(view);
         },
       },
-      'Show all in colour',
+      'Clear highlight',
     ),
   );
 }
@@ -153,7 +156,7 @@ function show(view, from, to) {
     begin = Math.min(Math.max(middle - wide / 2, least), view.end * 1.02 - wide);
   view.from = begin;
   view.to = begin + wide;
-  ask(view);
+  requestDraw(view);
 }
 
 function zoom(view, factor, at = (view.from + view.to) / 2) {
@@ -165,16 +168,16 @@ function pan(view, part) {
   show(view, view.from + by, view.to + by);
 }
 
-function ask(view) {
-  if (view.asked) return;
-  view.asked = true;
+function requestDraw(view) {
+  if (view.drawRequested) return;
+  view.drawRequested = true;
   requestAnimationFrame(() => {
-    view.asked = false;
+    view.drawRequested = false;
     if (view.canvas.isConnected) draw(view);
   });
 }
 
-function colours() {
+function colors() {
   const style = getComputedStyle(document.documentElement),
     read = key => style.getPropertyValue(`--${key}`).trim();
   return Object.fromEntries(
@@ -202,15 +205,15 @@ function draw(view) {
     canvas.height = Math.round(view.height * ratio);
   }
   const paper = canvas.getContext('2d'),
-    colour = colours();
+    color = colors();
   paper.setTransform(ratio, 0, 0, ratio, 0, 0);
   paper.clearRect(0, 0, width, view.height);
   paper.font = '11px system-ui, sans-serif';
   paper.textBaseline = 'middle';
-  drawAxis(view, paper, colour, width);
+  drawAxis(view, paper, color, width);
   let drawn = 0;
-  for (const row of view.rows) drawn += drawRow(view, paper, colour, width, row);
-  drawLanes(view, paper, colour, width);
+  for (const row of view.rows) drawn += drawRow(view, paper, color, width, row);
+  drawLanes(view, paper, color, width);
   Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
   canvas.setAttribute(
     'aria-label',
@@ -224,7 +227,7 @@ function instant(at) {
   return duration(Math.round(at));
 }
 
-function drawAxis(view, paper, colour, width) {
+function drawAxis(view, paper, color, width) {
   const wide = view.to - view.from,
     parts = Math.max(2, Math.floor(width / 130)),
     raw = wide / parts;
@@ -235,25 +238,25 @@ function drawAxis(view, paper, colour, width) {
   paper.textAlign = 'left';
   for (let mark = Math.ceil(view.from / step) * step; mark <= view.to; mark += step) {
     const x = ((mark - view.from) / wide) * width;
-    paper.fillStyle = colour.line;
+    paper.fillStyle = color.line;
     paper.fillRect(x, 0, 1, view.height);
-    paper.fillStyle = colour.muted;
+    paper.fillStyle = color.muted;
     paper.fillText(`${fixed(mark / unit.ns, Math.min(decimals, 9))} ${unit.name}`, x + 4, AXIS / 2 - 2);
   }
 }
 
-function drawLanes(view, paper, colour) {
+function drawLanes(view, paper, color) {
   paper.textAlign = 'left';
   for (const lane of view.lanes) {
-    paper.fillStyle = colour.surface;
+    paper.fillStyle = color.surface;
     const text = `${lane.name} · ${plural(lane.total, 'event')}`;
     paper.fillRect(2, lane.top + 2, paper.measureText(text).width + 8, HEAD - 4);
-    paper.fillStyle = colour.muted;
+    paper.fillStyle = color.muted;
     paper.fillText(text, 6, lane.top + HEAD / 2);
   }
 }
 
-// The first event of a row that is not over at an instant; those of a row follow each other.
+// The first event of a row that ends at or after a time, by binary search: events of a row do not overlap.
 function firstFrom(view, row, at) {
   let low = row.from,
     high = row.to;
@@ -265,35 +268,35 @@ function firstFrom(view, row, at) {
   return low;
 }
 
-function drawRow(view, paper, colour, width, row) {
+function drawRow(view, paper, color, width, row) {
   const scale = width / (view.to - view.from);
   let last = -1,
     drawn = 0;
   for (let event = firstFrom(view, row, view.from); event < row.to && view.start[event] <= view.to; event++) {
     const left = (view.start[event] - view.from) * scale,
       right = Math.max(left + view.length[event] * scale, left + 1);
-    if (right <= last) continue; // what lies in a pixel that is full already would not be seen
+    if (right <= last) continue; // the pixel is already covered
     const x = Math.max(left, last, 0),
       wide = Math.min(right, width) - x;
     last = wide < 1 ? Math.ceil(right) : right;
     drawn++;
     const dim = view.marked && !view.marked.has(view.run.timeline.of[event]);
-    paper.fillStyle = dim ? colour.faint : colour[`fill-${view.phase[event]}`] || colour['fill-other'];
+    paper.fillStyle = dim ? color.faint : color[`fill-${view.phase[event]}`] || color['fill-other'];
     paper.fillRect(x, row.top, Math.max(wide - (wide > 3 ? 1 : 0), 0.7), ROW - 2);
     if (event === view.selected) {
-      paper.strokeStyle = colour.text;
+      paper.strokeStyle = color.text;
       paper.lineWidth = 2;
       paper.strokeRect(x + 1, row.top + 1, Math.max(wide - 2, 1), ROW - 4);
     }
-    if (wide > 34) write(view, paper, dim ? colour.muted : colour['on-fill'], event, x, wide, row.top);
+    if (wide > 34) write(view, paper, dim ? color.muted : color['on-fill'], event, x, wide, row.top);
   }
   return drawn;
 }
 
-function write(view, paper, colour, event, x, wide, top) {
+function write(view, paper, color, event, x, wide, top) {
   const text = printable(view.run.timeline.texts[view.run.timeline.text[event]].slice(0, 200));
   const fits = Math.floor((wide - 8) / 6);
-  paper.fillStyle = colour;
+  paper.fillStyle = color;
   paper.fillText(
     text.length > fits ? `${text.slice(0, Math.max(1, fits - 1))}…` : text,
     x + 4,
@@ -349,14 +352,14 @@ function describe(view, event) {
 function select(view, event, centre) {
   view.selected = event;
   view.detail.replaceChildren(
-    event < 0 ? nothing('Click an event, or press n, to see what it is.') : describe(view, event),
+    event < 0 ? emptyText('Click an event, or press n, to see its details.') : describe(view, event),
   );
   if (event >= 0 && centre) {
     const middle = view.start[event] + view.length[event] / 2,
       half = (view.to - view.from) / 2;
     if (middle < view.from || middle > view.to) show(view, middle - half, middle + half);
   }
-  ask(view);
+  requestDraw(view);
 }
 
 function listLongest(view) {
@@ -372,7 +375,7 @@ function listLongest(view) {
   view.longest.replaceChildren(
     found.length
       ? sortTable(
-          'The longest events in view',
+          'Longest events in view',
           [
             {
               title: 'Event',
@@ -385,12 +388,17 @@ function listLongest(view) {
                   name(value, 'kernel'),
                 ),
             },
-            {title: 'Lane', text: true, class: 'minor', value: event => view.lanes[view.rows[view.row[event]].lane].name},
+            {
+              title: 'Lane',
+              text: true,
+              class: 'minor',
+              value: event => view.lanes[view.rows[view.row[event]].lane].name,
+            },
             {title: 'From', value: event => view.start[event], show: duration},
             {title: 'Time', value: event => view.length[event], show: duration},
           ],
           found,
         )
-      : nothing('Nothing happened here.'),
+      : emptyText('No events in view.'),
   );
 }

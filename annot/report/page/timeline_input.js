@@ -1,4 +1,4 @@
-// How the timeline is used: wheel, drag, pinch and keys.
+// Input of the timeline: wheel, drag, pinch and keys.
 
 function listen(view) {
   const {canvas} = view,
@@ -16,7 +16,7 @@ function listen(view) {
     {passive: false},
   );
   listenPointers(view, at);
-  canvas.addEventListener('keydown', event => pressed(view, event));
+  canvas.addEventListener('keydown', event => keyPressed(view, event));
 }
 
 function listenPointers(view, at) {
@@ -68,7 +68,7 @@ function hover(view, event) {
   tip.style.top = `${event.clientY - box.top + 16}px`;
 }
 
-function pressed(view, event) {
+function keyPressed(view, event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const act = {
     ArrowLeft: () => pan(view, -0.15),
@@ -94,7 +94,7 @@ function pressed(view, event) {
   act();
 }
 
-// The event of the next or previous row that goes on where the selected one begins, or begins after it.
+// Selects the event of the next or previous row that is active at the start of the selected event, or follows it.
 function toRow(view, by) {
   const at = view.start[view.selected];
   let place = view.row[view.selected] + by;
@@ -106,7 +106,7 @@ function toRow(view, by) {
   if (seen < 80 || seen > innerHeight - ROW) scrollBy(0, seen - innerHeight / 2);
 }
 
-// The next or previous event of the same row, without one yet the first in view.
+// Selects the next or previous event of the same row. Without a selection, selects the first event in view.
 function step(view, by) {
   if (view.selected < 0) {
     const row = view.rows.find(one => firstFrom(view, one, view.from) < one.to);

@@ -1,19 +1,19 @@
-// The layer tree: bars of forward and backward, sorted among siblings, searched, filtered; arrows walk in it.
+// The layer tree: bars by phase, sorting among siblings, search, filters, arrow keys.
 const LINES = 1000;
 
 function layersView(run, state) {
   const tree = (state.tree ??= {
     by: -1,
     down: true,
-    open: opened(run),
+    open: initiallyOpen(run),
     folded: new Set(),
     filtered: false,
     all: false,
     focus: -1,
   });
   const holder = h('div', {class: 'scroll wide'});
-  const told = h('p', {class: 'told', role: 'status'});
-  const draw = () => drawTree(run, state, tree, holder, told, draw);
+  const status = h('p', {class: 'status', role: 'status'});
+  const draw = () => drawTree(run, state, tree, holder, status, draw);
   const filters = h(
     'form',
     {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
@@ -23,14 +23,14 @@ function layersView(run, state) {
   return [
     h('h1', {}, 'Layers'),
     filters,
-    told,
+    status,
     holder,
-    h('p', {class: 'hint'}, 'Arrow keys walk in the tree and open it, Enter shows a layer, / searches.'),
+    h('p', {class: 'hint'}, 'Arrow keys: move, fold and unfold. Enter: open the layer. /: search.'),
   ];
 }
 
-// A small model is open, of a large one its upper part.
-function opened(run) {
+// The lines that are unfolded at first: all of a small model, the upper levels of a large one.
+function initiallyOpen(run) {
   const deepest = run.lines.length <= 300 ? Infinity : 2;
   return new Set(run.lines.filter(line => line.depth < deepest).map(line => line.place));
 }
@@ -40,7 +40,7 @@ function treeFilters(run, state, draw) {
   const set = (key, value) => {
     filters[key] = value;
     state.tree.folded.clear();
-    later(draw);
+    debounce(draw);
   };
   const search = h('input', {
     type: 'search',
@@ -98,13 +98,13 @@ function stepsInput(run, filters, draw) {
     placeholder: `0:${run.layer_steps.kept}`,
     value: filters.steps,
     inputmode: 'numeric',
-    title: 'Only these steps, as 3:20 or 7; empty: the whole profile',
+    title: 'Steps to include, such as 7 or 3:20 (without step 20). Empty: the whole profile.',
     oninput: event => {
       const wrong = stepRange(event.target.value, run.layer_steps.steps) === undefined;
       event.target.setAttribute('aria-invalid', wrong);
       if (!wrong) {
         filters.steps = event.target.value;
-        later(draw);
+        debounce(draw);
       }
     },
   });
@@ -127,7 +127,7 @@ function treeColumns(run, shown) {
   return {columns, unit};
 }
 
-function drawTree(run, state, tree, holder, told, draw) {
+function drawTree(run, state, tree, holder, status, draw) {
   const shown = measured(run, state.filters);
   const {columns, unit} = treeColumns(run, shown);
   const all = [
@@ -152,7 +152,7 @@ function drawTree(run, state, tree, holder, told, draw) {
   head.children[0].after(h('th', {scope: 'col', class: 'bars'}, legend(shown)));
   const table = h(
     'table',
-    {class: 'tree', role: 'treegrid', 'aria-label': 'Layers', onkeydown: event => walk(event, context)},
+    {class: 'tree', role: 'treegrid', 'aria-label': 'Layers', onkeydown: event => treeKeyPressed(event, context)},
     h('thead', {}, head),
     h(
       'tbody',
@@ -176,10 +176,10 @@ function drawTree(run, state, tree, holder, told, draw) {
   holder.replaceChildren(table, more || '');
   const what = shown.time === 'gpu_ns' ? 'GPU' : 'Host';
   const kept =
-    run.layer_steps.kept < run.layer_steps.steps ? `; steps are known up to ${run.layer_steps.kept - 1}` : '';
-  told.textContent = run.lines.length
+    run.layer_steps.kept < run.layer_steps.steps ? `; the page has the first ${count(run.layer_steps.kept)} steps` : '';
+  status.textContent = run.lines.length
     ? `${what} time in ${unit.name}, ${plural(found.size, 'line')} of ${count(run.lines.length)}${kept}`
-    : 'No layers: use emit_ranges(model) around what you profile.';
+    : 'No layers were recorded. Use emit_ranges(model).';
 }
 
 function legend(shown) {
@@ -188,7 +188,7 @@ function legend(shown) {
   return keys.map(key => h('span', {class: `key ${key}`}, key));
 }
 
-// The lines that are there, in order: what is asked for, what stands above it, and what is not folded away.
+// The visible lines in order: lines that match and their parents, without folded ones.
 function visible(run, filters, tree, shown, value) {
   const found = new Set(),
     needed = new Set();
@@ -268,11 +268,11 @@ function bars(numbers, longest) {
   return h(
     'div',
     {class: 'bar', 'aria-hidden': 'true'},
-    parts.map(([phase, ns]) => ns > 0 && sized(h('span', {class: phase}), (100 * ns) / longest)),
+    parts.map(([phase, ns]) => ns > 0 && withWidth(h('span', {class: phase}), (100 * ns) / longest)),
   );
 }
 
-// What a filter leaves is open, whatever was open before, until it is folded.
+// Whether a line is unfolded. With a filter, all lines are unfolded until the user folds them.
 function isOpen(tree, place) {
   return tree.filtered ? !tree.folded.has(place) : tree.open.has(place);
 }
@@ -282,7 +282,7 @@ function toggle(tree, place) {
   if (!set.delete(place)) set.add(place);
 }
 
-function walk(event, context) {
+function treeKeyPressed(event, context) {
   const row = event.target.closest('tbody tr');
   if (!row || event.target !== row) return;
   const {run, tree, draw} = context,

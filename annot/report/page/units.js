@@ -1,4 +1,4 @@
-// Numbers as people read them; the rules are those of annot/report/units.py, and a test compares the two.
+// Human-readable numbers, with the rules of annot/report/units.py; test_page.py compares the two.
 const UNITS = [
   [1e10, {name: 's', ns: 1e9, decimals: 3}],
   [1e9, {name: 'ms', ns: 1e6, decimals: 1}],
@@ -19,7 +19,8 @@ function known(value) {
   return value !== null && value !== undefined;
 }
 
-// With so many decimals; what rounds to zero has no sign. To make a format takes longer than to use it, so they stay.
+// Formats with a number of decimals, without the sign of values that round to zero. Intl.NumberFormat is slow to
+// create, so the formats are cached.
 function fixed(value, decimals) {
   if (!fixed.formats.has(decimals)) {
     const digits = {minimumFractionDigits: decimals, maximumFractionDigits: decimals, signDisplay: 'negative'};
@@ -29,7 +30,7 @@ function fixed(value, decimals) {
 }
 fixed.formats = new Map();
 
-// The unit in which all of the times (ns) read best in one column.
+// The unit for a column of times (ns), chosen by the longest.
 function unitFor(times) {
   let longest = 0;
   for (const time of times) if (known(time) && Math.abs(time) > longest) longest = Math.abs(time);

@@ -1,4 +1,4 @@
-// Roofline, steps, kernels, ranks.
+// The views for roofline, steps, kernels and ranks.
 
 function rooflineView(run) {
   const points = run.lines
@@ -19,30 +19,34 @@ function rooflineView(run) {
     )
     .filter(one => one.intensity > 0 && one.speed > 0);
   const {peaks} = run;
-  const said = peaks ? peaksTold(peaks) : 'The peaks of the device are not known: annot roofline measures them.';
+  const status = peaks ? peaksText(peaks) : 'The peaks of the device are unknown. Run annot roofline --measure.';
   if (!points.length)
     return [
       h('h1', {}, 'Roofline'),
-      nothing('No layer whose work is known: use emit_ranges(model), which says shapes.'),
+      emptyText('The work of the layers is unknown. Use emit_ranges(model) with shapes=True.'),
     ];
   return [
     h('h1', {}, 'Roofline'),
-    h('p', {class: 'told'}, said),
+    h('p', {class: 'status'}, status),
     h(
       'p',
       {class: 'legend'},
       [...new Set(points.map(one => one.phase))].map(phase => h('span', {class: `key ${phase}`}, phase)),
-      h('span', {class: 'hint'}, 'larger: more time'),
+      h('span', {class: 'hint'}, 'Larger dots take more time.'),
     ),
     panel('FLOP/s over FLOP per byte', rooflinePlot(run, points)),
     sortTable(
-      'Layers under the roof',
+      'Layers in the roofline',
       [
         {
           title: 'Layer',
           text: true,
           value: one => one.title,
-          show: (value, one) => [h('a', {href: `#layer/${one.place}`}, pathName(value)), ' ', name(one.module, 'module')],
+          show: (value, one) => [
+            h('a', {href: `#layer/${one.place}`}, pathName(value)),
+            ' ',
+            name(one.module, 'module'),
+          ],
         },
         {title: 'Phase', text: true, value: one => one.phase},
         {title: 'Time', value: one => one.ns, show: duration},
@@ -50,7 +54,7 @@ function rooflineView(run) {
         {title: 'FLOP/s', value: one => one.speed, show: value => amount(value)},
         {title: 'B/s', class: 'minor', value: one => one.moved, show: value => amount(value)},
         {title: 'Precision', text: true, class: 'minor', value: one => one.precision},
-        {title: 'Of the roof', value: one => one.roof, show: percent},
+        {title: 'Roof', help: 'Share of the roof that the layer reaches', value: one => one.roof, show: percent},
         {title: 'Bound by', text: true, value: one => one.bound},
       ].filter(column => points.some(one => column.value(one))),
       points,
@@ -59,22 +63,22 @@ function rooflineView(run) {
   ];
 }
 
-function peaksTold(peaks) {
+function peaksText(peaks) {
   const flops = Object.entries(peaks.flops).map(([precision, value]) => `${precision} ${amount(value, 'FLOP/s')}`);
   const numbers = [...(peaks.bandwidth ? [amount(peaks.bandwidth, 'B/s')] : []), ...flops].join(', ');
-  return `${peaks.device ? `${peaks.device}: ` : ''}${numbers}; from ${peaks.source}`;
+  return `${peaks.device ? `${peaks.device}: ` : ''}${numbers}. Source: ${peaks.source}.`;
 }
 
 function stepsView(run) {
   const rows = records(run.steps);
   if (!rows.length)
-    return [h('h1', {}, 'Steps'), nothing('No steps: use "for … in batches(loader)" around what you profile.')];
+    return [h('h1', {}, 'Steps'), emptyText('No steps were recorded. Use "for … in annot.batches(loader):".')];
   const {meta} = run,
     host = meta.host_ns !== null,
     processes = [...new Set(rows.map(row => row.process))];
   const of = meta.step_ns;
-  const ends = of && `${duration(of.min)} to ${duration(of.max)}, spread ${duration(of.iqr)}`;
-  const spread = of && `, median ${duration(of.median)}, ${ends}`;
+  const times =
+    of && `, median ${duration(of.median)}, IQR ${duration(of.iqr)}, ${duration(of.min)} to ${duration(of.max)}`;
   const shown = processes.slice(0, 8).map((process, place) => {
     const mine = rows.filter(row => row.process === process);
     const chart = stepChart(
@@ -93,13 +97,13 @@ function stepsView(run) {
   });
   return [
     h('h1', {}, 'Steps'),
-    h('p', {class: 'told'}, `${plural(rows.length, 'step')}, found by: ${meta.steps_found_by}${spread || ''}`),
+    h('p', {class: 'status'}, `${plural(rows.length, 'step')} (${meta.steps_found_by})${times || ''}`),
     shown,
     stepTable(run, rows, processes),
   ];
 }
 
-// On the host a step is the wait for data, its phases and the rest; without times there, what devices did.
+// The parts of a step: data wait, phases and the rest on the host, or GPU time if host times are unknown.
 function seriesOf(rows, host) {
   if (!host) return [{title: 'gpu', values: rows.map(row => row.gpu_ns)}];
   const parts = ['data', 'forward', 'backward', 'optimizer'].map(key => ({
@@ -135,7 +139,7 @@ function stepTable(run, rows, processes) {
 
 function kernelsView(run, state) {
   const rows = records(run.kernels);
-  if (!rows.length) return [h('h1', {}, 'Kernels'), nothing('The profile has no device work.')];
+  if (!rows.length) return [h('h1', {}, 'Kernels'), emptyText('No GPU activity was recorded.')];
   const classes = records(run.classes),
     holder = h('div'),
     whole = run.meta.gpu_ns;
@@ -149,8 +153,8 @@ function kernelsView(run, state) {
     holder.replaceChildren(
       h(
         'p',
-        {class: 'told', role: 'status'},
-        `${plural(found.length, 'name')} of ${count(run.kernels.total)}${cut ? '; only the longest are here' : ''}`,
+        {class: 'status', role: 'status'},
+        `${plural(found.length, 'name')} of ${count(run.kernels.total)}${cut ? '; the page has the longest only' : ''}`,
       ),
       sortTable(
         'Kernels',
@@ -181,7 +185,7 @@ function kernelsView(run, state) {
   draw();
   return [
     h('h1', {}, 'Kernels'),
-    panel('What kernels do', classTable(classes, whole)),
+    panel('Kernels by kind', classTable(classes, whole)),
     panel(
       'Kernels by name',
       h(
@@ -196,7 +200,7 @@ function kernelsView(run, state) {
             'aria-keyshortcuts': '/',
             oninput: event => {
               filter.search = event.target.value;
-              later(draw);
+              debounce(draw);
             },
           }),
         ),
@@ -222,7 +226,7 @@ function kernelsView(run, state) {
 function classTable(classes, whole) {
   const longest = Math.max(1, ...classes.map(one => one.gpu_ns));
   return sortTable(
-    'Classes of kernels',
+    'Kernels by kind',
     [
       {title: 'Kind', text: true, value: one => one.kind},
       {title: 'Library', text: true, value: one => one.library},
@@ -232,7 +236,11 @@ function classTable(classes, whole) {
         class: 'bars minor',
         value: one => one.gpu_ns,
         show: value =>
-          h('div', {class: 'bar', 'aria-hidden': 'true'}, sized(h('span', {class: 'other'}), (100 * value) / longest)),
+          h(
+            'div',
+            {class: 'bar', 'aria-hidden': 'true'},
+            withWidth(h('span', {class: 'other'}), (100 * value) / longest),
+          ),
       },
       {title: 'Time', value: one => one.gpu_ns, show: duration},
       {title: 'Share', value: one => (whole ? one.gpu_ns / whole : null), show: percent},
@@ -249,7 +257,7 @@ function ranksView(data) {
   const {across, each, time, notes} = data.ranks,
     what = time.startsWith('gpu') ? 'GPU' : 'Host';
   const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
-  const there = (columns, rows) =>
+  const present = (columns, rows) =>
     columns.filter(column => rows.some(row => known(column.value(row)) && column.value(row) !== ''));
   const layers = records(across);
   return [
@@ -258,7 +266,7 @@ function ranksView(data) {
       'Each rank',
       sortTable(
         'Ranks',
-        there(
+        present(
           [
             {title: 'Rank', value: row => row.rank, show: count},
             timed('GPU', 'gpu_ns'),
@@ -275,9 +283,9 @@ function ranksView(data) {
       ),
     ),
     panel(
-      `${what} time by layer, and who is slow in it`,
+      `${what} time by layer, with the slowest rank`,
       sortTable(
-        'Layers over ranks',
+        'Layers across ranks',
         [
           {
             title: 'Layer',
@@ -288,8 +296,8 @@ function ranksView(data) {
           {title: 'Phase', text: true, value: row => row.phase},
           timed('Median', 'median_ns'),
           timed('Slowest', 'max_ns'),
-          {title: 'Rank', value: row => row.slowest, show: count},
-          timed('Spread', 'spread_ns'),
+          {title: 'Rank', help: 'Slowest rank', value: row => row.slowest, show: count},
+          {...timed('Spread', 'spread_ns'), help: 'Slowest minus fastest rank'},
           {title: 'On ranks', value: row => row.ranks, show: count},
         ],
         layers,

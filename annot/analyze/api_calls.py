@@ -1,0 +1,95 @@
+"""Index of API calls by correlation id, to find the launch of a GPU activity."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import polars as pl
+
+from annot.attribution import Attribution
+from annot.attribution.host_times import known
+
+__all__ = ["Calls", "calls_of"]
+
+_COLUMNS: Final = {"correlation": pl.Int64, "start": pl.Int64, "ns": pl.Int64}
+
+
+class Calls:
+    """API calls by process and correlation id; the earliest call if several share an id.
+
+    The calls are sorted by id and found by binary search: the hash table of a join takes most of the memory with
+    millions of calls. Rows without a process do not match any call.
+
+    Args:
+        blocks: rows of `annot.profile.LAUNCHES`; rows without an id are skipped.
+
+    Example:
+        >>> call = {"process": [7, 7], "correlation": [5, 3], "start": [10, 20], "end": [14, 21]}
+        >>> calls = Calls(pl.DataFrame(call)).settle()
+        >>> calls.rows(pl.Series([7, 7, 8]), pl.Series([3, 4, 5])).to_list(), calls.start.to_list(), calls.ns.to_list()
+        ([0, None, None], [20, 10], [1, 4])
+    """
+
+    def __init__(self, *blocks: pl.DataFrame) -> None:
+        self._parts: dict[int, list[pl.DataFrame]] = defaultdict(list)
+        for block in blocks:
+            self.add(block)
+
+    def add(self, block: pl.DataFrame) -> None:
+        """Add calls; call it before `settle`."""
+        ns = (pl.col("end") - pl.col("start")).alias("ns")
+        rows = block.select("process", "correlation", "start", ns).cast(pl.Int64).drop_nulls(["process", "correlation"])
+        for (process,), part in rows.partition_by("process", as_dict=True, include_key=False).items():
+            self._parts[process].append(part)
+
+    def settle(self) -> Calls:
+        """Sort the added calls and return self."""
+        nothing = pl.DataFrame(schema=_COLUMNS)
+        self._ids: dict[int, tuple[int, pl.Series]] = {}
+        columns: dict[str, list[pl.Series]] = {"start": [nothing["start"]], "ns": [nothing["ns"]]}
+        first = 0
+        for process in list(self._parts):
+            table = _sorted(pl.concat(self._parts.pop(process)))
+            self._ids[process] = first, table["correlation"]
+            first += table.height
+            for name, column in columns.items():
+                column.append(table[name])
+        self.start, self.ns = (pl.concat(columns[name], rechunk=True) for name in ("start", "ns"))
+        return self
+
+    def rows(self, process: pl.Series, correlation: pl.Series) -> pl.Series:
+        """Return the row (Int64) in `start` and `ns` of the call with each id; null: unknown."""
+        ids = pl.DataFrame({"process": process.cast(pl.Int64), "id": correlation.cast(pl.Int64)})
+        found = pl.Series("row", [None], pl.Int64).new_from_index(0, ids.height)
+        for one in ids["process"].unique():
+            if one is None or one not in self._ids:
+                continue
+            first, sorted_ids = self._ids[one]
+            index = sorted_ids.search_sorted(ids["id"]).cast(pl.Int64).clip(upper_bound=len(sorted_ids) - 1)
+            hit = ((ids["process"] == one) & (sorted_ids.gather(index) == ids["id"])).fill_null(False)
+            found = (index + first).zip_with(hit, found)
+        return found.alias("row")
+
+
+def _sorted(calls: pl.DataFrame) -> pl.DataFrame:
+    """The calls of one process by id; the earliest call of each id."""
+    if not calls["start"].is_sorted(nulls_last=True):
+        calls = calls.sort("start", nulls_last=True, maintain_order=True)
+    if not calls["correlation"].is_sorted():
+        calls = calls.sort("correlation", maintain_order=True)
+    repeated = calls["correlation"] == calls["correlation"].shift(1)
+    return calls.filter(~repeated.fill_null(False)) if repeated.any() else calls.rechunk()
+
+
+def calls_of(attribution: Attribution) -> Calls:
+    """Return the API calls of a profile; empty if their times are unknown.
+
+    Args:
+        attribution: the profile.
+    """
+    calls = Calls()
+    if attribution.source is not None and known(attribution.meta):
+        for block in attribution.source.launch_blocks():
+            calls.add(block)
+    return calls.settle()

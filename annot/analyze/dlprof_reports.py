@@ -1,0 +1,321 @@
+"""Reports of NVIDIA's Deep Learning Profiler (DLProf) from any profile.
+
+DLProf correlates kernels with operations, which it names by call stacks. Here a layer replaces the operation (Op Name
+is `layer`), and its module class replaces the operation type. CPU Time is `host_ns`, CPU Overhead (API calls) is
+`launch_ns`, Direction is `phase`, and Using TC is `tc_used`. Times are in ns and not rounded. Grids, blocks and stack
+traces are left out because not all profiles contain them. GPU Idle per operation is left out as well:
+`annot.analyze.step_time` reports idle time per step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.api_calls import calls_of
+from annot.analyze.gpu_activities import attributed_blocks
+from annot.analyze.kernel_kinds import layer_kernels, with_classes, with_unknown_tensor_cores
+from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
+from annot.attribution import UNATTRIBUTED, by_layer, column_ops
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
+from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
+from annot.labels import layer_path
+from annot.labels.tag import FUSED
+
+__all__ = ["MODEL", "by_detail", "by_group", "by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
+
+MODEL: Final = "(model)"
+"""The group of all layers; DLProf's ``_CompleteModel_``."""
+
+_KEY: Final = ["layer", "module", "phase"]
+_LAYER_PHASES: Final = ("forward", "backward", "recompute")
+_FORWARD: Final = pl.col("phase") == "forward"
+_BACKWARD: Final = pl.col("phase").is_in(["backward", "recompute"])
+
+
+def layers_in(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `annot.attribution.by_layer` that belong to layers of a model.
+
+    If the profile does not contain layers, return operations and other named ranges instead.
+
+    Args:
+        rows: the table of `annot.attribution.by_layer`, or its first columns.
+    """
+    named = (pl.col("layer") != "") | (pl.col("module") != "")
+    layers = rows.filter(named & pl.col("phase").is_in(_LAYER_PHASES))
+    if layers.height:
+        return layers
+    return rows.filter((pl.col("layer") != "") & ~pl.col("layer").is_in([EPOCH, BATCH, DATA, UNATTRIBUTED]))
+
+
+def by_detail(attribution: Attribution) -> pl.DataFrame:
+    """Return DLProf's detailed report: a row per layer, module class and phase.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase, calls; tc_eligible, tc_used, reason: see `annot.analyze.tensor_cores`; host_ns, gpu_ns
+        (total time) and their mean, min and max over the calls; gpu_self_ns, of which tc_ns in kernels on Tensor
+        Cores, matrix_ns in matrix multiplications and outside_ns in other kernels, listed in outside; launch_ns: CPU
+        time of the API calls that launched the GPU activities of the layer itself; shapes.
+    """
+    rows = by_layer(attribution).select(*_KEY, "calls", "host_ns", "gpu_ns", "shapes")
+    kernels = layer_kernels(attribution).select(*_KEY, "matrix_ns", "outside_ns", "outside")
+    for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
+        rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
+    calls = pl.when(pl.col("calls") > 0).then("calls")
+    means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
+    return _known(rows.with_columns(means), attribution).select(
+        *_KEY, "calls", "tc_eligible", "tc_used",
+        *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
+        "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
+    )  # fmt: skip
+
+
+def _extremes(attribution: Attribution) -> pl.DataFrame:
+    """The shortest and longest call of each layer, in CPU time and in GPU time."""
+    forest = attribution.forest
+    tree = forest.tree.select("path", outer=pl.col("path").gather(pl.col("parent").clip(lower_bound=0)))
+    nested = forest.tree["parent"] != column_ops.NONE
+    calls = (tree["path"] != column_ops.NONE) & (~nested | (tree["path"] != tree["outer"]))
+    key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(tree["path"].filter(calls))
+    ranges = _range_times(attribution).filter(calls)
+    crossing = forest.crossing.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=attribution.crossing_gpu_ns)
+    crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
+    parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
+    if not known(attribution.meta):
+        parts = [part.with_columns(host_ns=pl.lit(None, pl.Int64)) for part in parts]
+    times = {
+        f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in ("host", "gpu") for what in ("min", "max")
+    }
+    rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
+    names = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
+    return pl.concat([names[rows["key"]], rows.drop("key")], how="horizontal")
+
+
+def _range_times(attribution: Attribution) -> pl.DataFrame:
+    """Total CPU and GPU time of each range of the tree."""
+    tree = attribution.forest.tree
+    self_ns = attribution.range_work()["gpu_self_ns"]
+    return tree.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=column_ops.fold(tree["parent"], self_ns))
+
+
+def _launch_times(attribution: Attribution) -> pl.DataFrame:
+    """The time of the API calls of each layer; a call with several GPU activities (a CUDA graph) counts once."""
+    calls, keys = calls_of(attribution), _keys_of_nodes(attribution)
+    first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
+    for block in _blocks(attribution):
+        row = calls.rows(block["process"], block["correlation"])
+        launches = pl.DataFrame({"row": row, "node": block["node"]}).drop_nulls("row").unique("row", keep="first")
+        new = launches.filter(first.gather(launches["row"]).is_null())
+        first = first.scatter(new["row"], new["node"])
+    sums = pl.DataFrame({"node": first, "launch_ns": calls.ns}).drop_nulls().group_by("node").agg(pl.all().sum())
+    return pl.concat([keys[sums["node"]], sums], how="horizontal").group_by(_KEY).agg(pl.col("launch_ns").sum())
+
+
+def by_iteration(attribution: Attribution) -> pl.DataFrame:
+    """Return DLProf's report of kernels by iteration: a row per kernel, copy and memset, by start.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        step (null: outside the steps), layer, module, phase, name, kind, library, tensor_cores (null: the name does not
+        show it), process, device, stream, start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API
+        call (null: unknown). Texts are `pl.Categorical`, because they repeat.
+    """
+    calls, keys = calls_of(attribution), _keys_of_nodes(attribution).cast(pl.Categorical)
+    parts = [pl.DataFrame(schema=_ITERATION)]
+    for block in _blocks(attribution):
+        row = calls.rows(block["process"], block["correlation"])
+        columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
+        times = block.select(
+            pl.when(pl.col("step") != column_ops.NONE).then("step").cast(pl.Int64).alias("step"), *columns,
+            pl.col("start").cast(pl.Int64).alias("start_ns"), "gpu_ns", launch_start_ns=calls.start.gather(row),
+            launch_ns=calls.ns.gather(row),
+        )  # fmt: skip
+        kinds = with_unknown_tensor_cores(with_classes(block.select("name")))
+        rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
+        parts.append(
+            rows.select(
+                (pl.col(name) if name in rows.columns else pl.lit(None).alias(name)).cast(dtype)
+                for name, dtype in _ITERATION.items()
+            )
+        )
+    del calls
+    work = pl.concat(parts)
+    del parts
+    return (
+        work
+        if work["start_ns"].is_sorted(nulls_last=True)
+        else work.sort("start_ns", maintain_order=True, nulls_last=True)
+    )
+
+
+_ITERATION: Final = {
+    "step": pl.Int64, **dict.fromkeys((*_KEY, "name", "kind", "library"), pl.Categorical), "tensor_cores": pl.Boolean,
+    **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
+}  # fmt: skip
+
+
+def _blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    return iter(()) if attribution.source is None else attributed_blocks(attribution)
+
+
+def _keys_of_nodes(attribution: Attribution) -> pl.DataFrame:
+    """Layer, module class and phase of each node."""
+    forest = attribution.forest
+    return pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")[pl.Series(forest.nodes.keys, dtype=pl.Int64)]
+
+
+def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per layer that launches kernels or could use Tensor Cores, in the order of `by_layer`.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase, tc_eligible, tc_used; gpu_self_ns, of which tc_ns in kernels on Tensor Cores and
+        other_ns in the others; tc_share, from 0 to 1; kernels, of which tc_kernels; tc_names and other_names: lists of
+        names, longest total time first; reason: why the layer does not use Tensor Cores.
+    """
+    work = tensor_core_work(attribution).filter("kernel").sort("gpu_ns", "name", descending=[True, False])
+    uses = pl.col("tensor_cores")
+    kernels = work.group_by(_KEY, maintain_order=True).agg(
+        pl.col("calls").sum().alias("kernels"),
+        pl.col("calls").filter(uses).sum().alias("tc_kernels"),
+        pl.col("name").filter(uses).alias("tc_names"),
+        pl.col("name").filter(~uses).alias("other_names"),
+    )
+    rows = layer_tensor_cores(attribution).join(kernels, on=_KEY, how="left", maintain_order="left")
+    rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _on_device(attribution)))
+    return rows.select(
+        *_KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
+        tc_share=_share("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
+        tc_kernels=pl.col("tc_kernels").fill_null(0), tc_names=pl.col("tc_names").fill_null([]),
+        other_names=pl.col("other_names").fill_null([]), reason="reason",
+    )  # fmt: skip
+
+
+def _on_device(attribution: Attribution) -> bool:
+    """Whether the profile contains GPU activities."""
+    return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum() > 0).item())
+
+
+_OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason")
+
+
+def _known(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """The table with null in its GPU columns if the profile is without GPU activities: 0 would mean measured."""
+    if _on_device(attribution):
+        return table
+    unknown = [name for name in table.columns if name.startswith(("tc_", "gpu_")) or name in _OF_DEVICES]
+    return table.with_columns(pl.lit(None, table.schema[name]).alias(name) for name in unknown)
+
+
+def _share(part: str, whole: str) -> pl.Expr:
+    return pl.when(pl.col(whole) > 0).then(pl.col(part) / pl.col(whole))
+
+
+def by_op_type(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per module class, with forward and backward together, the longest first.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        module (an operation if the profile does not contain layers); layers: number of distinct layers, of which
+        tc_eligible and tc_used; calls: forward calls, or all calls of classes without forward ranges; host_ns, gpu_ns:
+        self times of the layers; tc_ns: the part of gpu_ns on Tensor Cores; gpu_mean_ns: mean of gpu_ns per call;
+        gpu_min_ns, gpu_max_ns: minimum and maximum over the layers of their mean per call; forward_ns, backward_ns:
+        parts of gpu_ns by phase (recompute is backward). In a profile without GPU activities the GPU columns are null,
+        and forward_ns and backward_ns are parts of host_ns.
+    """
+    kind = pl.when(pl.col("module") != "").then("module").otherwise("layer")
+    rows = _layers(attribution).with_columns(kind.alias("module"))
+    per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
+    mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
+    table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("layers"), *_counts(), pl.col(_SUMMED).sum(),
+        gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max(),
+    )  # fmt: skip
+    table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
+    return _known(table, attribution).select(
+        "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
+        "gpu_min_ns", "gpu_max_ns", "forward_ns", "backward_ns",
+    )  # fmt: skip
+
+
+_SUMMED: Final = ["calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns"]
+
+
+def _layers(attribution: Attribution) -> pl.DataFrame:
+    """The rows of layers with their self times."""
+    rows = layers_in(by_layer(attribution).select(*_KEY, "calls", "host_self_ns", "gpu_self_ns"))
+    used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
+    rows = rows.join(used, on=_KEY, how="left", maintain_order="left")
+    rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
+    return rows.with_columns(time_ns=pl.col("gpu_ns" if _on_device(attribution) else "host_ns"))
+
+
+def _sums() -> list[pl.Expr]:
+    """Aggregates over the phases of a layer."""
+    calls = pl.when(_FORWARD.any()).then(pl.col("calls").filter(_FORWARD).sum()).otherwise(pl.col("calls").sum())
+    return [
+        calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
+        pl.col("time_ns").filter(_FORWARD).sum().alias("forward_ns"),
+        pl.col("time_ns").filter(_BACKWARD).sum().alias("backward_ns"),
+        pl.col("tc_eligible").any(), pl.col("tc_used").any(),
+    ]  # fmt: skip
+
+
+def _counts() -> list[pl.Expr]:
+    return [pl.col(name).sum().cast(pl.Int64) for name in ("tc_eligible", "tc_used")]
+
+
+def by_group(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per module path that sums all layers below it, in tree order.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        group: the path; depth: number of path components above it; layers: number of distinct layers in the group,
+        itself included, of which tc_eligible and tc_used; calls: their sum; host_ns, gpu_ns, and its parts tc_ns,
+        forward_ns, backward_ns: sums of the self times of the layers; tc_share: tc_ns / gpu_ns. Profiles without GPU
+        activities: as in `by_op_type`. The last row, `MODEL`, is the sum of all layers.
+    """
+    rows = _layers(attribution)
+    layers = rows.group_by("layer", maintain_order=True).agg(*_sums())
+    groups: dict[str, list[int]] = defaultdict(list)
+    for row, layer in enumerate(layers["layer"]):
+        for group in _groups_of(layer):
+            groups[group].append(row)
+    first = {group: members[0] for group, members in groups.items()}
+    order = sorted(groups, key=lambda group: [first[outer] for outer in _groups_of(group)])
+    table = _sums_of_groups(layers, [*order, MODEL], [*(groups[group] for group in order), range(layers.height)])
+    share = _share("tc_ns", "gpu_ns").alias("tc_share")
+    return _known(table.with_columns(share), attribution)
+
+
+def _groups_of(layer: str) -> Iterator[str]:
+    """The paths that contain a layer, itself included; a fused kernel belongs to the common path of its layers."""
+    yield from layer_path.within(layer_path.common(layer.split(FUSED)))
+
+
+def _sums_of_groups(layers: pl.DataFrame, groups: list[str], members: Iterable[Iterable[int]]) -> pl.DataFrame:
+    """Sum the rows of the layers in each group."""
+    depths = [0 if group == MODEL else len(layer_path.within(group)) - 1 for group in groups]
+    pairs = [(group, row) for group, rows in enumerate(members) for row in rows]
+    member = pl.DataFrame(pairs, schema={"number": pl.Int64, "row": pl.Int64}, orient="row")
+    sums = layers[member["row"]].with_columns(member["number"]).group_by("number").agg(
+        pl.len().cast(pl.Int64).alias("layers"), *_counts(), pl.col(_SUMMED).sum()
+    )  # fmt: skip
+    table = pl.DataFrame({"number": range(len(groups)), "group": groups, "depth": depths})
+    rows = table.join(sums, on="number", how="left", maintain_order="left").drop("number")
+    return rows.with_columns(pl.exclude("group").fill_null(0))

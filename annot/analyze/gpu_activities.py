@@ -1,0 +1,278 @@
+"""Single GPU activities (kernels, copies and memsets) with their layers, and sums of values over layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.idle import DISPATCH_NS, waiting_calls
+from annot.analyze.overlap import merged, within
+from annot.attribution import UNATTRIBUTED, Attribution
+from annot.attribution.attribute import self_times
+from annot.attribution.column_ops import NONE
+from annot.attribution.host_times import known
+from annot.attribution.layer_chains import Nodes
+
+__all__ = [
+    "KEY",
+    "activities",
+    "attributed_blocks",
+    "device_idle",
+    "idle_of_nodes",
+    "modules_of_nodes",
+    "phases_of_nodes",
+    "range_self_times",
+    "sums_by_group",
+    "sums_by_layer",
+]
+
+KEY: Final = ("layer", "module", "phase")
+"""Key columns of `annot.attribution.by_layer`."""
+
+
+_NODES_PER_LEVEL: Final = 1000
+"""Number of nodes that Python sums in the time of one vectorised pass over a level of the tree."""
+
+
+def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
+    """Return columns of all attributed GPU activities, in the order of the profile.
+
+    Args:
+        attribution: the profile.
+        columns: names among the columns of `annot.attribution.gpu_time.Attributor.of`.
+    """
+    names = list(columns)
+    kept = [
+        block.select(names).with_columns(_as_categoricals(block, names)) for block in attributed_blocks(attribution)
+    ]
+    return pl.concat(kept, how="vertical_relaxed") if kept else pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
+
+
+def attributed_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    """Yield the attributed GPU activities in blocks, with the columns of `annot.attribution.gpu_time.Attributor.of`.
+
+    Args:
+        attribution: the profile.
+
+    Raises:
+        ValueError: the attribution was made without its source.
+    """
+    if attribution.source is None:
+        raise ValueError("the attribution lacks its source, so its GPU activities cannot be read again")
+    for block in attribution.source.work_blocks():
+        yield attribution.attributor.of(block).filter(~pl.col("left_out"))
+
+
+def _as_categoricals(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
+    """Text columns as categoricals, which store each distinct text once and keep their meaning across blocks."""
+    texts = (pl.String, pl.Categorical, pl.Enum)
+    return [pl.col(name).cast(pl.Categorical) for name in names if block.schema[name] in texts]
+
+
+def range_self_times(attribution: Attribution) -> pl.DataFrame:
+    """Return the self time of each nested range: node, process_code, step, time_ns.
+
+    Args:
+        attribution: the profile.
+    """
+    forest = attribution.forest
+    tree = forest.tree
+    process = forest.threads.table["process_code"].gather(tree["thread"])
+    step = attribution.steps.at(process, tree["start"]).alias("step")
+    return tree.select(process, step, node="path", time_ns=self_times(forest))
+
+
+def phases_of_nodes(attribution: Attribution) -> list[str]:
+    """Return the phase of each node, inherited from the innermost enclosing node with a phase; else other.
+
+    Args:
+        attribution: the profile.
+    """
+    nodes, names = attribution.forest.nodes, attribution.forest.keys.names
+    phases: list[str] = []
+    for parent, key in zip(nodes.parents, nodes.keys, strict=True):
+        layer, _, phase = names[key]
+        inherited = phases[parent] if parent != NONE else "other"
+        phases.append(UNATTRIBUTED if layer == UNATTRIBUTED else inherited if phase == "other" else phase)
+    return phases
+
+
+def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
+    """Return inclusive sums of node values by layer, module class and phase.
+
+    Args:
+        attribution: the profile.
+        values: node, the columns of `also`, and numbers to sum.
+        also: further columns to group by.
+    """
+    layers = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+    sums = sums_by_group(attribution, values, attribution.forest.nodes.keys, *also)
+    return pl.concat([layers[sums["group"]], sums.drop("group")], how="horizontal")
+
+
+def modules_of_nodes(attribution: Attribution) -> tuple[pl.DataFrame, list[int]]:
+    """Return module and phase of each group of layers with a module class, and the group of each node; -1: none.
+
+    Args:
+        attribution: the profile.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    of_key = [
+        numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else NONE
+        for layer, module, phase in attribution.forest.keys.names
+    ]
+    groups = pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row")
+    return groups, [of_key[key] for key in attribution.forest.nodes.keys]
+
+
+def sums_by_group(attribution: Attribution, values: pl.DataFrame, of_node: list[int], *also: str) -> pl.DataFrame:
+    """Return inclusive sums of node values by group; a group nested in itself counts once.
+
+    Args:
+        attribution: the profile.
+        values: node, the columns of `also`, and numbers to sum.
+        of_node: the group of each node; -1: none.
+        also: further columns to group by.
+
+    Returns:
+        group (Int32), the columns of `also` and the numbers.
+    """
+    nodes = attribution.forest.nodes
+    numbers = [name for name in values.columns if name not in ("node", *also)]
+    outermost = nodes.outermost(of_node)
+    nearest = pl.Series(_nearest(nodes, outermost), dtype=pl.Int32)
+    exclusive = values.filter(pl.col("node") != NONE)
+    exclusive = exclusive.with_columns(nearest.gather(exclusive["node"]).alias("node")).filter(pl.col("node") != NONE)
+    inclusive = _inclusive(nodes, exclusive.group_by("node", *also).agg(pl.col(numbers).sum()), also)
+    rows = inclusive.filter(pl.Series(outermost, dtype=pl.Boolean).gather(inclusive["node"]))
+    group = pl.Series("group", of_node, pl.Int32).gather(rows["node"])
+    return rows.drop("node").with_columns(group).group_by("group", *also).agg(pl.col(numbers).sum())
+
+
+def _nearest(nodes: Nodes, outermost: list[bool]) -> list[int]:
+    """The closest outermost node of a group among each node and its ancestors; -1: none.
+
+    Mapping values to these nodes first leaves few nodes to sum when layers are nested in themselves.
+    """
+    nearest: list[int] = []
+    for node, parent in enumerate(nodes.parents):
+        nearest.append(node if outermost[node] else NONE if parent == NONE else nearest[parent])
+    return nearest
+
+
+def _inclusive(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
+    """Add the values of descendants to each node: level by level, or node by node in deep trees."""
+    depths: list[int] = []
+    for parent in nodes.parents:
+        depths.append(0 if parent == NONE else depths[parent] + 1)
+    depth = pl.Series("depth", depths, pl.Int32).gather(own["node"])
+    deepest = depth.max()
+    if not isinstance(deepest, int):
+        return own
+    if not also:
+        return _in_one_pass(nodes, own)
+    if own.select(also).n_unique() * len(nodes) > _NODES_PER_LEVEL * deepest:
+        return _by_level(nodes, own.with_columns(depth), also)
+    parts = []
+    for values, part in own.partition_by(also, as_dict=True, include_key=False).items():
+        group = [pl.lit(value, own.schema[name]).alias(name) for name, value in zip(also, values, strict=True)]
+        parts.append(_in_one_pass(nodes, part).with_columns(group))
+    return pl.concat(parts)
+
+
+def _in_one_pass(nodes: Nodes, own: pl.DataFrame) -> pl.DataFrame:
+    """Return node and inclusive values for trees of any depth; null: the value occurs neither here nor below."""
+    numbers = own.columns[1:]
+    rows = pl.DataFrame({"node": range(len(nodes))}, schema={"node": pl.Int32})
+    rows = rows.join(own, on="node", how="left", maintain_order="left")
+    for name in numbers:
+        totals = rows[name].to_list()
+        for node in range(len(totals) - 1, -1, -1):
+            parent = nodes.parents[node]
+            if parent != NONE and totals[node] is not None:
+                totals[parent] = totals[node] + (totals[parent] or 0)
+        rows = rows.with_columns(pl.Series(name, totals, rows.schema[name]))
+    return rows.filter(pl.any_horizontal(pl.col(numbers).is_not_null()))
+
+
+def _by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
+    """The same from the deepest level upwards; the values also contain the depth of each node."""
+    parent = pl.Series(nodes.parents, dtype=pl.Int32)
+    of_level = own.partition_by("depth", as_dict=True, include_key=False)
+    carried = own.clear().drop("depth")
+    done = []
+    for level in range(max(level for (level,) in of_level), NONE, -1):
+        every = pl.concat([carried, of_level.pop((level,), carried.clear())])
+        done.append(every.group_by("node", *also).agg(pl.all().sum()))
+        carried = done[-1].with_columns(parent.gather(done[-1]["node"]).alias("node"))
+    return pl.concat(done)
+
+
+def device_idle(attribution: Attribution) -> pl.DataFrame | None:
+    """Return the idle time of devices before the GPU activities of each layer.
+
+    A gap begins when the device has finished its queue, or when the CPU enters the innermost range around the next
+    launch, if that is later. It ends at the start of the next GPU activity and counts once, to the layer of that
+    activity. Earlier idle time, such as waiting for data, does not count.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase, gpu_idle_ns, gpu_launch_ns (both inclusive); None: CPU times are unknown.
+    """
+    idle = idle_of_nodes(attribution)
+    return None if idle is None else sums_by_layer(attribution, idle)
+
+
+def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
+    """Return node (Int32), gpu_idle_ns of `device_idle` and gpu_launch_ns, its part due to launch latency.
+
+    gpu_launch_ns is the part of a gap outside API calls that synchronise or allocate memory, if that part is shorter
+    than `annot.analyze.idle.DISPATCH_NS`.
+
+    Args:
+        attribution: the profile.
+    """
+    if not known(attribution.meta):
+        return None
+    waits = waiting_calls(attribution).partition_by("process", as_dict=True)
+    entered = attribution.forest.tree["start"]
+    parts = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
+    devices = _by_device(attribution)
+    for process, device in list(devices):
+        work = pl.concat(devices.pop((process, device)))
+        spans = merged(waits[process,]) if (process,) in waits else None
+        parts.append(_idle(work if work["start"].is_sorted() else work.sort("start"), entered, spans))
+    return pl.concat(parts)
+
+
+def _by_device(attribution: Attribution) -> dict[tuple[int | None, int | None], list[pl.DataFrame]]:
+    """All GPU activities by process and device: start, end (Int64), range, node (Int32)."""
+    parts: dict[tuple[int | None, int | None], list[pl.DataFrame]] = defaultdict(list)
+    columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
+    for block in attributed_blocks(attribution):
+        rows = block.select(*(column for column in columns)).drop_nulls(["start", "end"])
+        for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
+            parts[process, device].append(part)
+    return parts
+
+
+def _idle(work: pl.DataFrame, entered: pl.Series, waits: pl.DataFrame | None) -> pl.DataFrame:
+    """The rows of `idle_of_nodes` for the GPU activities of one device, sorted by start."""
+    since = pl.min_horizontal(pl.max_horizontal(pl.col("end").cum_max().shift(1), "entered"), "start")
+    within_ranges = pl.when(pl.col("range") >= 0).then("range")
+    began = entered.gather(work.select(within_ranges).to_series()).alias("entered")
+    work = work.select("start", "end", "node", began).with_columns(
+        since.alias("since"), done=pl.col("end").cum_max().shift(1)
+    )
+    work = work.drop_nulls(["done", "entered"]).select("start", "since", "node")
+    idle = work.select("node", gpu_idle_ns=pl.col("start") - pl.col("since"))
+    launch = idle["gpu_idle_ns"]
+    if waits is not None:
+        launch = launch - (within(work["start"], waits) - within(work["since"], waits))
+    due = pl.select(pl.when(launch < DISPATCH_NS).then(launch).otherwise(0)).to_series()
+    return idle.with_columns(due.alias("gpu_launch_ns")).group_by("node").agg(pl.all().sum())

@@ -1,0 +1,233 @@
+"""Hardware counters of kernels under uniform names, across profilers and versions.
+
+The source metrics are those of Nsight Compute (``--page raw`` and the details page) and nvprof. Rates and shares of
+several kernels are means weighted by kernel duration; counts and bytes are sums. A sector is 32 bytes (Nsight
+Compute's Kernel Profiling Guide, "Memory Tables").
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import polars as pl
+
+from annot.analyze.gpu_activities import KEY, sums_by_layer
+from annot.analyze.roofs import device_of_counters
+from annot.attribution import Attribution
+from annot.profile import kernels_as_work
+
+__all__ = ["COUNTERS", "device_of_profile", "kernel_counters", "layer_counters", "measured_work"]
+
+_SECTOR: Final = 32
+
+# The first metric that a kernel has wins.
+_SUMS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
+    "instructions": (
+        ("smsp__inst_executed.sum", 1), ("sm__inst_executed.sum", 1), ("Executed Instructions", 1),
+        ("inst_executed.sum", 1), ("inst_executed", 1),
+    ),
+    "load_store": (
+        ("smsp__inst_executed_pipe_lsu.sum", 1), ("sm__inst_executed_pipe_lsu.sum", 1), ("ldst_executed.sum", 1),
+        ("ldst_executed", 1),
+    ),
+    "l2_read_bytes": (
+        ("lts__t_sectors_op_read.sum", _SECTOR), ("l2_read_transactions.sum", _SECTOR),
+        ("l2_read_transactions", _SECTOR),
+    ),
+    "l2_write_bytes": (
+        ("lts__t_sectors_op_write.sum", _SECTOR), ("l2_write_transactions.sum", _SECTOR),
+        ("l2_write_transactions", _SECTOR),
+    ),
+    "dram_read_bytes": (
+        ("dram__bytes_read.sum", 1), ("dram__sectors_read.sum", _SECTOR), ("dram_read_bytes.sum", 1),
+        ("dram_read_bytes", 1), ("dram_read_transactions.sum", _SECTOR), ("dram_read_transactions", _SECTOR),
+    ),
+    "dram_write_bytes": (
+        ("dram__bytes_write.sum", 1), ("dram__sectors_write.sum", _SECTOR), ("dram_write_bytes.sum", 1),
+        ("dram_write_bytes", 1), ("dram_write_transactions.sum", _SECTOR), ("dram_write_transactions", _SECTOR),
+    ),
+    "dram_bytes": (("dram__bytes.sum", 1),),
+    **{
+        f"{letter}{op}": (
+            (f"smsp__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum", flops),
+            (f"sm__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum", flops),
+        )
+        for letter, packed in (("f", 1), ("d", 1), ("h", 2))  # a half2 instruction computes two values
+        for op, flops in (("add", packed), ("mul", packed), ("fma", 2 * packed))
+    },
+    **{
+        f"tensor_{name}": ((f"sm__ops_path_tensor_src_{name}.sum", 1),)
+        for name in (
+            "bf16_dst_fp32", "fp16_dst_fp16", "fp16_dst_fp32", "tf32_dst_fp32", "fp64", "fp8_dst_fp16", "fp8_dst_fp32",
+            "fp4_fp6_fp8_dst_fp16", "fp4_fp6_fp8_dst_fp32",
+        )
+    },
+    **{
+        f"count_{kind}": ((f"flop_count_{kind}.sum", 1), (f"flop_count_{kind}", 1)) for kind in ("sp", "dp", "hp")
+    },
+}  # fmt: skip
+_MEANS: Final[dict[str, tuple[str, ...]]] = {
+    "l1_throughput": (
+        "l1tex__throughput.avg.pct_of_peak_sustained_elapsed", "l1tex__throughput.avg.pct_of_peak_sustained_active",
+        "L1/TEX Cache Throughput",
+    ),
+    "l1_hit_rate": (
+        "l1tex__t_sector_hit_rate.pct", "L1/TEX Hit Rate", "tex_cache_hit_rate.avg", "tex_cache_hit_rate",
+    ),
+    "l2_throughput": ("lts__throughput.avg.pct_of_peak_sustained_elapsed", "L2 Cache Throughput"),
+    "l2_hit_rate": ("lts__t_sector_hit_rate.pct", "L2 Hit Rate", "l2_tex_hit_rate.avg", "l2_tex_hit_rate"),
+    "dram_throughput": (
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "DRAM Throughput",
+    ),
+}  # fmt: skip
+_STALL: Final = (
+    r"^(?:smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)_per_(?:issue|warp)_active\.(?:ratio|pct)"
+    r"|smsp__pcsamp_warps_issue_stalled_(\w+)|stall_(\w+?)(?:\.avg)?)$"
+)
+_SCALES: Final = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_PREFIX: Final = r"^\w+\.Triage\w*\."
+
+_READS: Final = ("l2_read", "l2_write", "dram_read", "dram_write")
+COUNTERS: Final = (
+    "stall_share", "stall_reason", "instructions", "load_store_share", "l1_throughput", "l1_hit_rate", "l2_throughput",
+    "l2_hit_rate", *(f"{name}_bytes_per_s" for name in _READS), "dram_throughput",
+)  # fmt: skip
+"""Columns of `layer_counters` after its key columns."""
+
+
+def device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
+    """Return the device in the counters of a profile; see `annot.analyze.roofs.device_of_counters`.
+
+    Args:
+        attribution: the profile.
+    """
+    metrics, _ = _tables(attribution)
+    return None if metrics is None else device_of_counters(metrics)
+
+
+def kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
+    """Return the counters of each attributed kernel; None: the profile does not contain counters.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        kernel (row of the table of kernels), node (see `annot.attribution.Attribution`), name, gpu_ns; sums (among
+        them instructions, load_store, dram_bytes) and means (percent); null: not counted.
+    """
+    metrics, kernels = _tables(attribution)
+    if metrics is None or kernels is None:
+        return None
+    placed = attribution.attributor.of(kernels_as_work(kernels).with_row_index("kernel_row"))
+    rows = placed.filter(~pl.col("left_out")).select(
+        pl.col("kernel_row").cast(pl.Int64).alias("kernel"), "node", pl.col("name").cast(pl.String), "gpu_ns"
+    )
+    return rows.join(_wide(metrics), on="kernel", how="inner", maintain_order="left")
+
+
+def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
+    """Return the counters of layers, nested layers included; None: the profile does not contain counters.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase and `COUNTERS`: stall_share (0 to 1, fraction of warp cycles that are stalled) and
+        stall_reason (the most frequent; Nsight Compute's name); instructions (warp instructions); load_store_share
+        (0 to 1, of the instructions); throughputs and hit rates in percent; bytes per second. Null: not counted.
+    """
+    kernels = kernel_counters(attribution)
+    if kernels is None or kernels.is_empty():
+        return None
+    weight = pl.col("gpu_ns").clip(1)
+    weighted = [(pl.col(name) * weight).alias(name) for name in _MEANS]
+    weights = [pl.when(pl.col(name).is_not_null()).then(weight).otherwise(0).alias(f"{name}_ns") for name in _MEANS]
+    counts = ["instructions", "load_store", *(f"{name}_bytes" for name in _READS)]
+    timed = [pl.when(pl.col(name).is_not_null()).then("gpu_ns").otherwise(0).alias(f"{name}_ns") for name in counts]
+    known = pl.when(pl.col("load_store").is_not_null()).then("instructions").otherwise(0).alias("of_load_store")
+    sums = sums_by_layer(attribution, kernels.select("node", *weighted, *weights, *counts, *timed, known))
+    rows = sums.select(
+        *KEY,
+        *(_over(name, f"{name}_ns").alias(name) for name in _MEANS),
+        pl.when(pl.col("instructions_ns") > 0).then("instructions").cast(pl.Int64).alias("instructions"),
+        _over("load_store", "of_load_store").alias("load_store_share"),
+        *((_over(f"{name}_bytes", f"{name}_bytes_ns") * 1e9).alias(f"{name}_bytes_per_s") for name in _READS),
+    )
+    return rows.join(_stalls(attribution, kernels), on=list(KEY), how="left").select(*KEY, *COUNTERS)
+
+
+def measured_work(attribution: Attribution) -> pl.DataFrame:
+    """Return the counted operations and bytes of device memory by kernel name.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        name, calls, flops, f64_flops, bytes, time_ns (Int64); only kernels with counters of operations and of bytes.
+    """
+    empty = {"name": pl.String, **dict.fromkeys(("calls", "flops", "f64_flops", "bytes", "time_ns"), pl.Int64)}
+    kernels = kernel_counters(attribution)
+    if kernels is None:
+        return pl.DataFrame(schema=empty)
+    tensor = [name for name in kernels.columns if name.startswith("tensor_")]
+    single = [f"{letter}{op}" for letter in "fh" for op in ("add", "mul", "fma")]
+    double = ["dadd", "dmul", "dfma", "count_dp", "tensor_fp64"]
+    operations = [*single, *double, *tensor, "count_sp", "count_hp"]
+    bytes_ = pl.coalesce(pl.col("dram_read_bytes") + pl.col("dram_write_bytes"), "dram_bytes")
+    rows = kernels.select(
+        "name", pl.sum_horizontal(set(operations)).alias("flops"), pl.sum_horizontal(double).alias("f64_flops"),
+        bytes_.alias("bytes"), pl.any_horizontal(pl.col(operations).is_not_null()).alias("counted"),
+        pl.col("gpu_ns").alias("time_ns"),
+    )  # fmt: skip
+    rows = rows.filter("counted").drop_nulls("bytes")
+    sums = [pl.col(name).sum().cast(pl.Int64) for name in ("flops", "f64_flops", "bytes", "time_ns")]
+    return rows.group_by("name").agg(pl.len().cast(pl.Int64).alias("calls"), *sums).select(list(empty))
+
+
+def _tables(attribution: Attribution) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """The counters and kernels of a profile in memory; files that are read in blocks do not contain counters."""
+    metrics, kernels = (getattr(attribution.source, name, None) for name in ("metrics", "kernels"))
+    return (None, None) if metrics is None or metrics.is_empty() else (metrics, kernels)
+
+
+def _wide(metrics: pl.DataFrame) -> pl.DataFrame:
+    """Counters with a row per kernel and a column per quantity."""
+    rows = [
+        (name, quantity, rank, float(factor))
+        for quantity, found in _SUMS.items()
+        for rank, (name, factor) in enumerate(found)
+    ]
+    rows += [(name, quantity, rank, 1.0) for quantity, found in _MEANS.items() for rank, name in enumerate(found)]
+    known = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")
+    scale = (
+        pl.col("unit").str.extract(r"^([KMGT])(?:byte|B)").replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64)
+    )
+    named = metrics.with_columns(pl.col("name").str.replace(_PREFIX, ""), pl.col("value") * scale.fill_null(1.0))
+    found = named.join(known, on="name").sort("rank", maintain_order=True)
+    found = found.group_by("kernel", "quantity").agg((pl.col("value") * pl.col("factor")).first())
+    wide = found.pivot("quantity", index="kernel", values="value")
+    missing = [pl.lit(None, pl.Float64).alias(name) for name in (*_SUMS, *_MEANS) if name not in wide.columns]
+    every = metrics.select(pl.col("kernel").unique())
+    return every.join(wide, on="kernel", how="left").with_columns(missing)
+
+
+def _stalls(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Stalled cycles and the most frequent reason: layer, module, phase, stall_share, stall_reason."""
+    metrics, _ = _tables(attribution)
+    assert metrics is not None
+    reason = pl.coalesce(pl.col("name").str.extract(_STALL, group) for group in (1, 2, 3))
+    stalls = metrics.select("kernel", "value", reason.alias("reason")).drop_nulls("reason")
+    stalls = stalls.filter(~pl.col("reason").str.ends_with("_not_issued")).unique(["kernel", "reason"])
+    stalls = stalls.with_columns(pl.col("value") / pl.col("value").sum().over("kernel"))
+    stalls = stalls.filter(pl.col("value").is_finite()).join(kernels.select("kernel", "node", "gpu_ns"), on="kernel")
+    weighted = stalls.select("node", "reason", ns=pl.col("value") * pl.col("gpu_ns").clip(1))
+    sums = sums_by_layer(attribution, weighted, "reason")
+    issues = pl.col("reason") == "selected"
+    waiting = pl.when(issues.any()).then(pl.col("ns").filter(~issues).sum() / pl.col("ns").sum())
+    worst = pl.col("reason").filter(~issues).sort_by(pl.col("ns").filter(~issues), descending=True).first()
+    return sums.group_by(KEY).agg(waiting.alias("stall_share"), worst.alias("stall_reason"))
+
+
+def _over(value: str, whole: str) -> pl.Expr:
+    return pl.when(pl.col(whole) > 0).then(pl.col(value) / pl.col(whole))

@@ -1,0 +1,180 @@
+"""Classification of kernels by name: kind of operation, library, and use of Tensor Cores."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.kernel_name_patterns import LIBRARIES, RULES, TENSOR_CORES, Kind
+from annot.attribution import UNATTRIBUTED, by_layer
+from annot.attribution.attribute import Attribution
+
+__all__ = [
+    "MATRIX",
+    "KernelClass",
+    "by_class",
+    "classify",
+    "layer_kernels",
+    "layer_names",
+    "with_classes",
+    "with_unknown_tensor_cores",
+]
+
+MATRIX: Final = ("gemm", "convolution", "attention")
+"""Kinds of kernels that multiply matrices."""
+
+_LONGEST: Final = 4096  # longer names only continue with template arguments
+_ANONYMOUS: Final = ("(anonymous namespace)::", "<unnamed>::")
+_KEY: Final = ("layer", "module", "phase")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelClass:
+    """Classification of a kernel by its name.
+
+    Args:
+        kind: one of `annot.analyze.kernel_name_patterns.KINDS`; "other" for unknown names.
+        library: library of the kernel, such as "cuDNN"; empty: unknown.
+        tensor_cores: whether it computes on Tensor Cores (AMD: Matrix Cores). Also False if the name does not show it,
+            as for Triton kernels.
+    """
+
+    kind: Kind
+    library: str
+    tensor_cores: bool
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def classify(name: str) -> KernelClass:
+    """Return the classification of a kernel name.
+
+    Args:
+        name: kernel name of a profiler, demangled or not; copies and memsets are named as in
+            `annot.profile.copies_as_work`.
+
+    Example:
+        >>> classify("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn")
+        KernelClass(kind='gemm', library='cuBLAS', tensor_cores=True)
+        >>> classify("(memset)").kind, classify("never seen").kind
+        ('copy', 'other')
+    """
+    if name.startswith(("(copy ", "(memset")):
+        return KernelClass("copy", "", False)
+    text = name[:_LONGEST]
+    for namespace in _ANONYMOUS:
+        text = text.replace(namespace, "")
+    text = text.removeprefix("void ")
+    head = text.partition("<")[0].partition("(")[0]
+    found = (kind for kind, of_head, pattern in RULES if pattern.search(head if of_head else text))
+    kind: Kind = next(found, "other")
+    computes = kind in (*MATRIX, "other") and TENSOR_CORES.search(text) is not None
+    library = _library(head)
+    if library in ("", "CUTLASS"):  # the library of an instantiated template shows in its arguments
+        library = _library(text)
+    return KernelClass(kind, library, computes)
+
+
+def _library(text: str) -> str:
+    return next((library for library, pattern in LIBRARIES if pattern.search(text)), "")
+
+
+def with_classes(names: pl.DataFrame) -> pl.DataFrame:
+    """Add kind, library (String) and tensor_cores (Boolean) to a table with the column `name`.
+
+    Args:
+        names: table with the column `name`.
+    """
+    distinct = names["name"].cast(pl.String).unique()
+    rows = [(name, *_as_row(classify(name or ""))) for name in distinct]
+    schema = {"name": pl.String, "kind": pl.String, "library": pl.String, "tensor_cores": pl.Boolean}
+    classes = pl.DataFrame(rows, schema=schema, orient="row")
+    texts = names.with_columns(pl.col("name").cast(pl.String))
+    return texts.join(classes, on="name", how="left", nulls_equal=True, maintain_order="left")
+
+
+def with_unknown_tensor_cores(classes: pl.DataFrame) -> pl.DataFrame:
+    """Set tensor_cores to null where the name does not show it: in matrix multiplications of Triton.
+
+    Args:
+        classes: the result of `with_classes`.
+    """
+    unknown = (pl.col("library") == "Triton") & pl.col("kind").is_in(MATRIX) & ~pl.col("tensor_cores")
+    return classes.with_columns(tensor_cores=pl.when(~unknown).then("tensor_cores"))
+
+
+def _as_row(one: KernelClass) -> tuple[str, str, bool]:
+    return one.kind, one.library, one.tensor_cores
+
+
+def layer_names(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per layer and name of the GPU activities that the layer itself launches.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase, name, kernel (false: a copy or memset), calls, gpu_ns, kind, library, tensor_cores.
+    """
+    forest = attribution.forest
+    keys = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
+    names = attribution.names
+    key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(names["node"])
+    rows = pl.concat([keys[key], names.select("name", "kernel", "calls", "gpu_ns")], how="horizontal")
+    rows = rows.with_columns(pl.col("name").cast(pl.String))
+    sums = rows.group_by(*_KEY, "name", "kernel", maintain_order=True).agg(pl.col("calls", "gpu_ns").sum())
+    return with_classes(sums)
+
+
+def by_class(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per class of kernels, the longest first.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        kind, library, tensor_cores (null: the names do not show it), names (number of distinct kernel names), calls,
+        gpu_ns, layers (number of distinct layers that launch them). The times add up to the total GPU time.
+    """
+    known = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED)
+    rows = with_unknown_tensor_cores(layer_names(attribution)).group_by("kind", "library", "tensor_cores").agg(
+        pl.col("name").n_unique().cast(pl.Int64).alias("names"),
+        pl.col("calls", "gpu_ns").sum(),
+        known.n_unique().cast(pl.Int64).alias("layers"),
+    )  # fmt: skip
+    return rows.sort("gpu_ns", "kind", "library", "tensor_cores", descending=[True, False, False, True])
+
+
+def layer_kernels(attribution: Attribution) -> pl.DataFrame:
+    """Return the GPU self time of each layer by kind of kernel, split at matrix multiplications.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase, as in `annot.attribution.by_layer`; gpu_self_ns; matrix_ns: the part in kernels of
+        `MATRIX`; outside_ns: the rest; outside: kinds and their times, the longest first, as ``elementwise 1200 ns``;
+        and a column for each kind that occurs, such as gemm_ns; these add up to gpu_self_ns.
+
+    Example:
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> layer_kernels(attribute(Profile.build({}))).columns[:5]
+        ['layer', 'module', 'phase', 'gpu_self_ns', 'matrix_ns']
+    """
+    kinds = layer_names(attribution).group_by(*_KEY, "kind").agg(pl.col("gpu_ns").sum())
+    longest = kinds.group_by("kind").agg(pl.col("gpu_ns").sum()).sort("gpu_ns", "kind", descending=[True, False])
+    columns = {f"{kind}_ns": pl.col("gpu_ns").filter(pl.col("kind") == kind).sum() for kind in longest["kind"]}
+    is_matrix = pl.col("kind").is_in(MATRIX)
+    sums = kinds.group_by(_KEY).agg(pl.col("gpu_ns").filter(is_matrix).sum().alias("matrix_ns"), **columns)
+    others = kinds.filter(~is_matrix & (pl.col("gpu_ns") > 0)).sort("gpu_ns", "kind", descending=[True, False])
+    text = pl.format("{} {} ns", "kind", "gpu_ns").str.join(", ").alias("outside")
+    texts = others.group_by(*_KEY, maintain_order=True).agg(text)
+    rows = by_layer(attribution).select(*_KEY, "gpu_self_ns")
+    for part in (sums, texts):
+        rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
+    rows = rows.with_columns(pl.selectors.ends_with("_ns").fill_null(0), pl.col("outside").fill_null(""))
+    outside_ns = (pl.col("gpu_self_ns") - pl.col("matrix_ns")).alias("outside_ns")
+    return rows.select(*_KEY, "gpu_self_ns", "matrix_ns", outside_ns, "outside", *columns)

@@ -1,0 +1,209 @@
+"""Layer calls projected onto the GPU: the time from the first to the last activity of a call on each stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.gpu_activities import KEY, activities
+from annot.analyze.lanes import process_lanes
+from annot.analyze.roofline import layer_roofline
+from annot.analyze.tracks import Tracks
+from annot.attribution import UNATTRIBUTED, Attribution, by_layer
+from annot.attribution.column_ops import NONE
+from annot.attribution.host_times import known
+
+__all__ = ["SPANS", "Spans", "spans"]
+
+SPANS: Final = {
+    "track": pl.Int32,  # number in `Spans.tracks`; spans on a track are nested
+    "layer": pl.String,
+    "module": pl.String,
+    "phase": pl.String,
+    "shapes": pl.String,  # of the inputs: of the call, or of all calls of the layer if they are equal; else null
+    "number": pl.Int64,  # of the epoch or batch; null: other ranges
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "time_ns": pl.Int64,  # sum of its GPU activities; duration of the range without GPU activities
+    "kernels": pl.Int64,  # number of kernels
+    "flops": pl.Int64,  # of one call; null: not counted, or the shapes of the calls differ
+    "bound": pl.String,  # this and roof_share: of all calls, see `annot.analyze.roofline.layer_roofline`
+    "roof_share": pl.Float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Spans of layers.
+
+    Args:
+        rows: columns of `SPANS`, sorted by track and start, outer spans before inner ones.
+        tracks: the streams or threads of the rows.
+        on_device: True: spans of GPU activities; False: ranges of threads.
+    """
+
+    rows: pl.DataFrame
+    tracks: Tracks
+    on_device: bool
+
+
+def spans(attribution: Attribution) -> Spans:
+    """Return the spans of layers, phases and loops.
+
+    A span on a stream lasts from the first start to the last end of consecutive GPU activities of one call. Activities
+    of other calls in between split a call into several spans. Layers nested deeper than 64 levels are merged into their
+    innermost enclosing span. In a profile without GPU activities the spans are the ranges of threads.
+
+    Args:
+        attribution: the profile; activities and ranges outside the selected steps are skipped.
+
+    Example:
+        >>> from annot.profile import Profile
+        >>> from annot.attribution import attribute
+        >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
+        >>> ranges = pl.DataFrame([range_ | {"start": 0, "end": 900}])
+        >>> spans(attribute(Profile.build({}, ranges=ranges))).rows.select("layer", "phase", "end").row(0)
+        ('fc', 'forward', 900)
+    """
+    tracks = Tracks(attribution.meta)
+    work = activities(attribution, _WORK).drop_nulls("start").with_columns(pl.col(_PLACES).cast(pl.Int64))
+    if work.height:
+        rows = _of_activities(attribution, work, tracks)
+    elif known(attribution.meta):
+        rows = _of_ranges(attribution, tracks)
+    else:
+        rows = pl.DataFrame(schema=_SPAN)
+    named = _named(attribution, rows).sort("track", "start", "depth", maintain_order=True)
+    named = named.join(_facts(attribution), on=list(KEY), how="left", maintain_order="left")
+    named = named.with_columns(pl.coalesce("shapes", "only_shapes").alias("shapes"))
+    return Spans(named.select(pl.col(name).cast(dtype) for name, dtype in SPANS.items()), tracks, work.height > 0)
+
+
+_DEEPEST: Final = 64
+"""Maximum nesting depth of spans. Each level adds a row per activity, and charts show fewer levels."""
+_PLACES: Final = ("process", "device", "stream")
+_WORK: Final = (*_PLACES, "start", "gpu_ns", "kernel", "range", "node")
+_SPAN: Final = {
+    "track": pl.Int32, "node": pl.Int32, "call": pl.Int32, "start": pl.Int64, "end": pl.Int64, "time_ns": pl.Int64,
+    "kernels": pl.Int64, "depth": pl.Int32, "own": pl.Boolean,
+}  # fmt: skip
+
+
+def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
+    """Merge neighbours of the same call on a track, level by level from the innermost layers outwards."""
+    work = work.sort("start", maintain_order=True)
+    work = work.with_columns(tracks.of_work(work.rename({"gpu_ns": "length"})))
+    nodes = _depths(attribution)
+    calls = _calls(attribution, nodes["shown"])
+    work = work.with_columns(nodes["shown"].gather(work["node"]).alias("node"))
+    rows = work.select(
+        "track", "node", "start", end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns",
+        kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], work["node"]),
+        call=calls["call"].gather(_null_none(work["range"])),
+    ).sort("track", "start", maintain_order=True)  # fmt: skip
+    found = [pl.DataFrame(schema=_SPAN)]
+    deepest = rows["depth"].max()
+    for depth in range(deepest if isinstance(deepest, int) else 0, 0, -1):
+        rows = _merged(rows.with_columns(_is_own(rows, calls)))
+        here = pl.col("depth") == depth
+        found.append(rows.filter(here).select(*_SPAN))
+        outer = rows.select(node=_gather(nodes["parent"], rows["node"]), call=calls["above"].gather(rows["call"]))
+        rows = rows.with_columns(
+            node=pl.when(here).then(outer["node"]).otherwise("node"),
+            call=pl.when(here & pl.col("own")).then(outer["call"]).otherwise("call"),
+            depth=pl.when(here).then(depth - 1).otherwise("depth").cast(pl.Int32),
+        )
+    return pl.concat(found)
+
+
+def _merged(rows: pl.DataFrame) -> pl.DataFrame:
+    """Merge neighbours of the same layer that were launched in the same call, of this or another layer."""
+    same = pl.struct("track", "node", "call")
+    groups = rows.group_by(same.rle_id().alias("run"), maintain_order=True)
+    return groups.agg(
+        pl.col("track", "node", "call", "own", "depth", "start").first(), pl.col("end").max(),
+        pl.col("time_ns", "kernels").sum(),
+    ).drop("run")  # fmt: skip
+
+
+def _is_own(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """Whether the call belongs to the layer. Activities of a CUDA graph, for example, are launched in another call."""
+    return (calls["node"].gather(rows["call"]) == rows["node"]).fill_null(False).alias("own")
+
+
+def _null_none(rows: pl.Series) -> pl.Series:
+    """Replace -1 with null."""
+    return pl.select(pl.when(rows != NONE).then(rows)).to_series()
+
+
+def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:
+    """Values by row; null for row -1."""
+    return values.gather(_null_none(rows))
+
+
+def _depths(attribution: Attribution) -> pl.DataFrame:
+    """For each node: parent; depth (keys in its chain, from 1); shown (the node whose span includes it)."""
+    parents = attribution.forest.nodes.parents
+    depths: list[int] = []
+    shown: list[int] = []
+    for node, parent in enumerate(parents):
+        depths.append(1 if parent == NONE else depths[parent] + 1)
+        shown.append(node if depths[node] <= _DEEPEST else shown[parent])
+    columns = {"parent": parents, "depth": depths, "shown": shown}
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
+
+
+def _calls(attribution: Attribution, shown: pl.Series) -> pl.DataFrame:
+    """For each range in the tree: node; call (outermost of directly nested ranges of a node); above (outer call)."""
+    tree = attribution.forest.tree
+    nodes = _gather(shown, tree["path"]).fill_null(NONE).alias("node")
+    parents, of_range = tree["parent"].to_list(), nodes.to_list()
+    calls: list[int] = []
+    above: list[int | None] = []
+    for row, parent in enumerate(parents):
+        inside = parent != NONE and of_range[parent] == of_range[row]
+        calls.append(calls[parent] if inside else row)
+        above.append(above[parent] if inside else None if parent == NONE else calls[parent])
+    columns = {"node": nodes, "call": calls, "above": above}
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
+
+
+def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
+    """The outermost range of each call, on the track of its thread or process."""
+    forest = attribution.forest
+    tree, nodes = forest.tree, _depths(attribution)
+    calls = _calls(attribution, nodes["shown"])
+    where = forest.threads.table.select("process", "thread")[tree["thread"].head(forest.thread_range_count)]
+    track = pl.concat([tracks.of_threads(where), tracks.of_layers(process_lanes(forest))]).alias("track")
+    depth = _gather(nodes["depth"], tree["path"]).alias("depth")
+    rows = tree.select(
+        track, "start", "end", depth, node="path", call=pl.int_range(pl.len(), dtype=pl.Int32),
+        time_ns=pl.col("end") - pl.col("start"), kernels=pl.lit(0, pl.Int64), own=pl.lit(True),
+    )  # fmt: skip
+    return rows.filter((calls["call"] == rows["call"]) & (pl.col("node") != NONE)).select(*_SPAN)
+
+
+def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
+    """Add layer, module, phase, shapes and number to the spans; drop unattributed ones."""
+    forest = attribution.forest
+    keys = pl.DataFrame(forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+    of_node = pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(rows["node"])
+    call = rows.select(pl.when("own").then("call")).to_series()
+    labels = forest.tree["label"].gather(call)
+    parsed = pl.DataFrame([forest.labels["shapes"].gather(labels), forest.labels["number"].gather(labels)])
+    return pl.concat([rows, keys[of_node], parsed], how="horizontal").filter(pl.col("layer") != UNATTRIBUTED)
+
+
+def _facts(attribution: Attribution) -> pl.DataFrame:
+    """For each layer: flops, bound, roof_share, and only_shapes, the input shapes if all its calls share them."""
+    rows = by_layer(attribution).select(*KEY, "calls", "shapes")
+    only = pl.when(pl.col("shapes").list.len() == 1).then(pl.col("shapes").list.first()).alias("only_shapes")
+    forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", only)
+    limits = layer_roofline(attribution, default_peaks(attribution)).select(*KEY, "flops", "bound", "roof_share")
+    rows = rows.join(limits, on=list(KEY), how="left").join(forward, on=["layer", "module"], how="left")
+    constant = pl.col("only_shapes").is_not_null() & (pl.col("calls") > 0)
+    flops = pl.when(constant).then((pl.col("flops") / pl.col("calls")).round())
+    return rows.select(*KEY, flops.alias("flops"), "bound", "roof_share", "only_shapes")

@@ -1,0 +1,112 @@
+"""Partition of time among overlapping intervals by precedence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import polars as pl
+
+__all__ = ["merged", "shares", "within"]
+
+_SLICE: Final = 1 << 18
+"""Intervals per batch: with millions of intervals the intermediate columns take more memory than the intervals."""
+
+
+def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[[], pl.DataFrame]]) -> pl.DataFrame:
+    """Partition the time in a window exactly among named intervals.
+
+    Args:
+        window: start, end (ns, Int64) of the time to partition; intervals may overlap.
+        going_on: intervals by name, or functions that return them, which keeps one set in memory at a time. Where
+            intervals overlap, the first name gets the time.
+
+    Returns:
+        share: the names, then ``idle``; ns: time of each name, which adds up to the window; hidden_ns: time in which
+        its intervals are overlapped by an earlier name. Both Int64.
+
+    Example:
+        >>> span = lambda start, end: pl.DataFrame({"start": [start], "end": [end]})
+        >>> shares(span(0, 10), {"work": span(2, 6), "wait": span(5, 9)}).rows()
+        [('work', 4, 0), ('wait', 3, 1), ('idle', 3, 0)]
+    """
+    whole = free = merged(window)
+    rows = []
+    for name, part in going_on.items():
+        spans = merged(part() if callable(part) else part)
+        exclusive = _shared(spans, free)
+        rows.append((name, exclusive, _shared(spans, whole) - exclusive))
+        free = _without(free, spans)
+    rows.append(("idle", _length(free), 0))
+    return pl.DataFrame(rows, schema={"share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}, orient="row")
+
+
+def merged(intervals: pl.DataFrame) -> pl.DataFrame:
+    """Merge overlapping and adjacent intervals, sorted by start; empty intervals are dropped.
+
+    Args:
+        intervals: start, end (Int64).
+
+    Example:
+        >>> merged(pl.DataFrame({"start": [7, 0, 2], "end": [9, 3, 5]})).rows()
+        [(0, 5), (7, 9)]
+    """
+    rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start"))
+    rows = rows if rows["start"].is_sorted() else rows.sort("start")
+    reached = rows["end"].cum_max()
+    begins = (rows["start"] > reached.shift(1)).fill_null(True)
+    ends = begins.shift(-1, fill_value=True)
+    return pl.DataFrame({"start": rows["start"].filter(begins), "end": reached.filter(ends)})
+
+
+def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
+    """Return the total length (ns) of the spans before each time.
+
+    Args:
+        times: times in ns, Int64.
+        spans: result of `merged`.
+
+    Example:
+        >>> within(pl.Series([-1, 4, 6, 20]), merged(pl.DataFrame({"start": [0, 10], "end": [5, 12]}))).to_list()
+        [0, 4, 5, 7]
+    """
+    if spans.is_empty():
+        return pl.Series("within", [0], pl.Int64).new_from_index(0, times.len())
+    before = (spans["end"] - spans["start"]).cum_sum().shift(1, fill_value=0)
+    row = spans["start"].search_sorted(times, side="right").cast(pl.Int64) - 1
+    last = row.clip(0)
+    columns = {
+        "row": row, "before": before.gather(last), "start": spans["start"].gather(last),
+        "end": pl.select(pl.min_horizontal(spans["end"].gather(last), times)).to_series(),
+    }  # fmt: skip
+    inside = pl.when(pl.col("row") >= 0).then(pl.col("before") + pl.col("end") - pl.col("start")).otherwise(0)
+    return pl.DataFrame(columns).select(inside.alias("within")).to_series()
+
+
+def _length(spans: pl.DataFrame) -> int:
+    return int((spans["end"] - spans["start"]).sum())
+
+
+def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
+    """Length of the overlap of two results of `merged`."""
+    fewer, more = sorted((one, other), key=len)
+    before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
+    return sum(int((until - since).sum()) for since, until in before)
+
+
+def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+    """The parts of spans outside holes; arguments and result are in the form of `merged`."""
+    parts = [spans.clear()]
+    for part in spans.iter_slices(_SLICE):
+        first = holes["end"].search_sorted(part["start"][0], "right")
+        last = holes["start"].search_sorted(part["end"][-1], "left")
+        parts.append(_outside(part, holes.slice(first, max(last - first, 0))))
+    return pl.concat(parts, rechunk=True)
+
+
+def _outside(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+    sides = ((spans, "start", 1), (spans, "end", -1), (holes, "start", 2), (holes, "end", -2))
+    edges = pl.concat([side.select(time=pl.col(name), open=pl.lit(change, pl.Int8)) for side, name, change in sides])
+    edges = edges.sort("time")
+    free, until = edges["open"].cum_sum() == 1, edges["time"].shift(-1)
+    return pl.DataFrame({"start": edges["time"], "end": until}).filter(free & (until > edges["time"]))

@@ -1,0 +1,144 @@
+"""Summary of a run: DLProf's summary report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final, TypeAlias
+
+import polars as pl
+
+from annot.analyze.dlprof_reports import layers_in
+from annot.analyze.step_parts import WORK
+from annot.analyze.step_time import SHARES, step_time
+from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
+from annot.attribution import by_layer, summarize
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
+
+__all__ = ["by_summary"]
+
+_SCHEMA: Final = {
+    "section": pl.String, "item": pl.String, "count": pl.Int64, "ns": pl.Int64, "share": pl.Float64,
+    "hidden_ns": pl.Int64, "text": pl.String,
+}  # fmt: skip
+_KEY: Final = ["layer", "module", "phase"]
+_Row: TypeAlias = tuple[str, str, int | None, int | None, float | None, int | None, str]
+
+
+def by_summary(attribution: Attribution) -> pl.DataFrame:
+    """Return the items of DLProf's summary, a row each.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        section, item, count, ns, share (of the section's total, from 0 to 1), hidden_ns and text (values other than
+        numbers):
+
+        ``time``     wall: step time without warm-up, summed over devices; each of `annot.analyze.step_time.SHARES`,
+                     which add up to it; hidden_ns: time overlapped by the shares above
+        ``gpu``      busy: time of GPU activities in the steps, as share of step time; tensor_cores: time of kernels on
+                     Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
+                     eligible layers
+        ``steps``    all, warmup, and median, min, max and spread (interquartile range) of step times
+        ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
+                     host: CPU self time
+        ``kernels``  all, tensor_cores, other; and copies
+        ``system``   format, producer, devices
+    """
+    sections = (_steps, _layers, _kernels, _system)
+    times = step_time(attribution)
+    rows = [*_time(times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+
+
+def _row(
+    section: str, item: str, count: int | None, ns: int | None, whole: int | None = None, *,
+    hidden: int | None = None, text: str = "",
+) -> _Row:  # fmt: skip
+    share = ns / whole if whole and ns is not None else None
+    return section, item, count, ns, share, hidden, text
+
+
+def _time(table: pl.DataFrame) -> list[_Row]:
+    sums = {share: (ns, hidden) for share, ns, hidden in _by_share(table)}
+    wall = sum(ns for ns, _ in sums.values())
+    devices = table.select("process", "device").n_unique() if table.height else 0
+    rows = [_row("time", "wall", devices, wall, wall)]
+    for share in SHARES:
+        ns, hidden = sums.get(share, (0, 0))
+        rows.append(_row("time", share, None, ns, wall, hidden=hidden))
+    return rows
+
+
+def _by_share(table: pl.DataFrame) -> list[tuple[str, int, int]]:
+    return table.group_by("share").agg(pl.col("ns", "hidden_ns").sum()).rows()
+
+
+def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
+    work = tensor_core_work(attribution).filter("kernel")
+    eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(_KEY)
+    of_eligible = int(work.join(eligible, on=_KEY, how="semi")["gpu_ns"].sum())
+    used = work.filter("tensor_cores")
+    ran = steps.filter(pl.col("share").is_in(WORK))
+    devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
+    tc_ns, calls = int(used["gpu_ns"].sum()), int(used["calls"].sum())
+    return [
+        _row("gpu", "busy", devices, int(ran["ns"].sum()), int(steps["ns"].sum())),
+        _row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
+        _row("gpu", "tensor_cores_of_eligible", calls, tc_ns, of_eligible),
+    ]
+
+
+def _steps(attribution: Attribution) -> list[_Row]:
+    meta = summarize(attribution)
+    times = meta["step_ns"]
+    rows = [_row("steps", "all", meta["steps"], None, text=meta["steps_found_by"])]
+    if times is not None:
+        rows.append(_row("steps", "warmup", times["warmup"], None))
+        names = {"median": "median", "min": "min", "max": "max", "spread": "iqr"}
+        rows += [_row("steps", name, None, times[key]) for name, key in names.items()]
+    return rows
+
+
+def _layers(attribution: Attribution) -> list[_Row]:
+    rows = layers_in(layer_tensor_cores(attribution))
+    whole = int(rows["gpu_self_ns"].sum())
+    used, unknown = pl.col("tc_used").fill_null(False), pl.col("tc_eligible") & pl.col("tc_used").is_null()
+    unused = pl.col("tc_eligible") & ~used & ~unknown
+    others = ~pl.col("tc_eligible") & ~used
+    kinds = {"all": pl.lit(True), "tc_used": used, "tc_unused": unused, "tc_unknown": unknown, "other": others}
+    found = []
+    for name, which in kinds.items():
+        part = rows.filter(which)
+        layers = part.select("layer", "module").n_unique() if part.height else 0
+        found.append(_row("layers", name, layers, int(part["gpu_self_ns"].sum()), whole))
+    return [*found, *_host(attribution)]
+
+
+def _host(attribution: Attribution) -> list[_Row]:
+    """CPU self time of layers; empty if CPU times are unknown."""
+    if not known(attribution.meta):
+        return []
+    rows = by_layer(attribution)
+    layers = int(layers_in(rows)["host_self_ns"].sum())
+    return [_row("layers", "host", None, layers, int(rows["host_self_ns"].sum()))]
+
+
+def _kernels(attribution: Attribution) -> list[_Row]:
+    work = tensor_core_work(attribution)
+    whole = int(work["gpu_ns"].sum())
+    uses, kernel = pl.col("tensor_cores") & pl.col("kernel"), pl.col("kernel")
+    kinds = {"all": kernel, "tensor_cores": uses, "other": kernel & ~uses, "copies": ~kernel}
+    return [
+        _row("kernels", name, int(part["calls"].sum()), int(part["gpu_ns"].sum()), whole)
+        for name, which in kinds.items()
+        for part in [work.filter(which)]
+    ]
+
+
+def _system(attribution: Attribution) -> list[_Row]:
+    meta: dict[str, Any] = attribution.meta
+    names = Counter(str(device.get("name", "unknown")) for device in meta.get("devices") or ())
+    rows = [_row("system", name, None, None, text=str(meta.get(name, ""))) for name in ("format", "producer")]
+    return rows + [_row("system", "device", count, None, text=name) for name, count in names.items()]

@@ -1,0 +1,240 @@
+"""Cost of matrix multiplications: convolutions, linear and bilinear layers.
+
+FLOPs exclude the bias, as in `torch.utils.flop_counter`, because its addition is fused into the GEMM. The gradient of
+the inputs and the gradient of the weights each cost as many FLOPs as the forward.
+
+Sources: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/; the counts
+agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``bmm_flop``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
+
+__all__ = ["LAYERS", "OPERATIONS", "product"]
+
+
+def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
+            gemms: tuple[tuple[int, int, int, int], ...] = ()) -> Cost:  # fmt: skip
+    """Return the cost of a matrix multiplication of inputs and weights.
+
+    Args:
+        call: the call, whose dtype gives the bytes per element.
+        macs: number of multiply-adds.
+        inputs, outputs, weights, bias: number of elements of each.
+        gemms: batch, rows, columns and depth of each GEMM; see `annot.analyze.work.call.Cost`.
+    """
+    size, params = call.product_item, weights + bias
+    flops = 2 * macs
+    return Cost(
+        flops, inputs * size, outputs * size, params * size, params, to_inputs=flops, to_weights=flops, gemms=gemms
+    )
+
+
+def _linear(call: Call) -> Cost:
+    """Count ``y = x Wᵀ + b``: rows · in · out multiply-adds."""
+    *rows_, width = call.shape() or (0,)
+    rows, out = math.prod(rows_), call.number("out")
+    bias = out * call.flag("bias")
+    return product(call, rows * width * out, rows * width, rows * out, width * out, bias, ((1, rows, out, width),))
+
+
+def _bilinear(call: Call) -> Cost:
+    """Count ``y_k = x₁ᵀ A_k x₂ + b_k``: A_k x₂ first, then the dot product with x₁."""
+    *rows_, first = call.shape(0)
+    second, rows, out = call.shape(1)[-1], math.prod(rows_), call.number("out")
+    weights = out * first * second
+    macs = rows * out * first * (second + 1)
+    return product(call, macs, rows * (first + second), rows * out, weights, out * call.flag("bias"))
+
+
+def _convolution(call: Call) -> Cost:
+    """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds; PyTorch's (N, C, …) layout."""
+    batch, channels, sizes = _channels_first(call)
+    out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
+    positions = math.prod(_output_sizes(call, sizes, kernel))
+    return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), groups)
+
+
+def _convolved(
+    call: Call, batch: int, channels: int, inputs: int, out: int, positions: int, kernel: int, groups: int
+) -> Cost:
+    weights = out * (channels // groups) * kernel
+    return product(
+        call, batch * positions * weights, batch * channels * inputs, batch * out * positions, weights,
+        out * call.flag("bias"), ((groups, batch * positions, out // groups, channels // groups * kernel),),
+    )  # fmt: skip
+
+
+def _transposed(call: Call) -> Cost:
+    """Count ``N · in · prod(input) · out / groups · prod(kernel)`` multiply-adds: the gradient of a convolution."""
+    batch, channels, sizes = _channels_first(call)
+    out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
+    stride, padding = call.numbers("stride", len(kernel), 1), call.numbers("padding", len(kernel), 0)
+    dilation, more = call.numbers("dilation", len(kernel), 1), call.numbers("output_padding", len(kernel), 0)
+    positions = math.prod(
+        (size - 1) * step - 2 * pad + wide * (length - 1) + extra + 1
+        for size, step, pad, wide, length, extra in zip(
+            sizes, stride, padding, dilation, kernel, more, strict=True
+        )
+    )  # fmt: skip
+    weights = channels * (out // groups) * math.prod(kernel)
+    inputs = batch * math.prod(sizes)
+    return product(
+        call, inputs * weights, inputs * channels, batch * out * positions, weights, out * call.flag("bias"),
+        ((groups, inputs, out // groups * math.prod(kernel), channels // groups),),
+    )  # fmt: skip
+
+
+def _kernel(call: Call) -> Shape:
+    """Return the kernel sizes; the class name gives the number of dimensions."""
+    value = call.arguments.get("kernel")
+    return call.numbers("kernel", len(value) if isinstance(value, tuple) else _dimensions(call))
+
+
+def _dimensions(call: Call) -> int:
+    return next((int(char) for char in call.name if char in "123"), 0)
+
+
+def _channels_first(call: Call) -> tuple[int, int, Shape]:
+    """Return batch, channels and spatial sizes of an input; the batch dimension is optional."""
+    shape, count = call.shape(), len(_kernel(call))
+    if len(shape) not in (count + 1, count + 2):
+        raise UncountableError
+    return (shape[0] if len(shape) == count + 2 else 1), shape[-count - 1], shape[-count:]
+
+
+def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
+    """Return the spatial output sizes of a convolution. PyTorch and Keras define ``same`` and ``valid`` alike."""
+    stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
+    padding = call.arguments.get("padding", 0)
+    if padding in ("same", "causal"):
+        return tuple(-(-size // step) for size, step in zip(sizes, stride, strict=True))
+    pads = (0,) * len(kernel) if padding == "valid" else call.numbers("padding", len(kernel), 0)
+    return tuple(
+        (size + 2 * pad - wide * (length - 1) - 1) // step + 1
+        for size, pad, wide, length, step in zip(sizes, pads, dilation, kernel, stride, strict=True)
+    )
+
+
+# ------------------------------------------------------------------ Keras: channels last by default
+
+
+def _keras_input(call: Call, count: int) -> tuple[int, int, Shape]:
+    shape = call.shape()
+    if len(shape) != count + 2:
+        raise UncountableError
+    if call.arguments.get("layout") == "channels_first":
+        return shape[0], shape[1], shape[2:]
+    return shape[0], shape[-1], shape[1:-1]
+
+
+def _keras_convolution(call: Call) -> Cost:
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    positions = math.prod(_output_sizes(call, sizes, kernel))
+    out, groups = call.number("out"), call.number("groups", 1)
+    return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), groups)
+
+
+def _depthwise(call: Call) -> Cost:
+    """Count `multiplier` filters per channel."""
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    positions, out = math.prod(_output_sizes(call, sizes, kernel)), channels * call.number("multiplier", 1)
+    return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), channels)
+
+
+def _separable(call: Call) -> Cost:
+    """Count a depthwise convolution without bias, then a pointwise convolution."""
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    positions = batch * math.prod(_output_sizes(call, sizes, kernel))
+    middle, out = channels * call.number("multiplier", 1), call.number("out")
+    depth, point = middle * math.prod(kernel), middle * out
+    inputs = batch * channels * math.prod(sizes)
+    return product(call, positions * (depth + point), inputs, positions * out, depth + point, out * call.flag("bias"))
+
+
+def _keras_transposed(call: Call) -> Cost:
+    kernel = _kernel(call)
+    batch, channels, sizes = _keras_input(call, len(kernel))
+    stride, out = call.numbers("stride", len(kernel), 1), call.number("out")
+    same = call.arguments.get("padding") == "same"
+    positions = math.prod(
+        size * step + (0 if same else max(length - step, 0))
+        for size, step, length in zip(sizes, stride, kernel, strict=True)
+    )
+    weights, inputs = channels * out * math.prod(kernel), batch * math.prod(sizes)
+    return product(call, inputs * weights, inputs * channels, batch * out * positions, weights, out * call.flag("bias"))
+
+
+# ------------------------------------------------------------------ operations
+
+
+def _linear_operation(call: Call) -> Cost:
+    weight = call.shape(1)
+    bias = len(call.tensors) > 2
+    out = weight[0] if len(weight) > 1 else 1
+    return _linear(Call("Linear", call.tensors, {**call.arguments, "out": out, "bias": bias}))
+
+
+def _matmul(call: Call) -> Cost:
+    """Count a matrix multiplication of two tensors, batched or not; both may need gradients."""
+    first, second = call.shape(0), call.shape(1)
+    if not first or not second:
+        raise UncountableError
+    rows, depth = (first[-2] if len(first) > 1 else 1), first[-1]
+    columns = second[-1] if len(second) > 1 else 1
+    if depth != second[-2 if len(second) > 1 else -1]:
+        raise UncountableError
+    batch = math.prod(broadcast(first[:-2], second[:-2]))
+    return _of_tensors(call, batch, rows, columns, depth, call.count(0) + call.count(1))
+
+
+def _addmm(call: Call) -> Cost:
+    """Count ``b + x y``."""
+    return _matmul(Call(call.name, call.tensors[1:], call.arguments))
+
+
+def _of_tensors(call: Call, batch: int, rows: int, columns: int, depth: int, inputs: int) -> Cost:
+    flops, size = 2 * batch * rows * columns * depth, call.product_item
+    outputs = batch * rows * columns * size
+    gemms = ((batch, rows, columns, depth),)
+    return Cost(flops, inputs * size, outputs, to_inputs=2 * flops, needs_inputs=True, gemms=gemms)
+
+
+def _convolution_operation(call: Call) -> Cost:
+    weight = call.shape(1)
+    arguments = {**call.arguments, "kernel": weight[2:], "out": weight[0], "bias": len(call.tensors) > 2}
+    return _convolution(Call(call.name, call.tensors, arguments))
+
+
+def _transposed_operation(call: Call) -> Cost:
+    weight = call.shape(1)
+    out = weight[1] * call.number("groups", 1)
+    arguments = {**call.arguments, "kernel": weight[2:], "out": out, "bias": len(call.tensors) > 2}
+    return _transposed(Call(call.name, call.tensors, arguments))
+
+
+LAYERS: Final[dict[str, Formula]] = {
+    "Linear": _linear,
+    "Dense": _linear,
+    "Bilinear": _bilinear,
+    **{f"Conv{count}d": _convolution for count in (1, 2, 3)},
+    **{f"ConvTranspose{count}d": _transposed for count in (1, 2, 3)},
+    **{f"Conv{count}D": _keras_convolution for count in (1, 2, 3)},
+    **{f"Conv{count}DTranspose": _keras_transposed for count in (1, 2, 3)},
+    **{f"DepthwiseConv{count}D": _depthwise for count in (1, 2)},
+    **{f"SeparableConv{count}D": _separable for count in (1, 2)},
+}
+OPERATIONS: Final[dict[str, Formula]] = {
+    "linear": _linear_operation,
+    **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv", "dot"), _matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
+    **{f"conv{count}d": _convolution_operation for count in (1, 2, 3)},
+    **{f"conv_transpose{count}d": _transposed_operation for count in (1, 2, 3)},
+}

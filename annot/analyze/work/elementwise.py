@@ -1,0 +1,311 @@
+"""Cost of elementwise and windowed layers: activations, softmax, normalisations, pooling, losses.
+
+Each of these counts as one FLOP: addition, subtraction, multiplication, division, comparison, exponential, logarithm,
+root, tanh, error function. The sigmoid, ``1 / (1 + exp(-x))``, therefore counts as 4. Constants that do not depend on
+the input are computed once and are free. Gradients are counted as PyTorch computes them, from the input or output that
+the forward saves. An official count does not exist. Hardware counters differ, depending on the compiler.
+
+Source: the definitions in https://docs.pytorch.org/docs/stable/nn.html and https://keras.io/api/layers/.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
+
+__all__ = ["LAYERS", "OPERATIONS"]
+
+_ACTIVATIONS: Final = {
+    # forward and backward FLOPs per element
+    "ReLU": (1, 1), "ReLU6": (2, 2), "Hardtanh": (2, 2), "Threshold": (1, 1), "LeakyReLU": (2, 2), "PReLU": (2, 2),
+    "RReLU": (2, 2), "ELU": (4, 3), "SELU": (5, 4), "CELU": (5, 4), "Sigmoid": (4, 3), "LogSigmoid": (4, 5),
+    "Tanh": (1, 3), "Hardsigmoid": (4, 3), "Hardswish": (5, 5), "GELU": (5, 10), "SiLU": (5, 8), "Mish": (5, 9),
+    "Softplus": (3, 4), "Softsign": (3, 4), "Softshrink": (3, 2), "Hardshrink": (2, 2), "Tanhshrink": (2, 3),
+    "Softmax": (5, 4), "Softmin": (6, 5), "LogSoftmax": (5, 4), "Softmax2d": (5, 4),
+    "Dropout": (2, 1), "Dropout1d": (2, 1), "Dropout2d": (2, 1), "Dropout3d": (2, 1), "AlphaDropout": (4, 1),
+    "FeatureAlphaDropout": (4, 1),
+}  # fmt: skip
+_FREE: Final = (
+    "Identity", "Flatten", "Unflatten", "Sequential", "ModuleList", "ModuleDict", "Reshape", "InputLayer", "Permute",
+    "TransformerEncoder", "TransformerDecoder",
+)  # fmt: skip
+"""Layers without computation: views, and containers whose layers are counted separately."""
+
+
+def _free(_: Call) -> Cost:
+    return Cost(0, 0, 0)
+
+
+def _each(forward: int, backward: int) -> Formula:
+    def cost(call: Call) -> Cost:
+        count, size = call.count(), call.bytes_of()
+        params = call.number("num", 1) if call.name == "PReLU" else 0
+        return Cost(
+            forward * count, size, size, params * call.item, params, to_inputs=backward * count,
+            to_weights=2 * count * bool(params), needs_inputs=True,
+        )  # fmt: skip
+
+    return cost
+
+
+# ------------------------------------------------------------------ normalisations
+
+
+def _normalised(call: Call, forward: tuple[int, int], backward: tuple[int, int], params: int) -> Cost:
+    """Return the cost of a normalisation.
+
+    Args:
+        call: the call.
+        forward: FLOPs per element without and with parameters.
+        backward: FLOPs per element of the gradients of the input and of the weights.
+        params: number of parameters.
+    """
+    count, size = call.count(), call.bytes_of()
+    return Cost(
+        forward[params > 0] * count, size, size, params * call.item, params, to_inputs=backward[0] * count,
+        to_weights=backward[1] * count * (params > 0), needs_inputs=True,
+    )  # fmt: skip
+
+
+_MOMENTS: Final = (5, 7)
+"""FLOPs per element: mean 1, difference 1, sum of squares 2, scale 1; affine parameters add 2."""
+_MOMENTS_GRADIENTS: Final = (8, 3)
+_SQUARES: Final = (3, 4)
+"""FLOPs per element: sum of squares 2, scale 1; the affine parameter adds 1."""
+_SQUARES_GRADIENTS: Final = (6, 2)
+
+
+def _of_channels(axis: int) -> Formula:
+    """Return the formula of a normalisation with a scale and a shift per channel; `axis` is the channel dimension."""
+
+    def cost(call: Call) -> Cost:
+        shape = call.shape()
+        if len(shape) < 2:
+            raise UncountableError
+        channels = shape[1 if call.arguments.get("layout") == "channels_first" else axis]
+        return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine"))
+
+    return cost
+
+
+def _instance(call: Call) -> Cost:
+    params = 2 * call.shape()[1] * call.flag("affine", default=False)
+    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params)
+
+
+def _over(call: Call) -> int:
+    value = call.arguments.get("over")
+    return math.prod(call.numbers("over", len(value) if isinstance(value, tuple) else 1, call.shape()[-1]))
+
+
+def _layer_norm(call: Call) -> Cost:
+    params = _over(call) * call.flag("affine") * (1 + call.flag("bias"))
+    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params)
+
+
+def _rms_norm(call: Call) -> Cost:
+    return _normalised(call, _SQUARES, _SQUARES_GRADIENTS, _over(call) * call.flag("affine"))
+
+
+def _local_response(call: Call) -> Cost:
+    """Count square, running sum over `size` channels (2), scale, shift, power and division."""
+    return _normalised(call, (7, 7), (10, 0), 0)
+
+
+# ------------------------------------------------------------------ pooling
+
+
+def _pooled(call: Call, positions: int, window: int, *, average: bool) -> Cost:
+    """Count window − 1 comparisons or additions per output; average pooling adds one division."""
+    size = call.item
+    to_inputs = positions * (window + 1 if average else 1)
+    return Cost(
+        positions * (window - 1 + average), call.bytes_of(), positions * size, to_inputs=to_inputs,
+        needs_inputs=not average,
+    )  # fmt: skip
+
+
+def _pool(count: int, *, average: bool) -> Formula:
+    def cost(call: Call) -> Cost:
+        shape, kernel = call.shape(), call.numbers("kernel", count)
+        if len(shape) <= count:
+            raise UncountableError
+        sizes = _pooled_sizes(call, shape[-count:], kernel)
+        return _pooled(call, math.prod(shape[:-count]) * math.prod(sizes), math.prod(kernel), average=average)
+
+    return cost
+
+
+def _pooled_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
+    """Return the output sizes, from https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html."""
+    stride = call.numbers("stride", len(kernel), 1)
+    padding, dilation = call.numbers("padding", len(kernel), 0), call.numbers("dilation", len(kernel), 1)
+    found = []
+    for size, length, step, pad, wide in zip(sizes, kernel, stride, padding, dilation, strict=True):
+        room = size + 2 * pad - wide * (length - 1) - 1
+        steps = room // step
+        if call.flag("ceil", default=False):
+            steps = -(-room // step)
+            steps -= steps * step >= size + pad  # PyTorch drops a window that starts in the right padding
+        found.append(steps + 1)
+    return tuple(found)
+
+
+def _adaptive(count: int, *, average: bool) -> Formula:
+    def cost(call: Call) -> Cost:
+        shape, out = call.shape(), call.arguments.get("out")
+        target = out if isinstance(out, tuple) else (out,) * count
+        if len(shape) <= count or len(target) != count:
+            raise UncountableError
+        sizes = [size if length is None else length for size, length in zip(shape[-count:], target, strict=True)]
+        positions = math.prod(shape[:-count]) * math.prod(
+            call_size for call_size in sizes if isinstance(call_size, int)
+        )
+        window = max(1, -(-call.count() // max(positions, 1)))
+        return _pooled(call, positions, window, average=average)
+
+    return cost
+
+
+def _keras_pool(count: int, *, average: bool) -> Formula:
+    def cost(call: Call) -> Cost:
+        shape, kernel = call.shape(), call.numbers("kernel", count, 2)
+        if len(shape) != count + 2:
+            raise UncountableError
+        first = call.arguments.get("layout") == "channels_first"
+        sizes, others = (shape[2:], shape[:2]) if first else (shape[1:-1], (shape[0], shape[-1]))
+        stride, same = call.numbers("stride", count), call.arguments.get("padding") == "same"
+        positions = math.prod(
+            -(-size // step) if same else (size - length) // step + 1
+            for size, length, step in zip(sizes, kernel, stride, strict=True)
+        )
+        return _pooled(call, math.prod(others) * positions, math.prod(kernel), average=average)
+
+    return cost
+
+
+def _global_pool(*, average: bool) -> Formula:
+    def cost(call: Call) -> Cost:
+        shape = call.shape()
+        channels = shape[1] if call.arguments.get("layout") == "channels_first" else shape[-1]
+        positions = shape[0] * channels
+        return _pooled(call, positions, call.count() // max(positions, 1), average=average)
+
+    return cost
+
+
+# ------------------------------------------------------------------ losses and blocks
+
+
+def _loss(forward: int, backward: int) -> Formula:
+    """Return the formula of a loss: FLOPs per input element, plus one for the reduction."""
+
+    def cost(call: Call) -> Cost:
+        count, inputs = call.count(), sum(map(call.bytes_of, range(len(call.tensors))))
+        reduced = call.arguments.get("reduction", "mean") != "none"
+        outputs = 1 if reduced else call.count(min(1, len(call.tensors) - 1))
+        flops, size = count * (forward + reduced), call.item
+        return Cost(flops, inputs, outputs * size, to_inputs=count * backward, needs_inputs=True)
+
+    return cost
+
+
+_LOSSES: Final = {
+    "MSELoss": (2, 2), "L1Loss": (2, 2), "SmoothL1Loss": (5, 3), "HuberLoss": (5, 3), "BCELoss": (6, 5),
+    "BCEWithLogitsLoss": (7, 5), "CrossEntropyLoss": (5, 3), "KLDivLoss": (3, 1), "PoissonNLLLoss": (3, 3),
+    "MeanSquaredError": (2, 2), "MeanAbsoluteError": (2, 2), "BinaryCrossentropy": (7, 5),
+    "CategoricalCrossentropy": (5, 3), "SparseCategoricalCrossentropy": (5, 3),
+}  # fmt: skip
+
+
+def _sum_of_inputs(call: Call) -> Cost:
+    """Count one FLOP per element and input after the first, as in Keras's Add."""
+    size, outputs = sum(map(call.bytes_of, range(len(call.tensors)))), call.bytes_of()
+    flops = max(0, len(call.tensors) - 1) * call.count()
+    return Cost(flops, size, outputs, to_inputs=0)
+
+
+def _concatenated(call: Call) -> Cost:
+    size = sum(map(call.bytes_of, range(len(call.tensors))))
+    return Cost(0, size, size)
+
+
+def _upsampled(call: Call) -> Cost:
+    """Count a weighted sum of 2, 4, 8 or 16 neighbours per output; nearest-neighbour interpolation is free."""
+    shape, scale, size = call.shape(), call.arguments.get("scale"), call.arguments.get("size")
+    count = len(shape) - 2
+    if size is not None:
+        sizes = call.numbers("size", count)
+    else:
+        factors = scale if isinstance(scale, tuple) else (scale,) * count
+        sizes = tuple(
+            int(side * factor) for side, factor in zip(shape[2:], factors, strict=False)
+            if isinstance(factor, (int, float))
+        )  # fmt: skip
+    mode = call.arguments.get("mode", "nearest")
+    neighbours = {"nearest": 0, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}.get(str(mode))
+    if len(sizes) != count or neighbours is None:
+        raise UncountableError
+    positions = math.prod(shape[:2]) * math.prod(sizes)
+    flops = positions * max(0, 2 * neighbours - 1)
+    return Cost(flops, call.bytes_of(), positions * call.item, to_inputs=flops)
+
+
+def _elementwise(call: Call) -> Cost:
+    """Count one FLOP per element of the broadcast shape of the inputs."""
+    call.shape()
+    count = math.prod(broadcast(*map(call.shape, range(len(call.tensors)))))
+    inputs = sum(map(call.bytes_of, range(len(call.tensors))))
+    return Cost(count, inputs, count * call.item, to_inputs=count, needs_inputs=True)
+
+
+LAYERS: Final[dict[str, Formula]] = {
+    **{name: _each(*flops) for name, flops in _ACTIVATIONS.items()},
+    **dict.fromkeys(_FREE, _free),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), _of_channels(1)),
+    **dict.fromkeys(("BatchNormalization", "GroupNormalization"), _of_channels(-1)),
+    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _instance),
+    **dict.fromkeys(("LayerNorm", "LayerNormalization"), _layer_norm),
+    **dict.fromkeys(("RMSNorm", "RMSNormalization"), _rms_norm),
+    "LocalResponseNorm": _local_response,
+    **{f"MaxPool{count}d": _pool(count, average=False) for count in (1, 2, 3)},
+    **{f"AvgPool{count}d": _pool(count, average=True) for count in (1, 2, 3)},
+    **{f"AdaptiveMaxPool{count}d": _adaptive(count, average=False) for count in (1, 2, 3)},
+    **{f"AdaptiveAvgPool{count}d": _adaptive(count, average=True) for count in (1, 2, 3)},
+    **{f"MaxPooling{count}D": _keras_pool(count, average=False) for count in (1, 2, 3)},
+    **{f"AveragePooling{count}D": _keras_pool(count, average=True) for count in (1, 2, 3)},
+    **{f"GlobalMaxPooling{count}D": _global_pool(average=False) for count in (1, 2, 3)},
+    **{f"GlobalAveragePooling{count}D": _global_pool(average=True) for count in (1, 2, 3)},
+    **{name: _loss(*flops) for name, flops in _LOSSES.items()},
+    "Upsample": _upsampled,
+    **dict.fromkeys(("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"), _sum_of_inputs),
+    "Concatenate": _concatenated,
+}
+
+_NAMED_AFTER: Final = {
+    "relu": "ReLU", "relu_": "ReLU", "relu6": "ReLU6", "leaky_relu": "LeakyReLU", "elu": "ELU", "selu": "SELU",
+    "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "GELU", "silu": "SiLU", "mish": "Mish", "hardswish": "Hardswish",
+    "softplus": "Softplus", "softmax": "Softmax", "log_softmax": "LogSoftmax", "dropout": "Dropout",
+}  # fmt: skip
+_BINARY: Final = ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "rsub", "true_divide")
+_UNARY: Final = ("exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean", "sum", "max", "min", "cumsum")
+_VIEWS: Final = (
+    "view", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "split",
+    "chunk", "unbind", "detach", "__getitem__", "size", "t", "expand_as", "view_as", "narrow", "select",
+    "movedim", "swapaxes", "to", "type_as", "float", "half", "bfloat16", "contiguous", "arange", "zeros", "ones",
+)  # fmt: skip
+"""Operations without computation. Operations that may copy count as views."""
+
+OPERATIONS: Final[dict[str, Formula]] = {
+    **{name: LAYERS[layer] for name, layer in _NAMED_AFTER.items()},
+    **{form: _elementwise for name in _BINARY for form in (name, f"{name}_", f"__{name}__", f"__i{name}__")},
+    **{f"__r{name}__": _elementwise for name in ("add", "sub", "mul", "truediv", "pow")},
+    **dict.fromkeys(("__truediv__", "__neg__", "__pow__"), _elementwise),
+    **dict.fromkeys(_UNARY, _elementwise),
+    **dict.fromkeys(_VIEWS, _free),
+    **dict.fromkeys(("cat", "concat", "stack"), _concatenated),
+    **dict.fromkeys(("cross_entropy",), LAYERS["CrossEntropyLoss"]),
+    **dict.fromkeys(("mse_loss",), LAYERS["MSELoss"]),
+}

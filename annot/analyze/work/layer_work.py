@@ -1,0 +1,221 @@
+"""Expected work of each layer of a profile, summed over its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import polars as pl
+
+from annot.analyze.work.call import Work
+from annot.analyze.work.formulas import cost, expected
+from annot.attribution import Attribution, by_layer, column_ops
+from annot.labels import layer_path
+from annot.labels.tag import Tag, parse
+
+__all__ = ["IS_LAYER", "WORK_COLUMNS", "by_text", "layer_work", "not_counted", "with_work"]
+
+_Key: TypeAlias = tuple[str, str, str]
+_KEY: Final = ("layer", "module", "phase")
+_PHASES: Final = ("forward", "backward", "recompute")
+_STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
+
+WORK_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    "flops": pl.Int64, "bytes_read": pl.Int64, "bytes_written": pl.Int64, "params": pl.Int64,
+}  # fmt: skip
+"""Columns that `layer_work` adds to a layer."""
+
+IS_LAYER: Final = (pl.col("phase").is_in(_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != ""))) | _STEP
+"""Whether a row of `annot.attribution.by_layer` is a layer or an optimizer step."""
+
+_MOST: Final = 2**63 - 1
+"""Maximum of an Int64 column. Only a damaged profile exceeds it."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Work of a layer in one phase; void if the work of any call is unknown."""
+
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    params: int = 0
+    calls: int = 0
+    void: bool = False
+    unknown: set[str] = field(default_factory=set)
+
+    def add(self, work: Work | None, calls: int) -> None:
+        """Add `calls` calls of this work each."""
+        self.calls += calls
+        if work is None:
+            self.void = True
+            return
+        self.flops += work.flops * calls
+        self.bytes_read += work.bytes_read * calls
+        self.bytes_written += work.bytes_written * calls
+        self.params = max(self.params, work.params)
+
+    def row(self) -> tuple[int | None, int | None, int | None, int | None, bool]:
+        """Return the sums as a row, null if void."""
+        numbers = self.flops, self.bytes_read, self.bytes_written, self.params
+        if self.void or max(numbers) > _MOST or min(numbers) < 0:
+            return None, None, None, None, False
+        return *numbers, True
+
+
+def layer_work(attribution: Attribution) -> pl.DataFrame:
+    """Return the minimum work of each layer, summed over its calls.
+
+    The work of an inner layer counts in its own row only, so the rows add up to the whole model. The work of an
+    unknown class is the sum of the operations that it calls directly, if the profile has operation ranges
+    (``ops=True``).
+
+    Args:
+        attribution: the attributed profile.
+
+    Returns:
+        A row per layer, module and phase, and a row per optimizer class (layer empty, phase ``optimizer``): layer,
+        module, phase, flops (a multiply-add counts as 2), bytes_read, bytes_written, params, counted (Boolean; false:
+        the class is unknown or its labels are incomplete, and the work is null).
+    """
+    return with_work(by_layer(attribution).filter(IS_LAYER), attribution).select(*_KEY, *WORK_COLUMNS, "counted")
+
+
+def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Return the rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers.
+
+    Args:
+        rows: rows of `annot.attribution.by_layer`.
+        attribution: the attributed profile.
+    """
+    sums = _sums(attribution)
+    found = [sums[key].row() if key in sums else (None,) * 4 + (False,) for key in rows.select(_KEY).iter_rows()]
+    return rows.hstack(pl.DataFrame(found, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
+
+
+def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
+    """Return the classes with unknown work: first those without inner layers, then those with inner layers.
+
+    A class with inner layers may compute nothing itself. Only operation ranges (``ops=True``) show it.
+
+    Args:
+        work: rows of `layer_work`.
+    """
+    outer = {above for path in work["layer"].unique() for above in layer_path.above(path)}
+    contains = pl.col("layer").is_in(list(outer)) & (pl.col("phase") != "optimizer")
+    missing = work.filter(~pl.col("counted")).with_columns(outer=contains)
+    classes = missing.select("module", "outer").unique(maintain_order=True)
+    return tuple(classes.filter(outer=has_layers)["module"].to_list() for has_layers in (False, True))
+
+
+def by_text(attribution: Attribution) -> dict[_Key, list[Tag]]:
+    """Return the parsed distinct labels of each layer, module and phase.
+
+    Args:
+        attribution: the attributed profile.
+    """
+    found: dict[_Key, list[Tag]] = {}
+    for text, _ in _texts(attribution):
+        tag = parse(text)
+        if tag is not None and tag.phase in _PHASES:
+            found.setdefault((tag.layer, tag.module, tag.phase), []).append(tag)
+    return found
+
+
+def _sums(attribution: Attribution) -> dict[_Key, _Sum]:
+    """Return the work by layer, module and phase, from the distinct labels and their numbers of calls."""
+    seen = [(tag, calls) for text, calls in _texts(attribution) if (tag := parse(text)) is not None]
+    inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
+    sums: dict[_Key, _Sum] = {}
+    for tag, calls in seen:
+        if _is_layer(tag):
+            work = expected(tag, alone=tag.layer not in inside)
+            sums.setdefault((tag.layer, tag.module, tag.phase), _Sum()).add(work, calls)
+    _add_operations(sums, _operations(attribution))
+    return sums
+
+
+def _is_layer(tag: Tag) -> bool:
+    """Return whether a range belongs to a row for which `IS_LAYER` is true."""
+    if tag.phase == "optimizer":
+        return bool(tag.module and not tag.layer)
+    return tag.phase in _PHASES and bool(tag.layer or tag.module)
+
+
+def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:
+    """Yield each distinct label and its number of calls. A range nested in one with the same label is one call."""
+    forest = attribution.forest
+    counts = (
+        pl.concat([forest.tree["label"], forest.crossing["label"]]).value_counts(name="calls").rename({"label": "row"})
+    )
+    texts = forest.labels.select("text").with_row_index("row").with_columns(pl.col("row").cast(pl.Int32))
+    yield from texts.join(counts, on="row", maintain_order="left").select("text", "calls").iter_rows()
+
+
+def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
+    """Yield operations with the phase of the enclosing layer and the number of calls."""
+    forest = attribution.forest
+    operators = forest.labels["role"] == "operator"
+    if not operators.any():
+        return
+    rows = forest.tree.select("label", "path").filter(operators.gather(forest.tree["label"]))
+    phases = [forest.keys.names[key][2] for key in forest.nodes.keys]
+    for labels, path, calls in rows.group_by("label", "path").len().sort("label", "path").iter_rows():
+        tag = parse(forest.labels["text"][labels])
+        if tag is not None and tag.phase == "op" and path != column_ops.NONE:
+            yield tag, phases[path], calls
+
+
+def _add_operations(sums: dict[_Key, _Sum], operations: Iterator[tuple[Tag, str, int]]) -> None:
+    """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations."""
+    found: dict[_Key, tuple[_Sum, _Sum]] = {}
+    for tag, phase, calls in operations:
+        key = tag.layer, tag.module, phase
+        if key in sums and sums[key].void and phase in ("forward", "recompute"):
+            forward, backward = found.setdefault(key, (_Sum(), _Sum()))
+            known = cost(tag)
+            forward.add(known.forward() if known else None, calls)
+            backward.add(known.backward() if known else None, calls)
+    for (layer, module, phase), (forward, backward) in found.items():
+        calls = sums[layer, module, phase].calls
+        sums[layer, module, phase] = forward
+        of_backward = sums.get((layer, module, "backward"))
+        if phase == "forward" and of_backward is not None and of_backward.void and of_backward.calls == calls:
+            sums[layer, module, "backward"] = backward
+
+
+_TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
+_MOVED: Final = (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes")
+
+
+def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
+    """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown.
+
+    Args:
+        attribution: the attributed profile.
+    """
+    rows = by_layer(attribution)
+    known = rows.columns[:-1]
+    return with_work(rows, attribution).select(*known, "flops", _MOVED, "params", rows.columns[-1])
+
+
+def by_work(attribution: Attribution) -> pl.DataFrame:
+    """Return the expected work and the achieved FLOP/s of each layer and phase.
+
+    Args:
+        attribution: the attributed profile.
+
+    Returns:
+        layer, module, phase, calls, host_ns, host_self_ns, gpu_ns, gpu_self_ns and shapes from
+        `annot.attribution.by_layer`; flops, bytes_read, bytes_written, params, counted from `layer_work`; bytes (read
+        and written); flops_per_s: flops over gpu_self_ns, or over host_self_ns if the profile has no GPU activity.
+    """
+    rows = with_work(by_layer(attribution).filter(IS_LAYER), attribution)
+    on_devices = any((attribution.nodes[name] > 0).any() for name in ("kernels", "copies"))
+    time = pl.col("gpu_self_ns" if on_devices else "host_self_ns")
+    speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")
+    return rows.select(
+        "layer", "module", "phase", "calls", *_TIMES, "flops", _MOVED, "bytes_read", "bytes_written", "params",
+        "counted", speed, "shapes",
+    )  # fmt: skip

@@ -1,0 +1,332 @@
+"""Attribution of all host and GPU time of a profile to ranges and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.bit_layout import high_of, low_of, pair
+from annot.attribution.dense_ids import Threads
+from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
+from annot.attribution.ingest import IngestedRanges
+from annot.attribution.launches import Launches, read_launches
+from annot.attribution.memory import memory_of
+from annot.attribution.process_ranges import overlap
+from annot.attribution.range_trees import Forest, grow
+from annot.attribution.steps import Steps, find_steps
+from annot.errors import AnnotError
+from annot.profile import Source
+
+__all__ = ["Attribution", "attribute", "self_times"]
+
+_MOST_NAMED: Final = 8
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """A profile whose ranges have parents, layers and times.
+
+    Args:
+        whole: the ranges of all steps.
+        forest: the ranges of the selected steps.
+        steps: the steps of the run.
+        nodes: a row per node of `forest.nodes`, with self times: parent, key, calls, start (of its first range, null
+            without ranges), host_self_ns, host_overlap_ns, gpu_self_ns, kernels, copies, gpu_by_time_ns,
+            gpu_by_sequence_ns. The child nodes together take host_overlap_ns longer than the calls of the node,
+            because they overlap in time. The nodes of `annot.attribution.gpu_time.REASONS` hold the unattributed GPU
+            activities.
+        names: a row per node and name of a GPU activity: node, name, kernel, calls, gpu_ns, min_ns, max_ns.
+        busy: a row per layer and device, including the layers inside: key, process, device, busy_ns, first_ns, last_ns.
+        device_busy: a row per device: process, device, busy_ns, first_ns, last_ns.
+        step_work: GPU activities launched in each step: process_code, step, gpu_ns, kernels, copies.
+        range_work: reads the GPU activities again and returns gpu_self_ns, gpu_by_time_ns, kernels and copies of each
+            range of the tree.
+        crossing_gpu_ns: GPU time launched inside each crossing range.
+        guessed_ns: GPU time launched while several ranges of the process were innermost.
+        left_out: number of GPU activities outside the selected steps.
+        meta: `meta` of the profile.
+        attributor: returns the range and the node of further GPU activities.
+        memory: memory of the layers (see `annot.attribution.memory.memory_of`), or None if it was not recorded.
+        source: the profile, for reports on individual GPU activities. None for tables built by hand.
+        of_steps: returns the attribution of the same ranges with other steps selected.
+    """
+
+    whole: Forest
+    forest: Forest
+    steps: Steps
+    nodes: pl.DataFrame
+    names: pl.DataFrame
+    busy: pl.DataFrame
+    device_busy: pl.DataFrame
+    step_work: pl.DataFrame
+    range_work: Callable[[], pl.DataFrame]
+    crossing_gpu_ns: pl.Series
+    guessed_ns: int
+    left_out: int
+    meta: dict[str, Any]
+    attributor: Attributor
+    memory: pl.DataFrame | None = None
+    source: Source | None = None
+    of_steps: Callable[[slice], Attribution] | None = None
+
+    def ranges(self) -> pl.DataFrame:
+        """Return a row per range of the tree. A parent comes before its children.
+
+        Returns:
+            id, process, thread, start, end (ns), parent (row in this table, null at the top), depth, domain, text,
+            layer, module, phase, shapes, number, host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels,
+            copies (of this range only), gpu_by_time_ns (the part of gpu_self_ns launched on other threads). The ranges
+            of threads come first, then the ranges of processes.
+        """
+        tree = self.forest.tree
+        length = (tree["end"] - tree["start"]).alias("host_ns")
+        own = self.range_work()
+        parent = pl.when(pl.col("parent") != column_ops.NONE).then("parent").cast(pl.Int64)
+        inclusive = column_ops.fold(tree["parent"], own["gpu_self_ns"]).alias("gpu_ns")
+        times = (length, self_times(self.forest), inclusive, *own.get_columns())
+        return self._labelled(tree).with_columns(parent.alias("parent"), _depths(self.forest), *times)
+
+    def crossing_ranges(self) -> pl.DataFrame:
+        """Return the crossing ranges: the columns of `ranges` without parent, depth, self times and counts."""
+        crossing = self.forest.crossing
+        length = (crossing["end"] - crossing["start"]).alias("host_ns")
+        return self._labelled(crossing).with_columns(length, self.crossing_gpu_ns.alias("gpu_ns"))
+
+    def _labelled(self, ranges: pl.DataFrame) -> pl.DataFrame:
+        labels = self.forest.labels.select("domain", "text", "layer", "module", "phase", "shapes", "number")
+        threads = self.forest.threads.table.select("process", "thread")[ranges["thread"]]
+        return pl.concat([ranges.drop("thread", "label"), threads, labels[ranges["label"]]], how="horizontal")
+
+
+def attribute(
+    source: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
+) -> Attribution:
+    """Nest the ranges and attribute each GPU activity to the innermost range around its launch.
+
+    The launches of a backward operation belong to the layer of the forward operation with the same sequence number. A
+    launch outside any range of its own thread belongs to the range that is innermost on another thread of the process
+    at that time. If layers have ranges of processes, as in a TensorFlow graph, a launch outside the layers of its own
+    thread belongs to the innermost open range of the process (see `annot.attribution.process_ranges` and
+    `annot.attribution.process_launches`).
+
+    Args:
+        source: the profile.
+        domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
+        steps: numbers of the steps to use, or None for the whole profile, including time outside steps.
+        step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
+
+    Returns:
+        The ranges with their parents, layers and times.
+
+    Raises:
+        AnnotError: the sum of all times exceeds 64 bits of nanoseconds, as in a damaged profile.
+        ValueError: the profile lacks steps, the selected steps, ranges with the text of `step_range`, or ranges in the
+            domain.
+    """
+    whole, forest, found = _forests(source, domain, steps, step_range)
+    _check_lengths(source, forest)
+    host = _host_times(forest)
+    launches = _launches(source, forest, found)
+    attributor = Attributor(forest, launches, whole)
+    account = _account(source, forest, launches, attributor)
+
+    def per_range() -> pl.DataFrame:
+        return range_work(source.work_blocks(), attributor, forest.tree.height)
+
+    def of_steps(selected: slice) -> Attribution:
+        return attribute(source, domain=domain, steps=selected, step_range=step_range)
+
+    return Attribution(
+        whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
+        account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
+        account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
+    )  # fmt: skip
+
+
+def _forests(
+    source: Source, domain: str | None, steps: slice | None, step_range: str | None
+) -> tuple[Forest, Forest, Steps]:
+    """Return the ranges of all steps, the ranges of the selected steps, and all steps."""
+    forest = _forest(source, domain)
+    found = find_steps(forest, step_range, steps)
+    if step_range is not None and found.table.is_empty():
+        raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
+    if steps is None:
+        return forest, forest, found
+    if found.table.is_empty():
+        raise ValueError(f"{source.meta.get('source', '')} has no steps to select from")
+    if found.steady().is_empty():
+        raise ValueError(f"{source.meta.get('source', '')} has no such steps, only 0 to {found.table['step'].max()!r}")
+    return forest, _forest(source, domain, forest.threads, found), found
+
+
+def _forest(source: Source, domain: str | None, threads: Threads | None = None, steps: Steps | None = None) -> Forest:
+    """Return the ranges of a domain and of the selected steps."""
+    ingested, timestamps, any_open, domains = IngestedRanges(threads), list[int](), False, set[str]()
+    for ranges in source.range_blocks():
+        if ranges["start"].null_count() or ranges["thread"].null_count():  # possible with third-party readers
+            ranges = ranges.drop_nulls(["start", "thread"])
+        latest = ranges["start"].max(), ranges["end"].max()
+        timestamps += [instant for instant in latest if isinstance(instant, int)]
+        any_open |= bool(ranges["end"].null_count())
+        if domain is not None:
+            domains.update(ranges["domain"].unique().cast(pl.String).drop_nulls())
+            ranges = ranges.filter(pl.col("domain") == domain)
+        if threads is not None and steps is not None:
+            process = threads.table["process_code"].gather(threads.codes(ranges["thread"]))
+            ranges = ranges.filter(steps.selected(steps.at(process, ranges["start"])))
+        ingested.add(ranges)
+    if domain is not None and domain not in domains:
+        raise ValueError(f"{source.meta.get('source', '')} has no range in {_domains(domain, domains)}")
+    if any_open:  # open ranges end at the last known host timestamp
+        latest_call = source.last_launch()
+        timestamps += [] if latest_call is None else [latest_call]
+    return grow(ingested, max(timestamps, default=0), source.meta.get("scopes", ()))
+
+
+def _domains(missing: str, present: set[str]) -> str:
+    """Return the missing NVTX domain and the present ones as words of a message."""
+    named = f"only in {', '.join(map(repr, sorted(present)[:_MOST_NAMED]))}" if present else "nor in any other domain"
+    return f"the domain {missing!r}, {named}{', ...' if len(present) > _MOST_NAMED else ''}"
+
+
+def _check_lengths(source: Source, forest: Forest) -> None:
+    reach = Reach()
+    for ranges in (forest.tree, forest.crossing):
+        for part in ranges.iter_slices(_SLICE):
+            reach.add(part)
+    if reach.too_far:
+        raise _too_long(source, "ranges")
+
+
+def _too_long(source: Source, what: str) -> AnnotError:
+    years = round(FARTHEST / (365 * 86400 * 10**9))
+    return AnnotError(f"{source.meta.get('source', '')} has {what} that take more than {years} years in all")
+
+
+def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:
+    launches = read_launches(source.launch_blocks(), forest, steps)
+    if launches.in_order:
+        return launches
+    blocks = list(source.launch_blocks())
+    return read_launches(iter([pl.concat(blocks, how="diagonal").sort("start", maintain_order=True)]), forest, steps)
+
+
+def _account(source: Source, forest: Forest, launches: Launches, attributor: Attributor) -> Account:
+    """Sum up the GPU activities. Repeat if new layer paths appeared, and sort the blocks if they were out of order."""
+    for sort in (False, False, True):
+        account = Account(forest, launches, attributor)
+        for block in _in_order(source.work_blocks()) if sort else source.work_blocks():
+            account.add(block)
+            if account.reach.too_far:
+                raise _too_long(source, "kernels and copies")
+        if account.settled:
+            return account
+    raise AssertionError("the account of sorted blocks with known paths is settled")
+
+
+def _in_order(blocks: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    yield pl.concat(list(blocks), how="diagonal").sort("start", maintain_order=True)
+
+
+def self_times(forest: Forest) -> pl.Series:
+    """Return the host self time of each range of the tree (ns, Int64)."""
+    tree = forest.tree
+    length = tree["end"] - tree["start"]
+    inside = column_ops.Sums(tree.height)
+    inside.add(tree["parent"], length)
+    again = _overlaps(forest)
+    outside = length - inside.result()
+    return outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"]).alias("host_self_ns")
+
+
+def _overlaps(forest: Forest) -> pl.DataFrame:
+    if forest.thread_range_count == forest.tree.height:  # siblings of one thread never overlap
+        return pl.DataFrame(schema={"row": pl.Int32, "overlap_ns": pl.Int64})
+    return overlap(forest.tree, forest.thread_range_count)
+
+
+def _depths(forest: Forest) -> pl.Series:
+    """Return the number of ranges around each range."""
+    thread_ranges = forest.tree.head(forest.thread_range_count)
+    _, depth = column_ops.parents(thread_ranges["thread"], thread_ranges["end"])
+    depths = depth.to_list() if forest.thread_range_count < forest.tree.height else []
+    for parent in forest.tree["parent"].slice(forest.thread_range_count):
+        depths.append(0 if parent == column_ops.NONE else depths[parent] + 1)
+    return pl.Series("depth", depths, pl.Int32) if depths else depth.alias("depth")
+
+
+_HOST_TIMES: Final = {
+    "node": pl.Int32, "start": pl.Int64, "calls": pl.Int64, "host_self_ns": pl.Int64, "host_overlap_ns": pl.Int64,
+}  # fmt: skip
+
+
+def _host_times(forest: Forest) -> pl.DataFrame:
+    """Return node, start (of the first range), calls, host_self_ns and host_overlap_ns of each node with ranges.
+
+    A range with the same node as its parent, such as an operation, is part of the parent's call.
+    """
+    tree = forest.tree
+    parts = [pl.DataFrame(schema=_HOST_TIMES)]
+    for part in tree.iter_slices(_SLICE):
+        around = tree["path"].gather(
+            pl.select(pl.when(part["parent"] != column_ops.NONE).then(part["parent"])).to_series()
+        )
+        rows = part.select("start", node="path", around=around, ns=pl.col("end") - pl.col("start"))
+        first, calls = pl.col("start").min(), pl.col("node").ne_missing(pl.col("around")).sum().cast(pl.Int64)
+        parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
+        inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
+        parts.append(inside)
+    again = _overlaps(forest)
+    ns = again["overlap_ns"]
+    parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
+    added = pl.concat(parts, how="diagonal").group_by("node")
+    return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns", "host_overlap_ns").sum())
+
+
+def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:
+    parent, key = forest.nodes.columns()
+    table = (
+        pl.DataFrame({"parent": parent, "key": key}).with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
+    )
+    for part in (host, account.of_nodes()):
+        table = table.join(part, on="node", how="left", maintain_order="left")
+    by_sequence = pl.col("node").is_in(sorted(forest.matched))
+    counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
+    return (
+        table.with_columns(counted)
+        .with_columns(gpu_by_sequence_ns=pl.when(by_sequence).then("gpu_self_ns").otherwise(0))
+        .drop("node")
+    )
+
+
+_KERNEL: Final = pair(pl.lit(0), pl.lit(1))
+_COPY: Final = pair(pl.lit(1), pl.lit(0))
+"""A kernel and a copy as pairs of copies and kernels, so that one sum counts both."""
+
+
+def range_work(blocks: Iterator[pl.DataFrame], attributor: Attributor, count: int) -> pl.DataFrame:
+    """Return gpu_self_ns, gpu_by_time_ns (Int64), kernels and copies (UInt32) of each range of the tree.
+
+    Args:
+        blocks: rows of `annot.profile.WORK`.
+        attributor: the range of each row.
+        count: number of ranges in the tree.
+    """
+    gpu_ns, counts, by_time_ns = column_ops.Sums(count), column_ops.Sums(count), column_ops.Sums(count)
+    for block in blocks:
+        kept = attributor.of(block).filter(~pl.col("left_out"))
+        gpu_ns.add(kept["range"], kept["gpu_ns"])
+        counts.add(kept["range"], kept.select(pl.when("kernel").then(_KERNEL).otherwise(_COPY)).to_series())
+        by_time = kept.filter("by_time")
+        by_time_ns.add(by_time["range"], by_time["gpu_ns"])
+    pairs = counts.result()
+    return pl.DataFrame({"gpu_self_ns": gpu_ns.result(), "gpu_by_time_ns": by_time_ns.result()}).with_columns(
+        low_of(pairs).cast(pl.UInt32).alias("kernels"), high_of(pairs).cast(pl.UInt32).alias("copies")
+    )

@@ -1,0 +1,285 @@
+"""Loops over all ranges, launches or kernels, with a Python fallback.
+
+This file is the reference implementation of `annot.native._tables`, and the tests compare the two. Row numbers start at
+0, and -1 stands for a missing row. Times are integers in ns between -2^62 and 2^62.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any, Final
+
+import polars as pl
+
+from annot.native import tables
+
+__all__ = ["NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "order", "parents", "paths"]
+
+NONE: Final = -1
+
+
+def _named(name: str, array: Any) -> pl.Series:
+    """Return an Arrow array as a named series. The arrays of the extension are unnamed."""
+    return pl.Series(array).alias(name)
+
+
+def codes(values: pl.Series, known: pl.Series) -> pl.Series:
+    """Return the row (Int32) of each value (Int64) in `known` (Int64, without nulls), -1 for other values."""
+    native = tables()
+    if native is not None:
+        return _named("code", native.codes(values, known))
+    rows = pl.DataFrame({"value": known, "code": pl.int_range(len(known), dtype=pl.Int32, eager=True)})
+    rows = rows.unique("value", keep="first")
+    found = values.alias("value").to_frame().join(rows, on="value", how="left", maintain_order="left")
+    return found["code"].fill_null(NONE)
+
+
+def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
+    """Return the row numbers (UInt32) in the order (thread, start, longest first, row)."""
+    native = tables()
+    if native is not None:
+        return _named("row", native.order(thread, start, end))
+    frame = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("row")
+    return frame.sort("thread", "start", "end", descending=[False, False, True], maintain_order=True)["row"]
+
+
+def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Series, foreign: pl.Series) -> pl.Series:
+    """Return the crossing ranges (Boolean). The other ranges nest.
+
+    A range nests if it crosses no nested range of higher weight, and no earlier nested range of the same weight.
+
+    Args:
+        thread, start, end: Int32, Int64 and Int64, in the order of `order`.
+        weight: priority of each range (Int32), with few distinct values.
+        foreign: ranges that ended on another thread (Boolean). They always count as crossing, and do not affect other
+            ranges.
+    """
+    native = tables()
+    if native is not None:
+        return _named("crossing", native.crossing(thread, start, end, weight, foreign))
+    aside = foreign.to_list()
+    rows = pl.DataFrame({"thread": thread, "start": start, "end": end, "weight": weight}).with_row_index("row")
+    rows = rows.filter(~foreign)
+    for least in rows["weight"].unique().sort(descending=True):
+        for part in rows.filter(pl.col("weight") >= least).partition_by("thread", maintain_order=True):
+            there = [row for row in part.select("row", "start", "end", "weight").iter_rows() if not aside[row[0]]]
+            for row in _crossing_heavier(there, least):
+                aside[row] = True
+            for row in _crossing_earlier([one for one in there if one[3] == least and not aside[one[0]]]):
+                aside[row] = True
+    return pl.Series("crossing", aside, pl.Boolean)
+
+
+def _crossing_heavier(ranges: list[tuple[int, int, int, int]], weight: int) -> list[int]:
+    """Return the rows of the ranges of a weight that cross heavier ranges. The heavier ranges nest."""
+    found: list[int] = []
+    heavier: list[int] = []  # ends of the open heavier ranges, innermost last
+    open_: list[tuple[int, int]] = []  # heap of ends and rows of the open ranges of this weight
+    for row, start, end, mine in ranges:
+        if mine > weight:
+            while open_ and open_[0][0] < end:
+                reached, crossed = heappop(open_)
+                found += [crossed] if reached > start else []
+            while heavier and heavier[-1] < end:
+                heavier.pop()
+            heavier.append(end)
+            continue
+        while heavier and heavier[-1] <= start:
+            heavier.pop()
+        if heavier and heavier[-1] < end:
+            found.append(row)
+        else:
+            heappush(open_, (end, row))
+    return found
+
+
+def _crossing_earlier(ranges: list[tuple[int, int, int, int]]) -> list[int]:
+    """Return the rows of the ranges that cross an earlier nested range. All have the same weight."""
+    found: list[int] = []
+    stack: list[int] = []
+    for row, start, end, _ in ranges:
+        while stack and stack[-1] <= start and stack[-1] < end:
+            stack.pop()
+        if stack and stack[-1] < end:
+            found.append(row)
+        else:
+            stack.append(end)
+    return found
+
+
+def parents(thread: pl.Series, end: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Return the row of the parent and the depth (Int32) of nested ranges in the order of `order`."""
+    native = tables()
+    if native is not None:
+        parent, depth = native.parents(thread, end)
+        return _named("parent", parent), _named("depth", depth)
+    ends = end.to_list()
+    above: list[int] = []
+    depths: list[int] = []
+    stack: list[int] = []
+    here = None
+    for row, of_thread in enumerate(thread.to_list()):
+        if of_thread != here:
+            here = of_thread
+            stack.clear()
+        while stack and ends[stack[-1]] < ends[row]:
+            stack.pop()
+        above.append(stack[-1] if stack else NONE)
+        depths.append(len(stack))
+        stack.append(row)
+    return pl.Series("parent", above, pl.Int32), pl.Series("depth", depths, pl.Int32)
+
+
+def paths(parent: pl.Series, key: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
+    """Return the trie of the key paths from the top to each row.
+
+    Args:
+        parent: row of the parent (Int32), smaller than the own row. -1 at the top.
+        key: key that the row adds to the path of its parent (Int32), -1 to add nothing.
+
+    Returns:
+        The node of each row (-1 for an empty path), and the parent and the key of each node; all Int32. Nodes are
+        numbered in the order of their first row, so a parent has a smaller number than its children.
+
+    Example:
+        >>> [part.to_list() for part in paths(pl.Series([-1, 0, -1]), pl.Series([5, 6, 5]))]
+        [[0, 1, 0], [-1, 0], [5, 6]]
+    """
+    native = tables()
+    if native is not None:
+        path, node_parent, node_key = native.paths(parent.cast(pl.Int32), key.cast(pl.Int32))
+        return _named("path", path), _named("parent", node_parent), _named("key", node_key)
+    numbers: dict[tuple[int, int], int] = {}
+    nodes: list[int] = []
+    for above, mine in zip(parent.to_list(), key.to_list(), strict=True):
+        around = NONE if above == NONE else nodes[above]
+        nodes.append(around if mine == NONE else numbers.setdefault((around, mine), len(numbers)))
+    return (
+        pl.Series("path", nodes, pl.Int32),
+        pl.Series("parent", [above for above, _ in numbers], pl.Int32),
+        pl.Series("key", [mine for _, mine in numbers], pl.Int32),
+    )
+
+
+class Tree:
+    """Lookup of the innermost of nested ranges around a call.
+
+    Args:
+        thread, start, end, parent: Int32, Int64, Int64, Int32, in the order of `order`.
+    """
+
+    def __init__(self, thread: pl.Series, start: pl.Series, end: pl.Series, parent: pl.Series) -> None:
+        native = tables()
+        self._native: Any = native and native.Tree(thread, start, end, parent)
+        if self._native is None:
+            self._rows = pl.DataFrame({"thread": thread, "start": start}).with_row_index("range")
+            self._end, self._parent = end, parent
+
+    def owners(self, thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
+        """Return the row of the innermost range around each call (Int32), -1 outside any range.
+
+        Start and end of a range are inclusive.
+
+        Args:
+            thread, start, end: Int32, Int64, Int64. A call on thread -1 is outside any range.
+        """
+        if self._native is not None:
+            return _named("range", self._native.owners(thread, start, end))
+        calls = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("call")
+        rows = self._rows.sort("start", maintain_order=True)
+        found = calls.sort("start").join_asof(
+            rows, on="start", by="thread", strategy="backward", check_sortedness=False
+        )
+        found = found.select("call", "end", pl.col("range").cast(pl.Int32).fill_null(NONE))
+        return self._ascend(found)
+
+    def _ascend(self, pending: pl.DataFrame) -> pl.Series:
+        """Ascend from the last range that started before each call to the first one that contains the call."""
+        done = [pending.filter(pl.col("range") == NONE)]
+        pending = pending.filter(pl.col("range") != NONE)
+        while not pending.is_empty():
+            around = self._end.gather(pending["range"]) >= pending["end"]
+            done.append(pending.filter(around))
+            pending = pending.filter(~around)
+            pending = pending.with_columns(self._parent.gather(pending["range"]).alias("range"))
+            done.append(pending.filter(pl.col("range") == NONE))
+            pending = pending.filter(pl.col("range") != NONE)
+        return pl.concat(done).sort("call")["range"].cast(pl.Int32)
+
+
+class LaunchTable:
+    """Table of launches by process and correlation id. Correlation ids are unique within a process only."""
+
+    def __init__(self) -> None:
+        native = tables()
+        self._native: Any = native and native.LaunchTable()
+        self._blocks: list[pl.DataFrame] = []
+
+    def put(self, process: pl.Series, correlation: pl.Series, value: pl.Series, step: pl.Series) -> int:
+        """Add calls (Int32, Int64, Int32, Int32). The first of the calls with one id is kept.
+
+        Returns:
+            Number of calls whose id was already in the table.
+        """
+        if self._native is not None:
+            return int(self._native.put(process, correlation, value, step))
+        names = ("process", "correlation", "value", "step")
+        block = pl.DataFrame(dict(zip(names, (process, correlation, value, step), strict=True)))
+        before = sum(part.height for part in self._blocks)
+        every = pl.concat([*self._blocks, block.drop_nulls("correlation")])
+        self._blocks = [every.unique(["process", "correlation"], keep="first", maintain_order=True)]
+        return every.height - self._blocks[0].height if before or every.height else 0
+
+    def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Return value and step (Int32) of each process (Int32) and id (Int64), null for unknown or null ids."""
+        if self._native is not None:
+            value, step = self._native.get(process, correlation)
+            return _named("value", value), _named("step", step)
+        ids = pl.DataFrame({"process": process, "correlation": correlation})
+        if not self._blocks:
+            nothing = pl.Series([None] * ids.height, dtype=pl.Int32)
+            return nothing.alias("value"), nothing.alias("step")
+        found = ids.join(self._blocks[0], on=["process", "correlation"], how="left", maintain_order="left")
+        return found["value"], found["step"]
+
+
+class Sums:
+    """Sums per row, added block by block.
+
+    Args:
+        count: number of rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        native = tables()
+        self._native: Any = native and native.Sums(count)
+        self._count = count
+        self._sums = [0] * (count if native is None else 0)
+
+    def add(self, row: pl.Series, value: pl.Series) -> None:
+        """Add values (Int64) to rows (Int32). Row -1 is ignored."""
+        if self._native is not None:
+            self._native.add(row, value)
+            return
+        added = pl.DataFrame({"row": row, "value": value}).filter(pl.col("row") != NONE)
+        for at, total in added.group_by("row").agg(pl.col("value").sum()).iter_rows():
+            self._sums[at] += total
+
+    def result(self) -> pl.Series:
+        """Return the sums (Int64)."""
+        if self._native is not None:
+            return _named("sum", self._native.result())
+        return pl.Series("sum", self._sums, pl.Int64)
+
+
+def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
+    """Return the sum of the values of each row and of all rows below it (Int64). A parent comes before its children."""
+    native = tables()
+    if native is not None:
+        return _named(values.name, native.fold(parent.cast(pl.Int32), values.cast(pl.Int64)))
+    totals = values.to_list()
+    above = parent.to_list()
+    for row in range(len(totals) - 1, -1, -1):
+        if above[row] != NONE:
+            totals[above[row]] += totals[row]
+    return pl.Series(values.name, totals, pl.Int64)

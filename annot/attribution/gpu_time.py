@@ -1,0 +1,332 @@
+"""Attribution of GPU activities to ranges and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.bit_layout import LEFT_OUT, owner_columns, pair
+from annot.attribution.busy_time import Busy
+from annot.attribution.launches import Launches
+from annot.attribution.range_trees import Forest
+from annot.attribution.sequence_numbers import loops
+
+__all__ = ["FARTHEST", "REASONS", "UNATTRIBUTED", "Account", "Attributor", "Reach"]
+
+UNATTRIBUTED: Final = "(unattributed)"
+"""Layer of the rows of unattributed GPU activities. Their module is the reason."""
+
+REASONS: Final = ("launched in no range", "no launch recorded", "no correlation id")
+"""Reasons why a GPU activity is unattributed."""
+
+FARTHEST: Final = float(1 << 62)
+"""Limit of sums of times (ns). Sums are 64-bit integers without overflow checks."""
+
+_PARTS: Final[dict[str, dict[str, type[pl.DataType]]]] = {
+    "names": {
+        "node": pl.Int32, "name": pl.String, "kernel": pl.Boolean, "calls": pl.Int64, "gpu_ns": pl.Int64,
+        "min_ns": pl.Int64, "max_ns": pl.Int64,
+    },
+    "late": {"node": pl.Int32, "gpu_by_time_ns": pl.Int64},
+    "steps": {
+        "process_code": pl.Int32, "step": pl.Int32, "gpu_ns": pl.Int64, "kernels": pl.Int64, "copies": pl.Int64,
+    },
+}  # fmt: skip
+"""Schemas of the sums per block: by kernel name, of GPU time attributed by time, and by step."""
+
+_ONE_NODE: Final = pl.Series("node", [0], pl.Int32)
+
+
+class Reach:
+    """Check that sums and differences of times fit into 64-bit integers, which do not detect overflow."""
+
+    def __init__(self) -> None:
+        self._first = self._last = 0
+        self._any = False
+        self._total = 0.0
+
+    def add(self, table: pl.DataFrame) -> None:
+        """Add the columns start and end of a table."""
+        bounds = [table[name].cast(pl.Int64) for name in ("start", "end")]
+        instants = [at for column in bounds for at in (column.min(), column.max()) if isinstance(at, int)]
+        if not instants:
+            return
+        first, last = min(instants), max(instants)
+        self._first, self._last = (min(first, self._first), max(last, self._last)) if self._any else (first, last)
+        self._any = True
+        if not self.too_far:
+            self._total += float((bounds[1] - bounds[0]).cast(pl.Float64).clip(0).sum())
+
+    @property
+    def too_far(self) -> bool:
+        """Whether the sum of the durations, or the time from the first start to the last end, exceeds `FARTHEST`."""
+        return self._total > FARTHEST or self._last - self._first > FARTHEST
+
+
+class Attributor:
+    """The range and the node of each GPU activity.
+
+    Args:
+        forest: the ranges of the selected steps. Nodes are added for the reasons, and for GPU activities that were
+            captured into a CUDA graph.
+        launches: all launches of the run.
+        whole: the ranges of all steps, or `forest` without a selection. A graph that runs in a selected step may have
+            been captured in another step.
+    """
+
+    def __init__(self, forest: Forest, launches: Launches, whole: Forest) -> None:
+        self._forest, self._launches, self._whole = forest, launches, whole
+        self.reasons = [
+            forest.nodes.extend(column_ops.NONE, [forest.keys.number((UNATTRIBUTED, reason, "other"))])
+            for reason in REASONS
+        ]
+        """The node of each of `REASONS`."""
+        self._loops = loops(whole.labels)
+        self._has_guesses = forest.thread_range_count < forest.tree.height
+        self._captured: dict[tuple[int, int], int] = {}
+
+    def of(self, work: pl.DataFrame) -> pl.DataFrame:
+        """Return rows of `annot.profile.WORK` with their duration and attribution.
+
+        Returns:
+            The rows with gpu_ns, process_code, range (row in the tree, -1 outside any range), node, by_time (the range
+            is of another thread), guessed (several ranges of the process were open), step (-1 outside any step), cell
+            (see `annot.attribution.crossing_ranges`) and left_out (in a step that was not requested).
+        """
+        process = self._launches.process_codes(work["process"])
+        owner, step, cell = self._launches.get(process, work["correlation"])
+        captured = bool("origin_start" in work.columns and work["origin_start"].count())
+        if captured:
+            step = self._steps(process, step, owner, work["origin_start"])
+        length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
+        known = (
+            owner.alias("owner"), step.fill_null(column_ops.NONE).alias("step"), cell.alias("cell"),
+            process.alias("process_code"),
+        )  # fmt: skip
+        placed = work.with_columns(known).with_columns(
+            length.alias("gpu_ns"),
+            *owner_columns("owner", guesses=self._has_guesses),
+            self._left_out(owner, step),
+        )
+        placed = placed.with_columns(self._nodes(placed)).drop("owner")
+        return self._with_captured(placed) if captured else placed
+
+    def _steps(self, process: pl.Series, step: pl.Series, owner: pl.Series, origin: pl.Series) -> pl.Series:
+        """Return the steps. A GPU activity with an unknown launch is in the step of its origin."""
+        of_origin = self._launches.steps.at(process, origin.fill_null(0))
+        unlaunched = owner.is_null() & origin.is_not_null()
+        return pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
+
+    def _left_out(self, owner: pl.Series, step: pl.Series) -> pl.Series:
+        """Return whether each GPU activity is outside the selected steps. An unknown step counts as outside."""
+        steps = self._launches.steps
+        if steps.choice is None:
+            return pl.repeat(False, owner.len(), dtype=pl.Boolean, eager=True).alias("left_out")
+        unlaunched = owner.is_null() & ~steps.selected(step.fill_null(column_ops.NONE))
+        return ((owner == LEFT_OUT).fill_null(False) | unlaunched).alias("left_out")
+
+    def _nodes(self, placed: pl.DataFrame) -> pl.Series:
+        in_no_range, unlaunched, without_id = self.reasons
+        row = pl.select(pl.when(placed["range"] != column_ops.NONE).then(placed["range"])).to_series()
+        nodes = placed.select(pl.col("owner").is_not_null().alias("launched"), "correlation").with_columns(
+            self._forest.tree["path"].gather(row).alias("path")
+        )
+        reason = (
+            pl.when("launched").then(in_no_range)
+            .when(pl.col("correlation").is_not_null()).then(unlaunched)
+            .otherwise(without_id)
+        )  # fmt: skip
+        return nodes.select(pl.coalesce("path", reason).cast(pl.Int32).alias("node")).to_series()
+
+    def _with_captured(self, placed: pl.DataFrame) -> pl.DataFrame:
+        """Nest the layers in which each GPU activity was captured under the range that launched its CUDA graph."""
+        instant = placed["origin_start"].fill_null(0)
+        thread = self._whole.threads.codes(placed["origin_thread"])
+        owner = self._origins.owners(thread, instant, instant)
+        hit = pl.select(
+            pl.when((owner != column_ops.NONE) & placed["origin_start"].is_not_null()).then(owner)
+        ).to_series()
+        pairs = placed.select("node").with_columns(self._whole.tree["path"].gather(hit).alias("origin"))
+        distinct = pairs.drop_nulls().unique()
+        nodes = [self._captured_node(node, origin) for node, origin in distinct.iter_rows()]
+        distinct = distinct.with_columns(pl.Series("captured", nodes, pl.Int32))
+        pairs = pairs.join(distinct, on=["node", "origin"], how="left", maintain_order="left")
+        if self._whole is not self._forest:
+            hit = self._among_selected.gather(hit)
+        no_range = placed["range"] == column_ops.NONE
+        return placed.with_columns(
+            pairs.select(pl.coalesce("captured", "node")).to_series().alias("node"),
+            pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"]))
+            .to_series()
+            .alias("range"),
+        )
+
+    @cached_property
+    def _origins(self) -> column_ops.Tree:
+        if self._whole is self._forest:
+            return self._launches.tree
+        return self._whole.of_threads()
+
+    @cached_property
+    def _among_selected(self) -> pl.Series:
+        """Row in the tree of each range of all steps, null for ranges outside the selected steps."""
+        rows = self._forest.tree.select("id", row=pl.int_range(pl.len(), dtype=pl.Int32))
+        return self._whole.tree.select("id").join(rows, on="id", how="left", maintain_order="left")["row"]
+
+    def _captured_node(self, node: int, origin: int) -> int:
+        if (node, origin) not in self._captured:
+            nodes = self._forest.nodes
+            around = column_ops.NONE if node in self.reasons else node
+            there = set(nodes.chain(around))
+            chain = self._whole.nodes.chain(origin)
+            layers = self._same_keys(key for key in chain if key not in self._loops)
+            layers = [key for key in layers if key not in there]
+            if around == column_ops.NONE and not layers:  # captured in loops only: attribute it to the loops
+                layers = self._same_keys(chain)
+            self._captured[node, origin] = nodes.extend(around, layers)
+        return self._captured[node, origin]
+
+    def _same_keys(self, keys: Iterable[int]) -> list[int]:
+        """Return the keys of the selected steps that name the same layers as keys of the whole run."""
+        return [self._forest.keys.number(self._whole.keys.names[key]) for key in keys]
+
+
+class Account:
+    """Sums of GPU activities, added block by block.
+
+    Args:
+        forest: the ranges.
+        launches: all launches of the run.
+        attributor: the range and the node of each GPU activity.
+    """
+
+    def __init__(self, forest: Forest, launches: Launches, attributor: Attributor) -> None:
+        self._forest, self._launches, self._attributor = forest, launches, attributor
+        launches.crossing.clear()
+        self._known = len(forest.nodes)
+        self._busy = Busy(*forest.nodes.columns())
+        self._whole = Busy(_ONE_NODE.replace(0, column_ops.NONE), _ONE_NODE)
+        self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
+        self._devices: dict[tuple[int | None, int | None], int] = {}
+        self.settled = True
+        """Whether the sums are valid: the GPU activities came in order of start, and all layer paths existed before."""
+        self.reach = Reach()
+        """Durations of the GPU activities. The sums are invalid once `too_far` is set."""
+        self.guessed_ns = 0
+        """GPU time (ns) launched while several ranges of the process were innermost."""
+        self.left_out = 0
+        """Number of GPU activities outside the selected steps."""
+
+    def add(self, work: pl.DataFrame) -> None:
+        """Add rows of `annot.profile.WORK`."""
+        self.reach.add(work)
+        if self.reach.too_far:
+            return
+        placed = self._attributor.of(work)
+        kept = self._kept(placed)
+        self._launches.crossing.add(kept["cell"], kept["gpu_ns"])
+        counted = kept.select(
+            "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
+        )
+        self._add_late(kept)
+        self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
+        self._parts["names"].append(_by_name(kept))
+        self._parts["steps"].append(_by_step(kept, counted))
+        self.settled &= self._known == len(self._forest.nodes)
+        if self.settled:
+            self.settled = self._add_busy(kept)
+
+    def _kept(self, placed: pl.DataFrame) -> pl.DataFrame:
+        if not placed["left_out"].any():
+            return placed
+        kept = placed.filter(~pl.col("left_out"))
+        self.left_out += placed.height - kept.height
+        return kept
+
+    def _add_late(self, kept: pl.DataFrame) -> None:
+        """Add GPU time that belongs to a range of another thread."""
+        late = kept.filter("by_time")
+        if not late.is_empty():
+            self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
+
+    def _add_busy(self, kept: pl.DataFrame) -> bool:
+        timed = kept.filter(pl.col("start").is_not_null()) if kept["start"].null_count() else kept
+        ends = timed.select(pl.max_horizontal("start", "end").alias("end")).to_series()
+        when = (self._device_codes(timed), timed["start"], ends)
+        self._whole.add(_ONE_NODE.new_from_index(0, timed.height), *when)
+        return self._busy.add(timed["node"], *when)
+
+    def _device_codes(self, kept: pl.DataFrame) -> pl.Series:
+        """Return a code (Int32) per process and device. Processes may use one device number for different devices."""
+        key = pair(pl.col("process_code"), pl.col("device").fill_null(-1) + 1).alias("key")
+        named = kept.select("process", "device", key)
+        distinct = named.unique("key", maintain_order=True)
+        rows = distinct.select("process", "device").iter_rows()
+        codes = [self._devices.setdefault((process, device), len(self._devices)) for process, device in rows]
+        distinct = distinct.select("key", pl.Series("code", codes, pl.Int32))
+        return named.join(distinct, on="key", how="left", maintain_order="left")["code"]
+
+    def of_names(self) -> pl.DataFrame:
+        """Return node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of a GPU activity."""
+        sums = (pl.col("calls", "gpu_ns").sum(), pl.col("min_ns").min(), pl.col("max_ns").max())
+        return pl.concat(self._parts["names"]).group_by("node", "name", "kernel", maintain_order=True).agg(*sums)
+
+    def of_nodes(self) -> pl.DataFrame:
+        """Return node, gpu_self_ns, kernels, copies, gpu_by_time_ns of each node that owns GPU activities."""
+        calls = pl.col("calls")
+        nodes = self.of_names().group_by("node", maintain_order=True).agg(
+            pl.col("gpu_ns").sum().alias("gpu_self_ns"),
+            calls.filter("kernel").sum().alias("kernels"),
+            calls.filter(~pl.col("kernel")).sum().alias("copies"),
+        )  # fmt: skip
+        late = pl.concat(self._parts["late"]).group_by("node").agg(pl.col("gpu_by_time_ns").sum())
+        return nodes.join(late, on="node", how="left", maintain_order="left")
+
+    def of_steps(self) -> pl.DataFrame:
+        """Return process_code, step, gpu_ns, kernels, copies of each step with GPU activities."""
+        steps = pl.concat(self._parts["steps"])
+        return steps.group_by("process_code", "step").agg(pl.col("gpu_ns", "kernels", "copies").sum())
+
+    def busy(self) -> pl.DataFrame:
+        """Return the result of `Busy.result` with process and device instead of the device code."""
+        return self._named(self._busy.result())
+
+    def device_busy(self) -> pl.DataFrame:
+        """Return process, device, busy_ns, first_ns, last_ns of each device."""
+        return self._named(self._whole.result()).drop("key")
+
+    def _named(self, busy: pl.DataFrame) -> pl.DataFrame:
+        devices = pl.DataFrame(
+            [(code, *pair) for pair, code in self._devices.items()],
+            schema={"code": pl.Int32, "process": pl.Int64, "device": pl.Int64}, orient="row",
+        )  # fmt: skip
+        return busy.rename({"device": "code"}).join(devices, on="code", how="left").drop("code")
+
+
+_NULL_NAME: Final = 1 << 30
+"""Code of a null name, above the codes of polars' categories in use."""
+
+
+def _by_name(kept: pl.DataFrame) -> pl.DataFrame:
+    name = kept["name"].cast(pl.Categorical) if kept["name"].dtype == pl.String else kept["name"]
+    code = name.to_physical().cast(pl.Int64).fill_null(_NULL_NAME)
+    rows = kept.select("node", "gpu_ns", "kernel", row=pl.int_range(pl.len())).with_columns(code.alias("code"))
+    ns = pl.col("gpu_ns")
+    sums = rows.group_by(key=pair(pl.col("node"), pl.col("code") * 2 + pl.col("kernel"))).agg(
+        pl.col("node", "kernel", "row").first(), pl.len().cast(pl.Int64).alias("calls"), ns.sum(),
+        ns.min().alias("min_ns"), ns.max().alias("max_ns"),
+    )  # fmt: skip
+    names = kept["name"].gather(sums["row"]).cast(pl.String)
+    return sums.select("node", names, "kernel", "calls", "gpu_ns", "min_ns", "max_ns")
+
+
+def _by_step(kept: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
+    key = pair(pl.col("process_code"), pl.col("step")).alias("key")
+    rows = pl.concat([kept.select("process_code", "step", key), counted], how="horizontal")
+    first = pl.col("process_code", "step").first()
+    sums = pl.col("gpu_ns", "kernels", "copies").sum()
+    return rows.filter(pl.col("step") >= 0).group_by("key").agg(first, sums).drop("key")

@@ -1,0 +1,256 @@
+"""Tables of an attribution: by layer, module class, phase, kernel and operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.host_times import without_unknown
+from annot.attribution.memory import MEMORY_COLUMNS
+from annot.attribution.sequence_numbers import inside_engine_range
+from annot.profile import Source
+
+__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "correlate"]
+
+_SHAPES_KEPT: Final = 8
+_KEY: Final = ("layer", "module", "phase")
+_TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
+_OWN: Final = (
+    "calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies",
+)  # fmt: skip
+_INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
+
+
+def correlate(
+    profile: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
+) -> pl.DataFrame:
+    """Return host and GPU time by layer: a row per layer, module class and phase.
+
+    Rows are in order of first appearance. The layer ``""`` stands for the whole model, the whole backward pass and the
+    optimizer, which differ in module and phase. Epochs, batches and waits for data are the layers ``(epoch)``,
+    ``(batch)`` and ``(data)``. A range of another tool is a layer named by its text. The last rows, ``(unattributed)``,
+    hold the GPU activities outside any range, with the reason as module, so that `gpu_self_ns` adds up to the total GPU
+    time exactly.
+
+    Args:
+        profile: the profile, as returned by `annot.load`.
+        domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
+        steps: numbers of the steps to use, or None for the whole profile, including time outside steps.
+        step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
+
+    Returns:
+        layer, module, phase: text. The phase is forward, backward, recompute (a forward that runs again
+            for the backward), optimizer, data or other.
+        calls: number of ranges.
+        host_ns: total host time of the ranges. A layer inside itself counts once. Concurrent layers, as in a
+            TensorFlow graph, can add up to more than the host time of the layer around them.
+        host_self_ns: host self time.
+        gpu_ns, gpu_self_ns: total and self time of the kernels, copies and memsets launched in the ranges.
+        gpu_busy_ns: time in which devices were busy with them. Concurrent streams count once, devices are added up.
+        gpu_span_ns: time from their first start to their last end.
+        gpu_by_sequence_ns: part of gpu_self_ns that was launched by backward operations and attributed by sequence
+            number.
+        gpu_by_time_ns: part of gpu_self_ns that was launched outside any range of its own thread, while this was the
+            innermost range of another thread.
+        kernels, copies: number of kernels, and of copies and memsets, in gpu_self_ns.
+        kernels_total: number of kernels in gpu_ns.
+        memory_source, memory_change_bytes, memory_peak_bytes: only in profiles recorded with ``memory=True``. The
+            source (``rss`` or ``cuda:N``), the change from start to end of the ranges, added up over the calls, and
+            the peak use during any call.
+        shapes: list of the input shapes, most frequent first, at most 8.
+
+    Raises:
+        TypeError: `profile` is not a profile.
+        ValueError: the profile lacks the selected steps, ranges with the text of `step_range`, or ranges in the domain.
+
+    Example:
+        >>> from annot.profile import Profile
+        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
+        ...           "text": ["fc Linear [4,8]f32 |fwd"], "start": [0], "end": [900]}
+        >>> correlate(Profile.build({}, ranges=pl.DataFrame(ranges))).row(0, named=True)["host_ns"]
+        900
+    """
+    if not hasattr(profile, "work_blocks"):
+        raise TypeError(f"profile must be a Profile, as returned by annot.load, got {type(profile).__name__}")
+    return by_layer(attribute(profile, domain=domain, steps=steps, step_range=step_range))
+
+
+def by_layer(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per layer, module class and phase. `annot.correlate` documents the columns."""
+    rows = _rolled_up(attribution, pl.DataFrame(attribution.forest.keys.names, schema=_KEY, orient="row"))
+    rows = rows.join(_shapes(attribution), on="group", how="left", maintain_order="left")
+    rows = rows.join(_device_columns(attribution), on="group", how="left", maintain_order="left")
+    rows = rows.with_columns(pl.col("shapes").fill_null([]), pl.col("gpu_busy_ns", "gpu_span_ns").fill_null(0))
+    memory = () if attribution.memory is None else MEMORY_COLUMNS
+    if attribution.memory is not None:
+        rows = rows.join(attribution.memory.rename({"key": "group"}), on="group", how="left", maintain_order="left")
+    last = pl.col("layer") == UNATTRIBUTED
+    rows = rows.sort(last, "start", *_KEY, nulls_last=True)
+    rows = rows.select(
+        *_KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
+        "kernels_total", "copies", *memory, "shapes",
+    )  # fmt: skip
+    return without_unknown(rows, attribution.meta)
+
+
+def by_module(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per module class and phase, with `layers`, the number of its distinct layers.
+
+    Ranges without a module class are left out, so the times do not add up to those of the run.
+    """
+    names = pl.DataFrame(attribution.forest.keys.names, schema=_KEY, orient="row")
+    named = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED)
+    groups = names.filter(named).group_by("module", "phase", maintain_order=True)
+    layers = groups.agg(pl.col("layer").n_unique().cast(pl.Int64).alias("layers"))
+    rows = _rolled_up(attribution, names.filter(named).select("module", "phase"), names.select(named).to_series())
+    rows = rows.join(layers, on=["module", "phase"], how="left", maintain_order="left")
+    rows = rows.sort("start", "module", "phase", nulls_last=True)
+    rows = rows.select("module", "phase", "layers", "calls", *_TIMES, "kernels", "copies")
+    return without_unknown(rows, attribution.meta)
+
+
+def by_phase(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per phase with self times, so that the times add up to those of the run.
+
+    A range without a phase counts towards the phase of the range around it. `calls` counts the outermost ranges of a
+    phase.
+
+    Returns:
+        phase, calls, host_ns, gpu_ns, kernels, copies. The last row is the unattributed GPU time.
+    """
+    nodes = attribution.nodes
+    phases, begins = _phases_of_nodes(attribution)
+    table = nodes.with_columns(pl.Series("phase", phases, pl.String), pl.Series("begins", begins, pl.Boolean))
+    rows = table.group_by("phase", maintain_order=True).agg(
+        pl.col("calls").filter("begins").sum(),
+        pl.col("host_self_ns").sum().alias("host_ns"),
+        pl.col("gpu_self_ns").sum().alias("gpu_ns"),
+        pl.col("kernels", "copies").sum(),
+        pl.col("start").min(),
+    )
+    rows = rows.filter((pl.col("phase") != UNATTRIBUTED) | (pl.col("kernels") + pl.col("copies") > 0))
+    rows = rows.sort(pl.col("phase") == UNATTRIBUTED, "start", nulls_last=True).drop("start")
+    return without_unknown(rows, attribution.meta)
+
+
+def by_kernel(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per name of a kernel, copy or memset, by descending GPU time.
+
+    Returns:
+        name, kernel (false for copies and memsets), calls, gpu_ns, mean_ns, min_ns, max_ns, and layers, the number of
+        distinct layers that launched it.
+    """
+    layers = [layer for layer, _, _ in attribution.forest.keys.names]
+    of_node = [None if layers[key] == UNATTRIBUTED else layers[key] for key in attribution.forest.nodes.keys]
+    names = attribution.names.with_columns(pl.Series("layer", of_node, pl.String).gather(attribution.names["node"]))
+    rows = names.with_columns(pl.col("name").cast(pl.String)).group_by("name", "kernel").agg(
+        pl.col("calls", "gpu_ns").sum(),
+        (pl.col("gpu_ns").sum() // pl.col("calls").sum()).alias("mean_ns"),
+        pl.col("min_ns").min(),
+        pl.col("max_ns").max(),
+        pl.col("layer").drop_nulls().n_unique().cast(pl.Int64).alias("layers"),
+    )  # fmt: skip
+    return rows.sort("gpu_ns", "name", descending=[True, False])
+
+
+def by_op(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per operation that annot, the framework, `emit_nvtx` or PyProf recorded, by descending GPU time.
+
+    GPU activities and host time count towards the innermost operation around them.
+
+    Returns:
+        op, phase (forward, backward or other), calls, host_self_ns, gpu_self_ns, kernels, copies.
+    """
+    forest = attribution.forest
+    operations = forest.labels["role"].is_in(["operator", "backward"])
+    is_operation = operations.gather(forest.tree["label"])
+    columns = ("layer", "phase", "host_self_ns", "gpu_self_ns", "kernels", "copies")
+    again = inside_engine_range(forest.tree, forest.labels).alias("again")  # already counted by the engine's range
+    rows = attribution.ranges().select(columns).with_columns(again).filter(is_operation).rename({"layer": "op"})
+    rows = rows.with_columns(phase=pl.when("again").then(pl.lit("backward")).otherwise("phase"))
+    sums = pl.col("host_self_ns", "gpu_self_ns", "kernels", "copies").sum().cast(pl.Int64)
+    table = rows.group_by("op", "phase").agg((~pl.col("again")).sum().cast(pl.Int64).alias("calls"), sums)
+    table = table.sort("gpu_self_ns", "host_self_ns", "op", "phase", descending=[True, True, False, False])
+    return without_unknown(table, attribution.meta)
+
+
+def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series | None = None) -> pl.DataFrame:
+    """Sum up nodes by group. A layer inside itself counts once.
+
+    Args:
+        attribution: the attribution.
+        groups: columns to group by, a row per key (per key in a group).
+        member: whether each key is in a group (Boolean). None: all are.
+
+    Returns:
+        The columns of `groups`, group (number of the group), `_OWN`, `_INCLUSIVE` and start.
+    """
+    nodes, keys = attribution.nodes, attribution.forest.keys.names
+    distinct = groups.unique(maintain_order=True).with_row_index("group")
+    numbers = groups.join(distinct, on=groups.columns, how="left", maintain_order="left")["group"].to_list()
+    group = iter(numbers)
+    of_key = [next(group) if member is None or member[key] else column_ops.NONE for key in range(len(keys))]
+    of_node = [of_key[key] for key in attribution.forest.nodes.keys]
+    table = nodes.with_columns(
+        pl.Series("group", of_node, pl.Int64),
+        pl.Series("outermost", attribution.forest.nodes.outermost(of_node), pl.Boolean),
+        *(column_ops.fold(nodes["parent"], nodes[own]).alias(name) for name, own in _INCLUSIVE.items()),
+    ).with_columns(pl.col("host_ns") - column_ops.fold(nodes["parent"], nodes["host_overlap_ns"]))
+    sums = table.filter(pl.col("group") != column_ops.NONE).group_by("group").agg(
+        pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min()
+    )  # fmt: skip
+    sums = _with_crossing(attribution, sums, of_key)
+    shown = (pl.col("calls") > 0) | (pl.col("kernels_total") > 0) | (pl.col("copies") > 0) | (pl.col("gpu_ns") > 0)
+    distinct = distinct.with_columns(pl.col("group").cast(pl.Int64))
+    return sums.filter(shown).join(distinct, on="group", how="left")
+
+
+def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
+    """Add the crossing ranges: their calls, their host time and the GPU time launched in them."""
+    crossing = attribution.forest.crossing
+    keys = attribution.forest.labels["key"].gather(crossing["label"])
+    rows = crossing.select(
+        pl.Series("group", of_key, pl.Int64).gather(keys), "start", host_ns=pl.col("end") - pl.col("start"),
+        gpu_ns=attribution.crossing_gpu_ns, calls=pl.lit(1, pl.Int64),
+    ).filter(pl.col("group") != column_ops.NONE)  # fmt: skip
+    every = pl.concat([sums, rows], how="diagonal").group_by("group")
+    return every.agg(pl.col(*_OWN, *_INCLUSIVE).sum(), pl.col("start").min())
+
+
+def _shapes(attribution: Attribution) -> pl.DataFrame:
+    """Return the input shapes of each layer, most frequent first."""
+    forest = attribution.forest
+    counts = (
+        pl.concat([forest.tree["label"], forest.crossing["label"]]).value_counts(name="len").rename({"label": "row"})
+    )
+    labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes").with_row_index("row")
+    seen = labels.with_columns(pl.col("row").cast(pl.Int32)).drop_nulls("shapes").join(counts, on="row")
+    seen = seen.group_by("group", "shapes").agg(pl.col("len").sum()).sort("len", "shapes", descending=[True, False])
+    return seen.group_by("group", maintain_order=True).agg(pl.col("shapes").head(_SHAPES_KEPT))
+
+
+def _device_columns(attribution: Attribution) -> pl.DataFrame:
+    """Return gpu_busy_ns (added up over devices) and gpu_span_ns of each layer."""
+    return attribution.busy.group_by(pl.col("key").cast(pl.Int64).alias("group")).agg(
+        pl.col("busy_ns").sum().alias("gpu_busy_ns"),
+        (pl.col("last_ns").max() - pl.col("first_ns").min()).alias("gpu_span_ns"),
+    )
+
+
+def _phases_of_nodes(attribution: Attribution) -> tuple[list[str], list[bool]]:
+    """Return the phase of each node, and whether the node is the outermost one of that phase."""
+    names = attribution.forest.keys.names
+    phases: list[str] = []
+    begins = []
+    for parent, key in zip(attribution.forest.nodes.parents, attribution.forest.nodes.keys, strict=True):
+        around = phases[parent] if parent != column_ops.NONE else ""
+        layer, _, phase = names[key]
+        phase = UNATTRIBUTED if layer == UNATTRIBUTED else phase
+        phases.append((around or "other") if phase == "other" else phase)
+        begins.append(phases[-1] != around)
+    return phases, begins

@@ -1,0 +1,61 @@
+"""Memory of each layer, from the memory marks and the innermost range around each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.range_trees import Forest
+from annot.labels import memory_marks
+from annot.labels.tag import DOMAIN
+from annot.profile import Source
+
+__all__ = ["MEMORY_COLUMNS", "memory_of"]
+
+MEMORY_COLUMNS: Final = ("memory_source", "memory_change_bytes", "memory_peak_bytes")
+_PHASES: Final = ("forward", "backward", "recompute")
+
+
+def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
+    """Return the memory of the layers, or None if the profile has no memory marks.
+
+    Args:
+        source: the profile.
+        forest: the ranges of the selected steps.
+
+    Returns:
+        A row per key with memory marks: key (Int64), memory_source, memory_change_bytes (sum over the calls) and
+        memory_peak_bytes (maximum over the calls).
+    """
+    marks = source.marks
+    if marks.is_empty():
+        return None
+    marks = marks.filter(pl.col("text").str.starts_with(f"{memory_marks.CATEGORY} ") & (pl.col("domain") == DOMAIN))
+    texts = {text: memory_marks.parse(text) for text in marks["text"].unique()}
+    known = pl.DataFrame(
+        [(text, *parsed) for text, parsed in texts.items() if parsed is not None],
+        schema=dict.fromkeys(("text", "figure", "memory_source"), pl.String), orient="row",
+    )  # fmt: skip
+    marks = marks.join(known, on="text", maintain_order="left").with_columns(
+        pl.col("payload").cast(pl.Int64, strict=False).alias("bytes")
+    )
+    if marks.is_empty():
+        return None
+    placed = marks.with_columns(_keys(forest, marks)).drop_nulls("key")
+    figure = pl.col("figure")
+    return placed.group_by("key").agg(
+        pl.col("memory_source").first(),
+        pl.col("bytes").filter(figure == "change").sum().alias("memory_change_bytes"),
+        pl.col("bytes").filter(figure == "peak").max().alias("memory_peak_bytes"),
+    )
+
+
+def _keys(forest: Forest, marks: pl.DataFrame) -> pl.Series:
+    """Return the key of the layer of the innermost range around each mark (Int64), null outside layers."""
+    row = forest.of_threads().owners(forest.threads.codes(marks["thread"]), marks["start"], marks["start"])
+    row = pl.select(pl.when(row != column_ops.NONE).then(row)).to_series()
+    labels = forest.tree["label"].gather(row)
+    layered = forest.labels["phase"].is_in(_PHASES).gather(labels)
+    return pl.select(pl.when(layered).then(forest.labels["key"].gather(labels)).cast(pl.Int64).alias("key")).to_series()

@@ -1,0 +1,1 @@
+"""The statistics of ``nsys stats``, computed by the rules of Nsight Systems."""

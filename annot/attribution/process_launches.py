@@ -1,0 +1,133 @@
+"""Attribution of launches to ranges of processes, of which several can be open at once.
+
+The set of open ranges is constant between two consecutive starts or ends. Such an interval is a *moment*, and each
+moment is evaluated once. An open range is *innermost* if no range inside it is open. A launch belongs to the innermost
+range that started last on its own thread, otherwise to the one that started last on any thread. If several ranges are
+innermost, the result is a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from annot.attribution import column_ops, process_column_ops
+from annot.attribution.bit_layout import guessed
+from annot.attribution.process_ranges import LAYER_PHASES
+from annot.attribution.range_trees import Forest
+from annot.labels.tag import DOMAIN
+
+__all__ = ["Innermost", "SharedOwners"]
+
+
+class SharedOwners:
+    """Owners of launches among the ranges of their process.
+
+    Args:
+        forest: all ranges.
+    """
+
+    def __init__(self, forest: Forest) -> None:
+        self._tree = forest.tree
+        self._layers = _in_layers(forest)
+        self._groups = [(code, rows, Innermost(ranges)) for code, rows, ranges in _groups(forest)]
+
+    def owners(self, own: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series) -> pl.Series:
+        """Return the owner code of each call (Int32, see `annot.attribution.bit_layout`).
+
+        A call stays in the range of its own thread if that range lies in a layer, or started after the innermost range
+        of the process. annot's own ranges take precedence over ranges of other domains.
+
+        Args:
+            own: row of the innermost range of the call's own thread (Int32, -1 outside any range).
+            process, thread: codes of the process and the thread of each call (Int32).
+            start: start of each call (ns).
+        """
+        path = self._tree["path"].gather(_row(own))
+        undecided = ~self._layers.gather(_row(path.fill_null(column_ops.NONE))).fill_null(False)
+        for code, rows, innermost in self._groups:
+            pending = (undecided & (process == code)).arg_true()
+            found, several = innermost.at(thread.gather(pending), start.gather(pending))
+            found = rows.gather(_row(found))
+            starts = self._tree["start"]
+            inside = starts.gather(_row(own.gather(pending))) > starts.gather(found)
+            takes = (found.is_not_null() & ~inside.fill_null(False)).arg_true()
+            decided = pending.gather(takes)
+            own = own.scatter(decided, guessed(found, several).gather(takes))
+            undecided = undecided.scatter(decided, False)
+        return own
+
+
+def _row(rows: pl.Series) -> pl.Series:
+    """Return rows to gather, with null for -1."""
+    return pl.select(pl.when(rows != column_ops.NONE).then(rows)).to_series()
+
+
+def _in_layers(forest: Forest) -> pl.Series:
+    """Return which nodes are a layer or a phase, or lie inside one (Boolean)."""
+    labels = forest.labels
+    keys = set(labels["key"].filter(labels["layered"] | labels["phase"].is_in(LAYER_PHASES)))
+    inside: list[bool] = []
+    for parent, key in zip(forest.nodes.parents, forest.nodes.keys, strict=True):
+        inside.append(key in keys or (parent != column_ops.NONE and inside[parent]))
+    return pl.Series("inside", inside, pl.Boolean)
+
+
+def _groups(forest: Forest) -> Iterator[tuple[int, pl.Series, pl.DataFrame]]:
+    """Yield code of the process, rows in the tree and ranges, for annot's ranges and then for other domains."""
+    shared = (
+        forest.tree.select("thread", "start", "end", "parent", "label")
+        .with_row_index("row")
+        .slice(forest.thread_range_count)
+    )
+    ours = (forest.labels["domain"] == DOMAIN).gather(shared["label"]).alias("ours")
+    process = forest.threads.table["process_code"].gather(shared["thread"]).alias("process")
+    parts = shared.with_columns(process, ours).sort("process", ~pl.col("ours"), maintain_order=True)
+    for (code, _), part in parts.partition_by("process", "ours", as_dict=True, maintain_order=True).items():
+        rows = part["row"].cast(pl.Int32)
+        parent = column_ops.codes(part["parent"].cast(pl.Int64), rows.cast(pl.Int64))
+        yield code, rows, part.select("thread", "start", "end", parent.alias("parent"))
+
+
+class Innermost:
+    """The innermost ranges of one process at every moment.
+
+    Args:
+        ranges: thread (Int32), start, end (Int64) and parent (row in this table, -1 at the top) in order of start. A
+            parent comes before its children. Start and end are inclusive.
+
+    Example:
+        >>> ranges = {"thread": [1, 2], "start": [0, 5], "end": [20, 30], "parent": [-1, -1]}
+        >>> innermost = Innermost(pl.DataFrame(ranges, schema_overrides={"thread": pl.Int32}))
+        >>> [part.to_list() for part in innermost.at(pl.Series([3, 1, 9], dtype=pl.Int32), pl.Series([4, 6, 31]))]
+        [[0, 0, -1], [False, True, False]]
+    """
+
+    def __init__(self, ranges: pl.DataFrame) -> None:
+        self._starts, self._ends = ranges["start"], ranges["end"].sort()
+        self._threads = ranges["thread"].unique(maintain_order=True).cast(pl.Int64)
+        thread = column_ops.codes(ranges["thread"].cast(pl.Int64), self._threads)
+        parent = ranges["parent"].cast(pl.Int32)
+        self._count, changes = process_column_ops.innermost(ranges["start"], ranges["end"], thread, parent)
+        self._changes = changes.sort("moment", maintain_order=True)
+
+    def at(self, thread: pl.Series, instant: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Return the range (row, Int32, or -1) of each call, and whether several ranges were innermost (Boolean).
+
+        Args:
+            thread: code of the thread of each call (Int32).
+            instant: start of each call (ns).
+        """
+        moment = self._starts.search_sorted(instant, "right").cast(pl.Int64)
+        moment += self._ends.search_sorted(instant, "left").cast(pl.Int64)
+        calls = pl.DataFrame({"thread": column_ops.codes(thread.cast(pl.Int64), self._threads), "moment": moment})
+        calls = calls.with_row_index("call").sort("moment")
+        own = self._joined(calls)
+        last = self._joined(calls.with_columns(thread=pl.lit(process_column_ops.ANY, pl.Int32)))
+        row = pl.select(pl.when(own != column_ops.NONE).then(own).otherwise(last)).to_series()
+        return row.gather(calls["call"].arg_sort()).alias("range"), (self._count.gather(moment) > 1).alias("several")
+
+    def _joined(self, calls: pl.DataFrame) -> pl.Series:
+        found = calls.join_asof(self._changes, on="moment", by="thread", strategy="backward", check_sortedness=False)
+        return found["range"].fill_null(column_ops.NONE)

@@ -1,0 +1,98 @@
+"""Trees of the ranges of a run, per thread and per process, with the parsed label and the layer path of each range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.dense_ids import Threads
+from annot.attribution.ingest import IngestedRanges
+from annot.attribution.layer_chains import Keys, Nodes
+from annot.attribution.nesting import nest
+from annot.attribution.process_ranges import are_shared, placed
+from annot.attribution.sequence_numbers import paths_of
+
+__all__ = ["Forest", "grow"]
+
+_OPERATIONS: Final = ("operator", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The tree of nested ranges, and the crossing ranges outside it.
+
+    Args:
+        tree: id, thread (code, Int32), start, end (ns), label (row in `labels`, Int32), parent (row in this table or
+            -1, Int32), path (node in `nodes` or -1, Int32). The ranges of threads come first, in the order of
+            `annot.attribution.column_ops.order`. The ranges of processes follow by start (see
+            `annot.attribution.process_ranges`). A parent comes before its children.
+        thread_range_count: number of rows of `tree` that are ranges of threads.
+        crossing: id, thread, start, end, label, foreign (ended on another thread).
+        threads: the threads with ranges.
+        labels: domain, text (without the suffix of emit_nvtx), the columns of `annot.labels.foreign.Label`, key
+            (Int32, number in `keys`) and folded (whether the label is an operation that counts towards the layer
+            around it).
+        keys: layer, module and phase of each key. Attribution adds backward layers.
+        nodes: the layer paths. Attribution adds the paths of GPU activity in CUDA graphs.
+        matched: nodes of backward layers that were found by sequence number, and the nodes below them.
+        pairs: maps the row in `tree` of the outermost range of each backward operation to the row of its forward
+            operation.
+        open_ranges: number of ranges without an end. They end with the capture.
+    """
+
+    tree: pl.DataFrame
+    thread_range_count: int
+    crossing: pl.DataFrame
+    threads: Threads
+    labels: pl.DataFrame
+    keys: Keys
+    nodes: Nodes
+    matched: frozenset[int]
+    pairs: dict[int, int]
+    open_ranges: int
+
+    def of_threads(self) -> column_ops.Tree:
+        """Return a lookup of the innermost range of its thread around a call."""
+        tree = self.tree.head(self.thread_range_count)
+        return column_ops.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
+
+
+def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Forest:
+    """Nest ranges, parse their labels and put backward operations into the layers of their forward operations.
+
+    Args:
+        ingested: the ranges. It is empty afterwards.
+        last: last known host timestamp (ns). Open ranges end there.
+        marks: texts of the marks of name scopes (see `annot.labels.scope_marks`).
+    """
+    labels, keys = _keyed(ingested.labels(marks))
+    threads = ingested.threads()
+    parts = _split(ingested.pop_ranges(last), labels, threads)
+    nested = nest(parts.pop())
+    tree, thread_range_count = nested.tree, nested.tree.height
+    if parts:
+        tree = pl.concat([tree, placed(parts.pop(), tree, labels, threads)], how="diagonal")
+    path, nodes, matched, pairs = paths_of(tree, labels, keys, threads)
+    columns = ["id", "thread", "start", "end", "label"]
+    tree = tree.select(*columns, "parent", path)
+    crossing = nested.crossing.select(*columns, "foreign")
+    open_ranges = ingested.open_ranges
+    return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
+
+
+def _split(ranges: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> list[pl.DataFrame]:
+    """Return the ranges of processes, if any, and the ranges of threads."""
+    shared = are_shared(ranges, labels, threads)
+    return [ranges] if shared is None else [ranges.filter(shared), ranges.filter(~shared)]
+
+
+def _keyed(labels: pl.DataFrame) -> tuple[pl.DataFrame, Keys]:
+    """Number the layers. If any label names a layer, operations are folded into the layer around them."""
+    keys = Keys()
+    numbers = [keys.number(key) for key in labels.select("layer", "module", "phase").iter_rows()]
+    folded = labels["role"].is_in(_OPERATIONS) & bool(labels["layered"].any())
+    return labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded")), keys

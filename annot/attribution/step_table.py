@@ -1,0 +1,125 @@
+"""Table of steps, and statistics of their duration."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import without_unknown
+from annot.attribution.parsed_labels import BATCH
+from annot.attribution.range_trees import Forest
+from annot.attribution.steps import Steps
+
+__all__ = ["by_step", "step_statistics"]
+
+_PHASES: Final = ("forward", "backward", "optimizer")
+
+
+def by_step(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per selected step, in order of time.
+
+    A range or launch on any thread of the process belongs to the step in which it starts.
+
+    Returns:
+        process, step (from 0, per process), batch (number in the epoch, null if unknown), warmup (one of the first
+        steps that take longer than the later ones), start_ns, host_ns, data_ns (the wait for data since the previous
+        step), forward_ns, backward_ns, optimizer_ns (total host time), gpu_ns (all GPU activities launched in the step)
+        and kernels.
+    """
+    steps = attribution.steps
+    table = steps.table.filter(steps.selected(steps.table["step"]))
+    processes = attribution.forest.threads.table.select("process", "process_code").unique()
+    rows = table.rename({"process": "process_code"}).join(processes, on="process_code", how="left")
+    rows = rows.with_columns(start_ns=pl.col("start"), host_ns=pl.col("end") - pl.col("start")).sort("start")
+    ranges = _phase_ranges(attribution.whole)
+    for part in (_phase_times(attribution, ranges), _data_times(ranges, steps), attribution.step_work):
+        rows = rows.join(part, on=["process_code", "step"], how="left", maintain_order="left")
+    counted = ["data_ns", *(f"{phase}_ns" for phase in _PHASES), "gpu_ns", "kernels"]
+    columns = ["process", pl.col("step").cast(pl.Int64), "batch", "warmup", "start_ns", "host_ns", *counted]
+    rows = rows.with_columns(pl.col(counted).fill_null(0)).select(columns).sort("start_ns", "process")
+    return without_unknown(rows, attribution.meta)
+
+
+def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
+    """Return statistics of the duration of steps.
+
+    Warm-up steps are left out, unless all steps are warm-up.
+
+    Args:
+        steps: the result of `by_step`.
+
+    Returns:
+        median, min, max, iqr (interquartile range) in ns, and warmup (number of steps left out). None without steps.
+    """
+    if steps.is_empty():
+        return None
+    steady = steps.filter(~pl.col("warmup"))["host_ns"]
+    lengths = (steady if steady.len() else steps["host_ns"]).sort().to_list()
+    first, third = lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
+    return {
+        "median": lengths[len(lengths) // 2], "min": lengths[0], "max": lengths[-1], "iqr": third - first,
+        "warmup": steps.height - steady.len() if steady.len() else 0,
+    }  # fmt: skip
+
+
+def _phase_ranges(forest: Forest) -> pl.DataFrame:
+    """Return process_code, phase, start, end, host_ns of the outermost ranges of each phase."""
+    phases = pl.Series("phase", [forest.keys.names[key][2] for key in forest.nodes.keys], pl.String)
+    batch = pl.Series("batch", [forest.keys.names[key][0] == BATCH for key in forest.nodes.keys], pl.Boolean)
+    path = _rows(forest.tree["path"])
+    tree = forest.tree.select("thread", "start", "end").with_columns(phases.gather(path), batch.gather(path))
+    of_layers = (tree["phase"].is_in(_PHASES) & ~tree["batch"]).fill_null(False)
+    waits = (tree["phase"] == "data").fill_null(False)
+    outermost = (of_layers & ~_inside(of_layers, forest.tree["parent"])) | (
+        waits & ~_inside(waits, forest.tree["parent"])
+    )
+    crossing = forest.crossing.select("thread", "start", "end").with_columns(
+        forest.labels["phase"].gather(forest.crossing["label"])
+    )
+    every = pl.concat([tree.filter(outermost).drop("batch"), crossing])
+    every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
+    process = forest.threads.table["process_code"].gather(every["thread"])
+    return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
+
+
+def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
+    """Return whether each row has a marked ancestor. Each iteration doubles the distance (pointer jumping)."""
+    if not marked.any():
+        return marked
+    above = _rows(parent)
+    inside = marked.gather(above).fill_null(False)
+    while above.null_count() < above.len():
+        inside |= inside.gather(above).fill_null(False)
+        above = above.gather(above)
+    return inside
+
+
+def _rows(rows: pl.Series) -> pl.Series:
+    """Return rows to gather, with null for -1."""
+    return pl.select(pl.when(rows != column_ops.NONE).then(rows)).to_series()
+
+
+def _phase_times(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
+    step = attribution.steps.at(ranges["process_code"], ranges["start"])
+    times = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in _PHASES}
+    return (
+        ranges.with_columns(step)
+        .filter(pl.col("step") != column_ops.NONE)
+        .group_by("process_code", "step")
+        .agg(**times)
+    )
+
+
+def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:
+    """Return data_ns of the steps. A wait for data belongs to the step in which it starts, or else to the next step."""
+    waits = ranges.filter(pl.col("phase") == "data")
+    waits = waits.with_columns(steps.at(waits["process_code"], waits["start"]).alias("inside")).sort("end")
+    spans = steps.table.select("step", process_code="process", end="start").sort("end")
+    found = waits.join_asof(spans, on="end", by="process_code", strategy="forward", check_sortedness=False)
+    found = found.with_columns(
+        pl.when(pl.col("inside") != column_ops.NONE).then("inside").otherwise("step").alias("step")
+    )
+    return found.drop_nulls("step").group_by("process_code", "step").agg(pl.col("host_ns").sum().alias("data_ns"))

@@ -1,0 +1,165 @@
+"""Steps of a run: their numbers, starts and ends."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from annot.attribution import column_ops
+from annot.attribution.parsed_labels import BATCH
+from annot.attribution.range_trees import Forest
+from annot.attribution.step_patterns import NAMES, repetition
+
+__all__ = ["Steps", "find_steps", "step_slice"]
+
+_TABLE: Final = {
+    "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64, "warmup": pl.Boolean,
+}  # fmt: skip
+_LONG: Final = 1.5  # first steps longer than this many times the median are warm-up
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a run.
+
+    Args:
+        table: process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end
+            (ns), batch (number in its epoch, null if unknown) and warmup of all steps, by process and start. Steps of
+            a process do not overlap.
+        found_by: words for the method that found the steps, empty without steps.
+        choice: the selected step numbers, or None for the whole profile, including time outside steps.
+    """
+
+    table: pl.DataFrame
+    found_by: str
+    choice: slice | None = None
+
+    def at(self, process: pl.Series, start: pl.Series) -> pl.Series:
+        """Return the step (Int32) at each instant (ns, Int64) of a process (code, Int32), -1 outside any step."""
+        if self.table.is_empty():
+            return pl.Series("step", [column_ops.NONE], pl.Int32).new_from_index(0, start.len())
+        last = pl.max_horizontal(pl.col("end") - 1, "start").alias("last")
+        spans = self.table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
+        row = column_ops.Tree(*spans.get_columns()).owners(process, start, start)
+        inside = pl.select(pl.when(row != column_ops.NONE).then(row)).to_series()
+        return self.table["step"].gather(inside).fill_null(column_ops.NONE)
+
+    def selected(self, step: pl.Series) -> pl.Series:
+        """Return which steps (as returned by `at`) are selected (Boolean)."""
+        most = self.table["step"].max()
+        numbers = range(most + 1 if isinstance(most, int) else 0)
+        return step.is_in(list(numbers if self.choice is None else numbers[self.choice]))
+
+    def steady(self) -> pl.DataFrame:
+        """Return the selected rows of `table` without warm-up steps, unless all are warm-up."""
+        table = self.table.filter(self.selected(self.table["step"]))
+        steady = table.filter(~pl.col("warmup"))
+        return steady if steady.height else table
+
+
+def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
+    """Return the steps of a run.
+
+    Without a key range, the steps are annot's batch ranges or the steps of torch.profiler, otherwise ranges with a
+    usual name such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats.
+
+    Args:
+        forest: the ranges.
+        key_range: text of the ranges that are the steps, with ``#`` for any number.
+        choice: numbers of the selected steps, or None for the whole profile, including time outside steps.
+    """
+    if key_range is not None:
+        named = _named(forest, f"^{_pattern(key_range)}$")
+        return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
+    methods = (
+        (_batches, "batch ranges"),
+        (_usual_names, "ranges with a usual name"),
+        (repetition, "the largest pattern of ranges that repeats"),
+    )
+    for spans_of, found_by in methods:
+        table = _steps(spans_of(forest), forest)
+        if table.height:
+            return Steps(table, found_by, choice)
+    return Steps(table, "", choice)
+
+
+def step_slice(text: str) -> slice:
+    """Return the slice for a text such as ``3:20``, ``3:`` or ``7``, with the bounds of Python slices.
+
+    Args:
+        text: a step number, or a slice of non-negative numbers.
+
+    Raises:
+        ValueError: the text has another form.
+
+    Example:
+        >>> step_slice("3:20"), step_slice("7")
+        (slice(3, 20, None), slice(7, 8, None))
+    """
+    match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text)
+    if match is None:
+        raise ValueError(f"steps must be like 3:20, 3:, :20 or 7, got {text!r}")
+    if match[1]:
+        return slice(int(match[1]), int(match[1]) + 1)
+    return slice(int(match[2]) if match[2] else None, int(match[3]) if match[3] else None)
+
+
+def _pattern(key_range: str) -> str:
+    return r"\d+".join(map(re.escape, key_range.split("#")))
+
+
+def _named(forest: Forest, pattern: str) -> pl.DataFrame:
+    return _spans(forest, forest.labels["text"].str.contains(pattern))
+
+
+def _batches(forest: Forest) -> pl.DataFrame:
+    """Return the training batches. Without any, return the batches of other stages such as validation."""
+    batches = forest.labels["loop"] & (forest.labels["layer"] == BATCH)
+    training = _spans(forest, batches & (forest.labels["module"] == ""))
+    return training if training.height else _spans(forest, batches)
+
+
+def _usual_names(forest: Forest) -> pl.DataFrame:
+    text = forest.labels["text"]
+    number = text.str.extract(NAMES).cast(pl.Int64)
+    spans = _spans(forest, text.str.contains(NAMES) & (forest.labels["role"] == "annotation"))
+    spans = spans.with_columns(number.gather(spans["label"]).alias("number"))
+    # Beside ranges named forward and backward, a range named step is the step of the optimizer.
+    covered = (pl.col("end") - pl.col("start")).sum() * 2 >= pl.col("end").max() - pl.col("start").min()
+    spans = spans.filter(pl.col("number").is_not_null() | covered.over("thread"))
+    return spans if spans.height > 1 else spans.clear()
+
+
+def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
+    """Return thread, start, end, label and number of the ranges whose label is in `which` (Boolean per label)."""
+    columns = ["thread", "start", "end", "label"]
+    every = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
+    every = every.filter(which.gather(every["label"]))
+    return every.with_columns(forest.labels["number"].gather(every["label"]).alias("number"))
+
+
+def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
+    process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
+    rows: list[tuple[int, int, int, int, int | None]] = []
+    ordered = spans.with_columns(process).sort("process", "start", "end", descending=[False, False, True])
+    for process_code, start, end, number in ordered.select("process", "start", "end", "number").iter_rows():
+        here = rows[-1] if rows and rows[-1][0] == process_code else None
+        if here is None or start >= here[3]:
+            rows.append((process_code, 0 if here is None else here[1] + 1, start, end, number))
+    table = pl.DataFrame(rows, schema=[*_TABLE.items()][:-1], orient="row")
+    return table.with_columns(_warmup(table))
+
+
+def _warmup(table: pl.DataFrame) -> pl.Series:
+    """Return which of the first steps of each process take much longer than the median of its later half (Boolean)."""
+    long: list[bool] = []
+    for part in table.partition_by("process", maintain_order=True):
+        lengths = (part["end"] - part["start"]).to_list()
+        later = sorted(lengths[len(lengths) // 2 :])
+        limit = _LONG * later[len(later) // 2]
+        warm = next((row for row, length in enumerate(lengths) if length <= limit), len(lengths))
+        long += [row < warm for row in range(len(lengths))]
+    return pl.Series("warmup", long, pl.Boolean)

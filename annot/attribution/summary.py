@@ -1,0 +1,124 @@
+"""Totals of a run, and notes about data that could not be read or matched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from annot.attribution.attribute import Attribution
+from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
+from annot.attribution.host_times import known
+from annot.attribution.step_table import by_step, step_statistics
+
+__all__ = ["summarize"]
+
+
+def summarize(attribution: Attribution) -> dict[str, Any]:
+    """Return the totals of a run and notes about its limitations.
+
+    Args:
+        attribution: the attribution of the run.
+
+    Returns:
+        source, format, producer   see `annot.profile`
+        gpu_ns, attributed_gpu_ns, unattributed_gpu_ns   time of kernels, copies and memsets; exact sums
+        gpu_by_sequence_ns         part of attributed_gpu_ns that was attributed by sequence number
+        gpu_by_time_ns             part of attributed_gpu_ns that was attributed to the innermost range of another
+                                   thread at that time
+        host_ns                    host time inside ranges, added up over threads; null without host times
+        warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps
+        gpu_guessed_ns             part of attributed_gpu_ns that was launched while several ranges of its process
+                                   were innermost, and was attributed to the one that started last
+        ranges, kernels, copies, threads   counts
+        devices                    process, device, busy_ns (union over streams) and span_ns of each device
+        steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
+        steps_found_by             words for the method that found the steps
+        notes                      list of sentences about lost, cut, open or unattributed data
+    """
+    nodes = attribution.nodes
+    gpu, lost = int(nodes["gpu_self_ns"].sum()), _unattributed(attribution)
+    outside = int(lost["gpu_self_ns"].sum())
+    steps = by_step(attribution)
+    forest = attribution.forest
+    return {
+        **{key: attribution.meta.get(key, "") for key in ("source", "format", "producer")},
+        "gpu_ns": gpu,
+        "attributed_gpu_ns": gpu - outside,
+        "unattributed_gpu_ns": outside,
+        "gpu_by_sequence_ns": int(nodes["gpu_by_sequence_ns"].sum()),
+        "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
+        "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
+        "gpu_guessed_ns": attribution.guessed_ns,
+        "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
+        "ranges": forest.tree.height + forest.crossing.height,
+        "kernels": int(nodes["kernels"].sum()),
+        "copies": int(nodes["copies"].sum()),
+        "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
+        "devices": _devices(attribution),
+        "steps": steps.height,
+        "step_ns": step_statistics(steps) if known(attribution.meta) else None,
+        "steps_found_by": attribution.steps.found_by,
+        "notes": _notes(attribution, lost),
+    }
+
+
+def _unattributed(attribution: Attribution) -> pl.DataFrame:
+    """Return reason, gpu_self_ns, kernels and copies of the unattributed GPU activities."""
+    names = attribution.forest.keys.names
+    reason = [names[key][1] if names[key][0] == UNATTRIBUTED else None for key in attribution.forest.nodes.keys]
+    table = attribution.nodes.with_columns(pl.Series("reason", reason, pl.String))
+    return table.drop_nulls("reason").select("reason", "gpu_self_ns", "kernels", "copies")
+
+
+def _devices(attribution: Attribution) -> list[dict[str, Any]]:
+    span = pl.col("last_ns") - pl.col("first_ns")
+    rows = attribution.device_busy.select("process", "device", "busy_ns", span.alias("span_ns"))
+    return rows.sort("process", "device", nulls_last=True).to_dicts()
+
+
+def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
+    numbers = {reason: kernels + copies for reason, _, kernels, copies in lost.iter_rows()}
+    found = (
+        (
+            attribution.forest.open_ranges,
+            "range was still open at the end of the capture",
+            "ranges were still open at the end of the capture",
+        ),
+        (
+            attribution.forest.crossing.height,
+            "range crosses others or ends on another thread, so its times overlap those of other ranges",
+            "ranges cross others or end on another thread, so their times overlap those of other ranges",
+        ),
+        *(
+            (numbers.get(reason, 0), f"kernel or copy {_in_words(reason)}", f"kernels or copies {_in_words(reason)}")
+            for reason in REASONS
+        ),
+        (
+            attribution.left_out,
+            "kernel or copy is outside the selected steps and left out",
+            "kernels or copies are outside the selected steps and left out",
+        ),
+    )
+    notes = [f"{count:,} {one if count == 1 else many}" for count, one, many in found if count]
+    if by_time := int(attribution.nodes["gpu_by_time_ns"].sum()):
+        notes.append(
+            f"{_duration(by_time)} of GPU time was launched outside any range on its thread. It is attributed to the "
+            "range open on another thread (gpu_by_time_ns)."
+        )
+    if attribution.guessed_ns:
+        notes.append(
+            f"{_duration(attribution.guessed_ns)} of GPU time was launched while several layers of its process were "
+            "open. It is attributed to the layer that started last, which is a guess (gpu_guessed_ns)."
+        )
+    return [*attribution.meta.get("notes", ()), *notes]
+
+
+def _duration(ns: int) -> str:
+    """Return a time in the unit that fits."""
+    units = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
+    return next((f"{ns / size:,.1f} {unit}" for unit, size in units if ns >= size), f"{ns} ns")
+
+
+def _in_words(reason: str) -> str:
+    return f"with {reason}" if reason.startswith("no ") else reason

@@ -1,0 +1,146 @@
+"""Command line parser of `annot`. The module of a command is imported when the command is used."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = ["main", "make_parser"]
+
+_COMMANDS: Final = {
+    "run": "run a command under a profiler, then print the time of each layer",
+    "report": "print the time of each layer in a profile",
+    "compare": "compare two profiles layer by layer: speedup with its uncertainty",
+    "roofline": "print layers or kernels relative to the peaks of their device, or measure the peaks",
+    "sweep": "run a command with every combination of parameters, and write a table and charts",
+    "doctor": "show installed software, and find causes of missing ranges or kernels",
+    "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
+}
+_REPORTING: Final = {
+    "polars": "polars", "rich": "rich", "msgspec": "msgspec", "adbc_driver_sqlite": "adbc-driver-sqlite",
+}  # fmt: skip
+"""Modules that only reports need, and their packages."""
+_EXAMPLES: Final = """\
+examples:
+  annot run -- python train.py                            profile a script, then print its layers
+  annot report annot1.sqlite --by kernel                  print the same profile by kernel
+  annot report annot1.sqlite --format html -o page.html   write an interactive page
+  annot report annot1.sqlite --format json                print JSON for other programs
+  annot doctor                                            find causes of missing ranges
+  annot guide attribution                                 read how time is attributed to layers
+
+exit status:
+  0    success
+  1    error, with one line on standard error
+  2    wrong usage
+  3    annot compare --fail-above: slower
+  4    annot compare --fail-above: not comparable
+  130  Ctrl-C
+  annot run returns the exit status of its command.
+
+environment:
+  ANNOT_DISABLE, NVTX_DISABLE    1: disable all ranges
+  ANNOT_ENABLE                   1: emit ranges even without a profiler
+  ANNOT_DISABLE_NATIVE           1: use the Python fallback instead of the C extensions, except for the recorder
+  ANNOT_NSYS, ANNOT_NCU          paths of nsys and ncu
+
+annot COMMAND --help shows the options of a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program name; None: the arguments of this process.
+
+    Returns:
+        Exit status: 0: success; 1: error, with one line on standard error; 2: wrong usage; 3, 4: see
+        `annot compare --fail-above`; 130: Ctrl-C. `annot run` returns the status of its command.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the locale may lack characters such as µ
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        status = _dispatch(words)
+        sys.stdout.flush()
+    except SystemExit as exit_:  # argparse: 0 after --help, 2 after a usage error
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader closed the pipe
+        _drop_output()
+        return 0
+    except OSError as error:
+        _drop_output()
+        return _fail(str(error))
+    return status
+
+
+def _drop_output() -> None:
+    """Redirect stdout to /dev/null, because CPython flushes it again at exit and would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _dispatch(words: list[str]) -> int:
+    from annot.errors import AnnotError
+
+    verb = next((word for word in words if not word.startswith("-")), None)
+    parser = make_parser(verb)
+    args = parser.parse_args(words)
+    if args.verb is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(importlib.import_module(f"annot.cli.{args.verb}").run(args))
+    except AnnotError as error:
+        return _fail(str(error))
+    except ModuleNotFoundError as error:  # installed without the packages for reports
+        if error.name not in _REPORTING:
+            raise
+        return _fail(f"annot {args.verb} needs {error.name}: pip install {_REPORTING[error.name]}")
+
+
+def make_parser(command: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        command: the command to add options for; only its module is imported. None: without options.
+    """
+    parser = argparse.ArgumentParser(
+        prog="annot",
+        description="Profile deep-learning models and attribute the time to layers, forward and backward.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands")
+    for name, summary in _COMMANDS.items():
+        verb = verbs.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        if name == command:
+            module = importlib.import_module(f"annot.cli.{name}")
+            verb.description = module.__doc__
+            module.add_arguments(verb)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Action that looks up the version on demand, because importing importlib.metadata is slow."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"annot {version('annot')}")
+        parser.exit()
+
+
+def _fail(message: str) -> int:
+    print(f"annot: error: {message}", file=sys.stderr)
+    return 1

@@ -1,0 +1,206 @@
+"""Context manager `record`: record a part of a program with the recorder in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from annot.errors import AnnotError, warn
+
+if TYPE_CHECKING:
+    from annot.collect.parts_folder import PartsFolder
+    from annot.read.recording.export import Recording
+
+__all__ = ["record"]
+
+_INJECTION: Final = "NVTX_INJECTION64_PATH"
+_FOLDER: Final = "ANNOT_RECORD_DIR"
+
+
+class record:  # noqa: N801  (lower case, as the context managers of contextlib)
+    """Record the NVTX ranges of a block, in this process and its children, to a profile.
+
+    A failure at the end of the block, such as a full disk, is a warning, so that the program continues. If the block
+    raises, the profile is still written and the exception propagates. If the process is already being recorded or
+    another NVTX tool is attached, `record` warns and records nothing.
+
+    Args:
+        path: profile to write, an SQLite file.
+        force: replace an existing profile, and the folder ``<path>.parts`` of a killed recording.
+
+    Raises:
+        AnnotError: on entry, the profile cannot be written or the recorder is not built.
+
+    Example:
+        >>> from annot import record, trace
+        >>> with record("run.sqlite"):  # doctest: +SKIP
+        ...     with trace("augment"):
+        ...         pass
+    """
+
+    path: Path
+    """Path of the profile."""
+    recording: Recording | None
+    """Summary of the recording; None inside the block, and if nothing was recorded."""
+
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.path = Path(path)
+        self.recording = None
+        self._force = force
+        self._parts: PartsFolder | None = None
+        self._recorder: ctypes.CDLL | None = None
+        self._pid = 0
+        self._environ: dict[str, str | None] = {}
+
+    def __enter__(self) -> Self:
+        self.recording = None
+        library = _library()
+        self._check_path()
+        recorder = ctypes.CDLL(library)
+        obstacle = _obstacle(library, recorder)
+        if obstacle:
+            warn(f"{obstacle}: {self.path} is not written", stacklevel=2)
+            return self
+        self._begin(library, recorder)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # A child process that was forked inside the block leaves the profile to its parent.
+        if self._recorder is None or self._parts is None or self._pid != os.getpid():
+            return
+        from annot.emit import client
+
+        self._recorder.annot_recorder_stop()
+        parts, self._recorder, self._parts = self._parts, None, None
+        self._restore_environ()
+        client.release()
+        if os.path.abspath(self.path) != str(parts.target):  # the program changed the working directory
+            self.path = parts.target
+        self._write(parts)
+
+    def _check_path(self) -> None:
+        if self.path.is_dir():
+            raise AnnotError(f"{self.path} is a folder: use the name of a file")
+        if os.path.lexists(self.path) and not self._force:
+            raise AnnotError(f"{self.path} exists: use another name, or replace it with force=True")
+        if self.path.exists() and not self.path.is_file():
+            raise AnnotError(f"{self.path} is not a regular file: use another name")
+        folder = Path(os.path.abspath(self.path)).parent
+        if not folder.is_dir():
+            raise AnnotError(f"{self.path} cannot be written: the folder {folder} does not exist")
+
+    def _make_parts(self) -> PartsFolder:
+        from annot.collect.parts_folder import PartsFolder
+
+        try:
+            return PartsFolder(self.path, force=self._force)
+        except FileExistsError:
+            raise AnnotError(
+                f"{self.path}.parts exists: another recording is writing {self.path}, or was killed; remove the "
+                "folder or use force=True"
+            ) from None
+
+    def _begin(self, library: str, recorder: ctypes.CDLL) -> None:
+        from annot.emit import client
+
+        parts = self._make_parts()
+        self._set_environ(_INJECTION, library)
+        blind = _nvtx_is_blind(recorder)
+        error = recorder.annot_recorder_start(os.fsencode(parts.path))
+        if error:
+            self._restore_environ()
+            parts.remove()
+            raise AnnotError(f"{self.path} cannot be written: {parts.path}: {os.strerror(error)}")
+        self._set_environ(_FOLDER, str(parts.path))
+        self._recorder, self._parts, self._pid = recorder, parts, os.getpid()
+        client.reattach()
+        if blind:
+            own = "but annot's ranges are recorded" if client.IS_NATIVE else "nor are annot's, which use this package"
+            warn(f"{_BLIND}, {own}. {_REMEDY}", stacklevel=3)
+
+    def _write(self, parts: PartsFolder) -> None:
+        try:
+            from annot.read.recording.export import assemble
+
+            self.recording = assemble(parts.path, self.path)
+        except (AnnotError, ModuleNotFoundError) as error:  # the latter: installed without polars
+            parts.leave()
+            warn(f"{error}; the recorded data is in {parts.path}", stacklevel=3)
+            return
+        except BaseException:  # for example KeyboardInterrupt
+            parts.leave()
+            raise
+        parts.remove()
+        if self.recording.lost:
+            warn(
+                f"{self.recording.lost} events could not be written and are missing from {self.path}. Check for a "
+                "full disk.",
+                stacklevel=3,
+            )
+
+    def _set_environ(self, name: str, value: str) -> None:
+        self._environ[name] = os.environ.get(name)
+        os.environ[name] = value
+
+    def _restore_environ(self) -> None:
+        for name, value in self._environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._environ.clear()
+
+
+_BLIND: Final = (
+    "the nvtx package made its first call before this recording, found no tool, and stays disabled: its ranges are "
+    "not recorded"
+)
+_REMEDY: Final = "Enter `record` earlier, or use `annot run`."
+
+
+def _library() -> str:
+    from annot import native
+
+    library = native.recorder_library()
+    if library is None:
+        raise AnnotError(
+            "the recorder is not built: install a C compiler (Debian: apt install gcc), then reinstall annot: "
+            f"{native.build_command()}"
+        )
+    return str(library)
+
+
+def _obstacle(library: str, recorder: ctypes.CDLL) -> str | None:
+    """Return the reason why this process cannot be recorded, or None."""
+    tool = os.environ.get(_INJECTION, "")
+    if tool and not _same_file(tool, library):
+        return f"another NVTX tool, {tool}, is attached and receives the ranges"
+    # A child process that outlives its recording still has the environment variables of that recording.
+    if recorder.annot_recorder_active() or (tool and os.path.isdir(os.environ.get(_FOLDER, ""))):
+        return "this process is already being recorded"
+    return None
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _nvtx_is_blind(recorder: ctypes.CDLL) -> bool:
+    """Return whether the nvtx package is loaded and disabled.
+
+    NVTX looks for a tool at its first call only. The test range here is that first call, if there was none before.
+    """
+    nvtx: Any = sys.modules.get("nvtx")
+    if nvtx is None or not hasattr(nvtx, "start_range"):
+        return False
+    before = recorder.annot_recorder_starts()
+    started = nvtx.start_range("annot")
+    if started is not None:
+        nvtx.end_range(started)
+    return bool(recorder.annot_recorder_starts() == before)

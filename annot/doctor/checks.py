@@ -1,0 +1,32 @@
+"""Checks of this machine for known causes of missing ranges and kernels, shown by `annot doctor`.
+
+Each subject is a module: `ranges` (whether ranges are recorded), `profilers` (Nsight Systems and Nsight Compute), `gpu`
+(driver, CUDA, and the CUDA versions of the frameworks), `permissions` (counters and sampling), `containers` (Docker,
+Kubernetes, WSL).
+"""
+
+from __future__ import annotations
+
+from annot.doctor import containers, gpu, permissions, profilers, ranges
+from annot.doctor.finding import Check, Machine, State
+from annot.util.installed_tools import find_nsys
+
+__all__ = ["Check", "Machine", "State", "examine"]
+
+
+def examine(collector: str = "auto") -> list[Check]:
+    """Run all checks, and record test ranges as `annot run` does.
+
+    Args:
+        collector: value of ``--collector`` of `annot run`.
+    """
+    machine = Machine()
+    nsys = find_nsys()
+    return [
+        *ranges.examine(machine, nsys),
+        *profilers.examine(machine, nsys),
+        *gpu.examine(machine, nsys),
+        *permissions.examine(machine),
+        *containers.examine(machine),
+        ranges.self_test(collector),
+    ]

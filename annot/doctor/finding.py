@@ -1,0 +1,58 @@
+"""Results of checks, and the machine that they inspect."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Check", "Machine", "State", "version_of"]
+
+State = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result of one check."""
+
+    name: str
+    state: State
+    """``problem``: ranges are lost; ``note``: some ranges may be lost, or a feature is limited."""
+    text: str
+    mend: str | None = None
+    """Command that fixes it."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Files and environment variables of the machine to check.
+
+    Args:
+        root: root folder of the file system.
+        environ: environment variables.
+    """
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def exists(self, path: str) -> bool:
+        """Return whether an absolute path exists below the root."""
+        return (self.root / path.lstrip("/")).exists()
+
+    def text(self, path: str) -> str:
+        """Return the text of a file, empty if it cannot be read."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

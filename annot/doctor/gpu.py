@@ -1,0 +1,183 @@
+"""Checks of the GPU driver, the CUDA runtimes, and the CUDA versions of the frameworks."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+from annot.doctor.finding import Check, Machine, version_of
+from annot.util.installed_tools import Nsys, has_gpu_driver
+
+__all__ = ["Build", "builds", "checks_of", "cuda_of_driver", "examine"]
+
+_DRIVER: Final = "/proc/driver/nvidia/version"
+_INSTALL_DRIVER: Final = "sudo apt install nvidia-driver && sudo reboot"
+_RUNTIME_PACKAGES: Final = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
+# Nsight Systems in the first toolkit of each major CUDA version, from the release notes of CUDA 12.0 and 13.0. An
+# older Nsight Systems predates that CUDA interface and may not record kernels.
+_FIRST_NSYS: Final = {12: (2022, 4), 13: (2025, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An installed framework.
+
+    Args:
+        name: name of the package.
+        version: version of the package.
+        cuda: CUDA version that it is built for, as (major, minor); None: without CUDA.
+        other: other platform that it is built for, such as ROCm.
+    """
+
+    name: str
+    version: str
+    cuda: tuple[int, ...] | None
+    other: str | None = None
+
+
+def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
+    """Check the driver and the software that must match it.
+
+    Args:
+        machine: the machine to check.
+        nsys: the Nsight Systems that `annot run` uses, or None.
+    """
+    cuda = cuda_of_driver() if has_gpu_driver(machine.root) else None
+    return [*checks_of(machine, cuda, list(builds()), nsys), _keras()]
+
+
+def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build], nsys: Nsys | None) -> list[Check]:
+    """Compare the installed software with the driver.
+
+    Args:
+        machine: the machine to check.
+        cuda: newest CUDA version that the driver supports; None: unknown, or without a driver.
+        found: the installed frameworks.
+        nsys: the Nsight Systems that `annot run` uses, or None.
+    """
+    there = has_gpu_driver(machine.root)
+    missing = [Check(name, "ok", "not installed") for name in ("torch", "tensorflow") if not _has(found, name)]
+    return [
+        _driver(machine, cuda, there),
+        *_runtime(machine),
+        *(_framework(build, cuda, there) for build in found),
+        *missing,
+        *_nsys_and_cuda(nsys, cuda),
+    ]
+
+
+def cuda_of_driver() -> tuple[int, ...] | None:
+    """Return the newest CUDA version that the driver supports, such as ``(12, 4)``; None if it does not respond."""
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def builds() -> Iterator[Build]:
+    """Yield the installed frameworks. Their CUDA versions are read from files, without an import."""
+    if folder := _folder("torch"):
+        text = _text(folder / "version.py")
+        hip = _assigned(text, "hip")
+        yield Build("torch", version_of("torch") or "", _numbers(_assigned(text, "cuda")), hip and f"ROCm {hip}")
+    if folder := _folder("tensorflow"):
+        text = _text(folder / "python/platform/build_info.py")
+        version = next(filter(None, map(version_of, ("tensorflow", "tensorflow-cpu"))), "")
+        cuda = re.search(r"'cuda_version', '([\d.]+)'", text)
+        yield Build("tensorflow", version, _numbers(cuda[1] if cuda else None))
+
+
+def _has(found: list[Build], name: str) -> bool:
+    return any(build.name == name for build in found)
+
+
+def _keras() -> Check:
+    return Check("keras", "ok", version_of("keras") or "not installed")
+
+
+def _driver(machine: Machine, cuda: tuple[int, ...] | None, there: bool) -> Check:
+    if not there:
+        return Check("GPU driver", "ok", "no NVIDIA driver: profiles contain host times only")
+    version = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s", machine.text(_DRIVER))
+    name = f"NVIDIA {version[1]}" if version else "an NVIDIA driver"
+    if cuda is None:
+        text = f"{name} is installed, but libcuda.so.1 does not respond: kernels cannot run"
+        return Check("GPU driver", "problem", text, _INSTALL_DRIVER)
+    return Check("GPU driver", "ok", f"{name}, supports CUDA up to {_dotted(cuda)}: kernels are traced")
+
+
+def _runtime(machine: Machine) -> list[Check]:
+    """Check the toolkits in ``/usr/local`` and the runtime packages of the frameworks."""
+    toolkits = [path.parent for path in sorted(machine.root.glob("usr/local/cuda*/version.json"))]
+    found = {f"/{folder.relative_to(machine.root)}": _toolkit(folder) for folder in toolkits if not folder.is_symlink()}
+    found |= {f"the package {name}": version_of(name) for name in _RUNTIME_PACKAGES}
+    text = "; ".join(f"{version} in {location}" for location, version in found.items() if version)
+    return [Check("CUDA runtime", "ok", text)] if text else []
+
+
+def _toolkit(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "version.json").read_text(encoding="utf-8"))["cuda"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _framework(build: Build, cuda: tuple[int, ...] | None, there: bool) -> Check:
+    name, text = build.name, build.version
+    reinstall = f"pip install --force-reinstall {name}"
+    if build.cuda is None:
+        if there and build.other is None:
+            remedy = "pip install --force-reinstall " + ("tensorflow[and-cuda]" if name == "tensorflow" else name)
+            return Check(name, "note", f"{text} is built without CUDA and cannot use the GPU", remedy)
+        return Check(name, "ok", f"{text}, for {build.other}" if build.other else text)
+    text = f"{text}, for CUDA {_dotted(build.cuda)}"
+    # CUDA minor version compatibility: a driver runs builds for later minor versions of its major version.
+    if cuda is not None and build.cuda[0] > cuda[0]:
+        if name == "torch":
+            reinstall += f" --index-url https://download.pytorch.org/whl/cu{cuda[0]}{cuda[1]}"
+        text += f", but the driver supports CUDA up to {_dotted(cuda)} only"
+        return Check(name, "problem", text, f"{_INSTALL_DRIVER}  # or: {reinstall}")
+    return Check(name, "ok", text)
+
+
+def _nsys_and_cuda(nsys: Nsys | None, cuda: tuple[int, ...] | None) -> list[Check]:
+    if nsys is None or cuda is None or nsys.version >= _FIRST_NSYS.get(cuda[0], ()):
+        return []
+    first = ".".join(map(str, _FIRST_NSYS[cuda[0]]))
+    text = f"{nsys.version_text} is older than CUDA {_dotted(cuda)} of the driver and may not record kernels"
+    remedy = f"sudo apt install nsight-systems-cli  # {first} or later, from NVIDIA's repository"
+    return [Check("Nsight Systems and CUDA", "note", text, remedy)]
+
+
+def _folder(package: str) -> Path | None:
+    spec = PathFinder.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _assigned(text: str, name: str) -> str | None:
+    found = re.search(rf"^{name}\b[^=\n]*= '([^']+)'", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    return tuple(map(int, re.findall(r"\d+", text)[:2])) if text else None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,199 @@
+"""Checks of range recording: environment variables, annot's C extensions, the nvtx package, and a self-test."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from annot import native
+from annot.collect.collectors import choose, collect
+from annot.doctor.finding import Check, Machine, State, version_of
+from annot.errors import AnnotError
+from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release
+
+__all__ = ["examine", "nvtx_package", "self_test", "switches"]
+
+_SELF_TEST: Final = """
+import annot
+for name in ("one", "two", "three"):
+    with annot.trace(name):
+        pass
+"""
+_SELF_TEST_RANGES: Final = 3
+_LEAST_NVTX: Final = (0, 2, 11)
+"""Minimum version in pyproject.toml."""
+_SWITCHES: Final = ("ANNOT_DISABLE", "NVTX_DISABLE")
+# Each variable names a library that NVTX or CUDA loads into the process. Only one library can be loaded.
+_INJECTIONS: Final = {
+    "NVTX_INJECTION64_PATH": "annot run overrides it",
+    "CUDA_INJECTION64_PATH": "it receives the kernels, and Nsight Systems or torch.profiler may record none",
+}
+
+
+def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
+    """Check everything about ranges except the self-test.
+
+    Args:
+        machine: the machine to check.
+        nsys: the Nsight Systems that `annot run` uses, or None.
+    """
+    return [*switches(machine), *_native_parts(), nvtx_package(version_of("nvtx"), nsys), *_tensorflow_modes()]
+
+
+def switches(machine: Machine) -> list[Check]:
+    """Check for variables that disable ranges or pass them to another tool.
+
+    Args:
+        machine: the machine to check.
+    """
+    environ = machine.environ
+    checks = [
+        Check("environment", "problem", f"{name}={environ[name]} disables annot's ranges", f"unset {name}")
+        for name in _SWITCHES
+        if environ.get(name, "") not in ("", "0")
+    ]
+    if environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
+        text = "ANNOT_DISABLE_NATIVE disables the C extensions: ranges cost more, and reports take longer"
+        checks.append(Check("environment", "note", text, "unset ANNOT_DISABLE_NATIVE"))
+    for name, consequence in _INJECTIONS.items():
+        if tool := environ.get(name):
+            checks.append(_injection(machine, name, tool, consequence))
+    return checks or [Check("environment", "ok", "no variable disables ranges")]
+
+
+def _injection(machine: Machine, name: str, tool: str, consequence: str) -> Check:
+    if "/" not in tool or machine.exists(os.path.abspath(tool)):  # the loader searches a bare name in its library paths
+        return Check("environment", "note", f"{name} is already set to {tool}: {consequence}", f"unset {name}")
+    return Check("environment", "problem", f"{name} is {tool}, which does not exist", f"unset {name}")
+
+
+def _native_parts() -> list[Check]:
+    built = {
+        "recorder": any(Path(native.__file__).parent.glob("_recorder*.so")),
+        "fast call path": importlib.util.find_spec("annot.native._emit") is not None,
+        "fast reading": importlib.util.find_spec("annot.native._tables") is not None,
+    }
+    return [_native_part(name, is_built) for name, is_built in built.items()]
+
+
+def _native_part(name: str, built: bool) -> Check:
+    if built:
+        return Check(name, "ok", "built")
+    if name != "recorder" and sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return Check(name, "note", "not built: annot uses its Python fallback on free-threaded Python")
+    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler:
+        return Check(name, "note", f"not built, although a compiler is installed ({compiler})", native.build_command())
+    return Check(
+        name, "note", "not built: a C compiler is missing", f"sudo apt install gcc && {native.build_command()}"
+    )
+
+
+def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
+    """Check whether the `nvtx` package works with annot and Nsight Systems.
+
+    Args:
+        version: version of the package; None: not installed.
+        nsys: the Nsight Systems that `annot run` uses, or None.
+    """
+    if version is None:
+        remedy = f"{sys.executable} -m pip install nvtx"
+        return Check("nvtx package", "note", "not installed. annot needs it if its C extension is not built", remedy)
+    if nvtx_release(version) < _LEAST_NVTX:
+        text = f"{version} is too old. annot needs a newer version if its C extension is not built"
+        remedy = f"{sys.executable} -m pip install 'nvtx>={'.'.join(map(str, _LEAST_NVTX))},!=0.2.12'"
+        return Check("nvtx package", "note", text, remedy)
+    if nsys is None or not loses_nvtx_package(nsys, version):
+        return Check("nvtx package", "ok", version)
+    text = (
+        f"{version} calls nvtxDomainIsEnabled, which Nsight Systems {nsys.version_text} does not implement. "
+        "annot's ranges are recorded; ranges of other libraries that use the package are lost"
+    )
+    return Check("nvtx package", "note", text, f"{sys.executable} -m pip install nvtx==0.2.11")
+
+
+def _tensorflow_modes() -> list[Check]:
+    if importlib.util.find_spec("tensorflow") is None:
+        return []
+    operations, fast = operations_mode()
+    text = f"graphs: {operations}; XLA: {names_mode()}; eager mode: ranges from Python"
+    return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else native.build_command())]
+
+
+def self_test(name: str) -> Check:
+    """Record three ranges as `annot run` does, and count the recorded ranges.
+
+    Args:
+        name: name of the collector, or ``auto``.
+    """
+    command = [sys.executable, "-c", _SELF_TEST]
+    with tempfile.TemporaryDirectory(prefix="annot-doctor-") as folder:
+        try:
+            collector = choose(name)
+            outcome = collect(command, collector, out=Path(folder) / f"test{collector.suffix}")
+        except AnnotError as error:
+            return Check("self-test", "problem", f"annot run fails: {error}", _alternative(name))
+    used = f"annot run uses {collector.name}"
+    if outcome.collected is None or outcome.status:
+        reason = outcome.problem or f"exit status {outcome.status} of the test script"
+        return Check("self-test", "problem", f"{used}, which failed: {reason}", _alternative(collector.name))
+    recorded = outcome.collected.ranges
+    state: State = "ok" if recorded == _SELF_TEST_RANGES else "problem"
+    remedy = None if state == "ok" else _alternative(collector.name)
+    return Check("self-test", state, f"{used}: {recorded} of {_SELF_TEST_RANGES} ranges recorded", remedy)
+
+
+def _alternative(failed: str) -> str:
+    """Return the command to try after a collector failed. The recorder needs only annot's C extension."""
+    off = [name for name in _SWITCHES if os.environ.get(name, "") not in ("", "0")]
+    if off:
+        return f"unset {' '.join(off)}"
+    if failed == "recorder" or native.recorder_library() is None:
+        return native.build_command()
+    return "annot run --collector recorder -- python train.py"
+
+
+_LIBRARY: Final = "libtensorflow_framework.so.2"
+_SWITCH: Final = b"_ZN3tsl8profiler15AnnotationStack6EnableEb"
+_NVTX: Final = b"NVTX_INJECTION64_PATH"
+"""Environment variable that every NVTX client reads."""
+
+
+def operations_mode() -> tuple[str, bool]:
+    """Return the source of ranges in TensorFlow graphs, or why graphs have no ranges; and whether they have any."""
+    if os.environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
+        return "no ranges, because ANNOT_DISABLE_NATIVE is set", False
+    if native.emitter() is None or native.tf_library() is None:
+        return "no ranges, because annot's C extensions are not built", False
+    return "ranges from annot's C library", True
+
+
+def names_mode() -> str:
+    """Return whether TensorFlow emits its own ranges, the only ranges under XLA, as text."""
+    library = _framework_library()
+    if library is None:
+        return f"no ranges, because {_LIBRARY} was not found"
+    try:
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            missing = [feature for feature, symbol in _REQUIRED if content.find(symbol) < 0]
+    except (OSError, ValueError) as error:
+        return f"no ranges, because {library} cannot be read: {error}"
+    if missing:
+        return f"no ranges, because this TensorFlow lacks {' and '.join(missing)}"
+    return "ranges from TensorFlow"
+
+
+_REQUIRED: Final = (("NVTX (GPU builds only)", _NVTX), ("the symbol that enables its annotations", _SWITCH))
+
+
+def _framework_library() -> Path | None:
+    spec = importlib.util.find_spec("tensorflow")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    return next((folder / _LIBRARY for folder in folders if (folder / _LIBRARY).exists()), None)

@@ -1,0 +1,1 @@
+"""Emission of NVTX ranges: the NVTX client, `trace`, epochs and batches, layer filters, schedules, patches."""

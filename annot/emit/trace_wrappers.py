@@ -1,0 +1,154 @@
+"""Wrappers of `trace`: wrapt proxies that behave like the wrapped function."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+
+from annot.emit import client
+
+if TYPE_CHECKING:
+    from annot.emit.trace_options import Options
+
+__all__ = ["wrap"]
+
+EventOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def wrap(function: Any, options: Options) -> Any:
+    """Return `function` with a range around its running parts."""
+    plain = getattr(function, "__func__", function)
+    text = options.message if options.message is not None else _name(plain)
+    if inspect.isasyncgenfunction(plain):
+        return TracedFunction(function, _stepwise(_event_of(text, options), AsyncSteps))
+    if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
+        return TracedFunction(function, _stepwise(_event_of(text, options), Steps))
+    if options.shapes:
+        return TracedFunction(function, _around(_event_of(text, options)))
+    return TracedFunction(function, client.wrapper(options.event(text)))
+
+
+class TracedMethod(wrapt.BoundFunctionWrapper[..., Any]):
+    """Traced function as an attribute of an instance or a class. It pickles and copies like a method."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._self_instance is None:
+            return _by_name, (self.__wrapped__.__module__, self.__wrapped__.__qualname__)
+        return getattr, (self._self_instance, self.__wrapped__.__name__)
+
+    def __copy__(self) -> TracedMethod:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        instance = self._self_instance
+        if instance is None or isinstance(instance, type):
+            return self
+        return getattr(copy.deepcopy(instance, memo), self.__wrapped__.__name__)
+
+
+class TracedFunction(wrapt.FunctionWrapper[..., Any]):
+    """Traced function. It pickles by name and copies as itself, like any function."""
+
+    __bound_function_wrapper__ = TracedMethod
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return str(self.__wrapped__.__qualname__)
+
+    def __copy__(self) -> TracedFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> TracedFunction:
+        return self
+
+
+class Steps(wrapt.ObjectProxy[Any]):
+    """Generator or coroutine with a range around each step."""
+
+    def __init__(self, wrapped: Any, event: Any) -> None:
+        super().__init__(wrapped)
+        self._self_event = event
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __await__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        """Run to the next suspension inside the range."""
+        return self._step(self.__wrapped__.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Throw an exception in, and run to the next suspension inside the range."""
+        return self._step(self.__wrapped__.throw, *error)
+
+    def close(self) -> None:
+        """Close it, with its cleanup inside the range."""
+        self._step(self.__wrapped__.close)
+
+    def _step(self, run: Callable[..., Any], *args: Any) -> Any:
+        return client.inside(self._self_event, run, args, {})
+
+
+class AsyncSteps(wrapt.ObjectProxy[Any]):
+    """Async generator with a range around each step."""
+
+    def __init__(self, wrapped: Any, event: Any) -> None:
+        super().__init__(wrapped)
+        self._self_event = event
+
+    def __aiter__(self) -> AsyncSteps:
+        return self
+
+    def __anext__(self) -> Steps:
+        return Steps(self.__wrapped__.__anext__(), self._self_event)
+
+    def asend(self, value: Any) -> Steps:
+        """Send a value in; the steps of the awaitable have ranges."""
+        return Steps(self.__wrapped__.asend(value), self._self_event)
+
+    def athrow(self, *error: Any) -> Steps:
+        """Throw an exception in; the steps of the awaitable have ranges."""
+        return Steps(self.__wrapped__.athrow(*error), self._self_event)
+
+    def aclose(self) -> Steps:
+        """Close it; the steps of the awaitable have ranges."""
+        return Steps(self.__wrapped__.aclose(), self._self_event)
+
+
+def _by_name(module: str, qualname: str) -> Any:
+    return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _event_of(text: str, options: Options) -> EventOf:
+    if options.shapes:
+        return lambda args, kwargs: options.event_of_call(text, args, kwargs)
+    event = options.event(text)
+    return lambda args, kwargs: event
+
+
+def _around(event_of: EventOf) -> Any:
+    def call_traced(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return client.inside(event_of(args, kwargs), wrapped, args, kwargs)
+
+    return call_traced
+
+
+def _stepwise(event_of: EventOf, proxy: Callable[[Any, Any], Any]) -> Any:
+    def call_traced(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return proxy(wrapped(*args, **kwargs), event_of(args, kwargs))
+
+    return call_traced

@@ -1,0 +1,61 @@
+"""Layer paths, separated by ``/`` (Keras) or ``.`` (PyTorch).
+
+Layer names can contain the other character. The separator is the one that occurs first in a path, so that a path and
+its outer layers have the same separator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+__all__ = ["above", "common", "last", "within"]
+
+
+def above(path: str) -> Iterator[str]:
+    """Yield the layers around a layer, innermost first, and finally the whole model (an empty path).
+
+    Example:
+        >>> list(above("net/block.1/conv")), list(above("towers.user/item.fc")), list(above(""))
+        (['net/block.1', 'net', ''], ['towers.user/item', 'towers', ''], [])
+    """
+    separator = _separator(path)
+    while path:
+        path = path.rpartition(separator)[0]
+        yield path
+
+
+def within(path: str) -> list[str]:
+    """Return a layer and the layers around it, outermost first, without the whole model.
+
+    Example:
+        >>> within("net/block/conv")
+        ['net', 'net/block', 'net/block/conv']
+    """
+    return [path, *above(path)][-2::-1] if path else []
+
+
+def common(paths: Sequence[str]) -> str:
+    """Return the innermost layer that contains or equals all of the layers, empty for the whole model.
+
+    Example:
+        >>> common(["net/a/conv", "net/a/norm"]), common(["x.0", "y.0"])
+        ('net/a', '')
+    """
+    columns = zip(*map(within, paths), strict=False)
+    return next(reversed([names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]), "")
+
+
+def last(path: str) -> str:
+    """Return the last name of a path.
+
+    Example:
+        >>> last("net/block/conv"), last("features.0")
+        ('conv', '0')
+    """
+    return path.rpartition(_separator(path))[2]
+
+
+def _separator(path: str) -> str:
+    slash, dot = path.find("/"), path.find(".")
+    return "/" if slash >= 0 and not 0 <= dot < slash else "."

@@ -1,0 +1,29 @@
+/* Shared by the parts of annot.native._emit: events, push and pop. */
+#ifndef ANNOT_EMIT_CLIENT_H
+#define ANNOT_EMIT_CLIENT_H
+
+#include <Python.h>
+#include <stdint.h>
+
+typedef struct Event Event;
+
+/* Opens the range of `event` on this thread: in NVTX while a tool is attached, in torch.profiler while it runs. Never
+ * fails and preserves the error indicator. Returns the number of open ranges of the thread. */
+uint32_t annot_push(Event *event);
+/* Closes exactly what the matching annot_push of this thread opened. */
+void annot_pop(void);
+
+/* Whether torch.profiler is running. */
+int annot_profiler_runs(void);
+
+extern PyTypeObject *annot_event_type;
+
+/* Adds the functions of around.c to the module; -1 with an exception set on failure. */
+int annot_add_around(PyObject *module);
+/* Adds the types and functions of torch_calls.c to the module; -1 with an exception set on failure. */
+int annot_add_torch_calls(PyObject *module);
+PyObject *annot_bind(PyObject *module, PyObject *functions);
+/* torch_notes.c: from now on, keeps the open calls of each greenlet apart. The argument is greenlet.getcurrent. */
+PyObject *annot_watch_greenlets(PyObject *module, PyObject *getcurrent);
+
+#endif

@@ -1,0 +1,470 @@
+/* Busy: time for which each device was busy with GPU activities of each key, across all streams.
+ *
+ * A GPU activity (kernel, copy or memset) counts towards every key above its node, so updating each key would take time
+ * proportional to the depth. Most keys have one topmost node, and their activities are those of its subtree. For these
+ * keys, the time of an activity that no earlier one covers is added at nodes, as differences between a node and the
+ * nodes below it, and `result` sums the differences up the tree. `reached`, the latest end in a subtree so far, never
+ * decreases towards the root. On a heavy path it is therefore a staircase, stored as a few steps; an activity replaces
+ * the steps that end before it does. Keys with several topmost nodes are updated one by one. */
+#include "layer_chains.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Busy time of one device for an owner: a node, or a key (key number plus the number of nodes). */
+typedef struct {
+    int32_t owner, device;
+    int64_t first, reached; /* first start and latest end */
+    int64_t busy;           /* of a node: difference to the sum of the nodes below it, may be negative */
+} Pair;
+
+/* Nodes of a heavy path with the same `reached`: from the end of the previous step down to `bottom`. */
+typedef struct {
+    int32_t bottom;
+    int64_t reached;
+} Step;
+
+typedef struct {
+    Step *steps; /* from the top of the path; `reached` decreases */
+    int64_t count, room;
+} Stairs;
+
+/* Dense ids for pairs of an owner and a device, in order of appearance. */
+typedef struct {
+    int32_t (*names)[2];
+    int64_t count, room;
+    int64_t *slots; /* open addressing; NONE: free */
+    size_t capacity;
+    uint64_t seed;
+} Index;
+
+typedef struct {
+    PyObject_HEAD
+    Nodes nodes;
+    Index index, paths;
+    Pair *pairs;    /* by id in `index` */
+    Stairs *stairs; /* by id in `paths`, whose owners are the heads of paths */
+    int has_last;
+    int64_t last; /* the latest start so far */
+} Busy;
+
+/* ---------------------------------------------------------------- pairs */
+
+static size_t slot_of(const Index *index, int32_t owner, int32_t device) {
+    uint64_t name = (uint64_t)(uint32_t)owner << 32 | (uint32_t)device;
+    return (size_t)mix(name ^ index->seed) & (index->capacity - 1);
+}
+
+static int grow(Index *index) {
+    size_t capacity = index->capacity ? 2 * index->capacity : 256;
+    void *names = realloc(index->names, capacity / 2 * sizeof *index->names);
+    if (!names)
+        return -1;
+    index->names = names;
+    int64_t *slots = malloc(capacity * sizeof *slots);
+    if (!slots)
+        return -1;
+    memset(slots, 0xFF, capacity * sizeof *slots);
+    free(index->slots);
+    index->slots = slots;
+    index->capacity = capacity;
+    index->room = (int64_t)(capacity / 2);
+    for (int64_t i = 0; i < index->count; i++) {
+        size_t at = slot_of(index, index->names[i][0], index->names[i][1]);
+        while (slots[at] != NONE)
+            at = (at + 1) & (capacity - 1);
+        slots[at] = i;
+    }
+    return 0;
+}
+
+static void free_index(Index *index) {
+    free(index->names);
+    free(index->slots);
+}
+
+/* Returns the id of a pair, or NONE when out of memory. A new pair gets a zeroed entry of `size` bytes in `*values`. */
+static int64_t number_of(Index *index, int32_t owner, int32_t device, void **values, size_t size) {
+    size_t at = 0;
+    if (index->capacity) {
+        at = slot_of(index, owner, device);
+        for (int64_t found; (found = index->slots[at]) != NONE; at = (at + 1) & (index->capacity - 1))
+            if (index->names[found][0] == owner && index->names[found][1] == device)
+                return found;
+    }
+    if (index->count == index->room) {
+        void *grown = grow(index) < 0 ? NULL : realloc(*values, (size_t)index->room * size);
+        if (!grown) {
+            index->room = index->count; /* `*values` was not enlarged */
+            return NONE;
+        }
+        *values = grown;
+        at = slot_of(index, owner, device);
+        while (index->slots[at] != NONE)
+            at = (at + 1) & (index->capacity - 1);
+    }
+    index->slots[at] = index->count;
+    index->names[index->count][0] = owner;
+    index->names[index->count][1] = device;
+    memset((char *)*values + (size_t)index->count * size, 0, size);
+    return index->count++;
+}
+
+/* Returns the pair, which it adds if missing; NULL when out of memory. */
+static Pair *pair_of(Busy *self, int32_t owner, int32_t device, int64_t start) {
+    int64_t before = self->index.count;
+    int64_t number = number_of(&self->index, owner, device, (void **)&self->pairs, sizeof *self->pairs);
+    if (number == before)
+        self->pairs[number] = (Pair){owner, device, start, INT64_MIN, 0};
+    return number == NONE ? NULL : &self->pairs[number];
+}
+
+/* ---------------------------------------------------------------- a GPU activity */
+
+typedef struct {
+    int32_t device;
+    int64_t start, end;
+} Activity;
+
+static int add_to_key(Busy *self, int32_t key, const Activity *activity) {
+    Pair *pair = pair_of(self, (int32_t)(self->nodes.count + key), activity->device, activity->start);
+    if (!pair)
+        return -1;
+    int64_t begin = activity->start > pair->reached ? activity->start : pair->reached;
+    if (activity->end > begin)
+        pair->busy = add_wrapping(pair->busy, subtract_wrapping(activity->end, begin));
+    pair->reached = activity->end > pair->reached ? activity->end : pair->reached;
+    return 0;
+}
+
+/* Sets the uncovered time of the activity to `now` from this node upwards; below the node it is `*below`. */
+static int add_change(Busy *self, int32_t node, const Activity *activity, int64_t now, int64_t *below) {
+    Pair *pair = pair_of(self, node, activity->device, activity->start);
+    if (!pair)
+        return -1;
+    pair->busy = add_wrapping(pair->busy, subtract_wrapping(now, *below));
+    *below = now;
+    return 0;
+}
+
+/* Returns the first step that reaches less than `reached`; with INT64_MIN, the first one that extends to `position`. */
+static int64_t first_step(const Busy *self, const Stairs *stairs, int64_t reached, int32_t position) {
+    int64_t low = 0, high = stairs->count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        const Step *step = &stairs->steps[middle];
+        if (reached != INT64_MIN ? step->reached < reached : self->nodes.position[step->bottom] >= position)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Replaces the steps from `low` to `high` (exclusive) by one step down to `node`. */
+static int put_step(Stairs *stairs, int64_t low, int64_t high, int32_t node, int64_t reached) {
+    if (low == high) {
+        Step *steps = make_room(stairs->steps, stairs->count, &stairs->room, sizeof *steps);
+        if (!steps)
+            return -1;
+        stairs->steps = steps;
+    }
+    memmove(stairs->steps + low + 1, stairs->steps + high, (size_t)(stairs->count - high) * sizeof *stairs->steps);
+    stairs->count += low + 1 - high;
+    stairs->steps[low] = (Step){node, reached};
+    return 0;
+}
+
+/* Returns 1 to continue with the path above, 0 if everything above is busy until the end of the activity, -1 when out
+ * of memory. */
+static int add_to_path(Busy *self, int32_t node, const Activity *activity, int64_t *below) {
+    int32_t head = self->nodes.head[node];
+    int64_t number = number_of(&self->paths, head, activity->device, (void **)&self->stairs, sizeof(Stairs));
+    if (number == NONE)
+        return -1;
+    Stairs *stairs = &self->stairs[number];
+    while (stairs->count && stairs->steps[stairs->count - 1].reached <= activity->start)
+        stairs->count--; /* starts ascend: these steps cover no later activity */
+    int64_t low = first_step(self, stairs, activity->end, 0);
+    int64_t high = first_step(self, stairs, INT64_MIN, self->nodes.position[node]);
+    int32_t at = node;
+    for (int64_t step = high; step >= low; at = stairs->steps[--step].bottom) {
+        int64_t from = step < stairs->count ? stairs->steps[step].reached : activity->start;
+        if (add_change(self, at, activity, subtract_wrapping(activity->end, from), below) < 0)
+            return -1;
+        if (step == 0)
+            break;
+    }
+    if (low > 0) {
+        int32_t covered = high < low ? node : stairs->steps[low - 1].bottom;
+        if (add_change(self, covered, activity, 0, below) < 0)
+            return -1;
+    }
+    if (high >= low) {
+        int ends_here = high < stairs->count && stairs->steps[high].bottom == node;
+        if (put_step(stairs, low, high + ends_here, node, activity->end) < 0)
+            return -1;
+    }
+    return low == 0;
+}
+
+static int add_activity(Busy *self, int32_t node, const Activity *activity) {
+    const int32_t *parent = self->nodes.parent, *key = self->nodes.key, *shared = self->nodes.shared;
+    for (int32_t at = shared[node]; at != NONE; at = parent[at] == NONE ? NONE : shared[parent[at]])
+        if (add_to_key(self, key[at], activity) < 0)
+            return -1;
+    Pair *pair = pair_of(self, node, activity->device, activity->start);
+    if (!pair)
+        return -1;
+    pair->reached = activity->end > pair->reached ? activity->end : pair->reached;
+    int64_t below = 0;
+    int more = activity->end > activity->start;
+    for (int32_t at = node; more > 0 && at != NONE; at = parent[self->nodes.head[at]])
+        more = add_to_path(self, at, activity, &below);
+    return more < 0 ? -1 : 0;
+}
+
+/* ---------------------------------------------------------------- the Python type */
+
+static PyObject *busy_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"node_parent", "node_key", "keys", NULL};
+    PyObject *parent, *key;
+    long long keys;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOL", names, &parent, &key, &keys))
+        return NULL;
+    PyObject *columns = PyTuple_Pack(2, parent, key);
+    Busy *self = columns ? (Busy *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0) : NULL;
+    if (self && read_nodes(columns, keys, &self->nodes) < 0)
+        Py_CLEAR(self);
+    else if (self)
+        self->index.seed = self->paths.seed = hash_seed();
+    Py_XDECREF(columns);
+    return (PyObject *)self;
+}
+
+static void busy_dealloc(PyObject *object) {
+    Busy *self = (Busy *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    free_nodes(&self->nodes);
+    for (int64_t i = 0; i < self->paths.count; i++)
+        free(self->stairs[i].steps);
+    free(self->stairs);
+    free(self->pairs);
+    free_index(&self->index);
+    free_index(&self->paths);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static int check_nodes(const Busy *self, const Input *node) {
+    for (int64_t row = 0; row < node->length; row++)
+        if (ints(node)[row] < NONE || ints(node)[row] >= self->nodes.count) {
+            PyErr_Format(PyExc_ValueError, "node must be from -1 to %lld, got %d at row %lld",
+                         (long long)self->nodes.count - 1, ints(node)[row], (long long)row);
+            return -1;
+        }
+    return 0;
+}
+
+/* Returns 1 if the starts ascend, 0 if they do not, -1 when out of memory. */
+static int add_rows(Busy *self, const Input *inputs) {
+    const int32_t *node = ints(&inputs[0]), *device = ints(&inputs[1]);
+    const int64_t *start = longs(&inputs[2]), *end = longs(&inputs[3]);
+    int ascending = 1;
+    for (int64_t row = 0; row < inputs[0].length; row++) {
+        if (node[row] == NONE)
+            continue;
+        ascending &= !self->has_last || start[row] >= self->last;
+        self->has_last = 1;
+        self->last = start[row];
+        Activity activity = {device[row], start[row], end[row]};
+        if (add_activity(self, node[row], &activity) < 0)
+            return -1;
+    }
+    return ascending;
+}
+
+static PyObject *busy_add(PyObject *object, PyObject *args) {
+    static const Expected expected[] = {{"i", "node", 0}, {"i", "device", 0}, {"l", "start", 0}, {"l", "end", 0}};
+    Input inputs[4];
+    if (read_all(args, "add", expected, 4, inputs) < 0)
+        return NULL;
+    int ascending = check_nodes((Busy *)object, &inputs[0]) < 0 ? -1 : add_rows((Busy *)object, inputs);
+    free_all(inputs, 4);
+    if (ascending < 0)
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    return PyBool_FromLong(ascending);
+}
+
+/* ---------------------------------------------------------------- the result */
+
+static int by_key(const void *left, const void *right) {
+    const Pair *one = left, *other = right;
+    if (one->owner != other->owner)
+        return one->owner < other->owner ? -1 : 1;
+    return (one->device > other->device) - (one->device < other->device);
+}
+
+static int by_device(const void *left, const void *right) {
+    const Pair *one = left, *other = right;
+    if (one->device != other->device)
+        return one->device < other->device ? -1 : 1;
+    return (one->owner < other->owner) - (one->owner > other->owner);
+}
+
+typedef struct {
+    Pair *pairs;
+    int64_t count, room;
+} Rows;
+
+static int append(Rows *rows, Pair pair) {
+    Pair *pairs = make_room(rows->pairs, rows->count, &rows->room, sizeof *pairs);
+    if (!pairs)
+        return -1;
+    rows->pairs = pairs;
+    pairs[rows->count++] = pair;
+    return 0;
+}
+
+/* Adds rows for ancestors that lack one, for the rows of one device from `first` on. `seen` must be 0 and is reset. */
+static int add_above(const Busy *self, Rows *rows, int64_t first, char *seen) {
+    const int32_t *parent = self->nodes.parent;
+    int64_t count = rows->count;
+    for (int64_t i = first; i < count; i++)
+        seen[rows->pairs[i].owner] = 1;
+    for (int64_t i = first; i < count; i++)
+        for (int32_t at = parent[rows->pairs[i].owner]; at != NONE && !seen[at]; at = parent[at]) {
+            seen[at] = 1;
+            if (append(rows, (Pair){at, rows->pairs[i].device, INT64_MAX, INT64_MIN, 0}) < 0)
+                return -1;
+        }
+    for (int64_t i = first; i < rows->count; i++)
+        seen[rows->pairs[i].owner] = 0;
+    return 0;
+}
+
+/* Sums the subtrees of one device, from row `first` on. The rows are sorted by node in descending order. */
+static void fold_up(const Busy *self, Rows *rows, int64_t first, int64_t *where) {
+    const int32_t *parent = self->nodes.parent;
+    for (int64_t i = first; i < rows->count; i++)
+        where[rows->pairs[i].owner] = i;
+    for (int64_t i = first; i < rows->count; i++) {
+        Pair *pair = &rows->pairs[i], *above;
+        if (parent[pair->owner] == NONE)
+            continue;
+        above = &rows->pairs[where[parent[pair->owner]]];
+        above->busy = add_wrapping(above->busy, pair->busy);
+        above->first = pair->first < above->first ? pair->first : above->first;
+        above->reached = pair->reached > above->reached ? pair->reached : above->reached;
+    }
+}
+
+/* Replaces nodes by their keys, from row `first` on, and drops nodes other than the only topmost one of their key. */
+static void name_keys(const Busy *self, Rows *rows, int64_t first) {
+    const int32_t *key = self->nodes.key;
+    int64_t kept = first;
+    for (int64_t i = first; i < rows->count; i++) {
+        int32_t node = rows->pairs[i].owner;
+        if (self->nodes.single[key[node]] != node)
+            continue;
+        rows->pairs[kept] = rows->pairs[i];
+        rows->pairs[kept++].owner = key[node];
+    }
+    rows->count = kept;
+}
+
+/* Computes a row per key and device, sorted by both; -1 when out of memory. */
+static int add_up(const Busy *self, Rows *rows) {
+    int64_t count = self->index.count;
+    Pair *pairs = malloc((size_t)(count + 1) * sizeof *pairs);
+    char *seen = calloc((size_t)self->nodes.count + 1, 1);
+    int64_t *where = malloc((size_t)(self->nodes.count + 1) * sizeof *where);
+    int failed = !pairs || !seen || !where;
+    if (!failed && count) {
+        memcpy(pairs, self->pairs, (size_t)count * sizeof *pairs);
+        qsort(pairs, (size_t)count, sizeof *pairs, by_device);
+    }
+    for (int64_t i = 0; !failed && i < count;) {
+        int32_t device = pairs[i].device;
+        for (; !failed && i < count && pairs[i].device == device && pairs[i].owner >= self->nodes.count; i++) {
+            pairs[i].owner -= (int32_t)self->nodes.count;
+            failed = append(rows, pairs[i]) < 0;
+        }
+        int64_t first = rows->count;
+        for (; !failed && i < count && pairs[i].device == device; i++)
+            failed = append(rows, pairs[i]) < 0;
+        failed = failed || add_above(self, rows, first, seen) < 0;
+        if (failed || rows->count == first)
+            continue;
+        qsort(rows->pairs + first, (size_t)(rows->count - first), sizeof *pairs, by_device);
+        fold_up(self, rows, first, where);
+        name_keys(self, rows, first);
+    }
+    free(pairs);
+    free(seen);
+    free(where);
+    if (!failed && rows->count)
+        qsort(rows->pairs, (size_t)rows->count, sizeof *rows->pairs, by_key);
+    return failed ? -1 : 0;
+}
+
+static PyObject *busy_result(PyObject *object, PyObject *ignored) {
+    static const char *const names[] = {"key", "device", "busy_ns", "first_ns", "last_ns"};
+    Rows rows = {NULL, 0, 0};
+    (void)ignored;
+    if (add_up((Busy *)object, &rows) < 0) {
+        free(rows.pairs);
+        return PyErr_NoMemory();
+    }
+    int64_t count = rows.count;
+    int32_t *narrow[2] = {new_values(count, 4), new_values(count, 4)};
+    int64_t *wide[3] = {new_values(count, 8), new_values(count, 8), new_values(count, 8)};
+    Column *columns[5] = {
+        column_of("i", count, narrow[0]), column_of("i", count, narrow[1]),
+        column_of("l", count, wide[0]), column_of("l", count, wide[1]), column_of("l", count, wide[2])};
+    int failed = !narrow[0] || !narrow[1] || !wide[0] || !wide[1] || !wide[2];
+    for (int i = 0; i < 5; i++)
+        failed |= !columns[i];
+    if (failed) {
+        free(rows.pairs);
+        for (int i = 0; i < 5; i++)
+            column_drop(columns[i]);
+        return PyErr_NoMemory();
+    }
+    for (int64_t i = 0; i < count; i++) {
+        narrow[0][i] = rows.pairs[i].owner;
+        narrow[1][i] = rows.pairs[i].device;
+        wide[0][i] = rows.pairs[i].busy;
+        wide[1][i] = rows.pairs[i].first;
+        wide[2][i] = rows.pairs[i].reached;
+    }
+    free(rows.pairs);
+    return arrow_batch(columns, names, 5, count);
+}
+
+/* ---------------------------------------------------------------- module */
+
+static PyMethodDef busy_methods[] = {
+    {"add", busy_add, METH_VARARGS,
+     "add(node, device, start, end): add GPU activities and return whether their starts ascend. Node -1 is skipped."},
+    {"result", busy_result, METH_NOARGS, "Return a row per key and device: key, device, busy_ns, first_ns, last_ns."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot busy_slots[] = {
+    {Py_tp_doc, "Busy(node_parent, node_key, keys): busy time of each device by key. Parallel activities count once."},
+    {Py_tp_new, busy_new},
+    {Py_tp_dealloc, busy_dealloc},
+    {Py_tp_methods, busy_methods},
+    {0, NULL},
+};
+
+static PyType_Spec busy_spec = {"annot.native._tables.Busy", sizeof(Busy), 0, Py_TPFLAGS_DEFAULT, busy_slots};
+
+int annot_add_busy(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&busy_spec);
+    if (!type || PyModule_AddObjectRef(module, "Busy", type) < 0)
+        return -1;
+    Py_DECREF(type);
+    return 0;
+}

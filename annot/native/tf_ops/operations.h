@@ -1,0 +1,10 @@
+/* Shared by operations.c and graphs.c. */
+#ifndef ANNOT_TF_OPERATIONS_H
+#define ANNOT_TF_OPERATIONS_H
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Sets a TF_Status. Requires an earlier successful call of annot_tf_register. */
+void set_status(void *status, int code, const char *message);
+
+#endif

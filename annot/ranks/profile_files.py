@@ -1,0 +1,171 @@
+"""Profile files of many ranks: expand patterns, fetch URLs, and number the ranks."""
+
+from __future__ import annotations
+
+import glob
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+from annot.errors import AnnotError
+
+__all__ = ["expand", "is_url", "local", "rank_numbers"]
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
+_RANK: Final = re.compile(r"rank\D?(\d{1,18})(?!\d)", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"(\d{1,18})")
+_BLOCK: Final = 2**23
+_KEPT_FREE: Final = 2**30
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is an fsspec URL, such as ``s3://bucket/run.sqlite``, and not a local file.
+
+    Args:
+        path: path or URL.
+    """
+    return _URL.match(path) is not None
+
+
+def expand(patterns: Sequence[str]) -> list[str]:
+    """Expand paths, patterns and URLs to profiles, without duplicates and in natural order (rank2 before rank10).
+
+    Args:
+        patterns: local paths, which may be missing; local patterns with ``*``, ``?``, ``[...]`` or ``**``; fsspec URLs
+            with or without patterns.
+
+    Raises:
+        AnnotError: a pattern matches no file, or a URL cannot be listed.
+
+    Example:
+        >>> expand(["run_rank10.sqlite", "run_rank2.sqlite", "run_rank2.sqlite"])
+        ['run_rank2.sqlite', 'run_rank10.sqlite']
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = _remote(pattern) if is_url(pattern) else _local(pattern)
+        if not matches:
+            raise AnnotError(f"{pattern} matches no file")
+        found.update(matches)
+    return sorted(found, key=_natural)
+
+
+def rank_numbers(paths: Sequence[str]) -> list[int]:
+    """Return the rank of each file from the file names.
+
+    The rank is the number after ``rank``, else the only number in which the names differ, else the position in the
+    list.
+
+    Args:
+        paths: paths from `expand`.
+
+    Example:
+        >>> rank_numbers(["run_rank3_of_8.sqlite", "run_rank5_of_8.sqlite"])
+        [3, 5]
+        >>> rank_numbers(["n1_7.sqlite", "n1_9.sqlite"]), rank_numbers(["a.sqlite", "b.sqlite"])
+        ([7, 9], [0, 1])
+    """
+    for numbers in (_after_rank(paths), _only_difference(paths)):
+        if len(set(numbers)) == len(paths):
+            return numbers
+    return list(range(len(paths)))
+
+
+@contextmanager
+def local(path: str) -> Iterator[Path]:
+    """Yield a local file: the file itself, or a temporary copy of a URL.
+
+    Args:
+        path: path or URL.
+
+    Raises:
+        AnnotError: the file cannot be fetched, or its copy would leave less than 1 GiB free on the disk.
+    """
+    if not is_url(path):
+        yield Path(path)
+        return
+    filesystem, name = _filesystem(path)
+    if _is_local(filesystem):
+        yield Path(name)
+        return
+    with tempfile.TemporaryDirectory(prefix="annot-") as folder:
+        copy = Path(folder) / "profile"
+        try:
+            with filesystem.open(name, "rb") as source:
+                _copy(path, source, copy)
+        except AnnotError:
+            raise
+        except Exception as error:  # each fsspec backend raises its own exceptions
+            raise _unreadable(path, error) from None
+        yield copy
+
+
+def _copy(path: str, source: IO[bytes], copy: Path) -> None:
+    with copy.open("wb") as out:
+        while block := source.read(_BLOCK):
+            if shutil.disk_usage(copy.parent).free < len(block) + _KEPT_FREE:
+                raise AnnotError(f"{path} is too large for a copy in {copy.parent.parent}: set TMPDIR to another disk")
+            out.write(block)
+
+
+def _local(pattern: str) -> list[str]:
+    if Path(pattern).exists() or not glob.has_magic(pattern):
+        return [pattern]
+    return glob.glob(pattern, recursive=True)
+
+
+def _remote(pattern: str) -> list[str]:
+    if not glob.has_magic(pattern):
+        return [pattern]
+    filesystem, name = _filesystem(pattern)
+    try:
+        return [filesystem.unstrip_protocol(match) for match in filesystem.glob(name)]
+    except Exception as error:  # each fsspec backend raises its own exceptions
+        raise _unreadable(pattern, error) from None
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise AnnotError(f"{url} needs the fsspec package: pip install 'annot[remote]'") from None
+    try:
+        filesystem, name = url_to_fs(url)
+    except Exception as error:  # unknown protocol, missing package, wrong credentials, ...
+        raise _unreadable(url, error) from None
+    return filesystem, str(name)
+
+
+def _is_local(filesystem: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(filesystem, LocalFileSystem)
+
+
+def _unreadable(path: str, error: Exception) -> AnnotError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return AnnotError(f"{path} cannot be read: {reason}")
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that compares numbers in names by value."""
+    parts = enumerate(_NUMBER.split(path))  # split with one group: odd elements are the numbers
+    return [(1, int(part), part) if index % 2 else (0, 0, part) for index, part in parts]
+
+
+def _after_rank(paths: Sequence[str]) -> list[int]:
+    found = [_RANK.findall(path) for path in paths]
+    return [int(numbers[-1]) for numbers in found if numbers] if all(found) else []
+
+
+def _only_difference(paths: Sequence[str]) -> list[int]:
+    split = [_NUMBER.split(path) for path in paths]
+    columns = list(zip(*split, strict=False))
+    differ = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+    if len(set(map(len, split))) > 1 or len(differ) != 1 or not differ[0] % 2:
+        return []
+    return [int(part) for part in columns[differ[0]]]

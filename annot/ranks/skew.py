@@ -1,0 +1,138 @@
+"""Skew between ranks: the slowest rank of each layer, and the time in collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import polars as pl
+
+from annot.attribution.attribute import Attribution
+from annot.attribution.gpu_time import UNATTRIBUTED
+
+__all__ = ["KEYS", "across_ranks", "collective_work", "spread_of", "with_collectives", "work_time"]
+
+KEYS: Final = {
+    "layer": ("layer", "module", "phase"),
+    "work": ("layer", "module", "phase"),
+    "module": ("module", "phase"),
+    "phase": ("phase",),
+    "op": ("op", "phase"),
+    "kernel": ("name", "kernel"),
+    "step": ("step",),
+}
+"""Key columns of each table; the other columns are numbers."""
+
+_COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
+"""Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
+
+
+def collective_work(attribution: Attribution) -> pl.DataFrame:
+    """Return the rows of `Attribution.names` that are communication kernels (NCCL, RCCL).
+
+    Args:
+        attribution: the attributed profile.
+    """
+    return attribution.names.filter(_is_collective())
+
+
+def with_collectives(
+    rows: pl.DataFrame, attribution: Attribution, by: str, group: Callable[[Attribution], pl.DataFrame]
+) -> pl.DataFrame:
+    """Return the rows with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
+
+    Args:
+        rows: rows of `group`.
+        attribution: the attributed profile.
+        by: the table, one of `KEYS`.
+        group: function that returned the rows, such as `annot.attribution.by_layer`.
+    """
+    if by == "kernel":
+        return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
+    if by not in ("layer", "module", "phase"):
+        return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
+    times = collective_work(attribution).group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_self_ns"))
+    nodes = attribution.nodes.drop("gpu_self_ns").with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
+    nodes = nodes.join(times, on="node", how="left", maintain_order="left").drop("node")
+    nodes = nodes.with_columns(pl.col("gpu_self_ns").fill_null(0))
+    zeros = pl.zeros(attribution.crossing_gpu_ns.len(), pl.Int64, eager=True)
+    keys = list(KEYS[by])
+    part = group(replace(attribution, nodes=nodes, crossing_gpu_ns=zeros))
+    part = part.select(*keys, pl.col("gpu_ns").alias("collective_ns"))
+    return rows.join(part, on=keys, how="left", maintain_order="left")
+
+
+def work_time(time: str) -> pl.Expr:
+    """Return the time by which ranks are compared: `time`, without collectives if it is GPU time.
+
+    A slow rank makes the other ranks wait in collectives. Their collectives are long, and its own are short.
+
+    Args:
+        time: name of a time column; the table also has collective_ns.
+    """
+    if time.startswith("gpu_"):
+        return pl.col(time) - pl.col("collective_ns").fill_null(0)
+    return pl.col(time)
+
+
+def across_ranks(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Return the differences between ranks, a row per key, in order of first appearance.
+
+    Args:
+        rows: rank, the columns of `KEYS`, work_ns (see `work_time`) and collective_ns, of all ranks.
+        by: the table, one of `KEYS`.
+
+    Returns:
+        The columns of `KEYS`; ranks: number of ranks with the row; median_ns, min_ns, max_ns of work_ns; slowest: the
+        rank with the maximum, the lowest rank if several have it; spread_ns: maximum minus minimum; and
+        collective_median_ns. All Int64; null if the time is unknown.
+
+    Example:
+        >>> rows = pl.DataFrame({"rank": [0, 1, 2], "phase": "forward", "work_ns": [5, 9, 6], "collective_ns": 0})
+        >>> across_ranks(rows, "phase").row(0)
+        ('forward', 3, 6, 5, 9, 1, 4, 0)
+    """
+    work = pl.col("work_ns")
+    table = rows.sort("rank", maintain_order=True).group_by(list(KEYS[by]), maintain_order=True).agg(
+        pl.col("rank").n_unique().cast(pl.Int64).alias("ranks"),
+        _median("work_ns").alias("median_ns"),
+        work.min().alias("min_ns"),
+        work.max().alias("max_ns"),
+        pl.col("rank").filter(work == work.max()).min().alias("slowest"),
+        (work.max() - work.min()).alias("spread_ns"),
+        _median("collective_ns").alias("collective_median_ns"),
+    )  # fmt: skip
+    last = [pl.col(name) == UNATTRIBUTED for name in ("layer", "phase") if name in KEYS[by]]
+    return table.sort(*last, maintain_order=True) if last else table
+
+
+def spread_of(ranks: pl.DataFrame) -> dict[str, int] | None:
+    """Return the statistics of a time over ranks.
+
+    Args:
+        ranks: columns rank and ns; rows with null or 0 are ignored.
+
+    Returns:
+        ranks: number of ranks; median, min, max (ns); fastest and slowest: the rank with the minimum and the maximum,
+        the lowest rank if several have it. None if all rows are ignored.
+    """
+    times = ranks.filter(pl.col("ns") > 0).sort("ns", "rank")
+    if times.is_empty():
+        return None
+    most = times.filter(pl.col("ns") == pl.col("ns").max())
+    return {
+        "ranks": times.height, "median": times.select(_median("ns")).item(), "min": times["ns"][0],
+        "max": most["ns"][0], "fastest": times["rank"][0], "slowest": most["rank"][0],
+    }  # fmt: skip
+
+
+def _is_collective() -> pl.Expr:
+    return pl.col("name").cast(pl.String).str.contains(_COLLECTIVE).fill_null(False)
+
+
+def _median(name: str) -> pl.Expr:
+    """Return the exact integer median; the mean of the two middle values is rounded down."""
+    values = pl.col(name).drop_nulls().sort()
+    low, high = values.get((values.len() - 1) // 2, null_on_oob=True), values.get(values.len() // 2, null_on_oob=True)
+    return low + (high - low) // 2

@@ -1,0 +1,179 @@
+"""Read a profile of any supported format into the tables of `annot.profile`.
+
+A reader is a module or another object that implements `Reader`. It recognises its format by the content of the file,
+not by the file name. Other packages register readers as entry points of the group ``annot.readers``. annot tries these
+readers first.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final, Protocol
+
+from annot.errors import AnnotError
+from annot.profile import Profile, Source
+from annot.read.kineto import reader as kineto
+from annot.read.ncu import csv_export, ncu_rep
+from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
+from annot.read.nvprof import csv_output, sqlite_file
+from annot.read.recording import reader as recording
+from annot.read.xplane import reader as xplane
+from annot.util.progress import tell
+
+__all__ = ["Reader", "load", "reader_of", "source"]
+
+_HEAD: Final = 65536
+
+
+class Reader(Protocol):
+    """Interface of a reader."""
+
+    NAME: str
+    """Name of the format in `Profile.meta`."""
+
+    def sniff(self, path: Path, head: bytes) -> bool:
+        """Return whether the file has this format.
+
+        Args:
+            path: an existing file or folder.
+            head: the first 64 KiB of the file. Empty for a folder.
+        """
+
+    def read(self, path: Path) -> Profile:
+        """Read the file.
+
+        Args:
+            path: a file or folder that `sniff` accepted.
+
+        Raises:
+            AnnotError: the file is damaged or contains no data that annot can use.
+        """
+
+
+_READERS: Final[tuple[Reader, ...]] = (
+    sqlite_file, sqlite_export, nsys_rep, parquet_export, recording, kineto, ncu_rep, csv_export, csv_output, xplane,
+)  # fmt: skip
+
+# Common files that are not profiles: their first bytes and the error message.
+_OTHER_FILES: Final = (
+    (b"\x1f\x8b", "is compressed with gzip and contains no trace. Decompress it if it contains another profile."),
+    (b"PAR1", "is a single Parquet file. Pass the folder that `nsys export --type=parquetdir` wrote."),
+    (b"PK\x03\x04", "is a zip archive. Unpack it first."),
+)
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile.
+
+    The content of the file determines the format. The file is not modified.
+
+    Args:
+        path: one of these files or folders:
+
+            - Nsight Systems: report, SQLite export or Parquet export
+            - annot: recording, or the folder of parts that an interrupted recording left
+            - torch.profiler: Chrome trace
+            - Nsight Compute: report or CSV
+            - nvprof: CSV or database
+            - TensorFlow or JAX: XPlane
+
+    Returns:
+        The tables of the profile. Times are in ns.
+
+    Raises:
+        AnnotError: the file does not exist, has an unknown format or is damaged.
+
+    Example:
+        >>> load("no-such-file.sqlite")
+        Traceback (most recent call last):
+            ...
+        annot.errors.AnnotError: no-such-file.sqlite does not exist
+    """
+    path = Path(path)
+    tell(f"reading {path.name}")
+    return reader_of(path).read(path)
+
+
+def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
+    """Open a profile for attribution, without loading a large SQLite export into memory.
+
+    The attribution is the same as with `load`. An SQLite export is read in blocks, each time that its rows are needed.
+
+    Args:
+        path: as for `load`.
+        calls: read the names of API calls. The attribution to layers does not need them.
+
+    Raises:
+        AnnotError: as for `load`. It can also occur later, while blocks are read.
+    """
+    path = Path(path)
+    tell(f"reading {path.name}")
+    reader = reader_of(path)
+    return sqlite_export.stream(path, calls=calls) if reader is sqlite_export else reader.read(path)
+
+
+def reader_of(path: Path) -> Reader:
+    """Return the reader for a file or folder.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        AnnotError: the file does not exist, cannot be read or has an unknown format.
+    """
+    head = _head(path)
+    for reader in (*_plugins(), *_READERS):
+        if reader.sniff(path, head):
+            return reader
+    if path.is_dir():
+        raise AnnotError(
+            f"{path} is a folder without a profile. Expected the parts of an annot recording, a Parquet export of "
+            "Nsight Systems or the output of the TensorFlow profiler."
+        )
+    for magic, verdict in _OTHER_FILES:
+        if head.startswith(magic):
+            raise AnnotError(f"{path} {verdict}")
+    raise AnnotError(
+        f"{path} is not a profile in a supported format: it begins with {head[:16]!r}. Expected a profile of Nsight "
+        "Systems, Nsight Compute, nvprof, torch.profiler, the TensorFlow profiler or annot."
+    )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            return b""
+        if not stat.S_ISREG(mode):
+            raise AnnotError(f"{path} is not a regular file")
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except FileNotFoundError:
+        raise AnnotError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise AnnotError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not head:
+        raise AnnotError(f"{path} is empty")
+    return head
+
+
+@functools.cache
+def _plugins() -> tuple[Reader, ...]:
+    return tuple(map(_plugin, entry_points(group="annot.readers")))
+
+
+def _plugin(point: EntryPoint) -> Reader:
+    """Return the reader of an entry point. The error message names the package of an unusable reader."""
+    whose = f"the reader {point.value} of the package {point.dist.name if point.dist else point.name}"
+    try:
+        reader = point.load()
+    except Exception as error:
+        raise AnnotError(f"{whose} cannot be loaded: {error}") from error
+    if missing := [name for name in ("NAME", "sniff", "read") if not hasattr(reader, name)]:
+        raise AnnotError(f"{whose} lacks {', '.join(missing)}. See `annot guide extending`, or uninstall the package.")
+    loaded: Reader = reader
+    return loaded

@@ -1,0 +1,1 @@
+"""Reader for the Chrome traces of torch.profiler (Kineto)."""

@@ -1,0 +1,431 @@
+"""Collect trace events as columns, so that an event stays in memory only as long as its block.
+
+PyTorch releases of 2021 write the categories as "Kernel", "Runtime", "Memcpy" and so on, and the key "external id" in
+lower case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from itertools import groupby
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import polars as pl
+
+from annot.read.kineto.trace_events import Event
+
+__all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns", "InexactTimesError"]
+
+OPERATOR: Final = 0
+MIXED: Final = 1
+"""An operator or an annotation. PyTorch releases of 2021 have one category for both."""
+ANNOTATION: Final = 2
+
+_RANGES: Final = {"cpu_op": OPERATOR, "operator": MIXED, "user_annotation": ANNOTATION}
+_PYTHON_FUNCTION: Final = "python_function"
+_COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_COUNTER_RANGE: Final = "cuda_profiler_range"
+_IGNORED: Final = frozenset(
+    {
+        "trace",
+        "overhead",
+        "gpu_user_annotation",
+        "cuda_sync",
+        "cuda_event",
+        "cpu_instant_event",
+        "external_correlation",
+    }
+)
+"""Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
+_MODULE: Final = "nn.Module: "
+_HALF: Final = 1 << 23
+_EARLIEST, _LATEST, _LONGEST = -(10**15), 3 * 10**15, 6 * 10**14
+"""Limits of start time and duration in microseconds. Two times in a file differ by less than 2^62 ns."""
+_COARSE: Final = float(1 << 43)
+"""Smallest time in microseconds at which a float is not exact to the nanosecond."""
+
+_COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
+_SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
+
+
+class InexactTimesError(Exception):
+    """The times of the events are floats that are too large to be exact to the nanosecond."""
+
+
+class _RangeArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    sequence: int | None = msgspec.field(name="Sequence number", default=None)
+    forward: int | None = msgspec.field(name="Fwd thread id", default=None)
+
+
+class _ModuleArgs(msgspec.Struct, gc=False):
+    python: int | None = msgspec.field(name="Python id", default=None)
+
+
+class _LaunchArgs(msgspec.Struct, gc=False):
+    correlation: int | None = None
+
+
+class _ActivityArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
+    device: int | None = None
+    stream: int | None = None
+    correlation: int | None = None
+    bytes: int | None = None
+    external_lower_case: int | None = msgspec.field(name="external id", default=None)
+
+
+_Args = TypeVar("_Args", bound=msgspec.Struct)
+
+
+class _Details(Generic[_Args]):
+    """Decode the arguments of many events at once, or one by one if some have unexpected types."""
+
+    def __init__(self, kind: type[_Args]) -> None:
+        self._kind = kind
+        self._keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+        self._all: msgspec.json.Decoder[list[_Args]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
+
+    def of(self, events: Sequence[Event]) -> list[_Args]:
+        """Return the arguments of events.
+
+        Raises:
+            msgspec.MsgspecError: an argument has an unexpected type.
+        """
+        return self._all.decode(b"[" + b",".join([event.args for event in events]) + b"]")
+
+    def of_one(self, text: msgspec.Raw) -> tuple[_Args, bool]:
+        """Return the arguments, None if their type is unexpected, and whether all types were expected."""
+        try:
+            given = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            given = None
+        if not isinstance(given, dict):
+            return self._kind(), given is None
+        found = {name: _integer(given.get(key)) for name, key in self._keys.items()}
+        valid = all((found[name] is None) == (given.get(key) is None) for name, key in self._keys.items())
+        return self._kind(**found), valid
+
+
+_RANGE_DETAILS: Final = _Details(_RangeArgs)
+_MODULE_DETAILS: Final = _Details(_ModuleArgs)
+_LAUNCH_DETAILS: Final = _Details(_LaunchArgs)
+_ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
+
+
+class Columns:
+    """The events of a file as columns.
+
+    The tables have the columns `start` and `end` in ns since the base time of the file, `thread` as in `annot.profile`
+    with the process in the higher bits, and `name`, an index into `names`. Each table can be read once.
+    """
+
+    incomplete: int
+    """Number of spans without a valid start or end time."""
+
+    invalid_args: int
+    """Number of spans with arguments of unexpected types."""
+
+    unsupported: Counter[str]
+    """Number of spans by category, for categories that annot does not support."""
+
+    def __init__(self) -> None:
+        self.incomplete = 0
+        self.invalid_args = 0
+        self.unsupported = Counter()
+        self._threads = _Threads()
+        self._flows = _Numbers()
+        self._names = _Numbers()
+        self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._counter_rows = 0
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Append the events of a block.
+
+        Raises:
+            OverflowError: the file has too many processes or threads.
+            InexactTimesError: read the file again with an exact `TraceFile`.
+        """
+        spans, flows, open_ends = _by_category(events)
+        self.incomplete += open_ends
+        for category, members in spans.items():
+            self._add_spans(category.lower(), members)
+        if flows:
+            self._append("flows", self._flow_columns(flows))
+
+    @property
+    def names(self) -> pl.Series:
+        """The unique names of the spans."""
+        return pl.Series("text", list(self._names), dtype=pl.String)
+
+    @property
+    def counters(self) -> pl.DataFrame:
+        """Values of the hardware counters: row (of `counter_ranges`), name and value."""
+        return pl.concat([pl.DataFrame(schema=_COUNTER), *self._frames.pop("counters", [])])
+
+    def ranges(self) -> pl.DataFrame:
+        """Return operations and annotations, with `kind` and the arguments `external`, `sequence` and `forward`."""
+        more = dict.fromkeys(("external", "sequence", "forward"), pl.Int64)
+        return self._frame("ranges", {**_SPAN, "thread": pl.Int64, "kind": pl.Int8, **more})
+
+    def modules(self) -> pl.DataFrame:
+        """Return calls of `nn.Module`, with `python`, an id that increases with each call."""
+        return self._frame("modules", {**_SPAN, "thread": pl.Int64, "python": pl.Int64})
+
+    def launches(self) -> pl.DataFrame:
+        """Return calls of the CUDA runtime and driver, with `correlation`."""
+        return self._frame("launches", {**_SPAN, "thread": pl.Int64, "correlation": pl.Int64})
+
+    def kernels(self) -> pl.DataFrame:
+        """Return kernels, with `correlation`, `device`, `stream`, `bytes` and `external`, without `thread`."""
+        return self._frame("kernels", _ACTIVITY)
+
+    def copies(self) -> pl.DataFrame:
+        """Return copies and memsets, with the columns of `kernels`."""
+        return self._frame("copies", _ACTIVITY)
+
+    def counter_ranges(self) -> pl.DataFrame:
+        """Return ranges of hardware counters, with `device` and `row` (of `counters`), without `thread`."""
+        return self._frame("counted", {**_SPAN, "device": pl.Int64, "row": pl.Int64})
+
+    def flows(self) -> pl.DataFrame:
+        """Return both ends of the arrows from forward to backward: thread, start, `flow` and `begins`."""
+        return self._frame("flows", {"start": pl.Int64, "thread": pl.Int64, "flow": pl.Int64, "begins": pl.Boolean})
+
+    def _frame(self, table: str, schema: dict[str, Any]) -> pl.DataFrame:
+        frames = self._frames.pop(table, [])
+        # The times of a block are integers, floats or decimals.
+        alike = [_in_nanoseconds(pl.concat(group)) for _, group in groupby(frames, lambda frame: frame.dtypes)]
+        frame = (
+            pl.concat(alike) if alike else pl.DataFrame(schema={**schema, "end": pl.Int64}).drop("length", strict=False)
+        )
+        absent = pl.col("end").is_null() if "length" in schema else pl.col("start").is_null()
+        lost = frame.select(absent.sum()).item()
+        self.incomplete += lost
+        return frame.filter(~absent) if lost else frame
+
+    def _append(self, table: str, columns: dict[str, pl.Series | list[Any]]) -> None:
+        self._frames[table].append(pl.DataFrame(columns))
+
+    def _add_spans(self, category: str, events: list[Event]) -> None:
+        if category in _RANGES:
+            self._add_ranges(_RANGES[category], events)
+        elif category == _PYTHON_FUNCTION:
+            self._add_modules(events)
+        elif category.endswith(("runtime", "driver")):
+            found = self._details(_LAUNCH_DETAILS, events)
+            correlation = _integers([args.correlation for args in found])
+            self._append(
+                "launches", {**self._span(events), "thread": self._threads_of(events), "correlation": correlation}
+            )
+        elif category == "kernel" or category in _COPIES:
+            table = "kernels" if category == "kernel" else "copies"
+            self._append(table, {**self._span(events), **_activities(self._details(_ACTIVITY_DETAILS, events))})
+        elif category == _COUNTER_RANGE:
+            pids = [event.pid for event in events]
+            rows = range(self._counter_rows, self._counter_rows + len(events))
+            self._counter_rows += len(events)
+            self._frames["counters"].append(_counters(rows, events))
+            self._append(
+                "counted", {**self._span(events), "device": _integers(list(map(_integer, pids))), "row": list(rows)}
+            )
+        elif category not in _IGNORED:
+            self.unsupported[events[0].cat] += len(events)
+
+    def _details(self, details: _Details[_Args], events: Sequence[Event]) -> list[_Args]:
+        try:
+            return details.of(events)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found = [details.of_one(event.args) for event in events]
+            self.invalid_args += sum(not valid for _, valid in found)
+            return [args for args, _ in found]
+
+    def _add_ranges(self, kind: int, events: list[Event]) -> None:
+        found = self._details(_RANGE_DETAILS, events)
+        self._append("ranges", {
+            **self._span(events),
+            "thread": self._threads_of(events),
+            "kind": pl.repeat(kind, len(events), dtype=pl.Int8, eager=True),
+            "external": _integers([args.external for args in found]),
+            "sequence": _integers([args.sequence for args in found]),
+            "forward": _integers([args.forward for args in found]),
+        })  # fmt: skip
+
+    def _add_modules(self, events: list[Event]) -> None:
+        # annot does not use calls of other Python functions, which are frequent.
+        events = [event for event in events if event.name.startswith(_MODULE)]
+        if events:
+            python = _integers([args.python for args in self._details(_MODULE_DETAILS, events)])
+            self._append("modules", {**self._span(events), "thread": self._threads_of(events), "python": python})
+
+    def _span(self, events: Sequence[Event]) -> dict[str, pl.Series | list[Any]]:
+        names = self._names
+        return {
+            "start": _microseconds([event.ts for event in events]),
+            "length": _microseconds([event.dur for event in events], 0, _LONGEST),
+            "name": pl.Series([names[event.name] for event in events], dtype=pl.Int32),
+        }
+
+    def _threads_of(self, events: Sequence[Event]) -> pl.Series:
+        threads = self._threads
+        return pl.Series([threads[event.pid][event.tid] for event in events], dtype=pl.Int64)
+
+    def _flow_columns(self, events: Sequence[Event]) -> dict[str, pl.Series | list[Any]]:
+        return {
+            "start": _microseconds([event.ts for event in events]),
+            "thread": self._threads_of(events),
+            "flow": _integers([self._flows[event.id] for event in events]),
+            "begins": [event.ph == "s" for event in events],
+        }
+
+
+_ACTIVITY: Final = {
+    **_SPAN, "correlation": pl.Int64, "device": pl.Int64, "stream": pl.Int64, "bytes": pl.Int64, "external": pl.Int64,
+}  # fmt: skip
+
+
+def _by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[Event], int]:
+    """Return the spans by category, both ends of the arrows from forward to backward, and the number of "B" events.
+
+    Begin and end events ("B" and "E") are not supported.
+    """
+    spans: defaultdict[str, list[Event]] = defaultdict(list)
+    flows = []
+    others: Counter[str] = Counter()
+    for event in events:
+        if event.ph == "X":
+            spans[event.cat].append(event)
+        elif event.cat == "fwdbwd" and event.ph in ("s", "f"):
+            flows.append(event)
+        else:
+            others[event.ph] += 1
+    return spans, flows, others["B"]
+
+
+def _activities(found: Sequence[_ActivityArgs]) -> dict[str, pl.Series | list[Any]]:
+    return {
+        "correlation": _integers([args.correlation for args in found]),
+        "device": _integers([args.device for args in found]),
+        "stream": _integers([args.stream for args in found]),
+        "bytes": _integers([args.bytes for args in found]),
+        "external": _integers([args.external for args in found]).fill_null(
+            _integers([args.external_lower_case for args in found])
+        ),
+    }
+
+
+def _microseconds(
+    values: Sequence[int | float | Decimal | None], least: int = _EARLIEST, most: int = _LATEST
+) -> pl.Series:
+    """Return times in microseconds as floats or integers, and decimals in nanoseconds as Int128.
+
+    Values that are not numbers between `least` and `most` are null.
+    """
+    kinds = set(map(type, values))
+    if Decimal in kinds:
+        return pl.Series([_exact(value, least, most) for value in values], dtype=pl.Int128)
+    # polars converts an integer that is too large to null, or to infinity in a float column.
+    times = pl.Series(values, dtype=pl.Float64 if float in kinds else pl.Int64, strict=False)
+    fits = times.is_between(least, most)  # polars orders NaN above all numbers
+    if not fits.all():
+        times = pl.select(pl.when(fits).then(times)).to_series()
+    farthest = max((abs(end) for end in (times.min(), times.max()) if isinstance(end, (int, float))), default=0)
+    if farthest >= _COARSE and float in kinds:
+        raise InexactTimesError
+    return times
+
+
+def _in_nanoseconds(frame: pl.DataFrame) -> pl.DataFrame:
+    start = _nanoseconds("start", frame.schema["start"])
+    if "length" not in frame.columns:
+        return frame.with_columns(start)
+    end = start + _nanoseconds("length", frame.schema["length"])
+    return frame.with_columns(start, end.alias("end")).drop("length")
+
+
+def _nanoseconds(name: str, dtype: pl.DataType) -> pl.Expr:
+    """Return a column of `_microseconds` in ns. Floats up to 2^43 µs are exact to the nanosecond."""
+    time = pl.col(name)
+    if dtype == pl.Int128:
+        return time.cast(pl.Int64)
+    if dtype == pl.Int64:
+        return time * 1000
+    # Integer and fraction are converted separately: 1000 times a float of this size is not exact.
+    whole = time.cast(pl.Int64)
+    return whole * 1000 + ((time - whole) * 1000).round().cast(pl.Int64)
+
+
+def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
+    if value is None or not math.isfinite(value) or not least <= value <= most:
+        return None
+    if isinstance(value, float) and abs(value) >= _COARSE:
+        raise InexactTimesError
+    return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)
+
+
+def _integers(values: Sequence[int | None]) -> pl.Series:
+    """Return 64-bit integers. Greater integers become null."""
+    return pl.Series(values, dtype=pl.Int64, strict=False)
+
+
+def _integer(value: object) -> int | None:
+    try:
+        return msgspec.convert(value, int | None, strict=False)
+    except msgspec.ValidationError:
+        return None
+
+
+def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
+    numbered = zip(rows, events, strict=True)
+    found = [(row, *counter) for row, event in numbered for counter in _numbers_in(event.args).items()]
+    return pl.DataFrame(found, _COUNTER, orient="row")
+
+
+def _numbers_in(args: msgspec.Raw) -> dict[str, float]:
+    try:
+        given = msgspec.json.decode(args)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    numbers = (int, float)
+    return {name: float(value) for name, value in given.items() if type(value) in numbers} if given else {}
+
+
+class _Numbers(dict[Any, int]):
+    """Dense ids in order of appearance."""
+
+    def __missing__(self, key: object) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _Ids(dict[Any, int]):
+    """Map process and thread ids to 24 bits, plus `base`. Ids of 23 bits stay the same; others get the next free id."""
+
+    def __init__(self, base: int = 0) -> None:
+        super().__init__()
+        self._base = base
+        self._others = _Numbers()
+
+    def __missing__(self, key: int | str | None) -> int:
+        number: object = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+        small = number if isinstance(number, int) and 0 <= number < _HALF else _HALF + self._others[number]
+        if small >= 2 * _HALF:
+            raise OverflowError("more than 8,388,608 processes or threads")
+        self[key] = self._base + small
+        return self[key]
+
+
+class _Threads(dict[Any, _Ids]):
+    """Thread ids of each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._processes = _Ids()
+
+    def __missing__(self, key: int | str | None) -> _Ids:
+        threads = self[key] = _Ids(self._processes[key] << 24)
+        return threads

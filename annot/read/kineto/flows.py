@@ -1,0 +1,208 @@
+"""Layers of module calls, and forward threads of backward operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import polars as pl
+
+from annot.labels import tag
+
+__all__ = ["link_backward", "module_texts"]
+
+_MODULE: Final = "nn.Module: "
+_DEEPEST: Final = 128
+"""Maximum depth of a layer path. It bounds the total length of the labels in a trace with many nested calls."""
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str
+    end: int
+    parent: _Call | None
+    path: tuple[str, ...]
+    recompute: bool = False
+    children: bool = field(default=False)
+
+
+def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> list[str]:
+    """Return the labels of module calls, in the format of `annot.labels.tag`.
+
+    A trace names a module by its class and a number, such as "Conv2d_7", and not by its attribute. The layer path is
+    the chain of enclosing modules, outermost first, without the model. The model is the only outermost module that
+    contains others. If there are several such models, the path includes the model. A module outside any model, such as
+    a loss, is a layer with its own name. Calls deeper than 128 modules belong to the module at that depth.
+
+    Activation checkpointing calls a submodule directly. Such a call gets the layer path that the module has inside the
+    model. During the backward pass, its phase is recompute.
+
+    Args:
+        calls: thread, start, end (ns), python (an id that increases with each call, or null), text ("nn.Module: ...").
+        backward: thread, start, end (ns) of the operations of the backward pass.
+
+    Returns:
+        The label of each call, in the order of `calls`.
+
+    Example:
+        >>> module_texts(pl.DataFrame({"thread": [1, 1], "start": [0, 2], "end": [9, 5], "python": [1, 2],
+        ...                            "text": ["nn.Module: Net_0", "nn.Module: Linear_3"]}))
+        ['Forward Net |fwd', 'Linear_3 Linear |fwd']
+    """
+    order = calls.select(_ORDER.arg_sort()).to_series().to_list()
+    inside = [False] * calls.height if backward is None else _inside(calls, backward)
+    nested = _nested(calls, order)
+    _use_model_paths(nested, [inside[row] for row in order])
+    models = {call.name for call in nested if call.parent is None and call.children and len(call.path) == 1}
+    texts: dict[tuple[tuple[str, ...], bool], str] = {}
+    found = dict(zip(order, (_text(call, len(models) == 1, models, texts) for call in nested), strict=True))
+    return [found[row] for row in range(calls.height)]
+
+
+_ORDER: Final = pl.struct("thread", "start", -pl.col("end"), pl.col("python").fill_null(0))
+
+
+def _inside(calls: pl.DataFrame, spans: pl.DataFrame) -> list[bool]:
+    """Return whether each call begins inside a span of its thread."""
+    reached = spans.sort("start").select("thread", "start", reached=pl.col("end").cum_max().over("thread"))
+    rows = calls.select("thread", "start").with_row_index("row").sort("start")
+    found = rows.join_asof(reached, on="start", by="thread", strategy="backward", check_sortedness=False)
+    return found.sort("row").select((pl.col("reached") > pl.col("start")).fill_null(False)).to_series().to_list()
+
+
+def _nested(calls: pl.DataFrame, order: Sequence[int]) -> list[_Call]:
+    """Return the calls in order, with their parents."""
+    found: list[_Call] = []
+    columns = [calls[name].to_list() for name in ("thread", "start", "end", "text")]
+    stack: list[_Call] = []
+    last = None
+    for row in order:
+        thread, start, end, text = (column[row] for column in columns)
+        if thread != last:
+            stack.clear()
+            last = thread
+        # With times rounded to microseconds, a module can end after its parent.
+        while stack and stack[-1].end <= start:
+            stack.pop()
+        around = stack[-1] if stack else None
+        name = text.removeprefix(_MODULE)
+        call = _Call(name, end, around, _path(around, name))
+        if around:
+            around.children = True
+        stack.append(call)
+        found.append(call)
+    return found
+
+
+def _path(around: _Call | None, name: str) -> tuple[str, ...]:
+    outer = around.path if around else ()
+    return outer if len(outer) >= _DEEPEST else (*outer, name)
+
+
+def _use_model_paths(nested: Sequence[_Call], in_backward: Sequence[bool]) -> None:
+    """Give outermost calls, and the calls inside them, the layer path that their module has inside a model."""
+    within = {call.name for call in nested if call.parent}
+    known: dict[str, tuple[str, ...]] = {}
+    for call in nested:
+        if call.parent and call.path[0] not in within and call.path[-1] == call.name:
+            known.setdefault(call.name, call.path)
+    for call, backward in zip(nested, in_backward, strict=True):
+        if call.parent:
+            call.path, call.recompute = _path(call.parent, call.name), call.parent.recompute
+        elif call.name in known:
+            call.path, call.recompute = known[call.name], backward
+
+
+def _text(call: _Call, one: bool, models: set[str], texts: dict[tuple[tuple[str, ...], bool], str]) -> str:
+    path = call.path
+    text = texts.get((path, call.recompute))
+    if text is None:
+        layer = path[1:] if one and path[0] in models else path
+        name, _, number = path[-1].rpartition("_")
+        module = name if name and number.isdecimal() else path[-1]
+        label = tag.Tag(".".join(layer), module, "recompute" if call.recompute else "forward")
+        text = texts[path, call.recompute] = tag.format(label)
+    return text
+
+
+def link_backward(operations: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
+    """Fill missing sequence numbers from arrows and add the column `forward_thread`.
+
+    A backward operation names its forward thread by a small id of autograd ("Fwd thread id"). `forward_thread` comes
+    from the first of these sources:
+
+    1. The arrow that ends at the operation.
+    2. The arrow of another operation with the same autograd id.
+    3. The sequence number, if only one thread has forward operations with it.
+
+    Args:
+        operations: process, thread, start (ns), sequence, forward (autograd id, 0 in the forward pass) and backward
+            (bool). An operation without ids at the end of an arrow becomes a backward operation.
+        flows: both ends of the arrows: process, thread, start (ns), flow, begins (bool).
+
+    Returns:
+        The rows, in a different order.
+    """
+    numbered = pl.col("sequence").is_not_null() | pl.col("forward").is_not_null() | pl.col("backward")
+    linked, others = operations.filter(numbered), operations.filter(~numbered)
+    at = ["thread", "start"]
+    unlinked = flows.join(linked, on=at, how="anti")
+    if unlinked.height:
+        linked = pl.concat([linked, others.join(unlinked, on=at, how="semi")])
+        others = others.join(unlinked, on=at, how="anti")
+    others = others.with_columns(forward_thread=pl.lit(None, pl.Int64))
+    return pl.concat([_linked(linked, _arrows(flows)), others])
+
+
+def _linked(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
+    operations = _numbered(operations, arrows)
+    by_arrow = arrows.select(thread="to_thread", start="to_start", by_arrow="from_thread").unique(["thread", "start"])
+    operations = operations.join(by_arrow, on=["thread", "start"], how="left", maintain_order="left")
+    by_number = _only(operations.filter("backward"), ["process", "forward"], "by_arrow", "by_number")
+    ahead = operations.filter(~pl.col("backward") & (pl.col("forward").fill_null(0) == 0))
+    by_sequence = _only(ahead, ["process", "sequence"], "thread", "by_sequence")
+    for known in (by_number, by_sequence):
+        keys = [name for name in known.columns if not name.startswith("by_")]
+        operations = operations.join(known, on=keys, how="left", maintain_order="left")
+    thread = pl.when("backward").then(pl.coalesce("by_arrow", "by_number", "by_sequence"))
+    return operations.with_columns(forward_thread=thread).drop("by_arrow", "by_number", "by_sequence")
+
+
+def _arrows(flows: pl.DataFrame) -> pl.DataFrame:
+    keys = ["process", "flow"]
+    begin = flows.filter("begins").select(*keys, from_thread="thread", from_start="start").unique(keys, keep="first")
+    end = flows.filter(~pl.col("begins")).select(*keys, to_thread="thread", to_start="start")
+    return begin.join(end.unique(keys, keep="first"), on=keys, how="inner", maintain_order="left")
+
+
+def _numbered(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
+    """Fill missing sequence numbers: both ends of an arrow get the same number."""
+    at = ["thread", "start"]
+    known = operations.drop_nulls("sequence").unique(at, keep="last").select(*at, "sequence")
+    sides = {side: {"thread": f"{side}_thread", "start": f"{side}_start"} for side in ("from", "to")}
+    for side, columns in sides.items():
+        numbers = known.rename({**columns, "sequence": side})
+        arrows = arrows.join(numbers, on=list(columns.values()), how="left", maintain_order="left")
+    highest = operations["sequence"].max()
+    generated = pl.int_range(pl.len(), dtype=pl.Int64) + (highest + 1 if isinstance(highest, int) else 0)
+    arrows = arrows.with_columns(pl.coalesce("to", "from", generated).alias("number"))
+    ends = pl.concat(
+        arrows.filter(pl.col(side).is_null()).select(**columns, number="number", is_end=pl.lit(side == "to"))
+        for side, columns in sides.items()
+    ).unique(at, keep="first", maintain_order=True)
+    operations = operations.join(ends, on=at, how="left", maintain_order="left")
+    return operations.with_columns(
+        pl.col("sequence").fill_null(pl.col("number")),
+        pl.col("backward") | pl.col("is_end").fill_null(False),
+    ).drop("number", "is_end")
+
+
+def _only(operations: pl.DataFrame, keys: Sequence[str], value: str, name: str) -> pl.DataFrame:
+    """Return the value of each key, for keys with exactly one value."""
+    known = (
+        operations.drop_nulls([*keys, value])
+        .group_by(keys)
+        .agg(pl.col(value).min().alias(name), pl.col(value).max().alias("other"))
+    )
+    return known.filter(pl.col(name) == pl.col("other")).drop("other")

@@ -1,0 +1,327 @@
+"""Reader for the Chrome traces of torch.profiler (Kineto): releases since 2021, on CPUs, NVIDIA GPUs and AMD GPUs.
+
+Processes and threads are numbers, or names for rows that are not threads. The "process" of a kernel is its device, so
+that the reader uses the process of its launch. Times are microseconds, relative to `baseTimeNanoseconds`.
+
+Operations of autograd have a sequence number. Backward operations also have autograd's id of the forward thread. Some
+PyTorch releases add arrows ("fwdbwd") from forward to backward operations. Calls of `nn.Module` are Python functions in
+the trace, if the profiler recorded them (``with_stack=True``).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final
+
+import polars as pl
+
+from annot.errors import AnnotError
+from annot.labels import tag
+from annot.profile import COPIES, KERNELS, LAUNCHES, METRICS, RANGES, ROLES, Profile, Schema, conform, pick
+from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
+from annot.read.kineto.flows import link_backward, module_texts
+from annot.read.kineto.trace_events import GZIP, TraceFile
+from annot.read.notes import counted
+
+__all__ = ["NAME", "read", "sniff"]
+
+NAME: Final = "kineto"
+
+_SNIFFED: Final = 1 << 20
+_MOST_NAMED: Final = 4
+_LONGEST_NAME: Final = 80
+_KEYS: Final = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+_LARGEST: Final = 3 * 10**18
+_BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
+# In PyTorch releases of 2021, ranges of PyTorch ("ProfilerStep#5", "Optimizer.step#SGD.step") and of the user have the
+# category of operators. Names of operators do not contain "#" or a space before the first colon.
+_ANNOTATION_NAME: Final = r"^[^:]*[# ]"
+_PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
+_COMPACT: Final = ("start", "end", "thread", "name", "external")
+_CAUSE: Final = ("cause", "origin_thread", "origin_start")
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether the file is JSON with trace events, plain or gzip; see `annot.read.formats.Reader`."""
+    if head.startswith(GZIP):
+        try:
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _SNIFFED)
+        except zlib.error:
+            return False
+    head = head.removeprefix(codecs.BOM_UTF8)
+    if re.match(rb"\s*\[\s*\{", head):
+        return b'"ph"' in head
+    return head.lstrip().startswith(b"{") and any(key in head for key in _KEYS)
+
+
+def read(path: Path) -> Profile:
+    """Read a trace; see `annot.read.formats.Reader`.
+
+    Raises:
+        AnnotError: the file is truncated or damaged, or contains no events of torch.profiler.
+    """
+    try:
+        try:
+            return _read(path, exact=False)
+        except InexactTimesError:
+            return _read(path, exact=True)
+    except OverflowError as error:
+        raise AnnotError(f"{path} contains a number out of range: {error}") from None
+
+
+def _read(path: Path, exact: bool) -> Profile:
+    columns = Columns()
+    with TraceFile(path, exact=exact) as file:
+        for block in file.blocks():
+            columns.add(block)
+    base = _base(file.top)
+    names = _names(columns.names, _texts(file.top))
+    launches = _listed(columns.launches(), base, names)
+    operations = _with_base(columns.ranges(), base)
+    modules = _listed(columns.modules(), base, names)
+    processes = _Processes(launches, operations)
+    kernels = processes.assign(_listed(columns.kernels(), base, names))
+    copies = processes.assign(_listed(columns.copies(), base, names))
+    counter_ranges = _listed(columns.counter_ranges(), base, names)
+    if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
+        why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
+        raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
+    kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
+    ranges = _ranges(
+        operations,
+        modules,
+        names,
+        columns.flows().with_columns(pl.col("start") + base, process=_PROCESS),
+    )
+    notes += _notes(columns, file.invalid, processes.ambiguous)
+    return Profile.build(
+        {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
+        ranges=ranges,
+        launches=_named(launches, LAUNCHES),
+        kernels=_named(kernels, KERNELS),
+        copies=_copies(copies),
+        metrics=metrics,
+    )
+
+
+def _base(top: dict[str, Any]) -> int:
+    base = top.get("baseTimeNanoseconds", 0)
+    if not isinstance(base, int) or abs(base) > _LARGEST:
+        raise OverflowError(f"baseTimeNanoseconds is {str(base)[:40]!r}")
+    return base
+
+
+def _texts(top: dict[str, Any]) -> dict[str, str]:
+    """Return the domains of annot's ranges with custom texts. `annot run` adds them to the trace."""
+    texts = top.get("annot_texts")
+    return {text: str(domain) for text, domain in texts.items()} if isinstance(texts, dict) else {}
+
+
+def _names(names: pl.Series, texts: dict[str, str]) -> pl.DataFrame:
+    """Return text, domain and category of each span name."""
+    labels = [tag.parse(name) is not None for name in names]
+    domains = [tag.DOMAIN if label else texts.get(name, "") for name, label in zip(names, labels, strict=True)]
+    annot = [label or name in texts for name, label in zip(names, labels, strict=True)]
+    return pl.DataFrame({
+        "text": names,
+        "domain": pl.Series(domains, dtype=pl.String),
+        "from_annot": pl.Series(annot, dtype=pl.Boolean),
+        "annotation_name": names.str.contains(_ANNOTATION_NAME),
+        "backward": names.str.contains(_BACKWARD),
+    })  # fmt: skip
+
+
+def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
+    """Return spans on the clock of the profile, with their processes."""
+    columns = [pl.col("start", "end") + base]
+    if "thread" in spans.columns:
+        columns.append(_PROCESS.alias("process"))
+    return spans.with_columns(columns)
+
+
+def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame:
+    """Return spans on the clock of the profile, in the order of their start, with their names."""
+    timed = _with_base(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
+    return timed.with_columns(names["text"].gather(timed["name"]).alias("text"))
+
+
+class _Processes:
+    """Find the processes of GPU activities from their launches, or from the operations that caused them."""
+
+    def __init__(self, launches: pl.DataFrame, operations: pl.DataFrame) -> None:
+        owners = launches.select("correlation", owner="process").drop_nulls("correlation")
+        self._owners = owners.unique("correlation", keep="first")
+        self.ambiguous = owners.n_unique() - self._owners.height if launches["process"].n_unique() > 1 else 0
+        self._operations = operations
+        # Launches before the start of the trace are assigned to the process of the first launch.
+        processes = launches["process"] if launches.height else operations["process"]
+        self._default = processes[0] if len(processes) else 0
+
+    def assign(self, activities: pl.DataFrame) -> pl.DataFrame:
+        """Add `process` to kernels or copies, and for those without a launch `origin_thread` and `origin_start`."""
+        owned = activities.join(self._owners, on="correlation", how="left", maintain_order="left")
+        if owned["owner"].null_count():
+            owned = owned.join(self._causes(), on="external", how="left", maintain_order="left")
+        else:
+            owned = owned.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _CAUSE)
+        # PyTorch releases of 2022 and 2023 repeat the correlation id as the external id.
+        caused = pl.col("owner").is_null() & pl.col("external").ne_missing(pl.col("correlation"))
+        cause = {name: pl.when(caused).then(name) for name in _CAUSE}
+        process = pl.coalesce("owner", cause.pop("cause"), pl.lit(self._default, pl.Int64))
+        return owned.with_columns(process=process, **cause)
+
+    def _causes(self) -> pl.DataFrame:
+        causes = self._operations.drop_nulls("external").unique("external", keep="first")
+        return causes.select("external", cause="process", origin_thread="thread", origin_start="start")
+
+
+def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
+    categories = names.select("from_annot", "annotation_name", "backward")[operations["name"]]
+    annotation = (
+        (pl.col("kind") == ANNOTATION) | pl.col("from_annot") | ((pl.col("kind") == MIXED) & pl.col("annotation_name"))
+    )
+    operations = operations.hstack(categories).select(
+        *_COMPACT, "process", "sequence", "forward", annotation=annotation,
+        backward=pl.col("backward") | (pl.col("forward") > 0).fill_null(False),
+    )  # fmt: skip
+    annotations = operations.filter("annotation").select(*_COMPACT, role=_role("annotation"))
+    operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
+    role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))
+    operations = operations.select(*_COMPACT, "sequence", "forward_thread", role=role)
+    passed = operations.filter(pl.col("role") == ROLES.index("backward"))
+    layers = pl.Series(module_texts(modules, passed), dtype=pl.String)
+    known = layers.unique(maintain_order=True)
+    numbers = {text: names.height + number for number, text in enumerate(known)}
+    modules = modules.select(
+        "start", "end", "thread", external=pl.lit(None, pl.Int64), role=_role("module"),
+        name=pl.Series([numbers[text] for text in layers], dtype=pl.Int32),
+    ).select(*_COMPACT, "role")  # fmt: skip
+    # Ranges with equal times nest in the order of their ids.
+    ranges = pl.concat([modules, annotations, operations], how="diagonal")
+    ranges = ranges.sort("start", "end", "external", descending=[False, True, False], maintain_order=True)
+    texts = pl.concat([names["text"], known])
+    domains = pl.concat([names["domain"], pl.repeat("", len(known), eager=True)])
+    return conform(ranges.select(
+        "start", "end", "thread", "sequence", "forward_thread",
+        id=pl.int_range(pl.len(), dtype=pl.Int64),
+        process=_PROCESS,
+        category=pl.lit(""),
+        kind=pl.lit("push"),
+        text=texts.gather(ranges["name"]),
+        domain=domains.gather(ranges["name"]),
+        role=pl.Series(ROLES).gather(ranges["role"]),
+    ), RANGES)  # fmt: skip
+
+
+def _role(role: str) -> pl.Expr:
+    return pl.lit(ROLES.index(role), pl.Int8)
+
+
+def _copies(copies: pl.DataFrame) -> pl.DataFrame:
+    """Return copies and memsets. The kind of "Memcpy HtoD (Pageable -> Device)" is HtoD."""
+    text = pl.col("text")
+    memset = pl.when(text.str.contains("(?i)^memset")).then(pl.lit("memset"))
+    kind = pl.coalesce(text.str.extract(r"(?i)^memcpy\s+(\w+)"), memset, pl.lit("unknown"))
+    return pick(copies.with_columns(kind=kind), COPIES)
+
+
+def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    return pick(frame.with_columns(name="text"), schema)
+
+
+def _machine(top: dict[str, Any]) -> dict[str, Any]:
+    """Return devices, rank and world size from the trace, for `Profile.meta`."""
+    found: dict[str, Any] = {}
+    devices = top.get("deviceProperties")
+    if isinstance(devices, list) and devices:
+        found["devices"] = [
+            {name: value for name, value in device.items() if isinstance(value, (str, int, float, bool, NoneType))}
+            for device in devices
+            if isinstance(device, dict)
+        ]
+    distributed = top.get("distributedInfo")
+    if isinstance(distributed, dict):
+        found |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
+    return found
+
+
+def _notes(columns: Columns, invalid: int, ambiguous: int) -> list[str]:
+    unsupported = columns.unsupported.total()
+    notes = [
+        (
+            columns.incomplete,
+            f"annot skipped {counted(columns.incomplete, 'event')} without valid start and end times.",
+        ),
+        (invalid, f"annot skipped {counted(invalid, 'invalid event')}."),
+        (
+            columns.invalid_args,
+            f"annot ignored arguments of unexpected types in {counted(columns.invalid_args, 'event')}.",
+        ),
+        (unsupported, f"annot skipped {counted(unsupported, 'event')} of unsupported categories{_others(columns)}."),
+        (
+            ambiguous,
+            f"annot found {counted(ambiguous, 'correlation id')} in several processes and uses the first process.",
+        ),
+    ]
+    return [note for count, note in notes if count]
+
+
+def _others(columns: Columns) -> str:
+    """Return the most frequent unsupported categories, in parentheses."""
+    named = [category[:_LONGEST_NAME] or "none" for category, _ in columns.unsupported.most_common(_MOST_NAMED)]
+    return f" ({', '.join(named)}{', ...' if len(columns.unsupported) > _MOST_NAMED else ''})" if named else ""
+
+
+_LAUNCH: Final = r"^(cuda|cu|hip)\w*Launch\w*Kernel"
+
+
+def with_counters(
+    kernels: pl.DataFrame, ranges: pl.DataFrame, counters: pl.DataFrame, launches: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """Return kernels, their metrics, and notes. Without kernels, the ranges of the counters become kernels.
+
+    Args:
+        kernels: the kernels with times, in the order of their start.
+        ranges: start, text, device and row of each range of hardware counters, in the order of their start.
+        counters: row (of `ranges`), name and value of each counter.
+        launches: process, correlation and text of each launch, in the order of their start.
+    """
+    if ranges.is_empty():
+        return kernels, pl.DataFrame(schema=dict(METRICS)), []
+    if kernels.is_empty():
+        kernels, notes = _untimed(ranges, launches)
+    elif kernels.height == ranges.height:
+        notes = []
+    else:
+        note = (
+            f"The trace contains hardware counters of {counted(ranges.height, 'kernel')}, but times of "
+            f"{kernels.height:,}. annot skipped the counters, because it cannot match them."
+        )
+        return kernels, pl.DataFrame(schema=dict(METRICS)), [note]
+    return kernels, _metrics(ranges["row"], counters), notes
+
+
+def _untimed(ranges: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    notes = [
+        f"The trace contains hardware counters, but no times of its {counted(ranges.height, 'kernel')}. "
+        "The GPU time counts as 0 ns."
+    ]
+    kernels = ranges.select("device", "start", "text", end="start")
+    calls = launches.filter(pl.col("text").str.contains(_LAUNCH))
+    if calls.height == ranges.height:
+        return kernels.hstack(calls.select("process", "correlation")), notes
+    notes.append(
+        f"The trace contains {counted(calls.height, 'kernel launch')} for {counted(ranges.height, 'kernel')}. annot "
+        "cannot match them."
+    )
+    return kernels, notes
+
+
+def _metrics(rows: pl.Series, counters: pl.DataFrame) -> pl.DataFrame:
+    kernels = rows.to_frame("row").with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("kernel"))
+    metrics = kernels.join(counters, on="row", how="inner", maintain_order="left_right")
+    return metrics.select("kernel", "name", "value")

@@ -1,0 +1,370 @@
+"""Decode the events of a Chrome trace in blocks, in constant memory.
+
+The file is JSON, plain or compressed with gzip: an object with the list ``traceEvents`` and other keys, or the list
+alone (Chrome's "Trace Event Format"). The reader guesses the end of a block from the text ``}, {``. The guess is
+correct if the block decodes as a list, because a block begins at an event. If no guess is correct, `json` of the
+standard library decodes the events one by one. It accepts NaN, which becomes None. List items that are not events are
+skipped and counted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from annot.errors import AnnotError
+
+__all__ = ["GZIP", "NO_ARGS", "Event", "TraceFile"]
+
+GZIP: Final = b"\x1f\x8b"
+
+NO_ARGS: Final = msgspec.Raw(b"{}")
+
+_SMALL: Final = 1 << 16
+_TAIL: Final = 1 << 14
+_GUESSES: Final = 3
+_BETWEEN: Final = re.compile(rb"\}\s*,\s*(?=\{)")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_SPACE_BYTES: Final = re.compile(rb"[ \t\r\n]*")
+_LONGEST: Final = 1 << 24
+"""Maximum bytes of one event, and of all values outside ``traceEvents``. Both are in memory as a whole."""
+_MOST_KEYS: Final = 1 << 14
+"""Maximum number of keys of the object. Real traces have about ten."""
+
+_FREE: Final = 1 << 28
+_RATIO: Final = 100
+"""A compressed file may decompress to `_FREE` bytes, or to `_RATIO` times its size. Real traces reach 40 times."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event, with the fields that annot uses.
+
+    `args` is undecoded JSON. `ts` and `dur` are in microseconds: integers, floats, or decimals for an exact `TraceFile`
+    and for numbers in quotes.
+    """
+
+    # msgspec decodes fields fastest in the order of the file. This is the order of Kineto.
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | Decimal | None = None
+    dur: int | float | Decimal | None = None
+    args: msgspec.Raw = NO_ARGS
+    id: int | float | str | None = None
+
+
+class _ExactEvent(Event, gc=False):
+    ts: Decimal | None = None
+    dur: Decimal | None = None
+
+
+_EVENTS: Final = msgspec.json.Decoder(list[Event], strict=False)
+_EXACT_EVENTS: Final = msgspec.json.Decoder(list[_ExactEvent], strict=False)
+_ANY: Final = json.JSONDecoder(strict=False)
+_ANY_EXACT: Final = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=lambda _: None)
+
+
+class TraceFile:
+    """A file of trace events. It can be read once.
+
+    Args:
+        path: the file, plain or compressed with gzip.
+        exact: decode times as decimals, which is slower. Floats are not exact to the nanosecond from 2^43 µs.
+        block: approximate size of a block in bytes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        ...     _ = file.write(b'{"traceEvents": [{"ph": "X", "ts": 3}], "schemaVersion": 1}')
+        ...     file.flush()
+        ...     with TraceFile(Path(file.name)) as trace:
+        ...         [[event.ts for event in block] for block in trace.blocks()], trace.top
+        ([[3]], {'schemaVersion': 1})
+    """
+
+    top: dict[str, Any]
+    """Keys and values outside ``traceEvents``. Complete after the last block."""
+
+    invalid: int
+    """Number of list items that were skipped, because they are not events or have a field of a wrong type."""
+
+    def __init__(self, path: Path, *, exact: bool = False, block: int = 1 << 21) -> None:
+        self.top = {}
+        self.invalid = 0
+        self._kept = 0
+        self._path = path
+        self._block = block
+        self._bytes = _Bytes(path)
+        self._decoder: msgspec.json.Decoder[list[Any]] = _EXACT_EVENTS if exact else _EVENTS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bytes.close()
+
+    def blocks(self) -> Iterator[list[Event]]:
+        """Yield the events in the order of the file, as a list for each block.
+
+        Raises:
+            AnnotError: the file is truncated or damaged, has two lists of events, or decompresses to too many bytes.
+        """
+        if self._bytes.window(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            self._bytes.skip(len(codecs.BOM_UTF8))
+        first = self._bytes.peek()
+        if first == b"[":
+            yield from self._events()
+        elif first == b"{":
+            yield from self._members()
+        else:
+            raise self._damage("expected an object or a list")
+        if self._bytes.peek():
+            raise self._damage("unexpected data after the end")
+
+    def _members(self) -> Iterator[list[Event]]:
+        separator, listed = b"{", False
+        for _ in range(_MOST_KEYS):
+            self._expect(separator)
+            if separator == b"{" and self._bytes.peek() == b"}":
+                break
+            key = self._value()
+            if not isinstance(key, str):
+                raise self._damage("a key that is not a string")
+            self._expect(b":")
+            if key == "traceEvents" and self._bytes.peek() == b"[":
+                if listed:  # JSON does not define the meaning of a repeated key
+                    raise self._damage("a second list traceEvents")
+                listed = True
+                yield from self._events()
+            else:
+                self._keep(key)
+            if self._bytes.peek() == b"}":
+                break
+            separator = b","
+        else:
+            raise self._damage(f"more than {_MOST_KEYS:,} keys")
+        self._expect(b"}")
+
+    def _keep(self, key: str) -> None:
+        start = self._bytes.at
+        self.top[key] = self._value()
+        self._kept += self._bytes.at - start
+        if self._kept > _LONGEST:
+            raise self._damage("too much data outside traceEvents")
+
+    def _events(self) -> Iterator[list[Event]]:
+        self._expect(b"[")
+        while self._bytes.peek() != b"]":
+            yield self._guessed_block() or self._certain_block()
+            if self._bytes.peek() != b"]":
+                self._expect(b",")
+        self._expect(b"]")
+
+    def _guessed_block(self) -> list[Event] | None:
+        for end in islice(reversed(self._bytes.ends(self._block)), _GUESSES):
+            with self._bytes.as_list(end) as text:
+                try:
+                    events: list[Event] = self._decoder.decode(text)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    continue
+            self._bytes.skip(end)
+            return events
+        return None
+
+    def _certain_block(self) -> list[Event]:
+        size = min(_SMALL, self._block)
+        while True:
+            text = self._bytes.window(size).decode(errors="surrogateescape")
+            values, end = _values(text)
+            if values:
+                self._bytes.skip(self._length(text[:end]))
+                events = [event for event in map(self._event, values) if event is not None]
+                self.invalid += len(values) - len(events)
+                return events
+            size = self._more(size, "an incomplete event")
+
+    def _value(self) -> Any:
+        self._bytes.peek()
+        size = 1 << 12
+        while True:
+            text = self._bytes.window(size).decode(errors="surrogateescape")
+            try:
+                value, end = _ANY.raw_decode(text)
+            except (ValueError, RecursionError):
+                end = len(text)
+            # A number at the end of the window can be incomplete.
+            if end < len(text):
+                self._bytes.skip(self._length(text[:end]))
+                return value
+            size = self._more(size, "an incomplete value")
+
+    def _more(self, size: int, what: str) -> int:
+        if len(self._bytes) < size or size >= _LONGEST:
+            raise self._damage(what)
+        return size * 4
+
+    def _length(self, text: str) -> int:
+        try:
+            return len(text.encode())
+        except UnicodeEncodeError:
+            raise self._damage("text that is not UTF-8") from None
+
+    @staticmethod
+    def _event(value: Any) -> Event | None:
+        if not isinstance(value, dict):
+            return None
+        fields = {name: value[name] for name in Event.__struct_fields__ if name in value}
+        args = fields.pop("args", None)
+        for name in ("ph", "name", "cat"):
+            fields[name] = str(fields.get(name, "")).encode(errors="replace").decode()
+        try:
+            fields |= {name: Decimal(fields[name]) for name in ("ts", "dur") if isinstance(fields.get(name), str)}
+            event = msgspec.convert(fields, Event, strict=False)
+            event.args = msgspec.Raw(msgspec.json.encode(args)) if isinstance(args, dict) else NO_ARGS
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
+            return None
+        return event
+
+    def _expect(self, mark: bytes) -> None:
+        if self._bytes.peek() != mark:
+            raise self._damage(f"expected {mark.decode()}")
+        self._bytes.skip(1)
+
+    def _damage(self, what: str) -> AnnotError:
+        return AnnotError(f"{self._path} is not a complete trace of torch.profiler: {what} at byte {self._bytes.at:,}")
+
+
+def _values(text: str) -> tuple[list[Any], int]:
+    """Return the complete values of a list from its first item on, and the index after the last one."""
+    values: list[Any] = []
+    end = at = 0
+    while True:
+        try:
+            value, at = _ANY_EXACT.raw_decode(text, at)
+        except (ValueError, ArithmeticError, RecursionError):
+            return values, end
+        if at == len(text):
+            return values, end
+        values.append(value)
+        end = at
+        at = _space_end(text, at)
+        if text[at : at + 1] != ",":
+            return values, end
+        at = _space_end(text, at + 1)
+
+
+def _space_end(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+class _Bytes:
+    """The decompressed bytes of a file from a position that moves forward."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb")
+            packed = self._file.read(2) == GZIP
+            self._file.seek(0, 2)
+            self._limit = max(_FREE, _RATIO * self._file.tell()) if packed else None
+            self._file.seek(0)
+        except OSError as error:
+            raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+        self._unpacked = gzip.GzipFile(fileobj=self._file) if packed else self._file
+        # The text is between `_position` and `_end`. There is always a processed byte before it, for `as_list`.
+        self._buffer = bytearray(1)
+        self._position = self._end = 1
+        self._offset = -1
+        self._ended = False
+
+    def close(self) -> None:
+        self._unpacked.close()
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._end - self._position
+
+    @property
+    def at(self) -> int:
+        """Offset in the decompressed file."""
+        return self._offset + self._position
+
+    def skip(self, size: int) -> None:
+        self._position += size
+
+    def window(self, size: int) -> bytes:
+        """Return the next `size` bytes, fewer only at the end of the file."""
+        self._fill(size)
+        return bytes(memoryview(self._buffer)[self._position : min(self._position + size, self._end)])
+
+    def peek(self) -> bytes:
+        """Skip white space and return the next byte, or b"" at the end of the file."""
+        while True:
+            space = _SPACE_BYTES.match(self._buffer, self._position, self._end)
+            self._position = space.end() if space else self._position
+            if self._position < self._end or self._ended:
+                return bytes(self._buffer[self._position : min(self._position + 1, self._end)])
+            self._fill(_SMALL)
+
+    def ends(self, size: int) -> list[int]:
+        """Return the offsets in the next `size` bytes where an event seems to end and another to begin."""
+        self._fill(size)
+        end = min(self._position + size, self._end)
+        for start in (max(self._position, end - _TAIL), self._position):
+            if ends := [match.start() + 1 - self._position for match in _BETWEEN.finditer(self._buffer, start, end)]:
+                return ends
+        return []
+
+    @contextmanager
+    def as_list(self, size: int) -> Iterator[memoryview]:
+        """Return the next `size` bytes in brackets. The brackets replace the surrounding bytes inside the block."""
+        first, last = self._position - 1, self._position + size
+        around = self._buffer[first], self._buffer[last]
+        self._buffer[first], self._buffer[last] = b"[]"
+        try:
+            yield memoryview(self._buffer)[first : last + 1]
+        finally:
+            self._buffer[first], self._buffer[last] = around
+
+    def _fill(self, size: int) -> None:
+        if len(self) >= size or self._ended:
+            return
+        # A new buffer, because msgspec.Raw fields of decoded events refer to the old one.
+        buffer = bytearray(1 + size)
+        buffer[1 : 1 + len(self)] = memoryview(self._buffer)[self._position : self._end]
+        self._offset += self._position - 1
+        self._end, self._position, self._buffer = 1 + len(self), 1, buffer
+        rest = memoryview(buffer)
+        while len(self) < size and not self._ended:
+            count = self._read(rest[self._end :])
+            self._end += count
+            self._ended = not count
+
+    def _read(self, buffer: memoryview) -> int:
+        try:
+            count = self._unpacked.readinto(buffer)
+        except EOFError:
+            raise AnnotError(f"{self._path} is truncated: the compressed data is incomplete") from None
+        except (OSError, zlib.error) as error:
+            raise AnnotError(f"{self._path} cannot be read: {error}") from None
+        if self._limit is not None and self._offset + self._end + count > self._limit:
+            raise AnnotError(
+                f"{self._path} decompresses to more than {self._limit >> 20:,} MiB, too much for a trace of its size. "
+                "If you trust the file, decompress it first."
+            )
+        return count

@@ -1,0 +1,1 @@
+"""Reader for Nsight Compute: ``.ncu-rep`` files and CSV exports."""

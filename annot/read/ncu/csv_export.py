@@ -1,0 +1,206 @@
+"""Reader for the output of ``ncu --csv``.
+
+The page "details" has a row per kernel and metric, the page "raw" a row per kernel. Other lines of the
+program and of ncu can stand before, between and after the rows. ncu quotes every field, but does not escape quotes in a
+field. Its rows are therefore split at ``","``. Files written by another program are plain CSV.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from annot.errors import AnnotError
+from annot.profile import Profile
+from annot.read.csv_text import decoded, nanoseconds, number, read_text, split_line
+from annot.read.ncu.launch_order import DURATIONS, Launch, profile_of
+from annot.read.ncu.nvtx_columns import PUSHED, STARTED, pushed_ranges, started_ranges
+from annot.read.notes import counted
+
+__all__ = ["NAME", "read", "sniff"]
+
+NAME: Final = "ncu_csv"
+
+_NEEDED: Final = {"ID", "Process ID", "Kernel Name"}
+_METRIC: Final = ("Metric Name", "Metric Unit", "Metric Value")
+_OTHER: Final = frozenset(
+    {
+        *_NEEDED, *_METRIC, PUSHED, STARTED, "Process Name", "Host Name", "Kernel Time", "Context", "Stream",
+        "Block Size", "Grid Size", "Device", "CC", "Section Name", "Rule Name", "Rule Type", "Rule Description",
+        "Estimated Speedup Type", "Estimated Speedup",
+    }
+)  # fmt: skip
+_ROW: Final = re.compile(r'"?[0-9]*"?,"?[0-9]*"?,')
+_INSTANCES: Final = re.compile(r"\s*\(.*\)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A header and its rows. Each row has as many fields as the header."""
+
+    header: list[str]
+    rows: list[list[str]]
+    cut: int
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether the head contains a table header of ncu; see `annot.read.formats.Reader`."""
+    return b"Kernel Name" in head.replace(b"\0", b"") and any(map(_header, decoded(head).splitlines()))
+
+
+def read(path: Path) -> Profile:
+    """Read the output of ncu; see `annot.read.formats.Reader`.
+
+    Raises:
+        AnnotError: the file contains no kernels.
+    """
+    tables = list(_tables(read_text(path)))
+    launches = [launch for table in tables for launch in _launches(table)]
+    if not launches:
+        raise AnnotError(f"{path} is CSV output of Nsight Compute without kernels")
+    cut = sum(table.cut for table in tables)
+    notes = [f"annot skipped {counted(cut, 'row')}, truncated or mixed with other output."] if cut else []
+    return profile_of(path, NAME, "Nsight Compute", launches, notes)
+
+
+def _header(line: str) -> list[str]:
+    """Return the columns of a header line, or an empty list for any other line."""
+    if "Kernel Name" not in line or "Process ID" not in line:
+        return []
+    columns = split_line(line)
+    return columns if set(columns) >= _NEEDED else []
+
+
+def _tables(text: str) -> Iterator[_Table]:
+    """Yield the tables of a file. The text of a range can contain line feeds, so a row can span several lines."""
+    header: list[str] = []
+    records: list[str] = []
+    own = False
+    for line in text.split("\n"):
+        if found := _header(line):
+            yield _table(header, records, own)
+            header, records, own = found, [], line.startswith('"')
+        elif _ROW.match(line):
+            records.append(line)
+        elif records and not line.startswith("==") and not _complete(records[-1], header):
+            records[-1] += "\n" + line
+    yield _table(header, records, own)
+
+
+def _complete(record: str, header: Sequence[str]) -> bool:
+    return record.endswith(('"', ",")) and record.count(",") + 1 >= len(header)
+
+
+def _table(header: list[str], records: Sequence[str], own: bool) -> _Table:
+    """Split the rows in the format of ncu (`own`) or of other programs."""
+    split = [_fields(record, header, own) for record in records]
+    return _Table(header, [fields for fields in split if fields], sum(not fields for fields in split))
+
+
+def _fields(record: str, header: Sequence[str], own: bool) -> list[str]:
+    """Return as many fields as the header has, or an empty list for a truncated row."""
+    fields = _split(record) if own else split_line(record)
+    if len(fields) > len(header):
+        fields = _joined(fields, header)
+    shortest = header.index("Metric Value") + 1 if "Metric Value" in header else len(header)
+    if not shortest <= len(fields) <= len(header):
+        return []
+    return fields + [""] * (len(header) - len(fields))
+
+
+def _split(record: str) -> list[str]:
+    """Split a row of ncu. A row without a rule ends with a comma."""
+    inside = record[1:].removesuffix(",").removesuffix('"')
+    return [field.replace('""', '"') for field in inside.split('","')]
+
+
+def _joined(fields: list[str], header: Sequence[str]) -> list[str]:
+    """Join fields that were split inside the texts of ranges."""
+    if PUSHED not in header or STARTED not in header:
+        return []
+    first, extra = header.index(PUSHED), len(fields) - len(header)
+    last = first + 2 + extra
+    for cut in range(first + 1, last):
+        left, right = '","'.join(fields[first:cut]), '","'.join(fields[cut:last])
+        if (not left or left.endswith('" ')) and (not right or right.startswith(' "')):
+            return [*fields[:first], left, right, *fields[last:]]
+    return []
+
+
+def _launches(table: _Table) -> list[Launch]:
+    if not table.header:
+        return []
+    indices = {name: index for index, name in reversed(list(enumerate(table.header)))}
+    if set(_METRIC) <= indices.keys():
+        return _details(table, indices)
+    return _raw(table, indices)
+
+
+def _details(table: _Table, indices: dict[str, int]) -> list[Launch]:
+    """Read a row per metric. The rows of a kernel have the same ID, Process ID and Kernel Name."""
+    launches: dict[tuple[str, ...], Launch] = {}
+    name, unit, value = (indices[column] for column in _METRIC)
+    identity = [indices[column] for column in ("ID", "Process ID", "Kernel Name")]
+    for row in table.rows:
+        key = tuple(row[index] for index in identity)
+        if key not in launches:
+            if not key[0]:
+                continue
+            launches[key] = _launch(row, indices)
+        _add_metric(launches[key], row[name], row[unit], row[value])
+    return list(launches.values())
+
+
+def _raw(table: _Table, indices: dict[str, int]) -> list[Launch]:
+    """Read a row per kernel. The ID of the row of units is empty."""
+    metrics = [(index, name) for index, name in enumerate(table.header) if name not in _OTHER]
+    units = [""] * len(table.header)
+    launches = []
+    for row in table.rows:
+        if not row[indices["ID"]]:
+            units = row
+            continue
+        launch = _launch(row, indices)
+        for index, name in metrics:
+            _add_metric(launch, name, units[index], row[index])
+        launches.append(launch)
+    return launches
+
+
+def _launch(row: Sequence[str], indices: dict[str, int]) -> Launch:
+    def text(column: str) -> str:
+        return row[indices[column]] if column in indices else ""
+
+    process = _integer(text("Process ID")) or 0
+    thread, pushed = pushed_ranges(text(PUSHED))
+    return Launch(
+        process,
+        process if thread is None else thread,
+        text("Kernel Name"),
+        _integer(text("Device")),
+        _integer(text("Stream")),
+        started=started_ranges(text(STARTED)),
+        pushed=pushed,
+    )
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
+    """Add a metric with a numeric value. The values of its instances in parentheses are ignored."""
+    text = _INSTANCES.sub("", text) if text.endswith(")") else text
+    value = number(text)
+    if value is None or not name:
+        return
+    launch.metrics.setdefault((name, unit), value)
+    if name == "launch__device_id" and launch.device is None:
+        launch.device = int(value)
+    if name in DURATIONS:
+        known = [other for other, _ in launch.metrics if other in DURATIONS]
+        if min(known, key=DURATIONS.index) == name:
+            launch.duration = nanoseconds(text, unit)

@@ -1,0 +1,223 @@
+"""Build a profile from kernels in launch order, without host times (Nsight Compute).
+
+Nsight Compute replays each kernel until it has collected all counters. Its reports therefore contain no host times. For
+each kernel, they contain the NVTX ranges that were open on the launching thread. This module uses the launch number as
+the clock: launch i happens at time i. A range lasts from the first to the last of consecutive launches inside it. The
+notes tell the user what this loses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from annot.profile import KERNELS, LAUNCHES, METRICS, RANGES, Profile
+from annot.read.notes import counted
+
+__all__ = ["DEFAULT_DOMAIN", "DURATIONS", "Launch", "OpenRange", "profile_of"]
+
+DEFAULT_DOMAIN: Final = "<default domain>"
+"""Name of the default NVTX domain in Nsight Compute."""
+
+DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration_measured_user", "gpu__time_duration.avg", "Duration")
+"""Metrics of the duration of a kernel, most precise first."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRange:
+    """A range that was open when a kernel was launched.
+
+    Args:
+        domain: its NVTX domain, "" for the default domain.
+        text: its message.
+        number: id of a start/end range, if the file contains it.
+        payload: its numeric payload, as text.
+        color: 0xAARRGGBB.
+    """
+
+    domain: str
+    text: str
+    number: int | None = None
+    payload: str | None = None
+    color: int | None = None
+
+
+@dataclass(slots=True)
+class Launch:
+    """A kernel launch.
+
+    Args:
+        process, thread: ids of the launching process and thread.
+        name: name of the kernel.
+        device, stream: ids of the device and stream.
+        duration: duration in ns, None if it was not measured.
+        started: open start/end ranges, unordered.
+        pushed: open push/pop ranges by domain, outermost first.
+        metrics: value of each metric, by name and unit.
+    """
+
+    process: int
+    thread: int
+    name: str
+    device: int | None = None
+    stream: int | None = None
+    duration: int | None = None
+    started: Sequence[OpenRange] = ()
+    pushed: Mapping[str, Sequence[OpenRange]] = field(default_factory=dict)
+    metrics: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+def profile_of(path: Path, name: str, producer: str, launches: Sequence[Launch], notes: Iterable[str]) -> Profile:
+    """Return the profile of launches.
+
+    Args:
+        path, name, producer: source, format and producer for `Profile.meta`.
+        launches: the launches, in order.
+        notes: notes of the reader.
+    """
+    ranges = _ranges(launches)
+    notes = [*notes, *_notes(launches, ranges)]
+    meta = {"source": str(path), "format": name, "producer": producer, "notes": notes, "host_times": False}
+    return Profile.build(
+        meta,
+        ranges=pl.DataFrame(ranges, schema=dict(RANGES), orient="row"),
+        launches=_calls(launches),
+        kernels=_kernels(launches),
+        metrics=_metrics(launches),
+    )
+
+
+def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
+    notes = []
+    if ranges:
+        notes.append(
+            "Nsight Compute does not record host times. Consecutive calls of the same layer count as one call."
+        )
+    else:
+        notes.append(
+            "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers. Run ncu with --nvtx."
+        )
+    if any(len(launch.pushed) > 1 for launch in launches):
+        notes.append(
+            "The nesting of ranges in different NVTX domains is unknown. The range around more kernels counts as outer."
+        )
+    if unmeasured := sum(launch.duration is None for launch in launches):
+        notes.append(
+            f"The duration of {counted(unmeasured, 'kernel')} is unknown and counts as 0 ns. "
+            "Collect the metric gpu__time_duration.sum."
+        )
+    return notes
+
+
+def _calls(launches: Sequence[Launch]) -> pl.DataFrame:
+    count = len(launches)
+    instants = pl.Series(range(count), dtype=pl.Int64)
+    columns = {
+        "process": [launch.process for launch in launches],
+        "thread": [launch.thread for launch in launches],
+        "start": instants,
+        "end": instants,
+        "correlation": instants + 1,
+        "name": [None] * count,
+    }
+    return pl.DataFrame(columns, schema=dict(LAUNCHES))
+
+
+def _kernels(launches: Sequence[Launch]) -> pl.DataFrame:
+    """Return rows of `KERNELS`, with the kernels of each process one after the other."""
+    clocks: dict[int, int] = {}
+    rows = []
+    for index, launch in enumerate(launches):
+        start = clocks.get(launch.process, 0)
+        clocks[launch.process] = end = min(start + max(launch.duration or 0, 0), 1 << 62)
+        kernel = {"process": launch.process, "device": launch.device, "stream": launch.stream, "name": launch.name}
+        rows.append(kernel | {"start": start, "end": end, "correlation": index + 1})
+    return pl.DataFrame(rows, schema=dict(KERNELS), orient="row")
+
+
+def _metrics(launches: Sequence[Launch]) -> pl.DataFrame:
+    kernels: list[int] = []
+    names: list[str] = []
+    units: list[str] = []
+    values: list[float] = []
+    for index, launch in enumerate(launches):
+        kernels += [index] * len(launch.metrics)
+        names += [name for name, _ in launch.metrics]
+        units += [unit for _, unit in launch.metrics]
+        values += launch.metrics.values()
+    return pl.DataFrame({"kernel": kernels, "name": names, "value": values, "unit": units}, schema=dict(METRICS))
+
+
+class _Process:
+    """Open ranges of a process, from launch to launch.
+
+    Start/end ranges belong to the process and are put on the thread of its first launch. A push/pop range stays open if
+    the next launch of its thread is also inside it. It is a new call if meanwhile another thread launched a kernel and
+    a start/end range began or ended, because then a new iteration began.
+    """
+
+    def __init__(self, process: int, first_thread: int) -> None:
+        self._process, self._first_thread = process, first_thread
+        self._count = self._changed = 0
+        self._started: dict[tuple[OpenRange, int], int] = {}
+        self._pushed: dict[int, tuple[int, dict[str, list[tuple[int, OpenRange]]]]] = {}
+
+    def see(self, instant: int, launch: Launch, rows: list[dict[str, Any]]) -> None:
+        """Extend the ranges that are still open to this time, and add rows for new ranges."""
+        self._count += 1
+        self._see_started(instant, launch.started, rows)
+        last, before = self._pushed.get(launch.thread, (0, {}))
+        if last < self._count - 1 and last < self._changed:
+            before = {}
+        now: dict[str, list[tuple[int, OpenRange]]] = {}
+        for domain, stack in launch.pushed.items():
+            kept = before.get(domain, [])
+            kept = kept[: _common(kept, stack)]
+            new = stack[len(kept) :]
+            now[domain] = kept + [(self._add(instant, launch.thread, opened, "push", rows), opened) for opened in new]
+            for row, _ in now[domain]:
+                rows[row]["end"] = instant
+        self._pushed[launch.thread] = (self._count, now)
+
+    def _see_started(self, instant: int, started: Sequence[OpenRange], rows: list[dict[str, Any]]) -> None:
+        now: dict[tuple[OpenRange, int], int] = {}
+        seen: Counter[OpenRange] = Counter()
+        for opened in started:
+            key = (opened, seen[opened])
+            seen[opened] += 1
+            row = self._started.get(key)
+            now[key] = self._add(instant, self._first_thread, opened, "start", rows) if row is None else row
+            rows[now[key]]["end"] = instant
+        if now.keys() != self._started.keys():
+            self._changed = self._count
+        self._started = now
+
+    def _add(self, instant: int, thread: int, opened: OpenRange, kind: str, rows: list[dict[str, Any]]) -> int:
+        row = {"id": len(rows), "process": self._process, "thread": thread, "start": instant}
+        label = {"domain": opened.domain, "text": opened.text, "payload": opened.payload, "color": opened.color}
+        rows.append(row | label | {"kind": kind})
+        return len(rows) - 1
+
+
+def _common(before: Sequence[tuple[int, OpenRange]], now: Sequence[OpenRange]) -> int:
+    """Return the length of the common prefix of two stacks."""
+    for index, ((_, old), new) in enumerate(zip(before, now, strict=False)):
+        if old != new:
+            return index
+    return min(len(before), len(now))
+
+
+def _ranges(launches: Sequence[Launch]) -> list[dict[str, Any]]:
+    """Return rows of `RANGES`. Of two ranges around the same launches, the one with the smaller id is outside."""
+    rows: list[dict[str, Any]] = []
+    processes: dict[int, _Process] = {}
+    for instant, launch in enumerate(launches):
+        if launch.process not in processes:
+            processes[launch.process] = _Process(launch.process, launch.thread)
+        processes[launch.process].see(instant, launch, rows)
+    return rows

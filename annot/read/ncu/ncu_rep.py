@@ -1,0 +1,121 @@
+"""Reader for Nsight Compute reports (``.ncu-rep``) through NVIDIA's package ``ncu-report``.
+
+The package is proprietary and only this module needs it. It is therefore an optional dependency: ``annot[ncu]``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from annot.errors import AnnotError
+from annot.profile import Profile
+from annot.read.csv_text import nanoseconds
+from annot.read.ncu.envelope import MAGIC, open_envelope
+from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
+
+__all__ = ["NAME", "read", "sniff"]
+
+NAME: Final = "ncu_rep"
+
+_WORKER: Final = Path(__file__).with_name("worker.py")
+_SECONDS: Final = 120
+_SECONDS_PER_MEGABYTE: Final = 2
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether the file has the magic of a report; see `annot.read.formats.Reader`."""
+    return head.startswith(MAGIC)
+
+
+def read(path: Path) -> Profile:
+    """Read a report; see `annot.read.formats.Reader`.
+
+    Raises:
+        AnnotError: the file is truncated, damaged or empty, or the package ``ncu-report`` is not installed.
+    """
+    envelope = open_envelope(path)
+    with tempfile.TemporaryFile() as output:
+        _print_report(path, output)
+        output.seek(0)
+        launches = _launches(output)
+    if not launches:
+        raise AnnotError(f"{path} is a report of Nsight Compute without results")
+    notes = []
+    if envelope.origins is not None and len(envelope.origins) == len(launches):
+        for launch, (process, thread) in zip(launches, envelope.origins, strict=True):
+            launch.process, launch.thread = process, thread
+    else:
+        notes.append("The process and thread of each launch are unknown. annot assigns all launches to one thread.")
+    return profile_of(path, NAME, envelope.producer, launches, notes)
+
+
+def _print_report(path: Path, output: Any) -> None:
+    if importlib.util.find_spec("ncu_report") is None:
+        raise AnnotError(
+            f"{path} is a report of Nsight Compute, which requires NVIDIA's package: pip install ncu-report"
+        )
+    # -P: do not import from the folder of the worker.
+    command = [sys.executable, "-P", str(_WORKER), str(path.absolute())]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    limit = _SECONDS + _SECONDS_PER_MEGABYTE * path.stat().st_size // 2**20
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, env=environment,
+            timeout=limit, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise AnnotError(f"{path} cannot be read: NVIDIA's ncu_report did not finish in {limit} s") from None
+    if result.returncode:
+        lines = result.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {result.returncode}"]
+        raise AnnotError(f"{path} is a damaged report of Nsight Compute, or NVIDIA's ncu_report failed: {lines[-1]}")
+
+
+def _launches(lines: Iterable[bytes]) -> list[Launch]:
+    """Read the output of `annot.read.ncu.worker`."""
+    metrics: list[tuple[str, str]] = []
+    launches = []
+    for line in lines:
+        value = json.loads(line)
+        if isinstance(value, list):
+            metrics.append((value[0], value[1]))
+        else:
+            launches.append(_launch(value, metrics))
+    return launches
+
+
+def _launch(action: dict[str, Any], metrics: list[tuple[str, str]]) -> Launch:
+    values = {metrics[number]: float(value) for number, value in action["metrics"]}
+    by_name = {name: (value, unit) for (name, unit), value in values.items()}
+    # ncu_report returns base units, and no unit for an unknown chip.
+    durations = [nanoseconds(repr(by_name[name][0]), by_name[name][1] or "ns") for name in DURATIONS if name in by_name]
+    pushed: dict[str, list[OpenRange]] = {}
+    for opened in map(_range, action["pushed"]):
+        pushed.setdefault(opened.domain, []).append(opened)
+    return Launch(
+        0,
+        0,
+        action["name"],
+        _integer(by_name.get("launch__device_id")),
+        _integer(by_name.get("launch__stream_id")),
+        next((duration for duration in durations if duration is not None), None),
+        [_range(opened) for opened in action["started"]],
+        pushed,
+        values,
+    )
+
+
+def _range(opened: list[Any]) -> OpenRange:
+    domain, text, payload, color = opened
+    return OpenRange("" if domain == DEFAULT_DOMAIN else domain, text, None, payload, color)
+
+
+def _integer(metric: tuple[float, str] | None) -> int | None:
+    return None if metric is None or not 0 <= metric[0] < 2**53 else int(metric[0])

@@ -1,0 +1,45 @@
+"""Sentences for the notes of a profile, `Profile.meta["notes"]`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+
+__all__ = ["counted", "sentences"]
+
+_NOUN: Final = re.compile(r"\{([^{}]+)\}")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    Args:
+        number: the count.
+        noun: the singular of a noun with a regular plural.
+
+    Example:
+        >>> counted(1, "copy"), counted(1234, "copy"), counted(2, "graph launch")
+        ('1 copy', '1,234 copies', '2 graph launches')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number:,} {plural}"
+
+
+def sentences(notes: Counter[str]) -> list[str]:
+    """Return the notes with their counts.
+
+    Args:
+        notes: how often each note applies; the noun in braces gets the number.
+
+    Example:
+        >>> sentences(Counter({"annot skipped {range} without a thread.": 2}))
+        ['annot skipped 2 ranges without a thread.']
+    """
+    return [_sentence(text, number) for text, number in notes.items()]
+
+
+def _sentence(text: str, number: int) -> str:
+    return _NOUN.sub(lambda noun: counted(number, noun[1]), text)

@@ -1,0 +1,1 @@
+"""Reader for Nsight Systems: SQLite exports, Parquet exports and ``.nsys-rep`` files."""

@@ -1,0 +1,170 @@
+"""NVTX ranges and marks of an Nsight Systems export, with the texts of their string, domain and category ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
+
+import polars as pl
+
+from annot.labels.tag import FINDINGS
+from annot.profile import MARKS, RANGES
+from annot.read.nsys.schema import ROW, Tables, fetch, fetch_blocks, process_of, resolve, with_times
+
+__all__ = ["FINDINGS_PROCESS", "TABLE", "Names", "as_marks", "as_ranges", "event_blocks"]
+
+FINDINGS_PROCESS: Final = 10 * 2**20
+"""First of the process ids that annot assigns. Linux process ids are below 4 * 2**20 (PID_MAX_LIMIT)."""
+
+TABLE: Final = "NVTX_EVENTS"
+
+_CATEGORY, _MARK, _DOMAIN = 33, 34, 75
+_PUSH: Final = (59, 70)  # 70 and 71: ranges imported from NVTXT
+_START: Final = (60, 71)
+_IMPORTED: Final = 70
+
+_COLUMNS: Final = {
+    "id": ROW, "type": "eventType", "start": "start", "end": "end", "thread": "globalTid",
+    "end_thread": "endGlobalTid", "domain_id": "domainId", "string": "textId",
+}  # fmt: skip
+_TEXTS: Final = {"text": "text"}
+_CATEGORIES: Final = {"category_id": "category"}
+_COLORS: Final = {"color": "color"}
+_INTEGERS: Final = ("uint64Value", "int64Value", "uint32Value", "int32Value")
+_REALS: Final = ("doubleValue", "floatValue")
+
+
+class Names:
+    """Names of domains and categories. Their ids are unique per process only.
+
+    Args:
+        tables: the export.
+        strings: its strings, from `annot.read.nsys.schema.read_strings`.
+    """
+
+    def __init__(self, tables: Tables, strings: pl.DataFrame) -> None:
+        columns = {name: _COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
+        self._named = pl.DataFrame(schema={"type": pl.Int64})
+        if TABLE in tables.columns:
+            rows = fetch(tables, TABLE, columns, _TEXTS, (_COLUMNS["type"], (_CATEGORY, _DOMAIN)))
+            self._named = _with_text(rows, strings).with_columns(pl.col("text").cast(pl.String))
+
+    @cached_property
+    def has_findings(self) -> bool:
+        """Whether the export contains findings that annot added to the report."""
+        return FINDINGS in self._named.filter(pl.col("type") == _DOMAIN)["text"] if self._named.height else False
+
+    @property
+    def domains(self) -> int:
+        """Number of named domains."""
+        return int((self._named["type"] == _DOMAIN).sum())
+
+    def with_domains(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Replace domain_id by the name of the domain."""
+        return self._with_name(rows, _DOMAIN, "domain", "process", "domain_id").drop("domain_id")
+
+    def with_categories(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Replace category_id by the name of the category. The rows need domain_id."""
+        return self._with_name(rows, _CATEGORY, "category", "process", "domain_id", "category_id").drop("category_id")
+
+    def _with_name(self, rows: pl.DataFrame, kind: int, name: str, *keys: str) -> pl.DataFrame:
+        number = pl.col(f"{name}_id")
+        known = self._named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
+        known = known.unique(keys, keep="last", maintain_order=True)
+        numbered = pl.format("{} {}", pl.lit(name), number)
+        text = pl.coalesce(name, pl.when(number == 0).then(pl.lit("")).otherwise(numbered)).alias(name)
+        names = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text)
+        if rows.schema["text"] == pl.Categorical:
+            names = names.with_columns(pl.col(name).cast(pl.Categorical))
+        return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True)
+
+
+def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: bool) -> Iterator[pl.DataFrame]:
+    """Yield ranges and marks, for `as_ranges` and `as_marks`.
+
+    Args:
+        tables: the export.
+        strings: its strings, from `annot.read.nsys.schema.read_strings`. As `pl.Categorical` they take a quarter of
+            the memory.
+        names: the names of its domains and categories.
+        full: read payload, category and color.
+    """
+    columns = _COLUMNS | ({name: name for name in _INTEGERS} | _CATEGORIES | _COLORS if full else {})
+    if TABLE not in tables.columns:
+        return
+    reals = tables.reals(TABLE, [name for name in _REALS if name in tables.columns[TABLE]]) if full else None
+    for rows in fetch_blocks(tables, TABLE, columns, _TEXTS):
+        rows = _with_text(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
+        if reals is not None:
+            rows = names.with_categories(rows.with_columns(_payload(rows, reals)))
+        rows = names.with_domains(_without_imported_findings(rows))
+        yield rows.filter(pl.col("domain").cast(pl.String) != FINDINGS) if names.has_findings else rows
+
+
+def _without_imported_findings(rows: pl.DataFrame) -> pl.DataFrame:
+    """Remove findings that annot added to the report. NVTXT does not support domains; their process id marks them."""
+    latest = rows["type"].max()
+    if isinstance(latest, int) and latest >= _IMPORTED:
+        number = pl.col("thread") // 2**24 % 2**24
+        rows = rows.filter(~((pl.col("type") >= _IMPORTED) & (number >= FINDINGS_PROCESS)).fill_null(False))
+    return rows
+
+
+def as_ranges(events: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    """Return the ranges among events, with the columns `annot.profile.RANGES`.
+
+    Args:
+        events: from `event_blocks`.
+        notes: counts ranges without valid times or thread, which are skipped.
+    """
+    marks = events["type"] == _MARK
+    ranges = with_times(events.filter(~marks) if marks.any() else events, "range", notes, open_ends=True)
+    if without_thread := ranges["thread"].null_count():
+        notes["annot skipped {range} without a thread."] += without_thread
+        ranges = ranges.drop_nulls("thread")
+    return ranges.select(name for name in RANGES if name in ranges.columns)
+
+
+def as_marks(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the marks with a time and a thread, with the columns `annot.profile.MARKS`.
+
+    Args:
+        events: from `event_blocks`.
+    """
+    marks = events.filter(pl.col("type") == _MARK).drop_nulls(["start", "thread"])
+    return marks.select(name for name in MARKS if name in marks.columns)
+
+
+def _with_text(rows: pl.DataFrame, strings: pl.DataFrame) -> pl.DataFrame:
+    text = resolve(rows["string"], strings).alias("text")
+    if text.null_count():
+        text = rows.select(pl.coalesce(text, pl.col("text").cast(text.dtype))).to_series()
+    numbers = [name for name in ("domain_id", "category_id") if name in rows.columns]
+    rows = rows.drop("string").with_columns(process_of("thread"), text, pl.col(numbers).fill_null(0))
+    if "end_thread" not in rows.columns:
+        return rows
+    foreign = pl.when(pl.col("end_thread") != pl.col("thread")).then(pl.col("end_thread")).alias("end_thread")
+    kind = pl.when(pl.col("type").is_in(_PUSH)).then(pl.lit("push")).otherwise(pl.lit("start")).alias("kind")
+    return rows.with_columns(foreign, kind.cast(_KIND))
+
+
+_KIND: Final = pl.Enum(["push", "start"])
+
+
+def _payload(rows: pl.DataFrame, reals: pl.DataFrame) -> pl.Series:
+    """Return the payloads of the events as text."""
+    texts = [
+        rows[name].reinterpret(signed=False).cast(pl.String)  # SQLite integers are signed; the export keeps the bits
+        if name == "uint64Value"
+        else rows[name].cast(pl.String)
+        for name in _INTEGERS
+        if rows[name].null_count() < rows.height
+    ]
+    if not reals.is_empty():
+        joined = rows.select("id").join(reals, on="id", how="left", maintain_order="left")
+        texts.append(joined["real"].cast(pl.String))
+    if not texts:
+        return pl.Series("payload", [None], pl.String).new_from_index(0, rows.height)
+    return rows.select(pl.coalesce(texts).alias("payload")).to_series()

@@ -1,0 +1,167 @@
+"""Access to the tables of an Nsight Systems export, in SQLite or Parquet.
+
+Nsight Systems creates a table only if it has rows, and releases add, rename and reorder columns. Tables and columns are
+therefore optional and are accessed by name. The ids of correlations, domains, categories and graph nodes are unique
+per process only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, Final, Protocol
+
+import polars as pl
+
+from annot.profile import LATEST
+
+__all__ = [
+    "ACTIVITY",
+    "ROW",
+    "Tables",
+    "fetch",
+    "fetch_blocks",
+    "process_of",
+    "read_strings",
+    "resolve",
+    "with_times",
+]
+
+ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"
+"""Prefix of the tables with CUDA activity."""
+
+ROW: Final = "rowid"
+"""Name of the row number among the columns of a table."""
+
+
+class Tables(Protocol):
+    """The tables of an export."""
+
+    @property
+    def columns(self) -> Mapping[str, Set[str]]:
+        """The columns of each table."""
+
+    def scan(
+        self,
+        table: str,
+        integers: Mapping[str, str],
+        texts: Mapping[str, str],
+        where_in: tuple[str, Sequence[int]] | None = None,
+    ) -> pl.DataFrame:
+        """Return columns of a table. All of them must exist; `fetch` fills missing ones.
+
+        Args:
+            table: name of the table.
+            integers: source column, or `ROW`, of each Int64 column, by its name in the result.
+            texts: source column of each String column, by its name in the result. Null becomes "".
+            where_in: an integer column and its allowed values.
+        """
+
+    def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+        """Yield the rows of `scan` in blocks that are not empty. The table can be larger than the memory."""
+
+    def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
+        """Return the rows where a column is a number: "id" (`ROW`) and "real" (Float64, the first of the columns)."""
+
+    def records(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a small table with the columns that it has, or an empty list if it does not exist."""
+
+
+def fetch(
+    tables: Tables,
+    table: str,
+    integers: Mapping[str, str],
+    texts: Mapping[str, str] | None = None,
+    where_in: tuple[str, Sequence[int]] | None = None,
+) -> pl.DataFrame:
+    """Return columns of a table. Missing integer columns are null, missing text columns are "".
+
+    Args:
+        tables: the export.
+        table: name of an existing table.
+        integers: source column of each Int64 column, by its name in the result.
+        texts: source column of each String column, by its name in the result.
+        where_in: an existing integer column and its allowed values.
+    """
+    texts = texts or {}
+    existing = _existing(tables, table, integers), _existing(tables, table, texts)
+    return _completed(tables.scan(table, *existing, where_in), integers, texts)
+
+
+def fetch_blocks(
+    tables: Tables, table: str, integers: Mapping[str, str], texts: Mapping[str, str] | None = None
+) -> Iterator[pl.DataFrame]:
+    """Yield the rows of `fetch` in blocks that are not empty. A missing table yields no blocks.
+
+    Args:
+        tables, table, integers, texts: as for `fetch`.
+    """
+    texts = texts or {}
+    if table in tables.columns:
+        for rows in tables.blocks(table, _existing(tables, table, integers), _existing(tables, table, texts)):
+            yield _completed(rows, integers, texts)
+
+
+def _existing(tables: Tables, table: str, columns: Mapping[str, str]) -> dict[str, str]:
+    existing = tables.columns[table] | {ROW}
+    return {name: column for name, column in columns.items() if column in existing}
+
+
+def _completed(rows: pl.DataFrame, integers: Mapping[str, str], texts: Mapping[str, str]) -> pl.DataFrame:
+    absent = [pl.lit(None, pl.Int64).alias(name) for name in integers if name not in rows.columns]
+    absent += [pl.lit("").alias(name) for name in texts if name not in rows.columns]
+    return rows.with_columns(absent) if absent else rows
+
+
+def read_strings(tables: Tables) -> pl.DataFrame:
+    """Return the table StringIds: "string" (Int64, unique) and "value" (String).
+
+    Args:
+        tables: the export.
+    """
+    if not {"id", "value"} <= tables.columns.get("StringIds", frozenset()):
+        return pl.DataFrame(schema={"string": pl.Int64, "value": pl.String})
+    return tables.scan("StringIds", {"string": "id"}, {"value": "value"}).unique("string", keep="first")
+
+
+def resolve(ids: pl.Series, strings: pl.DataFrame) -> pl.Series:
+    """Return the strings of ids. Null and unknown ids give null.
+
+    Args:
+        ids: ids in StringIds, Int64.
+        strings: from `read_strings`.
+    """
+    if ids.null_count() == len(ids):
+        return pl.Series(ids.name, [None], strings.schema["value"]).new_from_index(0, len(ids))
+    joined = ids.to_frame("string").join(strings, on="string", how="left", maintain_order="left")
+    return joined["value"].alias(ids.name)
+
+
+def process_of(column: str) -> pl.Expr:
+    """Return the process of a globalTid or globalPid, as the column "process".
+
+    The ids are <hardware:8><vm:8><pid:24><tid:24>. The result keeps everything except the tid, because processes on
+    two machines can have the same pid.
+
+    Args:
+        column: name of the column with the ids.
+    """
+    return (pl.col(column) & pl.lit(~0xFFFFFF, pl.Int64)).alias("process")
+
+
+def with_times(rows: pl.DataFrame, noun: str, notes: Counter[str], *, open_ends: bool = False) -> pl.DataFrame:
+    """Return the rows with valid times: a start, and an end that is not before it.
+
+    Args:
+        rows: a table with "start" and "end" in ns.
+        noun: what a row is, in the singular.
+        notes: counts the rows that are skipped; see `annot.read.notes.sentences`.
+        open_ends: keep rows without an end.
+    """
+    ends = pl.col("end").is_between("start", LATEST).fill_null(open_ends)
+    usable = rows.select((pl.col("start").is_between(-LATEST, LATEST) & ends).fill_null(False)).to_series()
+    if usable.all():
+        return rows
+    kept = rows.filter(usable)
+    notes[f"annot skipped {{{noun}}} without valid start and end times."] += rows.height - kept.height
+    return kept

@@ -1,0 +1,332 @@
+"""Tables of Nsight Systems exports (2020 to 2026) and of annot's recordings, as tables of `annot.profile`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from annot.errors import AnnotError
+from annot.profile import (
+    COPIES,
+    KERNELS,
+    LAUNCHES,
+    MARKS,
+    RANGES,
+    Profile,
+    conform,
+    copies_as_work,
+    kernels_as_work,
+    pick,
+)  # fmt: skip
+from annot.read.notes import sentences
+from annot.read.nsys import nvtx_events
+from annot.read.nsys.annot_marks import AnnotMarks
+from annot.read.nsys.cuda_graphs import read_origins, with_origins
+from annot.read.nsys.meta import notes_of_recorder, read_meta, with_ranks
+from annot.read.nsys.schema import ACTIVITY, Tables, fetch_blocks, process_of, read_strings, resolve, with_times
+
+__all__ = ["Export", "check", "read_profile"]
+
+_CALLS: Final = (0, 1)  # runtime and driver API; with --cudabacktrace, class 67 repeats each call
+_RUNTIME, _KERNEL, _GRAPH = ACTIVITY + "RUNTIME", ACTIVITY + "KERNEL", ACTIVITY + "GRAPH_TRACE"
+_MEMCPY, _MEMSET = ACTIVITY + "MEMCPY", ACTIVITY + "MEMSET"
+
+_GPU_ROWS: Final = frozenset({"start", "end", "correlationId"})
+_NEEDED: Final = {
+    nvtx_events.TABLE: frozenset({"start", "end", "eventType", "globalTid"}),
+    _RUNTIME: frozenset({"start", "end", "globalTid", "correlationId", "nameId"}),
+    **dict.fromkeys((_KERNEL, _GRAPH, _MEMCPY, _MEMSET), _GPU_ROWS),
+}
+_GPU_COLUMNS: Final = {
+    "start": "start", "end": "end", "correlation": "correlationId", "pid": "globalPid", "device": "deviceId",
+    "stream": "streamId", "node": "graphNodeId",
+}  # fmt: skip
+
+_NO_COPIES: Final = conform(None, COPIES)
+_COPY_KINDS: Final = {
+    0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
+    9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
+}  # fmt: skip
+
+
+def check(path: Path, tables: Tables, kind: str) -> None:
+    """Raise if the tables are not those of an export, or if the export is empty.
+
+    Args:
+        path: the file, for the message.
+        tables: its tables.
+        kind: format of the file, for the message.
+
+    Raises:
+        AnnotError: the file contains neither NVTX ranges nor CUDA activity, or a table lacks a required column.
+    """
+    activity = [table for table in tables.columns if table.startswith(ACTIVITY)]
+    if nvtx_events.TABLE not in tables.columns and not activity:
+        if "StringIds" in tables.columns:
+            raise AnnotError(f"{path} is a profile without NVTX ranges and without CUDA activity")
+        found = ", ".join(sorted(tables.columns)[:4]) or "no tables"
+        raise AnnotError(
+            f"{path} is {kind} but not a profile: it has no table {nvtx_events.TABLE}. It contains {found}."
+        )
+    for table, needed in _NEEDED.items():
+        missing = sorted(needed - tables.columns.get(table, needed))
+        if missing:
+            raise AnnotError(f"{path} is not an Nsight Systems export: {table} lacks the column {missing[0]}")
+
+
+class Export:
+    """An export as an `annot.profile.Source`. Tables are read in blocks.
+
+    Args:
+        opened: opens the tables, for each read. `check` must accept them.
+        meta: source and format for `Profile.meta`.
+        facts: notes on the file.
+        full: read payload, category and color of ranges, and names of API calls. The attribution to layers does not
+            need them.
+        calls: read the names of API calls even if not `full`.
+    """
+
+    def __init__(
+        self, opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = (),
+        *, full: bool = False, calls: bool = False,
+    ) -> None:  # fmt: skip
+        self._opened, self._named_calls = opened, full or calls
+        self._annot_marks = AnnotMarks()
+        self._notes: dict[str, Counter[str]] = {}
+        with opened() as tables:
+            strings = read_strings(tables)
+            self._strings = strings if full else strings.with_columns(pl.col("value").cast(pl.Categorical))
+            self._origins = read_origins(tables)
+            self._facts = [*facts, *notes_of_recorder(tables)]
+            self._meta = meta | read_meta(tables)
+            self._seen: set[int] = set()
+
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield ranges; see `annot.profile.Source`."""
+        notes, found = self._counter("ranges"), False
+        self._annot_marks = AnnotMarks()
+        with self._opened() as tables:
+            names = nvtx_events.Names(tables, self._strings)
+            for events in nvtx_events.event_blocks(tables, self._strings, names, full=False):
+                ranges = nvtx_events.as_ranges(events, notes)
+                self._annot_marks.add(nvtx_events.as_marks(events))
+                self._seen.update(ranges["process"].unique())
+                found |= not ranges.is_empty()
+                yield ranges
+        self._notes["none"] = Counter(() if found else _no_ranges(names.domains))
+
+    def events(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return all ranges and marks, with the columns `annot.profile.RANGES` and `annot.profile.MARKS`."""
+        notes = self._counter("ranges")
+        self._annot_marks = AnnotMarks()
+        ranges, marks = [conform(None, RANGES)], [conform(None, MARKS)]
+        with self._opened() as tables:
+            names = nvtx_events.Names(tables, self._strings)
+            for events in nvtx_events.event_blocks(tables, self._strings, names, full=True):
+                events = events.with_columns(pl.col("kind").cast(pl.String))
+                ranges.append(pick(nvtx_events.as_ranges(events, notes), RANGES))
+                marks.append(pick(nvtx_events.as_marks(events), MARKS))
+                self._annot_marks.add(marks[-1])
+        together = pl.concat(ranges)
+        self._seen.update(together["process"].unique())
+        self._notes["none"] = Counter(_no_ranges(names.domains) if together.is_empty() else ())
+        return together, pl.concat(marks)
+
+    @property
+    def marks(self) -> pl.DataFrame:
+        """The marks with payloads if they include memory marks. Read the ranges first."""
+        marks = [conform(None, MARKS)]
+        if self._annot_marks.has_memory:
+            with self._opened() as tables:
+                names = nvtx_events.Names(tables, self._strings)
+                blocks = nvtx_events.event_blocks(tables, self._strings, names, full=True)
+                texts = pl.col("text", "domain", "category").cast(pl.String)
+                marks += [pick(nvtx_events.as_marks(events).with_columns(texts), MARKS) for events in blocks]
+        return pl.concat(marks)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """`Profile.meta`. It includes notes and ranks of the rows that were read so far."""
+        noted = (note for table, notes in self._notes.items() if table != "none" for note in sentences(notes))
+        notes = [*self._facts, *self._annot_marks.notes, *self._notes.get("none", ()), *noted]
+        known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
+        meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
+        meta |= {"scopes": self._annot_marks.scopes} if self._annot_marks.scopes else {}
+        return with_ranks(meta | ({"processes": known} if known else {}), self._annot_marks.ranks) | {"notes": notes}
+
+    def last_launch(self) -> int | None:
+        """Return the end of the last API call in ns; see `annot.profile.Source`."""
+        columns = {"start": "start", "end": "end", "class": "eventClass"}
+        with self._opened() as tables:
+            ends = [_calls(rows, Counter())["end"].max() for rows in fetch_blocks(tables, _RUNTIME, columns)]
+        return max((end for end in ends if isinstance(end, int)), default=None)
+
+    def launch_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield API calls; see `annot.profile.Source`."""
+        notes = self._counter("launches")
+        columns = {"start": "start", "end": "end", "thread": "globalTid", "correlation": "correlationId"}
+        columns |= {"class": "eventClass"} | ({"string": "nameId"} if self._named_calls else {})
+        with self._opened() as tables:
+            for rows in fetch_blocks(tables, _RUNTIME, columns):
+                rows = _calls(rows, notes)
+                name = [resolve(rows["string"], self._strings).alias("name")] if self._named_calls else []
+                rows = rows.select("start", "end", "thread", "correlation", process_of("thread"), *name)
+                self._seen.update(rows["process"].unique())
+                yield rows
+
+    def work_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield kernels, copies and memsets by start time, as `merged` orders them; see `annot.profile.Source`."""
+        with self._opened() as tables:
+            copies = copies_as_work(pl.concat([_NO_COPIES, *(pick(rows, COPIES) for rows in self.copies(tables))]))
+            kernels = (kernels_as_work(rows) for rows in self.kernels(tables))
+            yield from merged(kernels, copies.with_columns(pl.col("name").cast(self._text)))
+
+    def kernels(self, tables: Tables) -> Iterator[pl.DataFrame]:
+        """Yield kernels, and the CUDA graph launches of `--cuda-graph-trace=graph`, which has no rows for kernels."""
+        notes = self._counter("kernels")
+        for rows in self._activities(tables, _KERNEL, "kernel", notes, string="demangledName", short="shortName"):
+            name = resolve(rows["string"], self._strings).alias("name")
+            if name.null_count():
+                short = resolve(rows["short"], self._strings)
+                name = pl.select(pl.coalesce(name, short, pl.lit("", self._text)).alias("name")).to_series()
+            yield rows.with_columns(name)
+        for rows in self._activities(tables, _GRAPH, "CUDA graph", notes, graph="graphId"):
+            notes[_WHOLE_GRAPHS] += rows.height
+            graph = pl.format("CUDA graph {}", pl.col("graph").fill_null(0)).cast(self._text)
+            yield rows.with_columns(graph.alias("name"))
+
+    def copies(self, tables: Tables) -> Iterator[pl.DataFrame]:
+        """Yield copies and memsets."""
+        notes = self._counter("copies")
+        kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String).alias("kind")
+        for rows in self._activities(tables, _MEMCPY, "copy", notes, bytes="bytes", copy="copyKind"):
+            yield rows.with_columns(kind)
+        for rows in self._activities(tables, _MEMSET, "memset", notes, bytes="bytes"):
+            yield rows.with_columns(pl.lit("memset").alias("kind"))
+
+    def _activities(
+        self, tables: Tables, table: str, noun: str, notes: Counter[str], **more: str
+    ) -> Iterator[pl.DataFrame]:  # fmt: skip
+        for rows in fetch_blocks(tables, table, _GPU_COLUMNS | more):
+            rows = with_times(rows, noun, notes).with_columns(process_of("pid"))
+            if rows["process"].null_count():
+                rows = self._with_process(rows, notes)
+            rows = with_origins(rows, self._origins)
+            lost = ((rows["node"] != 0) & rows["origin_start"].is_null()).sum()
+            if lost:
+                notes[_UNCAPTURED] += int(lost)
+            self._seen.update(rows["process"].unique())
+            yield rows
+
+    def _with_process(self, rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+        """Fill missing process ids if a single process launched all GPU activities."""
+        if len(self._launching) == 1:
+            return rows.with_columns(pl.col("process").fill_null(self._launching[0]))
+        notes[_NO_PROCESS] += rows["process"].null_count()
+        return rows
+
+    @property
+    def _text(self) -> pl.DataType:
+        """Data type of text columns."""
+        return self._strings.schema["value"]
+
+    @cached_property
+    def _launching(self) -> list[int]:
+        return sorted({process for rows in self.launch_blocks() for process in rows["process"].unique().drop_nulls()})
+
+    def _counter(self, table: str) -> Counter[str]:
+        """Return a new counter for the notes on a table. Each read of the table starts at zero."""
+        self._notes[table] = Counter()
+        return self._notes[table]
+
+
+_WHOLE_GRAPHS: Final = (
+    "Nsight Systems traced {CUDA graph launch} as a whole, without kernels and layers. "
+    "Use `nsys profile --cuda-graph-trace=node`."
+)
+_UNCAPTURED: Final = (
+    "annot attributes {GPU activity} of CUDA graphs to the ranges of the graph launch, because the capture of the "
+    "graph node is unknown."
+)
+_NO_PROCESS: Final = "annot found no launch of {GPU activity}, because the profile does not name the process."
+
+
+def _calls(rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    """Return the rows of API calls with valid times."""
+    calls = rows["class"].is_in(_CALLS).fill_null(True)
+    return with_times(rows if calls.all() else rows.filter(calls), "API call", notes)
+
+
+def read_profile(
+    opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = ()
+) -> Profile:
+    """Return the profile in the tables of an export.
+
+    Args:
+        opened: opens the tables. `check` must accept them.
+        meta: source and format for `Profile.meta`.
+        facts: notes on the file.
+    """
+    export = Export(opened, meta, facts, full=True)
+    ranges, marks = export.events()
+    launches = pl.concat([conform(None, LAUNCHES), *(pick(rows, LAUNCHES) for rows in export.launch_blocks())])
+    with opened() as tables:
+        kernels = pl.concat([conform(None, KERNELS), *(pick(rows, KERNELS) for rows in export.kernels(tables))])
+        copies = pl.concat([_NO_COPIES, *(pick(rows, COPIES) for rows in export.copies(tables))])
+    return Profile.build(export.meta, ranges=ranges, marks=marks, launches=launches, kernels=kernels, copies=copies)
+
+
+def _no_ranges(domains: int) -> list[str]:
+    notes = [
+        "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers. "
+        "Wrap training in `with annot.emit_ranges(model):`, or run `annot doctor`."
+    ]
+    if domains:
+        notes.append(
+            "The profile names NVTX domains without ranges. The package nvtx 0.2.12 and later sends no ranges to "
+            "Nsight Systems before 2024. Install nvtx==0.2.11 or a newer Nsight Systems."
+        )
+    return notes
+
+
+def merged(blocks: Iterator[pl.DataFrame], others: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the rows of blocks and of a table in the order of their start.
+
+    The rows are sorted if those of the blocks are out of order by at most half a block.
+
+    Args:
+        blocks: blocks of a table with a column start, almost sorted.
+        others: additional rows, in any order.
+
+    Example:
+        >>> pieces = (pl.DataFrame({"start": starts}) for starts in ([3, 1], [5, 4]))
+        >>> [block["start"].to_list() for block in merged(pieces, pl.DataFrame({"start": [2, 9]}))]
+        [[1], [2, 3, 4], [5, 9]]
+    """
+    others = _sorted(others)
+    held: pl.DataFrame | None = None
+    for block in blocks:
+        rows = _sorted(block if held is None else pl.concat([held, block], how="diagonal_relaxed"))
+        ready = rows.height - block.height // 2
+        held = rows.slice(ready)
+        if ready:
+            until = others["start"].search_sorted(rows["start"][ready - 1], "right")
+            yield _together(rows.head(ready), others.head(until))
+            others = others.slice(until)
+    rest = others if held is None else _together(held, others)
+    if rest.height:
+        yield rest
+
+
+def _together(rows: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    return _sorted(pl.concat([rows, others], how="diagonal_relaxed")) if others.height else rows
+
+
+def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows if rows["start"].is_sorted() else rows.sort("start", maintain_order=True)

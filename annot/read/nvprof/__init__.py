@@ -1,0 +1,1 @@
+"""Reader for nvprof: CSV output and SQLite files."""

@@ -1,0 +1,254 @@
+"""Reader for SQLite files of nvprof (``nvprof -o``) and the Visual Profiler: CUPTI activity records as tables.
+
+The layout is that of nvprof 11.8, which imports the files that the tests write. Names are ids in StringTable, and
+kernel names are mangled. Kernel records have no process: nvprof writes a file per process. In a file with several
+processes, the launch determines the process of a kernel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from annot.errors import AnnotError
+from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, conform, pick
+from annot.read.notes import sentences
+from annot.read.nsys.schema import resolve, with_times
+from annot.read.sqlite import MAGIC, Database, open_database
+
+__all__ = ["NAME", "read", "sniff"]
+
+NAME: Final = "nvprof_sqlite"
+
+_CUPTI: Final = "CUPTI_ACTIVITY_KIND_"
+_MARKER: Final = _CUPTI + "MARKER"
+_KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL")
+_COPIES: Final = ("MEMCPY", "MEMCPY2")
+_CALLS: Final = ("RUNTIME", "DRIVER")
+_GPU_COLUMNS: Final = frozenset({"start", "end", "correlationId"})
+_NEEDED: Final = {
+    "StringTable": frozenset({"_id_", "value"}),
+    _MARKER: frozenset({"flags", "timestamp", "id", "objectId", "name"}),
+    **{_CUPTI + table: _GPU_COLUMNS | {"processId", "threadId", "cbid"} for table in _CALLS},
+    **{_CUPTI + table: _GPU_COLUMNS for table in (*_KERNELS, *_COPIES, "MEMSET", "GRAPH_TRACE")},
+}
+
+_INSTANT, _START, _END = 1, 2, 4  # CUpti_ActivityFlag of a marker
+_OF_PROCESS: Final = 1  # CUPTI_ACTIVITY_OBJECT_PROCESS: a start/end range; push/pop ranges belong to a thread
+_ARGB: Final = 2  # CUPTI_ACTIVITY_FLAG_MARKER_COLOR_ARGB: the color is set
+
+_NO_KERNELS: Final = conform(None, KERNELS)
+
+_COPY_KINDS: Final = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+}  # fmt: skip
+_RUNTIME: Final = {
+    13: "cudaLaunch", 31: "cudaMemcpy", 32: "cudaMemcpy2D", 41: "cudaMemcpyAsync", 44: "cudaMemcpy2DAsync",
+    49: "cudaMemset", 51: "cudaMemsetAsync", 131: "cudaStreamSynchronize", 137: "cudaEventSynchronize",
+    160: "cudaMemcpyPeer", 161: "cudaMemcpyPeerAsync", 165: "cudaDeviceSynchronize", 211: "cudaLaunchKernel",
+    213: "cudaLaunch", 214: "cudaLaunchKernel", 215: "cudaMemcpy", 225: "cudaMemcpyAsync", 233: "cudaMemset",
+    235: "cudaMemsetAsync", 239: "cudaStreamSynchronize", 269: "cudaLaunchCooperativeKernel",
+    270: "cudaLaunchCooperativeKernel", 311: "cudaGraphLaunch", 312: "cudaGraphLaunch", 430: "cudaLaunchKernelExC",
+    431: "cudaLaunchKernelExC",
+}  # fmt: skip
+_DRIVER: Final = {
+    17: "cuCtxSynchronize", 115: "cuLaunch", 121: "cuEventSynchronize", 126: "cuStreamSynchronize",
+    276: "cuMemcpyHtoD", 277: "cuMemcpyHtoDAsync", 278: "cuMemcpyDtoH", 279: "cuMemcpyDtoHAsync",
+    280: "cuMemcpyDtoD", 281: "cuMemcpyDtoDAsync", 305: "cuMemcpy", 306: "cuMemcpyAsync", 307: "cuLaunchKernel",
+    442: "cuLaunchKernel", 477: "cuLaunchCooperativeKernel", 478: "cuLaunchCooperativeKernel",
+    514: "cuGraphLaunch", 515: "cuGraphLaunch", 652: "cuLaunchKernelEx", 653: "cuLaunchKernelEx",
+}  # fmt: skip
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether the file is an SQLite file of nvprof; see `annot.read.formats.Reader`."""
+    if not head.startswith(MAGIC):
+        return False
+    try:
+        with open_database(path) as database:
+            return {"_id_", "value"} <= database.columns.get("StringTable", frozenset())
+    except AnnotError:
+        return False
+
+
+def read(path: Path) -> Profile:
+    """Read a file of nvprof; see `annot.read.formats.Reader`.
+
+    Raises:
+        AnnotError: the file is truncated or damaged, or contains neither NVTX ranges nor CUDA activity.
+    """
+    with open_database(path) as database:
+        _check(path, database)
+        strings = database.scan("StringTable", {"string": "_id_"}, {"value": "value"})
+        strings = strings.filter(pl.col("string") != 0).unique("string", keep="first")
+        counted: Counter[str] = Counter()
+        launches = _launches(database, counted)
+        markers = _markers(database, strings, launches)
+        kernels = pl.concat([_kernels(database, strings, counted), _graphs(database, counted)])
+        copies = pl.concat([*(_copies(database, table, counted) for table in _COPIES), _memsets(database, counted)])
+        notes = [*database.notes, *sentences(counted), *_notes(database, kernels)]
+        return Profile.build(
+            {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes},
+            ranges=pick(_with_data(database, _ranges(markers)), RANGES),
+            marks=pick(markers.filter(pl.col("flags") & _INSTANT != 0), MARKS),
+            launches=launches,
+            kernels=_with_process(kernels, launches),
+            copies=_with_process(copies, launches),
+        )
+
+
+def _check(path: Path, database: Database) -> None:
+    if not any(database.has(table) for table in _NEEDED if table.startswith(_CUPTI)):
+        raise AnnotError(f"{path} is an nvprof file without NVTX ranges and without CUDA activity")
+    for table, needed in _NEEDED.items():
+        missing = sorted(needed - database.columns.get(table, needed))
+        if missing:
+            raise AnnotError(f"{path} is not a supported nvprof file: {table} lacks the column {missing[0]}")
+
+
+def _notes(database: Database, kernels: pl.DataFrame) -> list[str]:
+    notes = []
+    if not database.has(_MARKER):
+        notes.append("The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.")
+    if kernels["name"].str.starts_with("_Z").any():
+        notes.append("Kernel names are mangled, as nvprof stores them.")
+    if any(database.has(_CUPTI + table) for table in ("METRIC", "EVENT")):
+        notes.append("annot skipped the counters, because the file contains only their ids. Use `nvprof --csv`.")
+    if database.has(_CUPTI + "CDP_KERNEL"):
+        notes.append("annot skipped kernels launched by kernels. The time of the parent kernels includes them.")
+    return notes
+
+
+def _launches(database: Database, notes: Counter[str]) -> pl.DataFrame:
+    names = zip(_CALLS, (_RUNTIME, _DRIVER), strict=True)
+    return pl.concat([_calls(database, table, of_table, notes) for table, of_table in names])
+
+
+def _calls(database: Database, table: str, names: dict[int, str], notes: Counter[str]) -> pl.DataFrame:
+    if _CUPTI + table not in database.columns:
+        return conform(None, LAUNCHES)
+    integers = {
+        "process": "processId", "thread": "threadId & 0xFFFFFFFF", "start": "start", "end": '"end"',
+        "correlation": "correlationId", "number": "cbid",
+    }  # fmt: skip
+    rows = _timed(database.scan(_CUPTI + table, integers, {}), "API call", notes)
+    known = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
+    numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
+    return pick(rows.with_columns(pl.coalesce(known, numbered).alias("name")), LAUNCHES)
+
+
+def _timed(rows: pl.DataFrame, noun: str, notes: Counter[str]) -> pl.DataFrame:
+    """Return the rows with valid times. CUPTI sets both times to 0 if it cannot collect them."""
+    known = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
+    return with_times(rows.with_columns(known.alias("start")), noun, notes)
+
+
+def _activities(database: Database, table: str, notes: Counter[str], **more: str) -> pl.DataFrame:
+    integers = {"start": "start", "end": '"end"', "correlation": "correlationId"}
+    optional = {"device": "deviceId", "stream": "streamId"} | more
+    integers |= {name: database.column(_CUPTI + table, column) for name, column in optional.items()}
+    noun = "kernel" if "KERNEL" in table or "GRAPH" in table else "copy"
+    return _timed(database.scan(_CUPTI + table, integers, {}), noun, notes)
+
+
+def _kernels(database: Database, strings: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
+    tables = [table for table in _KERNELS if _CUPTI + table in database.columns]
+    rows = [_activities(database, table, notes, name="name") for table in tables]
+    named = [part.with_columns(resolve(part["name"], strings).fill_null("")) for part in rows]
+    return pl.concat([_NO_KERNELS, *(pick(part, KERNELS) for part in named)])
+
+
+def _graphs(database: Database, notes: Counter[str]) -> pl.DataFrame:
+    """Return the launches of CUDA graphs that were traced as a whole."""
+    if _CUPTI + "GRAPH_TRACE" not in database.columns:
+        return _NO_KERNELS
+    rows = _activities(database, "GRAPH_TRACE", notes, graph="graphId")
+    return pick(rows.with_columns(name=pl.format("CUDA graph {}", pl.col("graph").fill_null(0))), KERNELS)
+
+
+def _copies(database: Database, table: str, notes: Counter[str]) -> pl.DataFrame:
+    if _CUPTI + table not in database.columns:
+        return conform(None, COPIES)
+    rows = _activities(database, table, notes, bytes="bytes", copy="copyKind")
+    kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
+    return pick(rows.with_columns(kind.alias("kind")), COPIES)
+
+
+def _memsets(database: Database, notes: Counter[str]) -> pl.DataFrame:
+    if _CUPTI + "MEMSET" not in database.columns:
+        return conform(None, COPIES)
+    rows = _activities(database, "MEMSET", notes, bytes="bytes")
+    return pick(rows.with_columns(kind=pl.lit("memset")), COPIES)
+
+
+def _with_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """Add the only process of the file, or the process of the launch if its correlation id is unique."""
+    processes = launches["process"].unique()
+    if processes.len() < 2:
+        only = processes[0] if processes.len() else 0
+        return activities.with_columns(pl.lit(only, pl.Int64).alias("process"))
+    of_launch = launches.select("correlation", "process").unique().filter(~pl.col("correlation").is_duplicated())
+    joined = activities.drop("process").join(of_launch, on="correlation", how="left", maintain_order="left")
+    return joined.select(activities.columns)
+
+
+def _markers(database: Database, strings: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """Return flags, number, start, process, thread, domain, text and kind of each marker: a mark, a start or an end."""
+    if _MARKER not in database.columns:
+        schema = {"flags": pl.Int64, "number": pl.Int64, "kind": pl.String} | dict(MARKS)
+        return pl.DataFrame(schema=schema)
+    integers = {
+        "flags": "flags", "number": "id", "start": "timestamp", "name": "name",
+        "object_kind": database.column(_MARKER, "objectKind"), "domain": database.column(_MARKER, "domain"),
+    }  # fmt: skip
+    rows = database.scan(_MARKER, integers, {"object": "hex(objectId)"})
+    rows = rows.filter(pl.col("start").is_between(1, LATEST))
+    objects = rows.select("object").unique()
+    pairs = [_object(text) for text in objects["object"]]
+    threads = launches["thread"].unique()
+    only = threads[0] if threads.len() == 1 else 0
+    objects = objects.with_columns(
+        pl.Series("process", [process for process, _ in pairs], pl.Int64),
+        pl.Series("thread", [thread or only for _, thread in pairs], pl.Int64),
+    )
+    rows = rows.join(objects, on="object", how="left", maintain_order="left")
+    kind = pl.when(pl.col("object_kind") == _OF_PROCESS).then(pl.lit("start")).otherwise(pl.lit("push"))
+    text, domain = (resolve(rows[name], strings).fill_null("") for name in ("name", "domain"))
+    return rows.with_columns(kind.alias("kind"), text.alias("text"), domain)
+
+
+def _object(digits: str) -> tuple[int, int]:
+    """Return process and thread of a CUpti_ActivityObjectKindId in hexadecimal."""
+    data = bytes.fromhex(digits)
+    if len(data) < 8:
+        return 0, 0
+    process, thread = struct.unpack_from("<II", data)
+    return process, thread
+
+
+def _ranges(markers: pl.DataFrame) -> pl.DataFrame:
+    """Return the ranges: starts with their ends."""
+    starts = markers.filter(pl.col("flags") & _START != 0)
+    ends = markers.filter(pl.col("flags") & _END != 0)
+    ends = ends.select("process", "number", end="start", end_thread="thread")
+    ends = ends.unique(["process", "number"], keep="first", maintain_order=True)
+    ranges = starts.join(ends, on=["process", "number"], how="left", maintain_order="left")
+    other = pl.when(pl.col("end_thread") != pl.col("thread")).then(pl.col("end_thread"))
+    return ranges.with_row_index("id").with_columns(pl.col("id").cast(pl.Int64), other.alias("end_thread"))
+
+
+def _with_data(database: Database, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Add color and category."""
+    table = _CUPTI + "MARKER_DATA"
+    if not {"flags", "id", "color", "category"} <= database.columns.get(table, frozenset()):
+        return ranges
+    data = database.scan(table, {"number": "id", "argb": f"flags & {_ARGB}", "color": "color", "named": "category"}, {})
+    data = data.unique("number", keep="first")
+    category = pl.when(pl.col("named") > 0).then(pl.format("category {}", pl.col("named"))).otherwise(pl.lit(""))
+    color = pl.when(pl.col("argb") != 0).then(pl.col("color") & 0xFFFFFFFF)
+    joined = ranges.join(data, on="number", how="left", maintain_order="left")
+    return joined.with_columns(category.alias("category"), color.alias("color"))

@@ -1,0 +1,283 @@
+"""Write the tables of an Nsight Systems export that a recording without GPU activity needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sqlite3
+from array import array
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+import adbc_driver_manager as adbc
+import adbc_driver_sqlite
+import polars as pl
+
+from annot.read.recording.files import Kind, Part
+
+__all__ = ["EventsFile", "Names", "events_table", "global_tid"]
+
+_EVENTS: Final[dict[str, Any]] = {
+    "start": pl.Int64, "end": pl.Int64, "eventType": pl.Int64, "rangeId": pl.Int64, "category": pl.Int64,
+    "color": pl.Int64, "text": pl.String, "globalTid": pl.Int64, "endGlobalTid": pl.Int64, "textId": pl.Int64,
+    "domainId": pl.Int64, "uint64Value": pl.Int64, "int64Value": pl.Int64, "doubleValue": pl.Float64,
+    "uint32Value": pl.Int64, "int32Value": pl.Int64, "floatValue": pl.Float64, "jsonTextId": pl.Int64,
+    "jsonText": pl.String,
+}  # fmt: skip
+
+_TABLES: Final = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT);
+CREATE TABLE ThreadNames (nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER);
+CREATE TABLE NVTX_EVENTS (
+    start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, category INTEGER,
+    color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER, domainId INTEGER,
+    uint64Value INTEGER, int64Value INTEGER, doubleValue REAL, uint32Value INTEGER, int32Value INTEGER,
+    floatValue REAL, jsonTextId INTEGER, jsonText TEXT
+);
+CREATE TABLE ENUM_NSYS_EVENT_TYPE (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
+CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT);
+CREATE TABLE META_DATA_CAPTURE (name TEXT NOT NULL, value TEXT);
+CREATE TABLE ANALYSIS_DETAILS (
+    globalVid INTEGER NOT NULL, duration INTEGER NOT NULL, startTime INTEGER NOT NULL, stopTime INTEGER NOT NULL
+);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT);
+"""
+
+_EVENT_TYPES: Final = {
+    33: "NvtxCategory", 34: "NvtxMark", 39: "NvtxThread", 59: "NvtxPushPopRange", 60: "NvtxStartEndRange",
+    75: "NvtxDomainCreate", 76: "NvtxDomainDestroy",
+}  # fmt: skip
+_TYPE_OF: Final = {Kind.CATEGORY: 33, Kind.THREAD_NAME: 39, Kind.DOMAIN_NAME: 75, Kind.DOMAIN_END: 76}
+
+_SCHEMA_VERSION: Final = (3, 7, 2)
+_MACHINE: Final = 1 << 48
+_PRIORITY: Final = 20
+_LOST_NAME: Final = "(name lost)"
+
+
+def global_tid(pid: int, thread: int = 0) -> int:
+    """Return the globalTid of Nsight Systems, or the globalPid if `thread` is 0.
+
+    Args:
+        pid: process id.
+        thread: thread id.
+
+    Example:
+        >>> hex(global_tid(0x123, 0x45))
+        '0x1000123000045'
+    """
+    return _MACHINE | (pid & 0xFFFFFF) << 24 | (thread & 0xFFFFFF)
+
+
+def events_table(
+    events: pl.DataFrame, pid: int, origin: int, domains: Mapping[int, int], strings: Mapping[int, int]
+) -> pl.DataFrame:
+    """Return rows of NVTX_EVENTS.
+
+    Args:
+        events: from `annot.read.recording.events.read_events`.
+        pid: id of their process.
+        origin: time 0 of the profile, in ns on the clock of the events.
+        domains: domain ids of the profile, by domain id of the recording.
+        strings: ids in StringIds, by string id of the recording.
+    """
+    text_id = pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64)
+    nameless = pl.col("string").is_not_null() & text_id.is_null()
+    process = pl.lit(global_tid(pid), pl.Int64)
+    table = events.select(
+        "payload_type",
+        "payload",
+        pl.col("start") - origin,
+        pl.col("end") - origin,
+        pl.col("type").alias("eventType"),
+        pl.col("range").alias("rangeId"),
+        "category",
+        "color",
+        pl.when(nameless).then(pl.lit(_LOST_NAME)).otherwise("inline").alias("text"),
+        (process + pl.col("thread")).alias("globalTid"),
+        (process + pl.col("end_thread")).alias("endGlobalTid"),
+        text_id.alias("textId"),
+        pl.col("domain").replace(domains).alias("domainId"),
+    )
+    return _with_payloads(table).select(
+        pl.col(name) if name in table.columns or name in _PAYLOADS else pl.lit(None, dtype).alias(name)
+        for name, dtype in _EVENTS.items()
+    )
+
+
+_LOW: Final = pl.col("payload") & 0xFFFFFFFF
+_SIGN: Final = 1 << 31
+_INTEGERS: Final = {
+    "uint64Value": (1, pl.col("payload").reinterpret(signed=True)),
+    "int64Value": (2, pl.col("payload").reinterpret(signed=True)),
+    "uint32Value": (4, _LOW.cast(pl.Int64)),
+    "int32Value": (5, (_LOW ^ _SIGN).cast(pl.Int64) - _SIGN),
+}
+_FLOATS: Final = {"doubleValue": (3, "Q", "d"), "floatValue": (6, "I", "f")}
+_PAYLOADS: Final = frozenset([*_INTEGERS, *_FLOATS])
+
+
+def _with_payloads(table: pl.DataFrame) -> pl.DataFrame:
+    of_type = pl.col("payload_type")
+    integers = [pl.when(of_type == type_).then(value).alias(name) for name, (type_, value) in _INTEGERS.items()]
+    return table.with_columns(*integers, *(_floats(table, name, *spec) for name, spec in _FLOATS.items()))
+
+
+def _floats(table: pl.DataFrame, name: str, type_: int, bits: str, number: str) -> pl.Series:
+    column = pl.Series(name, [None], pl.Float64).new_from_index(0, table.height)
+    rows = (table["payload_type"] == type_).arg_true()
+    if rows.is_empty():
+        return column
+    raw = table["payload"].gather(rows) & (0xFFFFFFFF if bits == "I" else 0xFFFFFFFFFFFFFFFF)
+    return column.scatter(rows, list(array(number, array(bits, raw.to_list()).tobytes())))
+
+
+class Names:
+    """Strings, domains and thread names of all processes."""
+
+    def __init__(self) -> None:
+        self.strings: dict[str, int] = {}
+        self._domains: dict[int, dict[str, int]] = {}
+        self._named_domains: set[tuple[int, int]] = set()
+        self.threads: dict[int, str] = {}
+
+    def string(self, text: str) -> int:
+        """Return the id of a text in StringIds."""
+        return self.strings.setdefault(text, len(self.strings) + 1)
+
+    def add(self, part: Part) -> dict[int, int]:
+        """Add the domains and threads of a process. Return the domain ids of the profile by those of the process.
+
+        After `exec`, a process has the same process id, and the new program can use the same id for another domain.
+        """
+        known = self._domains.setdefault(part.pid, {})
+        domains = {}
+        for one in part.definitions:
+            if one.kind == Kind.DOMAIN_NAME:
+                taken = one.domain in known.values()
+                number = max(known.values()) + 1 if taken else one.domain
+                domains[one.domain] = known.setdefault(one.text, number)
+            elif one.kind == Kind.THREAD_NAME:
+                self.threads[global_tid(part.pid, one.thread)] = one.text
+        for thread, name in part.thread_names.items():
+            self.threads.setdefault(global_tid(part.pid, thread), name)
+        return domains
+
+    def strings_of(self, part: Part) -> dict[int, int]:
+        """Return the ids in StringIds by the string ids of a process."""
+        return {one.number: self.string(one.text) for one in part.definitions if one.kind == Kind.STRING}
+
+    def rows(self, part: Part, domains: Mapping[int, int], origin: int) -> pl.DataFrame:
+        """Return the rows of NVTX_EVENTS with the names of domains, categories and threads."""
+        rows = []
+        for one in part.definitions:
+            domain = domains.get(one.domain, one.domain)
+            if one.kind not in _TYPE_OF or (one.kind == Kind.DOMAIN_NAME and not self._is_new(part.pid, domain)):
+                continue
+            row = {
+                "start": one.time - origin,
+                "eventType": _TYPE_OF[one.kind],
+                "category": one.number if one.kind == Kind.CATEGORY else None,
+                "text": None if one.kind == Kind.DOMAIN_END else one.text,
+                "globalTid": global_tid(part.pid, one.thread),
+                "domainId": domain,
+            }
+            rows.append(row)
+        return pl.DataFrame(rows, schema=_EVENTS)
+
+    def _is_new(self, pid: int, domain: int) -> bool:
+        """Return whether a domain has no row yet. The reports of Nsight Systems count its ranges once per row."""
+        new = (pid, domain) not in self._named_domains
+        self._named_domains.add((pid, domain))
+        return new
+
+
+class EventsFile:
+    """Context manager for a new SQLite file with the tables of an export. The file is complete after the block."""
+
+    errors = (sqlite3.Error, adbc.Error)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._path.unlink(missing_ok=True)
+        plain = sqlite3.connect(self._path)
+        try:
+            plain.executescript(_TABLES)
+        finally:
+            plain.close()
+        self._driver = adbc_driver_sqlite.connect(str(self._path))
+        self._bulk = adbc.AdbcConnection(self._driver)
+        for pragma in ("journal_mode = OFF", "synchronous = OFF"):
+            with adbc.AdbcStatement(self._bulk) as statement:
+                statement.set_sql_query(f"PRAGMA {pragma}")
+                statement.execute_query()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bulk.close()
+        self._driver.close()
+
+    def insert(self, events: pl.DataFrame) -> None:
+        """Add rows to NVTX_EVENTS."""
+        if events.is_empty():
+            return
+        with adbc.AdbcStatement(self._bulk) as statement:
+            target = {"adbc.ingest.target_table": "NVTX_EVENTS", "adbc.ingest.mode": "adbc.ingest.mode.append"}
+            statement.set_options(**target)
+            statement.bind_stream(events)
+            statement.execute_update()
+
+    def describe(self, parts: list[Part], names: Names, end: int, meta: Mapping[str, str], notes: list[str]) -> None:
+        """Write all other tables.
+
+        Args:
+            parts: the processes, by start of the recording.
+            names: their strings and threads.
+            end: end of the recording, in ns since its start.
+            meta: entries of META_DATA_CAPTURE.
+            notes: notes, as additional entries of META_DATA_CAPTURE.
+        """
+        processes = {global_tid(part.pid): (global_tid(part.pid), part.pid, part.program) for part in parts}
+        threads = [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()]
+        capture = [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *meta.items(), *(("ANNOT_NOTE", note) for note in notes)]
+        tables: dict[str, list[tuple[Any, ...]]] = {
+            "PROCESSES": list(processes.values()),
+            "ThreadNames": threads,
+            "StringIds": [(number, text) for text, number in names.strings.items()],
+            "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
+            "META_DATA_EXPORT": _export_meta(self._path),
+            "META_DATA_CAPTURE": capture,
+            "ANALYSIS_DETAILS": [(_MACHINE, end, 0, end)],
+            "TARGET_INFO_SESSION_START_TIME": [_start_time(parts[0].started_utc)] if parts else [],
+        }
+        with sqlite3.connect(self._path) as plain:
+            plain.execute("PRAGMA synchronous = OFF")
+            for table, rows in tables.items():
+                if rows:
+                    plain.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        plain.close()
+
+
+def _export_meta(path: Path) -> list[tuple[str, str]]:
+    major, minor, micro = (str(number) for number in _SCHEMA_VERSION)
+    return [
+        ("EXPORT_PRODUCT_NAME", "annot"),
+        ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
+        ("EXPORT_SCHEMA_VERSION", f"{major}.{minor}.{micro}"),
+        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
+        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
+        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
+        ("EXPORT_TIME_UTC", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")),
+    ]
+
+
+def _start_time(utc_ns: int) -> tuple[int, str, str]:
+    utc = datetime.fromtimestamp(utc_ns // 10**9, UTC)
+    form = "%Y-%m-%dT%H:%M:%S"
+    return utc_ns, utc.strftime(form), utc.astimezone().strftime(form)

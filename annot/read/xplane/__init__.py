@@ -1,0 +1,1 @@
+"""Reader for the XPlane files of TensorFlow, JAX and XLA."""

@@ -1,0 +1,145 @@
+"""Events and launches on the host in an XPlane file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Final
+
+from annot.labels import tag
+from annot.labels.name_scopes import Scopes, is_operation
+from annot.profile import LATEST
+from annot.read.xplane.hlo import Instructions
+from annot.read.xplane.plane import LIMIT, Plane, decode, integer
+from annot.read.xplane.ranges import Event, Kind
+
+__all__ = ["Host"]
+
+_CORRELATION: Final = "correlation_id"
+_STATS: Final = frozenset({_CORRELATION, "step_num", "hlo_op", "hlo_module", "program_id"})
+
+# Python frames, memory events (frequent, without a duration) and flows.
+_IGNORED: Final = re.compile(r"\$.*|Memory(?:Deal|Al)location|ThreadpoolListener::.*|end: .*", re.DOTALL)
+# Threads of the runtime, which do not run user code, and event names of the frameworks.
+_RUNTIME_THREAD: Final = re.compile(r"(?:tf_|collective_ops).*", re.DOTALL)
+_RUNTIME: Final = re.compile(
+    r".*::.*|Pjit.*|TFE_.*|Eager.*|Executor.*|FunctionRun|SessionRun|RunGraph.*|TraceContext|tf\..*|convert_to_tensor|"
+    r"Validate.*|ParseArguments|BlockUntilReady|BufferFrom.*|CopyTo.*|Mem[cC]py.*|Wait for .* holds|Handle input.*",
+    re.DOTALL,
+)
+# Frequent events of the frameworks without relevant statistics.
+_PLAIN: Final = re.compile(r"Executor.*|Eager.*|TFE_.*|tf\..*|convert_to_tensor", re.DOTALL)
+_NVTX: Final = "NVTX:"
+_MOST_STEPS: Final = 1 << 63
+
+
+class Host:
+    """Events and launches on the host.
+
+    Args:
+        launched: operation of each correlation id, from the planes of the devices.
+        instructions: instructions of the compiled programs.
+        scopes: receives the operations.
+    """
+
+    def __init__(self, launched: Mapping[int, str], instructions: Instructions, scopes: Scopes) -> None:
+        self._launched, self._instructions, self._scopes = launched, instructions, scopes
+        self._threads: dict[int, int] = {}
+        self._operations: dict[str, Kind] = {}
+        self._launching: dict[str, Kind] = {}
+        self.events: list[list[Event]] = []
+        """Events of each thread, unordered."""
+        self.launches: dict[str, list[Any]] = {"thread": [], "start": [], "end": [], "correlation": [], "name": []}
+        self.steps = 0
+        """Number of training steps."""
+        self.invalid = 0
+        """Number of events with times out of range."""
+
+    def read(self, plane: Plane) -> None:
+        """Add the events of a host plane."""
+        stat_names = plane.stat_names(_STATS)
+        user = {number: self._kind(name, runtime=False) for number, name in plane.names.items()}
+        runtime = {number: self._kind(name, runtime=True) for number, name in plane.names.items()}
+        plain = frozenset(
+            number for number, name in plane.names.items() if is_operation(name) or _PLAIN.fullmatch(name)
+        )
+        for line in plane.message.lines:
+            kinds = runtime if _RUNTIME_THREAD.match(decode(line.name)) else user
+            self._line(plane, line, kinds, stat_names, plain if stat_names else kinds.keys())
+
+    def thread(self) -> int:
+        """Add a thread without a line and return its index."""
+        self.events.append([])
+        return len(self.events) - 1
+
+    def _line(
+        self,
+        plane: Plane,
+        line: Any,
+        kinds: Mapping[int, Kind | None],
+        stat_names: Mapping[int, str],
+        plain: Container[int],
+    ) -> None:
+        if line.id not in self._threads:
+            self._threads[line.id] = self.thread()
+        events, base = self.events[self._threads[line.id]], line.timestamp_ns
+        for event in line.events:
+            number = event.metadata_id
+            kind = kinds.get(number)
+            if kind is None:
+                continue
+            offset = event.offset_ps
+            start = base + offset // 1000
+            end = base + (offset + event.duration_ps) // 1000
+            if not -LATEST < start <= end < LATEST:
+                self.invalid += 1
+                continue
+            if number not in plain:
+                stats = [(name, stat) for stat in event.stats if (name := stat_names.get(stat.metadata_id))]
+                if stats:
+                    kind = self._detailed(plane, kind, stats, start, end)
+                    if kind is None:
+                        continue
+            events.append((start, -end, len(events), kind))
+        launches = self.launches
+        launches["thread"] += [self._threads[line.id]] * (len(launches["start"]) - len(launches["thread"]))
+
+    def _kind(self, name: str, *, runtime: bool) -> Kind | None:
+        if _IGNORED.fullmatch(name):
+            return None
+        if name.startswith(_NVTX) or tag.parse(name) is not None:
+            return Kind(name.removeprefix(_NVTX), None)
+        if is_operation(name):
+            return self._operation(name)
+        return Kind(name) if runtime or _RUNTIME.fullmatch(name) else Kind(name, "annotation")
+
+    def _operation(self, name: str, *, launch: bool = False) -> Kind:
+        kinds = self._launching if launch else self._operations
+        if name not in kinds:
+            kinds[name] = Kind(self._scopes.add(name).name, operation=name, launch=launch)
+        return kinds[name]
+
+    def _detailed(
+        self, plane: Plane, kind: Kind, stats: Sequence[tuple[str, Any]], start: int, end: int
+    ) -> Kind | None:
+        """Return the kind of an event from its statistics, or None if the event does not become a range."""
+        found = dict(stats)
+        if _CORRELATION in found:
+            return self._launch(kind.text, integer(found[_CORRELATION]), start, end)
+        if "hlo_op" in found:
+            return self._operation(self._instructions.operation(plane, found) or plane.text(found["hlo_op"]))
+        if "step_num" in found and 0 <= (step := integer(found["step_num"])) < _MOST_STEPS:
+            self.steps += 1
+            return Kind(tag.format(tag.Tag(module=kind.text, phase="step", step=step)), None)
+        return kind
+
+    def _launch(self, name: str, correlation: int, start: int, end: int) -> Kind | None:
+        if not -LIMIT < correlation < LIMIT:
+            return None
+        launches = self.launches
+        launches["start"].append(start)
+        launches["end"].append(end)
+        launches["correlation"].append(correlation)
+        launches["name"].append(name)
+        operation = self._launched.get(correlation)
+        return None if operation is None else self._operation(operation, launch=True)

@@ -1,0 +1,179 @@
+"""Build ranges from the events of each thread: recorded events, and name scopes around operations.
+
+XPlane files do not record name scopes as events. Each level of a name scope becomes a range around its operations.
+Consecutive operations inside the same recorded event share the ranges of their common levels. The range of a layer
+therefore lasts from the start of its first operation to the end of its last one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import polars as pl
+
+__all__ = ["Event", "Kind", "Ranges"]
+
+_SCOPE: Final = "module"
+_OPERATOR: Final = "operator"
+_END_OF_TIME: Final = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class Kind:
+    """Text and role of the ranges of one kind of events.
+
+    Args:
+        text: text of the range.
+        role: role of the range: operator, annotation, or None for a range of the user. Frameworks record their own
+            events as annotations too, so that an annotation inside an operator becomes an operator.
+        operation: name of the operation that the event runs or launches. Its name scopes become ranges.
+        launch: whether the event only launches the operation. It then gets ranges only outside events of operations
+            with the same name scopes or, without name scopes, with the same name.
+    """
+
+    text: str
+    role: str | None = _OPERATOR
+    operation: str | None = None
+    launch: bool = False
+
+
+Event: TypeAlias = tuple[int, int, int, Kind]
+"""Start, negative end, a unique index in the thread, and kind. Sorted events are in the order of nesting."""
+
+
+class _Frame:
+    """A recorded event while the events inside it are processed."""
+
+    __slots__ = ("around", "end", "label", "open", "reach", "rows", "runtime", "shares")
+
+    def __init__(
+        self, end: int, around: tuple[int, ...], runtime: bool, shares: bool = True, label: int | None = None
+    ) -> None:
+        self.end = end
+        self.label = label
+        self.around = around  # scopes around the event, as label indices
+        self.runtime = runtime  # whether the event belongs to the runtime
+        self.shares = shares
+        self.open: tuple[int, ...] = ()  # scopes of its last operation inside `around`
+        self.rows: list[int] = []  # rows of their ranges
+        self.reach = 0  # end of these ranges
+
+
+class Ranges:
+    """The ranges of a file, collected thread by thread.
+
+    Args:
+        levels: returns the texts of an operation's scopes, outermost first.
+        limit: maximum number of ranges.
+    """
+
+    def __init__(self, levels: Callable[[str], Sequence[str]], limit: int) -> None:
+        self._levels = levels
+        self._limit = limit
+        self._labels: dict[tuple[str, str | None], int] = {}
+        self._known: dict[Kind, tuple[int, tuple[int, ...]]] = {}
+        self._threads, self._starts, self._ends, self._texts = array("q"), array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, thread: int, events: Sequence[Event], *, shares: bool = False) -> None:
+        """Add the events of one thread.
+
+        Args:
+            thread: index of the thread.
+            events: events in the order of nesting.
+            shares: whether operations outside any event can share the ranges of their scopes.
+
+        Raises:
+            OverflowError: the number of ranges exceeds the limit.
+        """
+        stack = [_Frame(_END_OF_TIME, (), False, shares)]
+        inside = stack[0]
+        for following, (start, negative_end, _, kind) in enumerate(events, 1):
+            end = -negative_end
+            while inside.end < end:
+                self._close(inside, 0)
+                stack.pop()
+                inside = stack[-1]
+            label, scopes = self._known.get(kind) or self._learn(kind)
+            if kind.launch and scopes == inside.around:
+                # The operation is a better name than an event of the runtime around it.
+                if kind.text and not scopes and label != inside.label:
+                    self._append(start, end, self._label(kind.text, "annotation") if inside.runtime else label)
+                continue
+            runtime = inside.runtime or kind.role == _OPERATOR
+            if kind.operation is not None:
+                self._open(start, end, scopes, inside)
+            elif kind.role is None or not runtime:
+                self._close(inside, 0)
+            elif kind.role != _OPERATOR:
+                label = self._label(kind.text, _OPERATOR)
+            self._append(start, end, label)
+            if following < len(events) and events[following][1] >= negative_end:  # it can contain the next event
+                inside = _Frame(end, inside.around if kind.operation is None else scopes, runtime, label=label)
+                stack.append(inside)
+        for frame in stack:
+            self._close(frame, 0)
+        self._threads.extend([thread] * (len(self._starts) - len(self._threads)))
+        if len(self) > self._limit:
+            raise OverflowError(f"it has {len(self):,} ranges, the limit is {self._limit:,}")
+
+    def table(self) -> pl.DataFrame:
+        """Return the ranges: id, thread, start (ns), end (ns), text, role. Outer ranges have smaller ids."""
+        labels = pl.DataFrame(list(self._labels), schema={"text": pl.String, "role": pl.String}, orient="row")
+        columns = {"thread": self._threads, "start": self._starts, "end": self._ends}
+        return pl.DataFrame(
+            {name: pl.Series(column, dtype=pl.Int64) for name, column in columns.items()},
+        ).with_columns(
+            labels[pl.Series(self._texts, dtype=pl.Int64)].get_columns(),
+            id=pl.int_range(len(self), dtype=pl.Int64),
+        )  # fmt: skip
+
+    def _learn(self, kind: Kind) -> tuple[int, tuple[int, ...]]:
+        levels = () if kind.operation is None else self._levels(kind.operation)
+        scopes = tuple(self._label(level, _SCOPE) for level in levels)
+        known = self._known[kind] = (self._label(kind.text, kind.role), scopes)
+        return known
+
+    def _label(self, text: str, role: str | None) -> int:
+        return self._labels.setdefault((text, role), len(self._labels))
+
+    def _open(self, start: int, end: int, scopes: tuple[int, ...], inside: _Frame) -> None:
+        """Open the ranges of an operation's scopes, except for those that are already open."""
+        within = scopes[_common(scopes, inside.around) :]
+        shared = _common(within, inside.open) if inside.shares else 0
+        if shared < len(inside.open):
+            self._close(inside, shared)
+        for label in within[shared:]:
+            inside.rows.append(len(self._starts))
+            self._append(start, end, label)
+        inside.open = within
+        inside.reach = end
+
+    def _close(self, frame: _Frame, kept: int) -> None:
+        """End the open scope ranges inside an event, except for the `kept` outermost ones."""
+        for row in frame.rows[kept:]:
+            self._ends[row] = frame.reach
+        del frame.rows[kept:]
+        frame.open = frame.open[:kept]
+
+    def _append(self, start: int, end: int, label: int) -> None:
+        self._starts.append(start)
+        self._ends.append(end)
+        self._texts.append(label)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Return the length of the common prefix of two sequences."""
+    if one == other:
+        return len(one)
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,226 @@
+"""Reader for the XPlane files (``*.xplane.pb``) of the profilers of TensorFlow, JAX and XLA.
+
+A file is one protocol buffer message. It contains a plane per device and planes of the host. A plane has lines (streams
+or threads) of events. Events have named statistics. The whole file belongs to one process.
+
+Devices: an event on the line of a stream is a kernel, copy or memset. A plane without streams (TPU) has a line
+``XLA Ops``, whose innermost events are used instead. Lines that the profiler derives, such as
+``TensorFlow Name Scope``, are ignored.
+
+Host: an event with a correlation id is the launch of a device activity. The operations of TensorFlow
+(``model/dense/MatMul:MatMul``) and XLA become operators. Their name scopes become ranges around them, with the scope as
+layer path (see `annot.labels.name_scopes` and `annot.read.xplane.ranges`). An event with a step number becomes a
+training step. Events of the runtime become operators, not layers: events on its threads, and events with its names. All
+other events are annotations.
+
+Device activities name the operation that launched them (statistics ``name``, ``hlo_op``, ``tf_op``, ``annotation``). If
+the launch is outside the events of that operation, the ranges of its scopes, or a range with its name, are added around
+the launch. If the launch is unknown, they are added around the activity, on a thread that represents the stream.
+
+Times are picoseconds since the start of a line. Start and end of an event are rounded down to nanoseconds. Adjacent
+events therefore stay adjacent, and their durations add up to the total.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from annot.errors import AnnotError
+from annot.labels.name_scopes import Scopes
+from annot.labels.scope_marks import SIDE_FILE
+from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
+from annot.read.notes import counted
+from annot.read.xplane.device import Activities, read_device
+from annot.read.xplane.hlo import Instructions
+from annot.read.xplane.host import Host
+from annot.read.xplane.origins import Origins, add_origins, launched_operations
+from annot.read.xplane.plane import Plane, decode
+from annot.read.xplane.proto import messages
+from annot.read.xplane.ranges import Ranges
+
+__all__ = ["NAME", "read", "sniff"]
+
+NAME: Final = "xplane"
+
+_PROCESS: Final = 0
+_MOST_RANGES: Final = 20_000_000
+_MOST_NOTES: Final = 20
+_LONGEST_NOTE: Final = 500
+_FIRST: Final = re.compile(
+    rb"\x0a[\x80-\xff]{0,8}[\x01-\x7f]"  # field planes, and its length
+    rb"(?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?"  # field id
+    rb"\x12([\x01-\x7f])"  # field name, and its length
+    rb"(?=/host:|/device:|/virtualdevice:|#Chip|Task Environment|Host CPUs|Syscalls)([ -~]*)"
+)
+_DEVICES: Final = ("/device:", "/virtualdevice:", "#Chip")
+_METADATA: Final = "/host:metadata"
+# Host planes without events that annot uses.
+_IGNORED: Final = frozenset({_METADATA, "/host:tfstreamz", "/host:python-tracer", "/host:__ScopeRangeCallStack__"})
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether a file begins with a plane of a known name; see `annot.read.formats.Reader`.
+
+    A folder must be a log directory of the TensorFlow or JAX profiler.
+    """
+    if not head:
+        return path.is_dir() and bool(_captures(path))
+    first = _FIRST.match(head)
+    return first is not None and len(first[2]) >= first[1][0]
+
+
+def read(path: Path) -> Profile:
+    """Read an XPlane file; see `annot.read.formats.Reader`.
+
+    Raises:
+        AnnotError: the file is truncated, damaged or too large, protobuf is not installed, or the folder contains
+            several files.
+    """
+    path = _file_of(path)
+    space = _parsed(path)
+    try:
+        with _without_collection():
+            return _profile(path, space)
+    except OverflowError as error:
+        raise AnnotError(f"{path} cannot be read: {error}") from None
+
+
+def _captures(folder: Path) -> list[Path]:
+    """Return the XPlane files in a folder or log directory, newest capture last."""
+    return sorted(file for pattern in ("*", "plugins/profile/*/*") for file in folder.glob(f"{pattern}.xplane.pb"))
+
+
+def _file_of(path: Path) -> Path:
+    """Return the file itself, or the only file in a folder."""
+    found = _captures(path) if path.is_dir() else [path]
+    if len(found) > 1:
+        raise AnnotError(f"{path} contains {len(found)} XPlane files. Pass one of them, such as {found[-1]}.")
+    return found[0]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Disable garbage collection. It takes half of the time, and the millions of new objects have no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        space = messages().XSpace
+        from google.protobuf.message import DecodeError
+    except ImportError:
+        raise AnnotError(f"{path} is an XPlane file, which requires protobuf: pip install 'annot[xplane]'") from None
+    try:
+        return space.FromString(path.read_bytes())
+    except DecodeError:
+        raise AnnotError(f"{path} is truncated or damaged: it is not a complete XPlane message") from None
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _profile(path: Path, space: Any) -> Profile:
+    planes = [Plane(message) for message in space.planes]
+    devices = [plane for plane in planes if plane.name.startswith(_DEVICES)]
+    scopes, activities = Scopes(_scope_texts(path)), Activities()
+    instructions = Instructions(plane for plane in planes if plane.name == _METADATA)
+    for plane in devices:
+        read_device(plane, activities, instructions, scopes)
+    operations = launched_operations(activities)
+    host = Host(operations, instructions, scopes)
+    for plane in planes:
+        if plane.name.startswith("/host:") and plane.name not in _IGNORED:
+            host.read(plane)
+    ranges = Ranges(scopes.levels, _MOST_RANGES)
+    for thread, events in enumerate(host.events):
+        ranges.add(thread, sorted(events))
+    recorded = len(ranges) > 0 or bool(host.launches["start"])
+    if not recorded and not activities.start:
+        raise AnnotError(": ".join([f"{path} contains no events of a host or device", *_profiler_messages(space)[:1]]))
+    origins = add_origins(activities, host, operations, scopes, ranges)
+    meta = _meta(path, planes, devices) | ({} if recorded else {"host_times": False})
+    meta["notes"] = [*_profiler_messages(space), *_notes(activities, host, instructions, origins)]
+    process = pl.lit(_PROCESS, pl.Int64).alias("process")
+    rows = _table(activities, origins).with_columns(process)
+    same = {"domain": pl.lit(""), "category": pl.lit(""), "kind": pl.lit("push")}
+    return Profile.build(
+        meta,
+        ranges=ranges.table().with_columns(process, **same),
+        launches=pl.DataFrame(host.launches, schema=_columns(LAUNCHES, host.launches)).with_columns(process),
+        kernels=pick(rows.filter(pl.col("kind").is_null()), KERNELS),
+        copies=pick(rows.filter(pl.col("kind").is_not_null()), COPIES),
+    )
+
+
+def _table(activities: Activities, origins: Origins) -> pl.DataFrame:
+    columns = {name: getattr(activities, name) for name in ("device", "stream", "start", "end", "correlation")}
+    columns |= zip(("origin_thread", "origin_start"), origins, strict=True)
+    table = pl.DataFrame(columns, schema=_columns(KERNELS, columns))
+    names = ("name", "kind", "bytes")
+    kinds = pl.DataFrame(
+        [kind[:3] for kind in activities.kinds], schema=_columns({**KERNELS, **COPIES}, names), orient="row"
+    )
+    kinds = kinds[pl.Series(activities.kind, dtype=pl.Int64)]
+    known = pl.when(pl.col("correlation") != 0).then("correlation")
+    return table.with_columns(known.alias("correlation"), *kinds.get_columns())
+
+
+def _columns(schema: Schema, names: Iterable[str]) -> Schema:
+    return {name: schema[name] for name in names}
+
+
+def _scope_texts(path: Path) -> list[str]:
+    """Return annot's texts on name scopes. TensorFlow writes the profile three folders below its log directory."""
+    for folder in [*path.absolute().parents][:4]:
+        file = folder / SIDE_FILE
+        if file.is_file():
+            try:
+                return file.read_text("utf-8", errors="replace").splitlines()
+            except OSError as error:
+                raise AnnotError(f"{file} cannot be read: {error.strerror}") from None
+    return []
+
+
+def _meta(path: Path, planes: Sequence[Plane], devices: Sequence[Plane]) -> dict[str, Any]:
+    """Return `Profile.meta`. Only JAX writes its version to the file."""
+    versions = [plane.properties() for plane in planes if plane.name == _METADATA]
+    jax = next((version["jax_version"] for version in versions if "jax_version" in version), None)
+    return {
+        "source": str(path),
+        "format": NAME,
+        "producer": "" if jax is None else f"JAX {jax}",
+        "devices": [{"name": plane.name} | plane.properties() for plane in devices],
+    }
+
+
+def _profiler_messages(space: Any) -> list[str]:
+    """Return the errors and warnings of the profiler."""
+    return [" ".join(decode(text[:_LONGEST_NOTE]).split()) for text in (*space.errors, *space.warnings)][:_MOST_NOTES]
+
+
+def _notes(activities: Activities, host: Host, instructions: Instructions, origins: Origins) -> list[str]:
+    notes = []
+    if invalid := activities.invalid + host.invalid:
+        notes.append(f"annot skipped {counted(invalid, 'event')} with times out of range.")
+    if broken := instructions.broken:
+        notes.append(
+            f"annot could not decode {counted(broken, 'compiled program')}. Some operations have no name scopes."
+        )
+    if added := sum(start is not None for start in origins[1]):
+        notes.append(
+            f"annot attributes {counted(added, 'GPU activity')} to layers by operation name, because the launch does "
+            "not identify the layer. The host time of these layers includes their GPU time."
+        )
+    return notes

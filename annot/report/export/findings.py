@@ -1,0 +1,83 @@
+"""Findings of each layer call as text ranges for a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from annot.analyze.layer_spans import Spans
+from annot.labels.colors import COLORS
+from annot.report.units import amount, duration, printable, share
+from annot.util.progress import tell
+
+__all__ = ["Finding", "findings"]
+
+_MOST: Final = 1000
+"""Maximum length of a text in characters; ImportNvtxt accepts about ten thousand."""
+_OTHER: Final = COLORS["loop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Range on the timeline.
+
+    Args:
+        track: number of the track in `annot.analyze.tracks.Tracks`; ranges of a track nest.
+        start: start in ns, in the time of the profile.
+        end: end in ns.
+        text: finding, on one line without control characters.
+        color: color as 0xAARRGGBB.
+    """
+
+    track: int
+    start: int
+    end: int
+    text: str
+    color: int
+
+
+def findings(spans: Spans) -> Iterator[Finding]:
+    """Yield a range per span, ordered by track and start, outer ranges before inner ones.
+
+    Args:
+        spans: time spans of the layers.
+
+    Example:
+        >>> import polars as pl
+        >>> from annot.analyze.layer_spans import spans
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> range_ = {"id": 1, "process": 1, "thread": 1, "domain": "annot", "text": "fc Linear |fwd", "kind": "push"}
+        >>> ranges = Profile.build({}, ranges=pl.DataFrame([range_ | {"start": 0, "end": 9000}]))
+        >>> [finding.text for finding in findings(spans(attribute(ranges)))]
+        ['fc Linear forward · host 9.00 µs']
+    """
+    clock = "GPU" if spans.on_device else "host"
+    for count, row in enumerate(spans.rows.iter_rows(named=True), 1):
+        tell("writing findings", count, unit="ranges")
+        yield Finding(row["track"], row["start"], row["end"], _text(row, clock), COLORS.get(row["phase"], _OTHER))
+
+
+def _text(row: dict[str, Any], clock: str) -> str:
+    parts = [_name(row), row["shapes"], f"{clock} {duration(row['time_ns'])}", _flops(row), _limit(row)]
+    text = printable(" · ".join(part for part in parts if part))
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
+
+
+def _name(row: dict[str, Any]) -> str:
+    layer = row["layer"] or ("(model)" if row["module"] and row["phase"] == "forward" else "")
+    phase = "" if row["phase"] == "other" else row["phase"]
+    number = "" if row["number"] is None else str(row["number"])
+    return " ".join(part for part in (layer, row["module"], number, phase) if part)
+
+
+def _flops(row: dict[str, Any]) -> str:
+    number = amount(row["flops"])
+    return f"{number}{'' if number[-1].isalpha() else ' '}FLOP" if number else ""
+
+
+def _limit(row: dict[str, Any]) -> str:
+    of_roof = "" if row["roof_share"] is None else f"{share(row['roof_share'], 1)} of the roof"
+    bound = "" if row["bound"] is None else f"{row['bound']}-bound"
+    return ", ".join(part for part in (bound, of_roof) if part)

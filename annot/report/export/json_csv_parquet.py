@@ -1,0 +1,95 @@
+"""Machine-readable reports: JSON, JSON Lines, CSV, Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import polars as pl
+
+__all__ = ["SCHEMA", "Tabular", "as_csv", "as_json", "as_jsonl", "as_parquet"]
+
+SCHEMA: Final = 1
+"""Version of the columns and keys. It increases when one is removed or changes meaning, not for additions."""
+
+_CONTROL: Final = r"[\x00-\x1f\x7f-\x9f]"
+"""Control characters, which terminals interpret. JSON escapes those below 0x20 only."""
+_FORMULA: Final = r"^([=+\-@＝＋－＠])"
+"""First characters of texts that spreadsheets interpret as formulas."""
+_SLICE: Final = 50_000
+"""Number of rows to format at once."""
+_TEXTS: Final = (pl.String, pl.Categorical, pl.Enum)
+
+
+class Tabular(Protocol):
+    """Interface of a report with rows and metadata."""
+
+    @property
+    def name(self) -> str:
+        """Plural of the subject of a row, such as `layers`."""
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """Rows of the report."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Metadata of the report."""
+
+
+def as_json(report: Tabular) -> Iterator[str]:
+    """Yield the text of one object: `meta`, and the rows under the name of the report, such as `layers`."""
+    whole = json.dumps({"meta": _meta(report), report.name: []}, indent=2)
+    if report.rows.is_empty():
+        yield whole + "\n"
+        return
+    yield whole.removesuffix("]\n}")
+    for number, rows in enumerate(report.rows.iter_slices(_SLICE)):
+        text = json.dumps(rows.to_dicts(), indent=2).removeprefix("[").removesuffix("\n]")
+        yield ("," if number else "") + text.replace("\n", "\n  ")
+    yield "\n  ]\n}\n"
+
+
+def as_jsonl(report: Tabular) -> Iterator[str]:
+    """Yield one line of JSON per row, without `meta`."""
+    for rows in report.rows.iter_slices(_SLICE):
+        yield re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", rows.write_ndjson())
+
+
+def as_csv(report: Tabular) -> Iterator[str]:
+    """Yield the rows as CSV with a header. Lists are joined by ``; ``.
+
+    Texts come from an untrusted profile. Control characters are escaped, and an apostrophe precedes texts that a
+    spreadsheet would interpret as a formula.
+    """
+    header = dict(zip(report.rows.columns, _harmless(pl.Series(report.rows.columns)), strict=True))
+    lists = [name for name, dtype in report.rows.schema.items() if isinstance(dtype, pl.List)]
+    for number, rows in enumerate(report.rows.iter_slices(_SLICE) if report.rows.height else [report.rows]):
+        rows = rows.with_columns(pl.col(lists).list.join("; "))
+        texts = [_harmless(rows[name]) for name, dtype in rows.schema.items() if dtype in _TEXTS]
+        yield rows.with_columns(texts).rename(header).write_csv(include_header=number == 0)
+
+
+def _harmless(texts: pl.Series) -> pl.Series:
+    texts = texts.cast(pl.String)
+    found = texts.str.contains(_CONTROL).fill_null(value=False).arg_true()
+    if len(found):
+        escaped = [re.sub(_CONTROL, lambda one: repr(one[0])[1:-1], text) for text in texts.gather(found)]
+        texts = texts.scatter(found, escaped)
+    return texts.str.replace(_FORMULA, "'$1")
+
+
+def as_parquet(report: Tabular) -> bytes:
+    """Return the rows as a Parquet file, with `meta` as JSON under the metadata key ``annot``."""
+    file = io.BytesIO()
+    texts = [name for name, dtype in report.rows.schema.items() if dtype in _TEXTS]
+    rows = report.rows.lazy().with_columns(pl.col(texts).cast(pl.String))
+    rows.sink_parquet(file, metadata={"annot": json.dumps(_meta(report))})
+    return file.getvalue()
+
+
+def _meta(report: Tabular) -> dict[str, Any]:
+    return {"schema": SCHEMA, **report.meta}

@@ -1,0 +1,199 @@
+"""Copy of an Nsight Systems report with annot's findings as ranges on its timeline.
+
+Two backends can add events to a report. The first one that is installed is used:
+
+- ``nsys_writer``, a Python package of newer Nsight Systems releases that implements `nvtx.writer`. The calls follow
+  NVIDIA's Analysis Guide ("Writing post-collection events"). Tests use a recording implementation of that interface;
+  NVIDIA's implementation is untested.
+- ``ImportNvtxt`` of older releases, which merges text (`annot.report.export.nvtxt`). Tested with 2022.4.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from annot.analyze.layer_spans import spans
+from annot.analyze.tracks import Tracks
+from annot.attribution import Attribution
+from annot.errors import AnnotError
+from annot.labels.tag import FINDINGS
+from annot.read.nsys import nsys_rep
+from annot.report.export.findings import Finding, findings
+from annot.report.export.nvtxt import nvtxt
+from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
+from annot.util.progress import tell
+
+__all__ = ["enrich", "report_of_profile"]
+
+_MERGE_SECONDS: Final = 3600
+_SPECIAL: Final = re.compile(r"[/\[\]]")
+"""Characters that need a backslash in the path of an NVTX scope."""
+
+
+def report_of_profile(profile: Path) -> Path:
+    """Return the Nsight Systems report of a profile: the profile itself, or the report next to its SQLite export.
+
+    Args:
+        profile: path of a report, or of a SQLite export with the report in the same folder.
+
+    Raises:
+        AnnotError: the report does not exist or cannot be read, or it is newer than the export.
+    """
+    try:
+        with profile.open("rb") as file:
+            if nsys_rep.sniff(profile, file.read(256)):
+                return profile
+        report = profile.with_suffix(".nsys-rep")
+        if profile.suffix != ".sqlite" or not report.exists():
+            raise AnnotError(f"{profile} is neither an Nsight Systems report nor a SQLite export next to its .nsys-rep")
+        if profile.stat().st_mtime < report.stat().st_mtime:
+            raise AnnotError(f"{profile} is older than {report} and may belong to another run. Pass the report itself")
+    except OSError as error:
+        raise AnnotError(f"{profile} cannot be read: {error.strerror}") from None
+    return report
+
+
+def enrich(attribution: Attribution, report: Path, out: Path) -> None:
+    """Write a copy of a report with the time spans of each layer and phase, by device and stream.
+
+    Args:
+        attribution: profile of the report.
+        report: path of the report; it stays unchanged.
+        out: path of the copy; an existing file is replaced.
+
+    Raises:
+        AnnotError: no backend is installed, the backend failed, or the profile contains no layers or phases.
+    """
+    backend = _backend_for(attribution)
+    found = spans(attribution)
+    if found.rows.is_empty():
+        raise AnnotError(f"{report} contains no layers or phases. Record it with emit_ranges(model)")
+    with tempfile.TemporaryDirectory(prefix=".annot-", dir=out.parent) as scratch:
+        written = Path(scratch) / "enriched.nsys-rep"
+        backend.write(report.absolute(), written, findings(found), found.tracks)
+        os.replace(written, out)
+
+
+class _Backend(Protocol):
+    """Program that adds ranges to a report."""
+
+    def write(self, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks) -> None:
+        """Write a copy of a report to `out` with ranges on their tracks. The ranges come grouped by track."""
+
+
+def _backend_for(attribution: Attribution) -> _Backend:
+    nsys = nsys_rep.newest_nsys()
+    if has_nsys_writer():
+        return _Writer(nsys.writer_backend() if nsys else None, *_time_base(attribution))
+    importer = nsys.nvtxt_importer() if nsys else None
+    if importer is None:
+        raise AnnotError(
+            "no program to write Nsight Systems reports is installed: neither the Python package nsys_writer nor "
+            "ImportNvtxt; see annot doctor"
+        )
+    return _Importer(importer, _target(attribution))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Backend that uses nsys_writer: one stream per track, in a scope with process, device and stream.
+
+    Args:
+        backend: library to write with, unless the environment selects one.
+        time_base: time base of nsys_writer.
+        zero: time 0 of the profile in that time base, in ns.
+    """
+
+    backend: Path | None
+    time_base: str
+    zero: int
+
+    def write(self, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks) -> None:
+        """See `_Backend`."""
+        if self.backend is not None:
+            os.environ.setdefault(WRITER_BACKEND, str(self.backend))
+        try:
+            library = import_module("nsys_writer")
+            base = getattr(library.TimeBase, self.time_base)
+            with library.Session(name=str(out.with_suffix("")), report_merge=str(report), time_base=base) as session:
+                self._add(session, ranges, tracks)
+        except Exception as error:  # nsys_writer documents no exception types
+            raise AnnotError(f"{report} cannot be enriched by nsys_writer: {error}") from None
+        if not out.exists():
+            raise AnnotError(f"{report} cannot be enriched: nsys_writer did not write {out.name}")
+
+    def _add(self, session: Any, ranges: Iterable[Finding], tracks: Tracks) -> None:
+        domain, zero = session.get_domain(FINDINGS), self.zero
+        groups = {group.number: group.name for group in tracks.groups()}
+        places = {track.number: (groups[track.group], track.name) for track in tracks.all()}
+        for track, of_track in groupby(ranges, key=lambda one: one.track):
+            scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in places[track]))
+            with session.create_stream(f"{FINDINGS} {track}", domain=domain, scope=scope) as stream:
+                for one in of_track:
+                    stream.write_pushpop(one.start + zero, one.end + zero, message=one.text, color=one.color)
+
+
+def _time_base(attribution: Attribution) -> tuple[str, int]:
+    """A time base of nsys_writer, and time 0 of the profile in it (ns)."""
+    start, utc = (attribution.meta.get(name) for name in ("analysis_start_ns", "utc_start_ns"))
+    if isinstance(start, int):
+        return "RELATIVE", -start
+    if isinstance(utc, int):
+        return "UTC", utc
+    raise AnnotError(
+        f"{attribution.meta['source']} lacks a start time, which is needed to align ranges with the report"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Importer:
+    """Backend that uses ImportNvtxt.
+
+    ImportNvtxt drops ranges outside the session unless ``--update_report_time`` lets it extend the session.
+
+    Args:
+        program: path of ImportNvtxt; its libraries are in the same folder.
+        target: machine of the ranges in the report, as ``hardware:machine``.
+    """
+
+    program: Path
+    target: str
+
+    def write(self, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks) -> None:
+        """See `_Backend`."""
+        text = out.with_suffix(".nvtxt")
+        with text.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in nvtxt(ranges, tracks))
+        tell(f"merging findings with {self.program}")
+        files = ["-i", str(report), "-n", str(text), "-o", str(out)]
+        command = [str(self.program), "--cmd", "merge", *files, "--target", self.target, "--update_report_time"]
+        try:
+            result = subprocess.run(
+                command, env=os.environ | {"LD_LIBRARY_PATH": str(self.program.parent)}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_MERGE_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise AnnotError(
+                f"{report} cannot be enriched: {self.program} did not finish within {_MERGE_SECONDS // 60} minutes"
+            ) from None
+        except OSError as error:
+            raise AnnotError(f"{report} cannot be enriched: {self.program} does not start: {error.strerror}") from None
+        if result.returncode or not out.exists():
+            output = result.stdout.decode("utf-8", "replace").replace("\r", "\n").splitlines()
+            lines = " / ".join([line.strip() for line in output if line.strip()][-2:])
+            raise AnnotError(f"{report} cannot be enriched by {self.program}: {lines or 'no output'}")
+
+
+def _target(attribution: Attribution) -> str:
+    """Machine of the report, from the two upper bytes of Nsight's global process ids."""
+    process = next(iter(attribution.forest.threads.table["process"]), 0)
+    return f"{process >> 56 & 0xFF}:{process >> 48 & 0xFF}"

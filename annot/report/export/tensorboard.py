@@ -1,0 +1,132 @@
+"""Profile for TensorBoard: times per step and layer, layer table, charts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import polars as pl
+
+from annot.analyze.layer_steps import by_layer_and_step
+from annot.attribution import Attribution, by_layer, by_step, summarize
+from annot.report.charts.profile_charts import pictures
+from annot.report.charts.raster import as_png, can_draw
+from annot.report.export import tfevents
+from annot.report.layer_tree import MODEL, is_layer, title
+from annot.report.units import count, duration, printable, share
+
+__all__ = ["FILE", "event_file"]
+
+FILE: Final = "events.out.tfevents.0.annot"
+"""Name of the file. TensorBoard recognizes event files by ``tfevents`` in the name."""
+_STEP_TIMES: Final = ("host_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns")
+
+
+def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
+    """Yield the records of an event file.
+
+    Scalars are ``step/...`` (ms) and the total time of each layer in each step, such as
+    ``forward ms/features.0 Conv2d``: GPU time, or host time in profiles without GPU activity. A profile without steps
+    has one value per layer, the time of the whole profile. Texts are ``layers`` and ``summary``. Images are the charts
+    of `annot.report.charts.profile_charts.pictures`; they need Pillow. The wall time of the records is the start of
+    the profile, or 0 if that is unknown.
+
+    Args:
+        attribution: the profile.
+        source: name of the profile.
+
+    Raises:
+        AnnotError: the package protobuf is not installed.
+    """
+    wall_time = (attribution.meta.get("utc_start_ns") or 0) / 1e9
+    rows, meta = by_layer(attribution), summarize(attribution) | {"source": source}
+    yield tfevents.version(wall_time)
+    yield from _step_scalars(attribution, wall_time)
+    yield from _layer_scalars(attribution, rows, meta, wall_time)
+    yield tfevents.text(wall_time, "layers", _layer_table(rows, meta))
+    yield tfevents.text(wall_time, "summary", _summary(meta))
+    if can_draw():
+        for name, chart in pictures(attribution, rows).items():
+            yield tfevents.image(wall_time, name, *as_png(chart))
+
+
+def _step_scalars(attribution: Attribution, wall_time: float) -> Iterator[bytes]:
+    """One value per step and kind of time, for each process."""
+    steps = by_step(attribution)
+    zero, processes = steps["start_ns"].min(), steps["process"].unique(maintain_order=True).to_list()
+    for row in steps.iter_rows(named=True):
+        owner = f" of process {processes.index(row['process']) + 1}" if len(processes) > 1 else ""
+        values = {
+            f"step{owner}/{'time' if name == 'host_ns' else name.removesuffix('_ns')} ms": row[name] / 1e6
+            for name in _STEP_TIMES
+            if row[name] is not None
+        }
+        since = 0 if row["start_ns"] is None or not isinstance(zero, int) else row["start_ns"] - zero
+        yield tfevents.scalars(wall_time + since / 1e9, row["step"], values)
+
+
+def _layer_scalars(
+    attribution: Attribution, rows: pl.DataFrame, meta: dict[str, Any], wall_time: float
+) -> Iterator[bytes]:
+    time = _time(meta)
+    per_step = by_layer_and_step(attribution)
+    if per_step.is_empty():
+        per_step = rows.with_columns(step=pl.lit(0, pl.Int64))
+    for (step,), part in per_step.group_by("step", maintain_order=True):
+        known = part.filter(pl.col(time).is_not_null())
+        values = {f"{row['phase']} ms/{_label(row)}": row[time] / 1e6 for row in known.iter_rows(named=True)}
+        yield tfevents.scalars(wall_time, int(str(step)), values)
+
+
+def _time(meta: dict[str, Any]) -> str:
+    return "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns"
+
+
+def _label(row: dict[str, Any]) -> str:
+    name, module = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+    return printable(" ".join(filter(None, (name, module))))
+
+
+def _layer_table(rows: pl.DataFrame, meta: dict[str, Any]) -> str:
+    time = _time(meta)
+    own, whole = time.replace("_ns", "_self_ns"), meta[time] or 0
+    where = "GPU" if time == "gpu_ns" else "Host"
+    heads = ("Layer", "Module", "Phase", f"{where} time", "Self", "Self share", "Calls", "Kernels", "Input")
+    lines = [
+        (
+            row["layer"] or (MODEL if is_layer(row) else ""), row["module"], row["phase"], _span(row[time]),
+            _span(row[own]), share(row[own], whole), count(row["calls"]), count(row["kernels"]),
+            ", ".join(row["shapes"][:1]),
+        )
+        for row in rows.iter_rows(named=True)
+    ]  # fmt: skip
+    return _markdown(heads, lines)
+
+
+def _span(ns: int | None) -> str:
+    return "" if ns is None else duration(ns)
+
+
+def _summary(meta: dict[str, Any]) -> str:
+    step = meta["step_ns"]
+    facts = (
+        ("Profile", meta["source"]), ("Written by", meta["producer"]),
+        ("GPU time", duration(meta["gpu_ns"])), ("GPU time in ranges", duration(meta["attributed_gpu_ns"])),
+        ("Host time in ranges", _span(meta["host_ns"])), ("Ranges", count(meta["ranges"])),
+        ("Kernels", count(meta["kernels"])), ("Steps", count(meta["steps"])),
+        ("Median step", "" if step is None else duration(step["median"])),
+        *(("Note", note) for note in meta["notes"]),
+    )  # fmt: skip
+    return _markdown(("", ""), facts)
+
+
+def _markdown(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    table = [list(heads), *map(list, lines)]
+    table.insert(1, ["---"] * len(table[0]))
+    return "\n".join("| " + " | ".join(cell if cell == "---" else _plain(cell) for cell in row) + " |" for row in table)
+
+
+def _plain(text: str) -> str:
+    """Escape a text for Markdown and HTML."""
+    return re.sub(r"[^\w .,()%/-]|_", lambda match: f"&#{ord(match[0])};", printable(text))

@@ -1,0 +1,134 @@
+"""Tree of the rows of a layer report: each layer is a child of the layer whose path is a prefix of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import polars as pl
+
+from annot.attribution import UNATTRIBUTED
+from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
+from annot.labels import layer_path
+from annot.labels.tag import COMPILED, FUSED
+
+__all__ = ["LAYER_PHASES", "MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
+
+MODEL: Final = "(model)"
+"""Displayed path of the root module."""
+LAYER_PHASES: Final = ("forward", "backward", "recompute")
+"""Phases of a layer."""
+_TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
+
+
+@dataclass(slots=True)
+class Line:
+    """Line of the layer table.
+
+    Args:
+        label: path relative to the parent line, or a title for a row without a layer.
+        module: class name, or a remark on the label; may be empty.
+        depth: indentation level.
+        phases: rows of the report by phase.
+    """
+
+    label: str
+    module: str
+    depth: int = 0
+    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def get(self, column: str, *phases: str) -> int | None:
+        """Return the sum of a column over the given phases, or over all phases; None if every value is null."""
+        times = [row[column] for phase, row in self.phases.items() if not phases or phase in phases]
+        known = [time for time in times if time is not None]
+        return sum(known) if known else None
+
+    @property
+    def shapes(self) -> list[str]:
+        """Input shapes, most frequent first."""
+        return next((row["shapes"] for row in self.phases.values() if row["shapes"]), [])
+
+
+def layer_lines(rows: pl.DataFrame) -> list[Line]:
+    """Return the lines of the layers in depth-first order; siblings keep the order of the rows."""
+    lines: dict[tuple[str, str], Line] = {}
+    for row in rows.iter_rows(named=True):
+        if is_layer(row):
+            key = (row["layer"], row["module"])
+            line = lines.setdefault(key, Line(row["layer"] or MODEL, row["module"]))
+            line.phases[row["phase"]] = row
+    return list(_walk(lines, _children(list(lines)), None, 0))
+
+
+def other_lines(rows: pl.DataFrame) -> list[Line]:
+    """Return the lines of the remaining rows: loops, optimizers, other ranges, unattributed time."""
+    others = (row for row in rows.iter_rows(named=True) if not is_layer(row))
+    return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
+
+
+def is_layer(row: dict[str, Any]) -> bool:
+    """Return whether a row of `annot.attribution.by_layer` describes a layer of a model."""
+    return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
+
+
+def title(row: dict[str, Any]) -> tuple[str, str]:
+    """Return label and remark of a row: layer and class, or for unattributed time the reason."""
+    layer, module, phase = row["layer"], row["module"], row["phase"]
+    if layer in _TITLES:
+        return _TITLES[layer], module
+    if not layer and phase != "other":
+        return phase.capitalize(), module or "(all)"
+    return layer, module
+
+
+_Key = tuple[str, str]
+
+
+def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
+    """Map each layer to its children. The parent is the layer with the longest path that is a prefix."""
+    first: dict[str, _Key] = {}
+    models = 0
+    for key in keys:
+        if not _is_graph(key) and FUSED not in key[0]:
+            first.setdefault(key[0], key)
+            models += not key[0]
+    children: dict[_Key | None, list[_Key]] = {}
+    for key in keys:
+        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _prefixes(key[0])
+        parent = next((first[path] for path in above if path in first), None)
+        if parent is not None and not parent[0] and models > 1:
+            parent = None  # with several models, the path alone does not identify the root
+        children.setdefault(parent, []).append(key)
+    return children
+
+
+def _is_graph(key: _Key) -> bool:
+    """Return whether a row describes a compiled graph, which is a child of the layer that runs it."""
+    return key[1].startswith(COMPILED)
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """Yield the parent paths, longest first. Those of a fused kernel start at the common path of its layers."""
+    if FUSED in path:
+        shared = layer_path.common(path.split(FUSED))
+        yield shared
+        path = shared
+    yield from layer_path.above(path)
+
+
+def _walk(
+    lines: dict[_Key, Line], children: dict[_Key | None, list[_Key]], parent: _Key | None, depth: int
+) -> Iterator[Line]:
+    """Yield the lines depth first, without recursion: models can be deeper than CPython's recursion limit."""
+    pending = [(key, parent, depth) for key in reversed(children.get(parent, []))]
+    while pending:
+        key, above, depth = pending.pop()
+        line = lines[key]
+        line.depth = depth
+        if above is not None and above[0] and FUSED not in key[0]:
+            line.label = key[0][len(above[0]) + 1 :]
+        if _is_graph(key):
+            line.label = "(graph)"
+        yield line
+        pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

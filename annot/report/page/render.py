@@ -1,0 +1,90 @@
+"""Render a report as one self-contained HTML file, without network, server or framework.
+
+The file combines a template (`page.html`), a style sheet, plain scripts, and the data as JSON in a script element with
+a type that browsers do not execute. The Content-Security-Policy allows these scripts and this style by their hashes,
+and blocks all requests. The scripts insert texts of the profile as text nodes and attributes, never as markup. A
+profile therefore cannot run code in the page, whatever its layers are called.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+__all__ = ["as_page"]
+
+_SCRIPTS: Final = (
+    "units.js", "dom.js", "table.js", "model.js", "tree.js", "layer.js", "plots.js", "summary.js", "views.js",
+    "timeline.js", "timeline_input.js", "compare.js", "shell.js",
+)  # fmt: skip
+_COMPRESSED: Final = 200_000
+"""Length of the JSON (characters) from which the data is compressed."""
+
+
+def as_page(data: dict[str, Any], title: str) -> bytes:
+    """Return the page, UTF-8.
+
+    Args:
+        data: data from `annot.report.page.data`.
+        title: title of the page.
+
+    Example:
+        >>> as_page({"kind": "report", "runs": []}, "a <run>").startswith(b"<!doctype html>")
+        True
+    """
+    script, style = _script(), _part("page.css")
+    kind, text = _packed(data)
+    parts = {
+        "{{policy}}": _policy(script, style),
+        "{{title}}": html.escape(_encodable(title)),
+        "{{style}}": style,
+        "{{kind}}": kind,
+        "{{script}}": script,
+        "{{data}}": text,
+    }
+    page = _part("page.html")
+    for mark, part in parts.items():  # the data comes last, so that placeholders in its texts stay
+        before, found, after = page.partition(mark)
+        assert found, mark
+        page = before + part + after
+    return page.encode()
+
+
+@cache
+def _part(name: str) -> str:
+    return (files("annot.report.page") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    """All scripts in one function: they share a scope and add nothing to the global scope."""
+    return "".join(("(() => {\n'use strict';\n", *map(_part, _SCRIPTS), "start();\n})();\n"))
+
+
+def _policy(script: str, style: str) -> str:
+    allowed = {"script-src": script, "style-src": style}
+    rules = [f"{name} 'sha256-{_digest(text)}'" for name, text in allowed.items()]
+    return "; ".join(["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"])
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _packed(data: dict[str, Any]) -> tuple[str, str]:
+    """Media type and text of the data. Escapes prevent the text from closing its script element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    if len(text) < _COMPRESSED:
+        return "application/json", text.replace("<", "\\u003c").replace("&", "\\u0026")
+    return "application/gzip+json", base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()

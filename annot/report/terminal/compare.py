@@ -1,0 +1,164 @@
+"""Comparison of two profiles: terminal table, and rows for files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from annot.analyze.comparable import Comparability
+from annot.analyze.compare import Comparison
+from annot.report.terminal.layout import Column, Hanging, fitted_table, kernel_text
+from annot.report.units import duration, printable, unit_for
+
+__all__ = ["ComparisonReport", "print_comparison"]
+
+_NARROW, _WIDE = 76, 100
+_SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
+_SHOWN: Final = 2  # kernel names per line
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonReport:
+    """Comparison of two profiles, input of the renderers.
+
+    Args:
+        comparison: the comparison.
+        a, b: names of the profiles.
+    """
+
+    comparison: Comparison
+    a: str
+    b: str
+
+    @property
+    def name(self) -> str:
+        """Plural of the subject, such as `layers`."""
+        return {"class": "classes"}.get(self.comparison.by, f"{self.comparison.by}s")
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """Rows of the comparison."""
+        return self.comparison.rows
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Names of the profiles, compared time, steps, totals and comparability."""
+        one = self.comparison
+        names = {"a": self.a, "b": self.b, "devices": one.devices}
+        found = one.comparability
+        reasons = [{"kind": reason.kind, "reason": reason.text} for reason in found.reasons]
+        comparable = {"comparable": found.comparable, "reasons": reasons, "notes": list(found.notes)}
+        times = {"time": one.time, "steps": one.steps, "whole": one.whole, "step_time": one.step_time}
+        return names | times | comparable
+
+
+def print_comparison(report: ComparisonReport, console: Console) -> None:
+    """Print a comparison, largest slowdown first.
+
+    Args:
+        report: the comparison.
+        console: output; its width selects the columns.
+    """
+    rows = report.rows.to_dicts()
+    unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
+    sides = 0 if report.comparison.by in ("phase", "class") else _NARROW  # short names leave room
+    columns = [
+        Column("Phase", lambda row: _phase(row, console.width)),
+        Column("A", lambda row: _time(row["a_ns"], unit.show), sides),
+        Column("B", lambda row: _time(row["b_ns"], unit.show), sides),
+        Column("B − A", lambda row: _time(row["difference_ns"], unit.show)),
+        Column("Speedup", _speedup),
+        Column("±", _uncertainty),
+        Column("Share", lambda row: f"{100 * row['share']:.1f}%"),
+    ]
+    what = "GPU" if report.comparison.time == "gpu_ns" else "Host"
+    per = "" if report.comparison.steps is None else " per step"
+    heading = Text(f"{what} time{per} by {report.comparison.by}, {unit.name}", style="bold")
+    ends = [_changes(row) for row in rows] if console.width >= _WIDE else []
+    title = report.comparison.by.capitalize()
+    table = fitted_table(title, [_label(row) for row in rows], columns, rows, console.width, ends, "Kernels")
+    console.print(Group(heading, table, *_totals(report)))
+
+
+def _phase(row: dict[str, Any], width: int) -> str:
+    """Phase of a layer or module class, abbreviated on narrow terminals. A table by phase has it as label."""
+    if "phase" not in row or not _named(row):
+        return ""
+    return str(row["phase"]) if width >= _NARROW else _SHORT.get(row["phase"], str(row["phase"]))
+
+
+def _named(row: dict[str, Any]) -> bool:
+    return "layer" in row or "module" in row
+
+
+def _time(ns: float | None, show: Any) -> str:
+    return "" if ns is None else str(show(round(ns)))
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    if row["only_in"]:
+        return f"only {row['only_in'].upper()}"
+    return f"{row['speedup']:.3f}"
+
+
+def _uncertainty(row: dict[str, Any]) -> str:
+    """Half the width of the confidence interval. The interval is nearly symmetric: it comes from a logarithm."""
+    low, high = row["speedup_low"], row["speedup_high"]
+    if low is None or high is None:
+        return ""
+    half = (high - low) / 2
+    return f"{half:.3f}" if half < 100 else "?"
+
+
+def _label(row: dict[str, Any]) -> Text:
+    if "name" in row:
+        return kernel_text(printable(row["name"]))
+    names = [name for name in ("layer", "class") if name in row]
+    label = Text(printable(row[names[0]] or "(model)") if names else "")
+    for name, style in (("module", "cyan"), ("phase", "dim")):
+        if row.get(name) and (name == "module" or not _named(row)):
+            label.append(f"{' ' if label else ''}{printable(row[name])}", style=style)
+    return label
+
+
+def _changes(row: dict[str, Any]) -> Text:
+    """Kernels that only A (−) or only B (+) has."""
+    parts = [
+        f"{sign}{printable(name)}"
+        for sign, names in (("−", row.get("kernels_gone")), ("+", row.get("kernels_new")))
+        for name in (names or [])[:_SHOWN]
+    ]
+    return Text(" ".join(parts), style="dim")
+
+
+def _side(letter: str, path: str, devices: str) -> str:
+    return f"{letter}: {printable(path)}" + (f" ({printable(devices)})" if devices else "")
+
+
+def _totals(report: ComparisonReport) -> list[RenderableType]:
+    one = report.comparison
+    found = one.comparability
+    counted = "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
+    step = [] if one.step_time is None else [Text(f"Step (wall clock): {_change(one.step_time, found)}")]
+    return [
+        Text(),
+        *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), one.devices, strict=True)),
+        *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
+        *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
+        *step,
+        Text(f"Total: {_change(one.whole, found)}{counted}"),
+    ]
+
+
+def _change(numbers: dict[str, Any], found: Comparability) -> str:
+    a, b = (duration(round(numbers[side] or 0)) for side in ("a_ns", "b_ns"))
+    if not found.same_program:
+        return f"{a} → {b}, the runs are not comparable"
+    if numbers["speedup"] is None:
+        return f"{a} → {b}, speedup unknown"
+    uncertainty = _uncertainty(numbers)
+    return f"{a} → {b}, speedup {numbers['speedup']:.3f}" + (f" ± {uncertainty}" if uncertainty else "")

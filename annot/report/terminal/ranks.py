@@ -1,0 +1,147 @@
+"""Terminal report of several ranks: a row per layer with its slowest rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from annot.report.layer_tree import MODEL, is_layer, title
+from annot.report.terminal.layout import Column, fitted_table, notes
+from annot.report.units import Unit, count, duration, printable, share, unit_for
+from annot.report.views import Order, Report, Table
+
+__all__ = ["RanksReport", "print_ranks"]
+
+_PER_RANK: Final = 8  # maximum number of ranks with a column each
+_ROOM: Final = 100
+_UNEQUAL: Final = 0.1  # difference between ranks that counts as waiting, as share of the longest collective time
+
+
+@dataclass(frozen=True, slots=True)
+class RanksReport:
+    """Report of several ranks, input of the renderers.
+
+    Args:
+        by: subject of a row.
+        time: column that is compared.
+        rows: rank and rows of each rank, with the columns of `across_ranks`.
+        across: result of `annot.ranks.skew.across_ranks`.
+        ranks: report of each rank, by rank number.
+        meta: totals over all ranks, with the keys of `annot.attribution.summarize`, plus ranks, profiles, times and
+            collectives; see `annot.ranks.gather`.
+    """
+
+    by: Table
+    time: str
+    rows: pl.DataFrame
+    across: pl.DataFrame
+    ranks: dict[int, Report]
+    meta: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Plural of the subject, such as `layers`."""
+        return "layers" if self.by == "work" else f"{self.by}s"
+
+    def sorted(self, sort: Order) -> RanksReport:
+        """Return the report sorted by median time, longest first, if `sort` is "time"."""
+        if sort == "order":
+            return self
+        across = self.across.sort("median_ns", descending=True, nulls_last=True, maintain_order=True)
+        rows = self.rows.sort("median_ns", descending=True, nulls_last=True, maintain_order=True)
+        return replace(self, rows=rows, across=across)
+
+
+def print_ranks(report: RanksReport, console: Console) -> None:
+    """Print a report.
+
+    Args:
+        report: the report.
+        console: output; its width selects the columns.
+    """
+    console.print(Group(*_table(report, console.width), *_totals(report)))
+
+
+def _table(report: RanksReport, width: int) -> list[RenderableType]:
+    unit = unit_for(report.across["max_ns"])
+    device = "GPU" if report.time.startswith("gpu") else "Host"
+    ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
+    heading = Text(f"{device} time by {report.by} over {ranks}, {unit.name}", style="bold")
+    rows = report.across.to_dicts()
+    labels = [_label(row, report.by) for row in rows]
+    return [heading, fitted_table(report.by.capitalize(), labels, _columns(report, unit), rows, width)]
+
+
+def _columns(report: RanksReport, unit: Unit) -> list[Column]:
+    def timed(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: unit.show(row[name])
+
+    columns = [
+        Column("Median", timed("median_ns")),
+        Column("Slowest", timed("max_ns")),
+        Column("Rank", lambda row: "" if row["slowest"] is None else str(row["slowest"])),
+        Column("Spread", timed("spread_ns")),
+        Column("Spread %", lambda row: share(row["spread_ns"], row["median_ns"] or 0), _ROOM - 20),
+    ]
+    if "phase" in report.across.columns and report.by != "phase":
+        columns.insert(0, Column("Phase", lambda row: row["phase"]))
+    if (report.across["ranks"] < len(report.ranks)).any():
+        columns.append(Column("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
+    if (report.across["collective_median_ns"] > 0).any():
+        columns.append(Column("Collective", lambda row: unit.show(row["collective_median_ns"] or None), _ROOM - 20))
+    return columns + _rank_columns(report, unit)
+
+
+def _rank_columns(report: RanksReport, unit: Unit) -> list[Column]:
+    """One column per rank, for at most `_PER_RANK` ranks."""
+    if len(report.ranks) > _PER_RANK:
+        return []
+    keys = report.across.columns[: report.across.columns.index("ranks")]
+    work = {(*row[:-2], row[-2]): row[-1] for row in report.rows.select(*keys, "rank", "work_ns").iter_rows()}
+
+    def of(rank: int) -> Callable[[dict[str, Any]], str]:
+        return lambda row: unit.show(work.get((*(row[key] for key in keys), rank)))
+
+    least = _ROOM + 10 * len(report.ranks)
+    return [Column(f"r{rank}", of(rank), least) for rank in report.ranks]
+
+
+def _label(row: dict[str, Any], by: Table) -> Text:
+    if by != "layer":
+        name = {"kernel": "name"}.get(by, by)
+        return Text(printable(str(row[name])))
+    path, beside = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+    label = Text(printable(path))
+    return label.append(f" {printable(beside)}", style="cyan") if beside else label
+
+
+def _totals(report: RanksReport) -> list[RenderableType]:
+    meta = report.meta
+    profiles = f"{meta['profiles'] - meta['failed']} of {meta['profiles']} profiles"
+    lines = [Text(), Text(f"Ranks: {len(report.ranks)}, read from {profiles}")]
+    words = {"gpu_ns": "GPU", "host_ns": "Host", "step_ns": "Step", "collective_ns": "Collectives"}
+    for name, word in words.items():
+        if spread := meta["across"][name]:
+            wait = _wait(spread) if name == "collective_ns" else ""
+            lines.append(Text(f"{word}: {_spread(spread)}{wait}"))
+    return [*lines, *notes(meta)]
+
+
+def _spread(spread: dict[str, int]) -> str:
+    if spread["ranks"] == 1:
+        return f"{duration(spread['median'])} on rank {spread['fastest']}"
+    ends = (("min", "fastest"), ("max", "slowest"))
+    least, most = (f"{duration(spread[end])} (rank {spread[who]})" for end, who in ends)
+    return f"median {duration(spread['median'])}, {least} to {most}"
+
+
+def _wait(spread: dict[str, int]) -> str:
+    """Name the rank that the others wait for: the last one to enter a collective spends the least time in it."""
+    if spread["max"] - spread["min"] <= _UNEQUAL * spread["max"]:
+        return ""
+    return f"; the others wait for rank {spread['fastest']}, the last to arrive"

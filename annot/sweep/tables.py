@@ -1,0 +1,248 @@
+"""Tables of a sweep: the table of all runs, and the smaller tables behind the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from annot.attribution import Attribution, by_layer, by_step
+from annot.attribution.host_times import known
+from annot.attribution.step_table import step_statistics
+from annot.labels import layer_path
+
+__all__ = [
+    "RESERVED",
+    "against_hidden",
+    "backward_ratio",
+    "per_run",
+    "roofline",
+    "run_rows",
+    "speedup",
+    "sweep_table",
+]
+
+_WORK: Final = ("flops", "bytes_read", "bytes_written", "params")
+_OF_RUN: Final = {
+    "run": pl.String, "status": pl.Int64, "problem": pl.String, "seconds": pl.Float64, "steps": pl.Int64,
+    "step_ns": pl.Int64, "step_gpu_ns": pl.Int64,
+}  # fmt: skip
+_OF_LAYER: Final = {
+    "layer": pl.String, "module": pl.String, "phase": pl.String, "calls": pl.Int64, "host_ns": pl.Int64,
+    "host_self_ns": pl.Int64, "gpu_ns": pl.Int64, "gpu_self_ns": pl.Int64, "gpu_busy_ns": pl.Int64, "kernels": pl.Int64,
+    **dict.fromkeys(_WORK, pl.Int64),
+}  # fmt: skip
+_DERIVED: Final = (
+    "number", "all", "on_device", "items_per_s", "bytes", "intensity", "flops_per_s", "square", "fixed_ns", "time_ns",
+    "forward_ns", "backward_ns", "ratio", "other_step_ns", "speedup",
+)  # fmt: skip
+RESERVED: Final = frozenset((*_OF_RUN, *_OF_LAYER, *_DERIVED))
+"""Column names of the tables in this module. A parameter cannot have one of these names."""
+
+
+def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the rows of one run.
+
+    Args:
+        attribution: the attributed profile of the run.
+        work: layer, module, phase, flops, bytes_read, bytes_written, params of the layers; None: unknown.
+
+    Returns:
+        A row per layer, module and phase with the columns of `annot.attribution.correlate`; steps (their number);
+        step_ns and step_gpu_ns (medians of the host time and the GPU time of a step, null without steps); flops,
+        bytes_read, bytes_written, params (null if unknown).
+    """
+    keys = ("layer", "module", "phase")
+    unknown = pl.DataFrame(schema={name: _OF_LAYER[name] for name in (*keys, *_WORK)})
+    known_work = unknown if work is None else work.select(*keys, *_WORK)
+    rows = by_layer(attribution).join(known_work, on=keys, how="left", maintain_order="left")
+    steps = by_step(attribution)
+    lengths = step_statistics(steps) if known(attribution.meta) else None
+    return rows.select(
+        pl.lit(steps.height, pl.Int64).alias("steps"),
+        pl.lit(lengths and lengths["median"], pl.Int64).alias("step_ns"),
+        pl.lit(steps["gpu_ns"].median()).cast(pl.Int64).alias("step_gpu_ns"),
+        *_OF_LAYER,
+    )
+
+
+def sweep_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]]) -> pl.DataFrame:
+    """Return the table of all runs.
+
+    Args:
+        runs: a tuple per run: its parameters, its result (run, status, problem, seconds) and its rows or None.
+
+    Returns:
+        run, status, problem, seconds, a column per parameter, steps, step_ns, step_gpu_ns, and the columns of
+        `run_rows`. A run without rows is one row with null in those columns. A parameter that a run lacks is null.
+    """
+    names = list(dict.fromkeys(name for parameters, _, _ in runs for name in parameters))
+    parts = [_with_result(result, number, rows) for number, (_, result, rows) in enumerate(runs)]
+    schema = {"number": pl.Int64, **_OF_RUN, **_OF_LAYER}
+    table = pl.concat([pl.DataFrame(schema=schema), *parts], how="diagonal")
+    values = [_column(name, [parameters.get(name) for parameters, _, _ in runs]) for name in names]
+    grid = pl.DataFrame([pl.Series("number", range(len(runs)), pl.Int64), *values])
+    result, measured = [*_OF_RUN][:4], [*_OF_RUN][4:]
+    table = table.join(grid, on="number", how="left", maintain_order="left")
+    return table.select(*result, *names, *measured, *_OF_LAYER)
+
+
+def _with_result(result: Mapping[str, Any], number: int, rows: pl.DataFrame | None) -> pl.DataFrame:
+    columns = {name: pl.Series([result[name]], dtype=_OF_RUN[name]) for name in ("run", "status", "problem", "seconds")}
+    one = pl.DataFrame({"number": pl.Series([number], dtype=pl.Int64), **columns})
+    return one if rows is None or rows.is_empty() else one.join(rows, how="cross")
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """Return the column of a parameter; a column of mixed types becomes strings."""
+    types = {type(value) for value in values if value is not None}
+    if len(types) > 1 and not types <= {int, float}:
+        values = [None if value is None else str(value) for value in values]
+    return pl.Series(name, values, strict=False) if types != {int, float} else pl.Series(name, values, pl.Float64)
+
+
+def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = None) -> pl.DataFrame:
+    """Return a row per run with steps.
+
+    Args:
+        table: rows of `sweep_table`.
+        parameters: names of the parameters.
+        batch: parameter with the number of samples per step.
+
+    Returns:
+        run, the parameters, steps, step_ns, step_gpu_ns, on_device (whether the run has GPU time), items_per_s (null
+        without `batch`), and summed over all layers: flops and bytes per step, and params. The sums are null if the
+        work of any innermost layer is unknown, because a partial sum would look like the total.
+    """
+    measured = table.filter(pl.col("step_ns").is_not_null())
+    moved = pl.sum_horizontal("bytes_read", "bytes_written", ignore_nulls=False)
+    weights = pl.when(pl.col("phase") == "forward").then("params")
+    sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
+    runs = (
+        _with_unknown(measured)
+        .group_by("run", *parameters, maintain_order=True)
+        .agg(
+            pl.col("steps", "step_ns", "step_gpu_ns").first(),
+            (pl.col("gpu_self_ns").sum() > 0).alias("on_device"),
+            *(pl.when(~pl.col("unknown").any()).then(one.sum()).alias(name) for name, one in sums.items()),
+        )
+    )
+    items = pl.col(batch) * 1e9 / pl.col("step_ns") if batch else pl.lit(None, pl.Float64)
+    return runs.with_columns(pl.col("flops", "bytes") / pl.col("steps"), items.alias("items_per_s"))
+
+
+def _with_unknown(table: pl.DataFrame) -> pl.DataFrame:
+    """Add unknown: whether a row is an innermost layer with unknown work; true for all rows of a run without work."""
+    layers = table.select("run", "layer").unique().group_by("run").agg("layer")
+    inside = [_innermost(names) for names in layers["layer"].to_list()]
+    innermost = layers.select("run", pl.Series("layer", inside, pl.List(pl.String)), innermost=True)
+    innermost = innermost.explode("layer").drop_nulls("layer")
+    rows = table.join(innermost, on=["run", "layer"], how="left", maintain_order="left")
+    computes = pl.col("phase").is_in(["forward", "backward", "recompute"])  # an optimizer step alone does not count
+    missing = pl.col("flops").is_null() & (pl.col("module") != "") & pl.col("innermost") & computes
+    no_work = pl.when(computes).then("flops").is_null().all().over("run")
+    return rows.with_columns(unknown=missing.fill_null(False) | no_work)
+
+
+def backward_ratio(table: pl.DataFrame, parameters: Sequence[str], most: int = 40) -> pl.DataFrame:
+    """Return the ratio of backward time to forward time of each innermost layer, for each run.
+
+    Args:
+        table: rows of `sweep_table`.
+        parameters: names of the parameters.
+        most: maximum number of layers; those with the longest time over all runs are kept.
+
+    Returns:
+        run, the parameters, layer, forward_ns and backward_ns (per call; GPU time if the run has any, else host time),
+        ratio; innermost layers only, in the order in which they ran.
+    """
+    time = pl.when(pl.col("gpu_self_ns").sum().over("run") > 0).then("gpu_ns").otherwise("host_ns")
+    rows = table.with_columns(time.alias("time_ns")).filter(pl.col("module").fill_null("") != "")
+    rows = rows.filter(pl.col("layer").is_in(_innermost(rows["layer"].unique().to_list())))
+    each = [
+        pl.col("time_ns").filter(pl.col("phase") == phase).sum()
+        / pl.col("calls").filter(pl.col("phase") == phase).sum()
+        for phase in ("forward", "backward")
+    ]
+    pairs = rows.group_by("run", *parameters, "layer", maintain_order=True).agg(
+        each[0].alias("forward_ns"), each[1].alias("backward_ns")
+    )
+    both = pl.col("forward_ns", "backward_ns")  # a phase without calls gives 0 / 0
+    pairs = pairs.filter(pl.all_horizontal(both.is_finite() & (both > 0)))
+    total = pairs.group_by("layer").agg(pl.sum_horizontal("forward_ns", "backward_ns").sum().alias("total"))
+    longest = total.sort("total", "layer", descending=[True, False]).head(most)["layer"].to_list()
+    return pairs.filter(pl.col("layer").is_in(longest)).with_columns(
+        (pl.col("backward_ns") / pl.col("forward_ns")).alias("ratio")
+    )
+
+
+def _innermost(layers: list[str]) -> list[str]:
+    """Return the layers without inner layers."""
+    outer = {above for layer in layers for above in layer_path.above(layer)}
+    return [layer for layer in layers if layer and layer not in outer]
+
+
+def against_hidden(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> pl.DataFrame:
+    """Return the step time over the square of the width, and the fixed time from a linear fit.
+
+    Args:
+        runs: rows of `per_run`.
+        hidden: parameter with the width.
+        others: the other parameters; runs with equal values form a line.
+
+    Returns:
+        The runs with a width, with square (hidden²) and fixed_ns: intercept of the least-squares line of step_ns over
+        square, null with fewer than two widths.
+    """
+    square = pl.col(hidden).cast(pl.Float64).pow(2)
+    table = runs.with_columns(square.alias("square"), pl.lit(0).alias("all")).drop_nulls("square")
+    slope = pl.when(pl.col("square").n_unique() > 1).then(pl.cov("square", "step_ns") / pl.col("square").var())
+    fixed = pl.col("step_ns").mean() - slope * pl.col("square").mean()
+    lines = table.group_by("all", *others).agg(fixed.alias("fixed_ns"))
+    return table.join(lines, on=["all", *others], how="left", nulls_equal=True, maintain_order="left").drop("all")
+
+
+def roofline(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return the intensity and the achieved FLOP/s of each run.
+
+    Args:
+        runs: rows of `per_run`.
+
+    Returns:
+        The runs with known work, with intensity (FLOP per byte) and flops_per_s (over the GPU time of a step if the
+        run has GPU time, else over the step time).
+    """
+    time = pl.when("on_device").then("step_gpu_ns").otherwise("step_ns")
+    known_work = runs.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (time > 0))
+    return known_work.with_columns(
+        (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") * 1e9 / time).alias("flops_per_s")
+    )
+
+
+def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]) -> pl.DataFrame:
+    """Return the speedup of each run of the first sweep over the matching run of the second.
+
+    Two runs match if they agree on all shared parameters that vary within one of the sweeps.
+
+    Args:
+        first, second: rows of `per_run` of each sweep.
+        parameters: parameters that both sweeps have.
+
+    Returns:
+        The columns of `first`, other_step_ns, and speedup (above 1: the first is faster).
+    """
+    varying = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
+    keys = [_comparable(name, first, second) for name in varying] or [pl.lit("").alias("key of all")]
+    other = second.select(*keys, pl.col("step_ns").alias("other_step_ns"))
+    names = other.columns[:-1]
+    both = first.with_columns(keys).join(
+        other.unique(names, keep="first"), on=names, nulls_equal=True, maintain_order="left"
+    )
+    return both.drop(names).with_columns((pl.col("other_step_ns") / pl.col("step_ns")).alias("speedup"))
+
+
+def _comparable(name: str, first: pl.DataFrame, second: pl.DataFrame) -> pl.Expr:
+    """Return a parameter as a join key; integers and floats of the two sweeps compare equal."""
+    numbers = all(table.schema[name].is_numeric() for table in (first, second))
+    return pl.col(name).cast(pl.Float64 if numbers else pl.String).alias(f"key {name}")

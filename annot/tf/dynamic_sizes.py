@@ -1,0 +1,108 @@
+"""Labels with sizes that are known only when the graph runs, such as the size of the last batch in an epoch.
+
+In the graphs of `fit`, Keras leaves the batch size unknown. An unknown size is a ``?`` in the label of a range. The
+operation that opens the range gets the shapes of these tensors as int32, and this module returns the event with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
+
+from annot.emit import client
+from annot.labels import tag
+from annot.util.locks import fork_safe
+
+__all__ = ["MAX_SIZED", "Shapes", "Source", "shapes_among", "sized", "sources_of"]
+
+MAX_SIZED: Final = 64
+"""Maximum number of variants of one label, as in annot/native/tf_ops/operations.c. Further ranges keep the ``?``."""
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+_TOO_MANY: Final = f"a layer in a graph has more than {MAX_SIZED} different input shapes: further ranges show '?'"
+
+_lock = fork_safe()
+_variants: dict[tuple[Any, Shapes], Any] = {}  # keeps the events alive for the C library
+_counts: Counter[Any] = Counter()
+
+
+class Source(NamedTuple):
+    """Name and DataType number of a tensor in a graph."""
+
+    name: str
+    kind: int
+
+
+def sources_of(tensors: Sequence[Any]) -> tuple[Source, ...]:
+    """Return those of the tensors in a label that have an unknown size.
+
+    The result is empty if one of them is ragged, sparse or eager. The dense shape of a ragged or sparse tensor does not
+    determine the work.
+    """
+    found = [tensor for tensor in tensors if tensor.shape.rank is None or None in tuple(tensor.shape)]
+    if not all(isinstance(tensor, tf.Tensor) and not isinstance(tensor, EagerTensor) for tensor in found):
+        return ()
+    return tuple(Source(_computed(tensor).name, tensor.dtype.as_datatype_enum) for tensor in found)
+
+
+def _computed(tensor: Any) -> Any:
+    """Return the tensor that this one is a copy of, because TensorFlow's optimizers remove copies."""
+    while tensor.op.type in ("Identity", "StopGradient"):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def shapes_among(numbers: Sequence[int]) -> Shapes:
+    """Return the shapes in a flat sequence of integers, where the rank precedes the sizes of each shape.
+
+    Example:
+        >>> shapes_among([2, 32, 10, 1, 7])
+        ((32, 10), (7,))
+    """
+    shapes: list[tuple[int, ...]] = []
+    at = 0
+    while at < len(numbers):
+        end = at + 1 + numbers[at]
+        shapes.append(tuple(numbers[at + 1 : end]))
+        at = end
+    return tuple(shapes)
+
+
+def sized(event: Any, shapes: Shapes) -> Any:
+    """Return the event of the same range with known shapes.
+
+    Args:
+        event: an event of `annot.emit.client.event` whose text is a tag.
+        shapes: one shape for each tensor with an unknown size, in order.
+
+    Returns:
+        The variant of the event with these shapes; `event` itself if it has `MAX_SIZED` variants already.
+    """
+    with _lock:
+        made = _variants.get((event, shapes))
+        if made is None and _counts[event] < MAX_SIZED:
+            made = _variants[event, shapes] = _with_shapes(event, shapes)
+            _counts[event] += 1
+    if made is None:
+        client.warn_once(_TOO_MANY)
+    return made or event
+
+
+def _with_shapes(event: Any, shapes: Shapes) -> Any:
+    shown = tag.parse(event.text)
+    if shown is None:
+        return event
+    remaining = iter(shapes)
+    tensors = tuple(_with_shape(spec, remaining) for spec in shown.tensors)
+    text = tag.format(dataclasses.replace(shown, tensors=tensors))
+    return client.event(text, domain=event.domain, category=shown.phase)
+
+
+def _with_shape(spec: tag.TensorSpec, remaining: Iterator[tuple[int, ...]]) -> tag.TensorSpec:
+    return dataclasses.replace(spec, shape=next(remaining, spec.shape)) if None in spec.shape else spec

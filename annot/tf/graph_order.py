@@ -1,0 +1,175 @@
+"""Dependencies between the nodes of a graph, their order, and the loops and branches around each node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from annot.tf.graph_lookup import Node
+
+__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Dependencies", "in_order", "port"]
+
+Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
+"""The loops around a node, outermost first, and the branches that it runs in."""
+
+SWITCHES: Final = frozenset({"Switch", "_SwitchN"})
+"""Nodes that pass their input to one of their outputs."""
+CONTROL_FLOW: Final = SWITCHES | {"Enter", "Exit", "LoopCond", "Merge", "NextIteration"}
+VALUES: Final = frozenset({"Const", "HostConst", "Placeholder", "VarHandleOp", "VariableV2", "_Arg", "_DeviceArg"})
+PASSED_ON: Final = frozenset(
+    {"Identity", "IdentityN", "NoOp", "PreventGradient", "Rank", "ReadVariableOp", "Shape", "ShapeN", "Size"}
+    | {"Snapshot", "StopGradient", "VariableShape", "_DeviceRetval", "_Retval"}
+)  # fmt: skip
+"""Nodes that take no time. They are in no range, and their consumers count as waiting for their inputs directly."""
+
+
+class Dependencies:
+    """The dependencies between the nodes of a graph, where a node is an index into `nodes`.
+
+    Args:
+        nodes: the nodes of the graph.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        index = {node.name: i for i, node in enumerate(nodes)}
+        self.nodes = nodes
+        self.index = index
+        self.sources: list[list[int]] = []
+        """The nodes that each node waits for, without the back edges of loops (``NextIteration``)."""
+        self.ports: list[list[tuple[int, int]]] = []
+        """The data inputs of each node, as pairs of a node and the number of its output."""
+        for node in nodes:
+            ports = [port(text, index) for text in node.inputs]
+            ports = [port for port in ports if port is not None and nodes[port[0]].kind != "NextIteration"]
+            controls = [index[name] for name in node.controls if name in index]
+            self.ports.append(ports)  # type: ignore[arg-type]
+            self.sources.append([*dict.fromkeys([*(port[0] for port in ports if port), *controls])])
+        self.order = in_order(self.sources)
+        self.rank = {node: i for i, node in enumerate(self.order)}
+        self.consumers: list[list[int]] = [[] for _ in nodes]
+        for i, sources in enumerate(self.sources):
+            for source in sources:
+                self.consumers[source].append(i)
+        self.early = self._find_early()
+        self.free = self._find_free()
+        """Early nodes that must run even if a step fails, as at the end of the data, and their early inputs."""
+        self.inside: list[Context] = [((), frozenset())] * len(nodes)
+        self.outside: list[Context] = [((), frozenset())] * len(nodes)
+        self._find_contexts()
+        self._reaches: list[int] = []
+        self._waits: dict[int, frozenset[int]] = {}
+        self._users: dict[int, frozenset[int]] = {}
+
+    def _find_early(self) -> list[bool]:
+        """Return whether each node depends only on weights and constants, so that it can run when the step begins."""
+        early = [False] * len(self.nodes)
+        for i in self.order:
+            kind = self.nodes[i].kind
+            if kind in VALUES:
+                early[i] = self.nodes[i].is_value
+            elif kind not in CONTROL_FLOW and not kind.startswith(("Iterator", "Optional")):
+                early[i] = all(early[source] for source in self.sources[i])
+        return early
+
+    def _find_free(self) -> list[bool]:
+        free = [False] * len(self.nodes)
+        for i in reversed(self.order):
+            free[i] = self.early[i] and (
+                self.nodes[i].has_side_effects or any(free[consumer] for consumer in self.consumers[i])
+            )
+        return free
+
+    def _find_contexts(self) -> None:
+        frames: dict[str, Context] = {}
+        for i in self.order:
+            node = self.nodes[i]
+            loops, branches = self._around(i)
+            self.inside[i] = self.outside[i] = loops, branches
+            if node.kind == "Enter":
+                frames[node.frame] = loops, branches
+                self.outside[i] = (*loops, node.frame), branches
+            elif node.kind == "Exit" and loops:
+                self.outside[i] = frames.get(loops[-1], (loops[:-1], branches))
+            elif node.kind == "Merge" and self.sources[i]:
+                each = [self._leaving(port)[1] for port in self.ports[i]]
+                self.outside[i] = loops, frozenset.intersection(*each) if each else branches
+
+    def _around(self, i: int) -> Context:
+        contexts = [self._leaving(port) for port in self.ports[i]]
+        contexts += [self.outside[source] for source in self.sources[i]]
+        loops = max((context[0] for context in contexts), key=len, default=())
+        return loops, frozenset().union(*(context[1] for context in contexts))
+
+    def _leaving(self, port: tuple[int, int]) -> Context:
+        """Return the context of an output of a node."""
+        source, output = port
+        loops, branches = self.outside[source]
+        if self.nodes[source].kind in SWITCHES:
+            return loops, branches | {(self.nodes[source].inputs[1], output)}
+        return loops, branches
+
+    def waits_for(self, i: int) -> frozenset[int]:
+        """Return the nodes that a node waits for, with nodes that take no time replaced by their own inputs."""
+        return self._through(i, self.sources, self._waits, self._is_passed_on)
+
+    def users(self, i: int) -> frozenset[int]:
+        """Return the nodes that wait for a node, with nodes that take no time replaced by their consumers."""
+        return self._through(i, self.consumers, self._users, lambda j: self.nodes[j].kind in PASSED_ON)
+
+    def _through(
+        self, i: int, next_to: list[list[int]], known: dict[int, frozenset[int]], passes: Callable[[int], bool]
+    ) -> frozenset[int]:
+        if i not in known:
+            passed = [self._through(j, next_to, known, passes) for j in next_to[i] if passes(j)]
+            known[i] = frozenset(j for j in next_to[i] if not passes(j)).union(*passed)
+        return known[i]
+
+    def _is_passed_on(self, i: int) -> bool:
+        """Return whether a node takes no time. A node behind a Switch counts: it shows which branch runs."""
+        return self.nodes[i].kind in PASSED_ON and not any(
+            self.nodes[source].kind in CONTROL_FLOW for source in self.sources[i]
+        )
+
+    def set_candidates(self, candidates: Iterable[int]) -> None:
+        """Compute for every node which of the candidates it depends on, as a bit mask."""
+        bits = {candidate: 1 << i for i, candidate in enumerate(dict.fromkeys(candidates))}
+        self._bits = bits
+        self._reaches = [0] * len(self.nodes)
+        for i in self.order:
+            reaches = 0
+            for source in self.sources[i]:
+                reaches |= self._reaches[source] | bits.get(source, 0)
+            self._reaches[i] = reaches
+
+    def depends(self, i: int, candidate: int) -> bool:
+        """Return whether a node depends on a candidate, directly or indirectly."""
+        return bool(self._reaches[i] & self._bits.get(candidate, 0))
+
+    def last_of(self, nodes: Iterable[int]) -> frozenset[int]:
+        """Return the last of some candidates: no other of them depends on these."""
+        candidates, before = list(nodes), 0
+        for one in candidates:
+            before |= self._reaches[one]
+        return frozenset(one for one in candidates if not before & self._bits[one])
+
+
+def port(text: str, index: dict[str, int]) -> tuple[int, int] | None:
+    """Return the node and output number of a data input such as ``name:1``; None if the graph lacks the node."""
+    name, _, output = text.partition(":")
+    return (index[name], int(output or 0)) if name in index else None
+
+
+def in_order(sources: list[list[int]]) -> list[int]:
+    """Return the nodes in topological order; nodes that wait for a cycle are left out."""
+    missing = [len(one) for one in sources]
+    consumers: list[list[int]] = [[] for _ in sources]
+    for i, one in enumerate(sources):
+        for source in one:
+            consumers[source].append(i)
+    order = [i for i, count in enumerate(missing) if not count]
+    for i in order:
+        for consumer in consumers[i]:
+            missing[consumer] -= 1
+            if not missing[consumer]:
+                order.append(consumer)
+    return order

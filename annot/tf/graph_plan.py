@@ -1,0 +1,403 @@
+"""Plan the points of a graph where ranges open and close, and the control edges of these points.
+
+A range opens when the first of its nodes is ready, and closes when the last has run. A point waits only for nodes that
+its successors already wait for, so the nodes of the graph keep their order and their parallelism. There are four
+exceptions:
+
+- nodes that depend only on weights wait for their layer
+- the backward of a layer waits for its gradient
+- the update of an optimizer waits for all gradients
+- a range opens after the close of a range that waits for the same nodes
+
+The exceptions do not delay nodes that change state without data, because TensorFlow runs them even if the step fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from annot.tf.graph_lookup import Node, Origin, tensors
+from annot.tf.graph_order import CONTROL_FLOW, PASSED_ON, VALUES, Context, Dependencies, in_order, port
+from annot.tf.owners import Owner
+
+__all__ = ["Point", "plan"]
+
+_MAX_NODES: Final = 200_000
+
+
+@dataclass(slots=True)
+class Point:
+    """An operation that closes and opens ranges.
+
+    Args:
+        after: indices of the nodes that it waits for.
+        context: the loops and branches around it.
+        points: the points that it waits for.
+        close: owners whose ranges it closes, innermost first.
+        open: owners whose ranges it opens, outermost first.
+        before: indices of the nodes that wait for it.
+        sizes: for owners whose labels have unknown sizes, the node outputs with these sizes.
+    """
+
+    after: frozenset[int] = frozenset()
+    context: Context = ((), frozenset())
+    points: list[Point] = field(default_factory=list)
+    close: list[Owner] = field(default_factory=list)
+    open: list[Owner] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    sizes: dict[Owner, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Owner, str]) -> list[Point]:
+    """Return the points where the ranges of a graph open and close; empty for a graph without owners.
+
+    Args:
+        nodes: the nodes of the graph.
+        origins: the origin of each node.
+        prefixes: for each owner, the name prefix of the graph that has its sizes.
+
+    Raises:
+        ValueError: the graph is too large, or it has a cycle other than a TensorFlow loop.
+    """
+    if not any(one.owners for one in origins):
+        return []
+    if len(nodes) > _MAX_NODES:
+        raise ValueError(f"the graph has {len(nodes)} nodes, more than {_MAX_NODES}")
+    graph = Dependencies(nodes)
+    sizes = _Sizes(graph, origins, prefixes)
+    for_gradients = _for_gradients(graph, origins)
+    for waits in (True, False):
+        points = _Points(graph, _groups(graph, origins), sizes, for_gradients, waits=waits).plan()
+        if _is_acyclic(graph, points):
+            return points
+    raise ValueError("the nodes of the graph form a cycle")
+
+
+def _for_gradients(graph: Dependencies, origins: Sequence[Origin]) -> list[bool]:
+    """Return which nodes compute gradients. A node of unknown origin does if a node that it waits for does."""
+    known = [one.operation is not None and one.operation.for_gradient for one in origins]
+    for i in graph.order:
+        if origins[i].operation is None:
+            known[i] = any(known[source] for source in graph.sources[i])
+    return known
+
+
+class _Sizes:
+    """The node outputs with the sizes that labels leave open."""
+
+    def __init__(self, graph: Dependencies, origins: Sequence[Origin], prefixes: Mapping[Owner, str]) -> None:
+        self._index = graph.index
+        self._same = tensors(graph.nodes, origins)
+        self._prefixes = prefixes
+
+    def of(self, owner: Owner) -> list[tuple[int, int]]:
+        """Return the node outputs with the open sizes of a label; empty if the graph lacks one of them."""
+        prefix = self._prefixes.get(owner.sized, "")
+        outputs = [self._output(prefix + source.name) for source in owner.sized.sizes]
+        return [one for one in outputs if one is not None] if None not in outputs else []
+
+    def _output(self, tensor: str) -> tuple[int, int] | None:
+        if tensor.partition(":")[0] not in self._index:
+            tensor = self._same.get(tensor, tensor)
+        return port(tensor, self._index)
+
+
+def _is_acyclic(graph: Dependencies, points: Sequence[Point]) -> bool:
+    """Return whether the graph with the points is free of cycles."""
+    first = len(graph.nodes)
+    numbers = {id(point): first + i for i, point in enumerate(points)}
+    sources = [list(one) for one in graph.sources]
+    for point in points:
+        sized = [i for outputs in point.sizes.values() for i, _ in outputs]
+        sources.append([*point.after, *sized, *(numbers[id(other)] for other in point.points)])
+        for i in point.before:
+            sources[i].append(numbers[id(point)])
+    return len(in_order(sources)) == len(sources)
+
+
+# ---------------------------------------------------------------- the nodes of each range
+
+
+@dataclass(slots=True)
+class _Group:
+    """The nodes of one range.
+
+    Args:
+        owner: the owner of the range.
+        nodes: the nodes that determine when the range opens and closes.
+        weights: nodes that depend only on weights.
+        first: nodes that do not wait for other nodes of the group.
+        last: nodes that no other node of the group waits for.
+        context: the loops and branches around the range.
+    """
+
+    owner: Owner
+    nodes: set[int] = field(default_factory=set)
+    weights: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    context: Context = ((), frozenset())
+
+
+def _groups(graph: Dependencies, origins: Sequence[Origin]) -> list[_Group]:
+    """Return the nodes by owner, outermost owner first. Nodes fused from several layers have a joint owner."""
+    groups: dict[Owner, _Group] = {}
+    for i, owner in _owned_nodes(graph, origins):
+        for one in owner.chain():
+            groups.setdefault(one, _Group(one)).nodes.add(i)
+    return sorted(groups.values(), key=lambda group: len(group.owner.chain()))
+
+
+def _owned_nodes(graph: Dependencies, origins: Sequence[Origin]) -> list[tuple[int, Owner]]:
+    joined: dict[frozenset[Owner], Owner] = {}
+    owned: list[tuple[int, Owner]] = []
+    for i in graph.order:
+        kind = graph.nodes[i].kind
+        if origins[i].owners and kind not in VALUES and kind not in PASSED_ON and kind != "NextIteration":
+            owned.append((i, _one_owner(origins[i].owners, joined)))
+    _assign_unowned(graph, origins, owned)
+    # The work of a fused layer on its weights belongs to the fused operation.
+    fused = {one: owner for parts, owner in joined.items() for one in parts}
+    return [(i, fused.get(owner, owner) if graph.early[i] else owner) for i, owner in owned]
+
+
+def _assign_unowned(graph: Dependencies, origins: Sequence[Origin], owned: list[tuple[int, Owner]]) -> None:
+    """Give nodes that sum gradients, and nodes of unknown origin, the innermost owner that their neighbors share."""
+    owners = dict(owned)
+    for i in graph.order:
+        operation, kind = origins[i].operation, graph.nodes[i].kind
+        if i in owners or kind in VALUES or kind in PASSED_ON or kind in CONTROL_FLOW or graph.early[i]:
+            continue
+        if operation is None or operation.for_gradient:
+            around = [j for j in graph.waits_for(i) | graph.users(i) if not graph.early[j]]
+            chains = [owners[j].chain() if j in owners else [] for j in around]
+            common = [one for one in chains[0] if all(one in chain for chain in chains)] if chains else []
+            if common:
+                owners[i] = common[-1]
+                owned.append((i, common[-1]))
+
+
+def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Owner:
+    """Return the single owner of a node; for a node fused from several layers, their joint owner."""
+    inner = [one for one in owners if not any(one is not other and one in other.chain() for other in owners)]
+    if len(inner) == 1:
+        return inner[0]
+    key = frozenset(inner)
+    if key not in joined:
+        joined[key] = Owner.joined(inner[::-1])
+    return joined[key]
+
+
+# ---------------------------------------------------------------- the points
+
+
+class _Points:
+    """The points of all ranges. Ranges that open or close after the same nodes share a point.
+
+    Args:
+        graph: the dependencies of the graph.
+        groups: the nodes of each range.
+        sizes: the node outputs with the sizes that labels leave open.
+        for_gradients: whether each node computes gradients.
+        waits: whether nodes may wait for more than their inputs. Without such waits, cycles are impossible.
+    """
+
+    def __init__(
+        self,
+        graph: Dependencies,
+        groups: list[_Group],
+        sizes: _Sizes,
+        for_gradients: Sequence[bool],
+        waits: bool = True,
+    ) -> None:
+        self._graph = graph
+        self._may_wait = waits
+        self._for_gradients = for_gradients
+        self._groups = groups
+        self._sizes = sizes
+        self._points: dict[tuple[frozenset[int], Context], Point] = {}
+
+    def plan(self) -> list[Point]:
+        """Return the points in an order that respects their dependencies."""
+        self._groups = [group for group in self._groups if self._bound(group)]
+        waits = [self._graph.waits_for(i) - group.nodes for group in self._groups for i in group.first]
+        sizes = [self._sizes.of(group.owner) for group in self._groups]
+        measured = [[i for i, _ in outputs] for outputs in sizes]
+        marked = [group.weights + group.first for group in self._groups]
+        self._graph.set_candidates(itertools.chain(*waits, *measured, *marked))
+        openings = [self._openings(group) for group in self._groups]
+        for group in reversed(self._groups):  # the innermost first
+            self._point(frozenset(group.last), group.context).close.append(group.owner)
+        for group, opening, sized in zip(self._groups, openings, sizes, strict=True):
+            self._open(group, opening, sized)
+        self._order_opens()
+        self._order_closes()
+        return [*self._points.values()]
+
+    def _point(self, after: frozenset[int], context: Context) -> Point:
+        # TensorFlow rejects control edges into a loop from outside.
+        after = frozenset(i for i in after if self._may_wait_for(i, context))
+        key = after, context
+        if key not in self._points:
+            self._points[key] = Point(after, context)
+        return self._points[key]
+
+    def _may_wait_for(self, i: int, context: Context) -> bool:
+        loops, branches = self._graph.outside[i]
+        return loops == context[0] and branches <= context[1]
+
+    def _bound(self, group: _Group) -> bool:
+        """Find the first and last nodes of a group; return whether it can have a range."""
+        graph, nodes = self._graph, group.nodes
+        early = {i for i in nodes if graph.early[i]}
+        if len(early) < len(nodes):
+            group.weights = [i for i in early if graph.users(i) <= nodes]
+            nodes = group.nodes = nodes - early
+        around = [graph.outside[i] if graph.nodes[i].kind in ("Exit", "Merge") else graph.inside[i] for i in nodes]
+        context = group.context = min(around, key=lambda one: (len(one[0]), len(one[1])))
+        if not all(_is_inside(one, context) for one in around):
+            return False
+        entered, left = graph.inside, graph.outside
+        group.first = [i for i in nodes if entered[i] == context and nodes.isdisjoint(graph.waits_for(i))]
+        group.last = [i for i in nodes if left[i] == context and nodes.isdisjoint(graph.users(i))]
+        if group.owner.backward_of is not None and self._may_wait:
+            self._find_gradient(group)
+        group.first.sort(key=graph.rank.__getitem__)
+        return bool(group.first and group.last)
+
+    def _find_gradient(self, group: _Group) -> None:
+        """Let a backward range begin with the first nodes that need the incoming gradient, if there is one.
+
+        The nodes that need only values of the forward, such as shapes, wait for the range.
+        """
+        graph, nodes = self._graph, group.nodes
+        early = all(graph.early[i] for i in nodes)  # for example if weights are the only inputs of the graph
+        reached: set[int] = set()
+        first: list[int] = []
+        kept: list[int] = []
+        for i in sorted(nodes, key=graph.rank.__getitem__):
+            if self._is_stored(i):
+                kept.append(i)
+                continue
+            waits = graph.waits_for(i)
+            if not reached.isdisjoint(waits):
+                reached.add(i)
+            elif any(self._is_gradient(j) and (early or not graph.early[j]) for j in waits - nodes):
+                reached.add(i)
+                first += [i] if graph.inside[i] == group.context else []
+        if first:
+            group.weights += [i for i in group.first if i not in reached and i not in kept]
+            group.first = first + kept
+
+    def _is_stored(self, i: int) -> bool:
+        """Return whether a node reads a forward value that a loop has stored for its gradients."""
+        return self._graph.nodes[i].kind == "TensorListPopBack"
+
+    def _is_gradient(self, i: int) -> bool:
+        return self._for_gradients[i] and self._graph.nodes[i].kind not in VALUES
+
+    def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
+        """Return the first nodes of a group, grouped by the nodes that they wait for."""
+        graph = self._graph
+        openings: dict[frozenset[int], list[int]] = {}
+        for i in group.first:
+            waits = graph.waits_for(i) - group.nodes
+            after = [one for one in waits if not graph.early[one]] or waits
+            openings.setdefault(graph.last_of(after), []).append(i)
+        if not self._may_wait:
+            return openings
+        self._drop_early(group, openings)
+        if len(openings) > 1 and (group.owner.waits or any(map(self._is_stored, group.first))):
+            openings = self._all_at_once(openings)
+        elif len(openings) > 1 and group.owner.backward_of is not None:
+            openings = self._with_gradient(openings)
+        self._add_weights(group, openings)
+        return openings
+
+    def _drop_early(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
+        """Let constant inputs of a loop wait for the range, unless only constants open the range."""
+        early = [after for after in openings if all(self._graph.early[i] for i in after)]
+        if len(early) < len(openings):
+            for after in early:
+                group.weights += openings.pop(after)
+
+    def _all_at_once(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
+        firsts = [i for nodes in openings.values() for i in nodes]
+        after = [i for i in frozenset().union(*openings) if not any(self._graph.depends(i, one) for one in firsts)]
+        return {self._graph.last_of(after): firsts}
+
+    def _with_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
+        """Let nodes that depend only on forward values wait for the gradient, which comes last."""
+        rank = self._graph.rank
+        last = max(openings, key=lambda after: max((rank[i] for i in after), default=-1))
+        kept = {last: list(openings[last])}
+        for after, before in openings.items():
+            if after is not last:
+                leads = any(i in last or any(self._graph.depends(j, i) for j in last) for i in before)
+                kept.setdefault(after if leads else last, []).extend(before)
+        return kept
+
+    def _add_weights(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
+        """Let nodes that depend only on weights wait for the range, unless that would form a cycle."""
+        after = next(iter(openings))
+        openings[after] += [
+            i for i in group.weights if not any(one == i or self._graph.depends(one, i) for one in after)
+        ]
+
+    def _open(self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]) -> None:
+        for after, before in openings.items():
+            point = self._point(after, group.context)
+            point.open.append(group.owner)
+            point.before += [i for i in before if i not in point.before and self._may_delay(i, point)]
+            if sized and all(self._is_available(i, point) for i, _ in sized):
+                point.sizes[group.owner] = sized
+
+    def _may_delay(self, i: int, point: Point) -> bool:
+        """Return whether a node may wait for a point. Nodes that must run even if the step fails may not."""
+        free = self._graph.free[i] and not any(self._graph.depends(i, one) for one in point.after)
+        return self._graph.inside[i] == point.context and not free
+
+    def _is_available(self, i: int, point: Point) -> bool:
+        """Return whether a node has run before a point, or can run before it."""
+        there = i in point.after or any(self._graph.depends(j, i) for j in point.after)
+        return self._may_wait_for(i, point.context) and (there or self._graph.nodes[i].kind in VALUES)
+
+    def _order_opens(self) -> None:
+        """Let a range open after its outer range, if all nodes that wait for it also wait for the outer range."""
+        opening: dict[Owner, list[Point]] = {}
+        for point in self._points.values():
+            for owner in point.open:
+                opening.setdefault(owner, []).append(point)
+        for owner, points in opening.items():
+            outer = owner.chain()[-2] if len(owner.chain()) > 1 else None
+            for around in opening.get(outer, ()) if outer is not None else ():
+                for point in points:
+                    if point.before and set(point.before) <= set(around.before):
+                        self._link(point, around)
+
+    def _order_closes(self) -> None:
+        """Let a range close after its inner ranges, and points follow the closes that wait for one of their nodes."""
+        closing = {owner: point for point in self._points.values() for owner in point.close}
+        nodes = {group.owner: group.nodes for group in self._groups}
+        for owner, point in closing.items():
+            outer = owner.chain()[-2] if len(owner.chain()) > 1 else None
+            if outer in closing and nodes[owner] <= nodes[outer]:  # otherwise it ends after the outer range
+                self._link(closing[outer], point)
+        for (after, context), point in self._points.items():
+            for i in after if len(after) > 1 else ():
+                closes = self._points.get((frozenset([i]), context))
+                if closes is not None and closes.close:
+                    self._link(point, closes)
+
+    def _link(self, point: Point, before: Point) -> None:
+        if before is not point and before.context == point.context and before not in point.points:
+            point.points.append(before)
+
+
+def _is_inside(context: Context, outer: Context) -> bool:
+    """Return whether a context equals an outer one or is inside it."""
+    loops, branches = outer
+    return context[0][: len(loops)] == loops and context[1] >= branches

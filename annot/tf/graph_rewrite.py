@@ -1,0 +1,227 @@
+"""Add the operations of ranges to a graph that TensorFlow has optimized."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.framework import op_def_registry
+
+from annot.tf.graph_lookup import Node, find
+from annot.tf.graph_order import SWITCHES
+from annot.tf.graph_plan import Point, plan
+from annot.tf.graph_sums import order_sums
+from annot.tf.operation_owners import Traced
+from annot.tf.owners import Owner
+
+__all__ = ["OPERATION", "count_nodes", "padded", "rewrite"]
+
+OPERATION: Final = "AnnotRange"
+_RESOURCE: Final = 20
+"""DT_RESOURCE of tensorflow/core/framework/types.proto."""
+_INT32: Final = 3
+_graphs: Final = itertools.count()
+
+
+def rewrite(
+    message: bytes,
+    graphs: Sequence[Traced],
+    number_of: Callable[[Owner], int],
+    output_types: Callable[[str], Sequence[int] | None] = lambda _: None,
+) -> bytes | None:
+    """Return a graph with the operations of its ranges; None if the graph stays unchanged.
+
+    Args:
+        message: a serialized GraphDef.
+        graphs: all traced graphs, the latest last.
+        number_of: registers the range of an owner and returns its number.
+        output_types: returns the DataType numbers of the outputs of a node that a TensorFlow 1 session may fetch; None
+            for an unknown node.
+
+    Returns:
+        A serialized GraphDef.
+
+    Raises:
+        ValueError: the graph is too large or has a cycle, see `annot.tf.graph_plan.plan`.
+    """
+    graph = graph_pb2.GraphDef.FromString(message)
+    if any(node.op == OPERATION for node in graph.node):
+        return None
+    order_sums(graph)
+    nodes = [_node(one) for one in graph.node]
+    points = plan(nodes, *find(nodes, graphs))
+    if not points:
+        return None
+    writer = _Writer(graph, points, number_of)
+    for point in points:
+        writer.add(point)
+    if not any(node.op == "_Retval" for node in graph.node):
+        _keep_closes(graph, output_types)
+    return bytes(graph.SerializeToString())
+
+
+def count_nodes(message: bytes) -> int:
+    """Return the number of nodes in a serialized GraphDef."""
+    return len(graph_pb2.GraphDef.FromString(message).node)
+
+
+def padded(message: bytes, count: int) -> bytes:
+    """Return a graph with `count` more nodes without effect. TensorFlow removes them in its next optimization round."""
+    graph = graph_pb2.GraphDef.FromString(message)
+    for i in range(count):
+        graph.node.add(name=f"annot/padding_{i}", op="NoOp", device=graph.node[0].device)
+    return bytes(graph.SerializeToString())
+
+
+def _node(one: Any) -> Node:
+    inputs = [text for text in one.input if not text.startswith("^")]
+    controls = [text[1:] for text in one.input if text.startswith("^")]
+    node = Node(one.name, one.op, inputs, controls, has_side_effects=_has_side_effects(one.op))
+    if one.op == "Enter":
+        node.frame = one.attr["frame_name"].s.decode()
+    elif one.op == "_Arg":
+        node.is_value = one.attr["T"].type == _RESOURCE
+    elif one.op.startswith(("_Fused", "_MklFused", "_MklNativeFused")):
+        base = _FUSED.get(one.op, (one.op.rpartition("Fused")[2], "Add", "AddV2"))
+        node.fused = frozenset({*base, *_names(one, "fused_ops")})
+    elif one.op == "_UnaryOpsComposition":
+        node.fused = frozenset(_names(one, "op_names"))
+    elif one.op == "AddN":
+        node.fused = frozenset({"Add", "AddV2", "AddN"})
+    else:
+        node.is_value = one.op != "Placeholder"
+    return node
+
+
+_FUSED: Final = {
+    "_FusedBatchNormEx": ("FusedBatchNormV3", "Relu", "Add", "AddV2"), "_MklFusedMish": ("Softplus", "Tanh", "Mul"),
+}  # fmt: skip
+"""The original operations of fused operations that have no attribute for them."""
+
+
+@functools.cache
+def _has_side_effects(kind: str) -> bool:
+    """Return whether an operation has side effects, such as the assignment of a variable."""
+    known = op_def_registry.get(kind)
+    return known is not None and known.is_stateful and kind not in _READERS
+
+
+_READERS: Final = frozenset(
+    {"HashTableV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "VarIsInitializedOp"}
+    | {"Variable", "VariableV2"}
+)  # fmt: skip
+"""Operations that TensorFlow marks as stateful because they read state. They have no side effects."""
+
+
+def _names(node: Any, attribute: str) -> list[str]:
+    # Reading a missing key of a protobuf map adds the key to the message.
+    return [name.decode() for name in node.attr[attribute].list.s] if attribute in node.attr else []
+
+
+class _Writer:
+    """Adds the points of a plan to a graph.
+
+    Args:
+        graph: the GraphDef to change.
+        points: all points of the plan.
+        number_of: registers the range of an owner and returns its number.
+    """
+
+    def __init__(self, graph: Any, points: Sequence[Point], number_of: Callable[[Owner], int]) -> None:
+        self._graph = graph
+        self._nodes = list(graph.node)
+        self._numbers: dict[Owner, int] = {}
+        self._number_of = number_of
+        # A TensorFlow 1 session shares kernels by node name across its graphs, so names must be unique.
+        self._prefix = f"annot/{next(_graphs)}"
+        self._names = {id(point): f"{self._prefix}/range_{i}" for i, point in enumerate(points)}
+        self._shapes: dict[tuple[str, int], str] = {}
+
+    def add(self, point: Point) -> None:
+        """Add the operation of a point."""
+        node = self._graph.node.add(name=self._names[id(point)], op=OPERATION)
+        neighbors = [*point.before, *point.after]
+        node.device = self._nodes[neighbors[0]].device if neighbors else self._nodes[0].device
+        shapes: list[str] = []
+        opened: list[int] = []
+        for owner in point.open:
+            known = self._shapes_of(owner, point)
+            opened += [self._number(owner), len(shapes), len(known)]
+            shapes += known
+        node.input.extend(shapes)
+        node.input.extend(f"^{self._control(i, point)}" for i in sorted(point.after))
+        node.input.extend(f"^{self._names[id(other)]}" for other in point.points)
+        node.attr["S"].i = len(shapes)
+        node.attr["close"].list.i.extend(self._number(owner) for owner in point.close)
+        node.attr["open"].list.i.extend(opened)
+        for i in point.before:
+            self._nodes[i].input.append(f"^{node.name}")
+
+    def _number(self, owner: Owner) -> int:
+        if owner not in self._numbers:
+            self._numbers[owner] = self._number_of(owner)
+        return self._numbers[owner]
+
+    def _control(self, i: int, point: Point) -> str:
+        """Return the name of the node to wait for; for a Switch, of a new node that runs only in the range's branch."""
+        node = self._nodes[i]
+        if node.op not in SWITCHES:
+            return str(node.name)
+        taken = next((text for j in point.before for text in self._nodes[j].input if _is_of(text, node.name)), None)
+        if taken is None:
+            return str(node.name)
+        name = f"{self._names[id(point)]}/{i}"
+        same = self._graph.node.add(name=name, op="Identity", input=[taken], device=node.device)
+        same.attr["T"].CopyFrom(node.attr["T"])
+        return name
+
+    def _shapes_of(self, owner: Owner, point: Point) -> list[str]:
+        """Return the names of nodes that compute the shapes of the tensors with unknown sizes."""
+        sized = zip(owner.sized.sizes, point.sizes.get(owner, ()), strict=False)
+        return [self._shape(self._nodes[i], output, source.kind) for source, (i, output) in sized]
+
+    def _shape(self, source: Any, output: int, kind: int) -> str:
+        key = source.name, output
+        if key not in self._shapes:
+            self._shapes[key] = f"{self._prefix}/shape_{len(self._shapes)}"
+            node = self._graph.node.add(name=self._shapes[key], op="Shape", device=source.device)
+            node.input.append(f"{source.name}:{output}" if output else source.name)
+            node.attr["T"].type, node.attr["out_type"].type = kind, _INT32
+        return self._shapes[key]
+
+
+def _is_of(text: str, name: str) -> bool:
+    return text == name or text.startswith(f"{name}:")
+
+
+def _keep_closes(graph: Any, output_types: Callable[[str], Sequence[int] | None]) -> None:
+    """Make the fetched nodes of a session wait for the operations that close ranges.
+
+    No other node waits for these operations, so the session would not run them.
+    """
+    waited = {text[1:] for node in graph.node for text in node.input if text.startswith("^")}
+    closes = [f"^{node.name}" for node in graph.node if node.op == OPERATION and node.name not in waited]
+    own = [node for node in graph.node if node.op != OPERATION]
+    used = {text.lstrip("^").partition(":")[0] for node in own for text in node.input}
+    for node in [node for node in own if node.name not in used]:  # only fetched nodes have no consumers here
+        kinds = output_types(node.name)
+        if closes and kinds is not None:
+            _put_behind(graph, node, closes, kinds)
+
+
+def _put_behind(graph: Any, node: Any, closes: Sequence[str], kinds: Sequence[int]) -> None:
+    """Replace a node by an IdentityN of its outputs that also waits for the operations that close ranges."""
+    name, inner = node.name, f"{node.name}/annot"
+    node.name = inner
+    for other in graph.node:
+        for i, text in enumerate(other.input):
+            if _is_of(text.lstrip("^"), name):
+                other.input[i] = text.replace(name, inner, 1)
+    outer = graph.node.add(name=name, op="IdentityN" if kinds else "NoOp", device=node.device)
+    outer.input.extend(f"{inner}:{i}" for i in range(len(kinds)))
+    outer.input.extend([*closes] if kinds else [f"^{inner}", *closes])
+    if kinds:
+        outer.attr["T"].list.type.extend(kinds)

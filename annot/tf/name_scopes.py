@@ -1,0 +1,84 @@
+"""The mode "names": layers from the name scopes of TensorFlow's operations, with unchanged graphs.
+
+While TensorFlow traces a graph, the name scope around a layer call becomes the prefix of the names of its operations
+and their gradients (``gradient_tape/…``). XLA keeps these names in HLO metadata. `note` records the layer of each
+scope, and the report joins both. Eager operations have no scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from annot.emit import client
+from annot.labels import tag
+from annot.labels.scope_marks import SIDE_FILE, format_scope
+from annot.util.locks import fork_safe
+
+__all__ = ["note", "repeat_marks", "save_scopes"]
+
+_lock: Final = fork_safe()
+_noted: Final[dict[str, str]] = {}
+
+
+def note(
+    layer_path: str,
+    module: str,
+    scope: str,
+    tensors: Iterable[tag.TensorSpec] = (),
+    arguments: Iterable[tuple[str, tag.Value]] = (),
+) -> None:
+    """Record that the operations in a name scope belong to a layer. Call it while TensorFlow traces the layer.
+
+    Args:
+        layer_path: path of the layer, such as ``mobilenetv2/block_1/conv``.
+        module: class name of the layer.
+        scope: the result of `tf.get_current_name_scope` inside the call of the layer. An empty scope is ignored.
+        tensors: shapes and dtypes of the inputs.
+        arguments: names and values of the hyperparameters.
+
+    Example:
+        >>> note("net/fc", "Dense", "net_1/fc", [tag.TensorSpec((None, 8), "f32")])
+    """
+    scope = scope.rstrip("/")
+    if not scope:
+        return
+    layer = tag.Tag(layer_path, module, phase="forward", tensors=tuple(tensors), arguments=tuple(arguments))
+    text = format_scope(scope, layer)
+    with _lock:
+        known = _noted.get(scope) == text
+        _noted[scope] = text
+    if not known:
+        _mark(text)
+
+
+def repeat_marks() -> None:
+    """Emit the marks of all recorded scopes again, for a tool that was attached after the graphs were traced."""
+    with _lock:
+        texts = [*_noted.values()]
+    for text in texts:
+        _mark(text)
+
+
+def save_scopes(folder: str | Path) -> Path:
+    """Write all recorded scopes next to the output of `tf.profiler`, where reports of that output read them.
+
+    Args:
+        folder: the log directory that was passed to `tf.profiler.experimental.start`.
+
+    Returns:
+        The path of the text file, with one line per scope. `annot.labels.scope_marks` describes the format.
+
+    Raises:
+        OSError: the file cannot be written, for example because the folder does not exist.
+    """
+    path = Path(folder) / SIDE_FILE
+    with _lock:
+        path.write_text("".join(f"{text}\n" for text in _noted.values()), encoding="utf-8")
+    return path
+
+
+def _mark(text: str) -> None:
+    if client.enabled():
+        client.mark(client.event(text, few=True))

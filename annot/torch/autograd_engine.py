@@ -1,0 +1,120 @@
+"""Wrapper for autograd's engine: prepares the graph of each backward and opens the range of the whole backward."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from annot.emit import client, guard
+from annot.labels import tag
+from annot.torch import collectives, device_threads
+
+__all__ = ["Engine"]
+
+_tracing: Final[Callable[[], Any]] = torch._guards.TracingContext.try_get
+
+
+class Engine:
+    """Autograd's engine with ranges. All attributes except `run_backward` are forwarded to the engine.
+
+    Args:
+        engine: the original value of `torch.autograd.Variable._execution_engine`.
+        calls: the `Calls` of the open block. `retire` sets it to None.
+        ranges: open ranges. If False, `calls` only records that a backward runs, to detect recomputation.
+    """
+
+    def __init__(self, engine: Any, calls: Any, *, ranges: bool) -> None:
+        self._engine = engine
+        self._calls = calls
+        self._ranges = ranges
+        self._event = client.event(tag.format(tag.Tag(phase="backward")), category="backward")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the engine inside the range of the whole backward."""
+        calls = self._calls
+        # torch.compile runs the engine while it traces a backward. That run is not a backward of the user.
+        if calls is None or _tracing() is not None:
+            return self._engine.run_backward(*args, **kwargs)
+        depth, runs, handles = client.depth(), calls.runs(), list[Any]()
+        try:
+            if self._ranges:
+                client.push(self._event)
+            if not _compiles_backward():
+                _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
+                if self._ranges and (event := collectives.awaited()) is not None:
+                    guard.attempt(lambda: self._expect(event, runs, args, kwargs, handles), otherwise=None)
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            try:
+                for handle in handles:
+                    handle.remove()
+                calls.finish(runs)
+            finally:
+                client.pop_to(depth)  # including ranges that an interrupt left open
+
+    def _expect(
+        self, event: Any, runs: int, args: tuple[Any, ...], kwargs: dict[str, Any], handles: list[Any]
+    ) -> None:  # fmt: skip
+        """After the last node of a CPU run, close the layer ranges and open the range of the wait on this thread.
+
+        The engine runs queued callbacks in order. The prehook of the first node queues `end_layers`, so it runs before
+        the callback that the reducer of DistributedDataParallel queues with its last gradient.
+        """
+        calls, engine, ident = self._calls, self._engine, threading.get_ident()
+
+        def end_layers() -> None:
+            if threading.get_ident() == ident:
+                guard.attempt(lambda: calls.finish(runs), otherwise=None)
+                client.push(event)
+
+        def queue(*_: Any) -> None:
+            guard.attempt(lambda: engine.queue_callback(end_layers), otherwise=None)
+
+        roots = {**dict(zip(_NAMES, args, strict=False)), **kwargs}.get("tensors", ())
+        node = next((node for node in map(_node_of, roots) if node is not None), None)
+        if node is not None:
+            handles.append(node.register_prehook(queue))
+
+    def retire(self) -> Any:
+        """Make this wrapper transparent for code that still holds it, and return the engine."""
+        self._calls = None
+        return self._engine
+
+
+def _node_of(root: Any) -> Any:
+    """Return the node of a root of a backward. A root is a tensor or an edge of the graph."""
+    return getattr(root, "grad_fn", None) or getattr(root, "node", None)
+
+
+def _compiles_backward() -> bool:
+    """Return whether compiled autograd is enabled. It traces hooks, and cannot trace those of annot."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
+_LOST: Final = "a backward contains operations of module calls that are too old: annot no longer has their layers"
+_NOTHING = {"keep_graph": False, "create_graph": False, "every": False}
+_NAMES = ("tensors", "grad_tensors", "keep_graph", "create_graph", "inputs")
+
+
+def _begin(calls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Prepare a run. A failure costs the layer ranges, not the user's backward."""
+    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+    begin = functools.partial(
+        calls.begin,
+        tuple(given.get("tensors", ())),
+        keep_graph=bool(given.get("keep_graph", False)),
+        create_graph=bool(given.get("create_graph", False)),
+        # With `inputs` the engine skips nodes. Accelerators have an engine thread each.
+        every=bool(given.get("inputs", ())) or device_threads.in_use(),
+    )
+    guard.attempt(begin, otherwise=None, note="this backward runs without layer ranges")
+    if calls.has_lost():
+        client.warn_once(_LOST)

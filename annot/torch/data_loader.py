@@ -1,0 +1,55 @@
+"""Ranges around the wait for each batch of a DataLoader, and around the fetches of its worker processes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import torch.utils.data as torch_data
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from annot.emit import client
+from annot.labels import tag
+from annot.torch.patches import Patches
+
+__all__ = ["WORKER", "install", "run_worker"]
+
+WORKER: Final = "Worker"
+"""Module name in the ranges of worker processes, as in ``Data Worker 3 |data``."""
+
+_run_worker: Final[Any] = getattr(_utils.worker, "_worker_loop", None)
+
+
+def install(patches: Patches) -> None:
+    """Open a range around the wait for each batch, and ranges in workers that start from now on.
+
+    A worker keeps emitting ranges until it exits. Inside `annot.batches`, each wait still has only one range.
+    """
+    waiting = client.event(tag.format(tag.Tag(phase="data")), category="data")
+    patches.surround(_BaseDataLoaderIter, "__next__", "data", lambda *_: waiting)
+    if _run_worker is not None and _utils.worker._worker_loop is _run_worker:
+        patches.replace(_utils.worker, "_worker_loop", run_worker)
+
+
+def run_worker(*args: Any, **kwargs: Any) -> Any:
+    """Run the loop of a worker process, with a range around each batch that it fetches.
+
+    It is a module-level function, because a spawned process imports it by name.
+    """
+    if client.enabled():
+        patches = Patches()
+        fetch = _utils.fetch
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            patches.surround(fetcher, "fetch", "fetch", _fetching)
+    return _run_worker(*args, **kwargs)
+
+
+def _fetching(*_: Any) -> Any:
+    worker = torch_data.get_worker_info()
+    return _event(None if worker is None else worker.id)
+
+
+@functools.cache
+def _event(number: int | None) -> Any:
+    return client.event(tag.format(tag.Tag(module=WORKER, phase="data", step=number)), category="data", few=True)

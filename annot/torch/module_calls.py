@@ -1,0 +1,314 @@
+"""Hot path of module calls in Python: the fallback for annot/native/emit/torch_calls.c, and its reference in tests.
+
+Forward. Every module call opens the range of its site. It also records, per thread, the sequence numbers that autograd
+assigns during the call: a node belongs to the call that was innermost when the node was created.
+
+The calls of a thread tell the layer of each backward node; see `annot.torch.backward_hooks`.
+
+Recomputation. A forward call that runs while the engine runs a node on the same thread is a recomputation. Activation
+checkpointing causes it, and so does a hook or custom function that calls a module in its backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+import torch
+
+from annot.emit import client, guard
+from annot.emit.shapes import spec_of, tensors_in
+from annot.torch import autograd_nodes, device_threads, greenlets
+from annot.torch.backward_hooks import BackwardHooks, Frame
+from annot.torch.module_paths import OPTIMIZED
+from annot.torch.module_sites import Loss, Site, Sites, autocast_dtype, is_tensor
+from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
+
+__all__ = ["FOR_C", "Calls", "bookkeeping", "bury", "pass_over", "patched_call", "watcher"]
+
+_peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Calls(BackwardHooks):
+    """Forward calls and backward runs of the modules in `sites`.
+
+    Args:
+        sites: the sites of the modules.
+        forward: open ranges around forward calls.
+        backward: record the calls, which a backward run needs to find its layers.
+        meter: object whose `push` and `pop` open and close the ranges.
+    """
+
+    def __init__(self, sites: Sites, *, forward: bool, backward: bool, meter: Any = client) -> None:
+        super().__init__(thread_notes(greenlets.imported()), meter)
+        self._sites = sites
+        self._forward = forward
+        self._backward = backward
+
+    def take_calls(self, original: Callable[..., Any], inner: Callable[..., Any]) -> None:
+        """Bind `patched_call`, the patch of `original`, to this object. It calls `inner`."""
+        global _original, _inner, _is_plain, _calls, _threads, _thread, _sites, _by_id, _dead
+        global _notes_nodes, _running, _push, _pop
+        _original, _inner, _is_plain = original, inner, inner is torch.nn.Module._wrapped_call_impl
+        _calls, _threads, _thread = self, self._threads, self._threads.local
+        _sites, _by_id, _dead = self._sites, self._sites.by_id, self._sites.dead
+        _push, _pop = (self._push, self._pop) if self._forward else (None, None)
+        _notes_nodes = self._backward
+        _running = self._frames
+
+    def forget(self) -> None:
+        """Drop cached sites after a change of the sites. This implementation caches nothing."""
+
+    def has_lost(self) -> bool:
+        """Return whether a walk has met nodes older than the notes since the last call."""
+        lost, Notes.lost = Notes.lost, False
+        return lost
+
+    def note_switch(self) -> None:
+        """Record that this thread has switched to another greenlet, and so to another call."""
+        if self._backward:
+            notes = self._threads.get()
+            notes.note(_peek(), notes.current)
+
+    def drop_notes(self) -> None:
+        """Delete the notes of all threads. The caller ensures that no block is open."""
+        global _threads, _thread
+        thread_notes.cache_clear()
+        _threads = self._threads = thread_notes(greenlets.imported())
+        _thread = _threads.local
+
+    def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
+        """Return the site of a module with several paths, of one added to its model later, or of a loss."""
+        around = parent or (self._recomputed_layer() if self._frames else None)
+        if site is None:
+            if around is None and not isinstance(module, Loss) and type(module).__name__ != OPTIMIZED:
+                return None
+            return self._sites.discover(module, None if around is None else around[SITE])
+        return site if around is None else site.near(around[SITE].layer)
+
+    def current_site(self, backward: bool) -> Site | None:
+        """Return the site of the module whose call, or backward, this thread is running."""
+        if backward:
+            frames = self._frames.get(threading.get_ident())
+            return frames[-1].open[-1][SITE] if frames and frames[-1].open else None
+        current = self._threads.get().current
+        return current[SITE] if current is not None else None
+
+    def _recomputed_layer(self) -> Invocation | None:
+        """Return the call whose backward is open on this thread, or None. It is the parent of recomputed calls."""
+        frames = self._frames.get(threading.get_ident())
+        return frames[-1].open[-1] if frames and frames[-1].open else None
+
+
+# State of `patched_call`. These are globals because torch.compile recompiles when the closure of a traced function
+# changes, and leaving the block restores a function without a closure.
+_original: Callable[..., Any]
+_inner: Callable[..., Any]
+_is_plain: bool
+_calls: Calls
+_threads: ThreadNotes
+_thread: Any
+_sites: Sites
+_by_id: dict[int, Site | None]
+_dead: list[Any]
+_notes_nodes: bool
+_running: dict[int, list[Frame]]
+_push: Callable[[Any], None] | None
+_pop: Callable[[], None] | None
+_profiler: Final[Any] = torch.autograd.profiler
+_is_compiling: Final = torch.compiler.is_dynamo_compiling
+_is_tracing: Final = torch._C._get_tracing_state
+_is_autocast: Final = torch._C._is_any_autocast_enabled
+_Tensor: Final = torch.Tensor
+
+
+def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Patch of `torch.nn.Module.__call__`. PyTorch's profiler reads the local variable `self` by name.
+
+    The whole path of a call is in one function: every further Python frame would cost a tenth of a microsecond.
+    """
+    # torch.compile traces through this function, and must see the original.
+    if _is_compiling():
+        return _original(self, *args, **kwargs)
+    try:
+        notes = _thread.notes
+    except AttributeError:
+        notes = _threads.get()
+    parent = notes.current
+    if _dead:
+        bury(_sites)
+    site = _by_id.get(id(self))
+    if site is None or site.elsewhere is not None:
+        site = _calls.find_site(site, self, parent)
+        if site is None:
+            return _original(self, *args, **kwargs)
+    key: Any = None
+    if site.shapes and _is_tracing() is None:
+        if len(args) == 1 and type(args[0]) is _Tensor and not kwargs and not _is_autocast():
+            try:
+                key = args[0].shape, args[0].dtype
+            except RuntimeError:  # a nested tensor raises on access to its shape
+                key = signature(args, kwargs)
+        else:
+            key = signature(args, kwargs)
+    events = site.events.get(key) or remember(site, key, args, kwargs)
+    if events is None:
+        return _original(self, *args, **kwargs)
+    if _running:
+        events = if_recomputed(site, events, args, kwargs)
+    push, pop, notes_nodes = _push, _pop, _notes_nodes  # the block may be left, and another entered, during the call
+    depth = client.depth() if parent is None else 0
+    try:
+        invocation = notes.current = (parent, site, events[1], 0 if parent is None else parent[DEPTH] + 1)
+        if notes_nodes:
+            number = _peek()
+            if notes.numbers[-1] == number:
+                notes.owners[-1] = invocation
+            else:
+                notes.note(number, invocation)
+        if push is not None:
+            push(events[0])
+        if _is_plain and self._compiled_call_impl is None and not _profiler._is_profiler_enabled:
+            result = self._call_impl(
+                *args, **kwargs
+            )  # what the original calls; a profiler needs the frame of the original
+        else:
+            result = _inner(self, *args, **kwargs)
+    finally:
+        try:
+            if pop is not None:
+                pop()
+        finally:
+            notes.current = parent
+            if (
+                parent is None and pop is not None and type(notes) is Notes
+            ):  # not with greenlets, whose ranges interleave
+                client.pop_to(depth)  # what an interrupt has left open
+        if notes_nodes:
+            number = _peek()
+            if notes.numbers[-1] == number:
+                notes.owners[-1] = parent
+            else:
+                notes.note(number, parent)
+    return result
+
+
+_frames: Any = torch._C._dynamo.eval_frame
+# Returns the frame callback of torch.compile on this thread. PyTorch 2.4 only returns it from the setter.
+watcher: Any = getattr(_frames, "get_eval_frame_callback", lambda: _frames.set_eval_frame(None))
+
+
+def pass_over(function: Any) -> None:
+    """Make torch.compile skip frames of `function`, as it skips `Module.__call__`, unless it inlines them."""
+    if hasattr(_frames, "set_code_exec_strategy"):
+        strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+        _frames.set_code_exec_strategy(function.__code__, strategy)
+    elif hasattr(
+        _frames, "skip_code"
+    ):  # before PyTorch 2.8, where torch.export names inputs after the first frame it sees
+        _frames.skip_code(function.__code__)
+
+
+def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], F]:
+    """Decorate an internal function of annot that runs inside a module call.
+
+    torch.compile does not compile the function, and its failures do not reach the user.
+
+    Args:
+        otherwise: returns the result if the function fails, from the same arguments.
+        note: consequence of the failure, as the start of a warning. Empty: no warning.
+    """
+
+    def decorate(function: F) -> F:
+        def run(*args: Any) -> Any:
+            watching = watcher()
+            try:
+                if watching is not None:
+                    _frames.set_eval_frame(None)
+                return function(*args)
+            except Exception as error:
+                if not guard.recurs(error, function, *args):
+                    raise
+                if note:
+                    client.warn_once(f"{note}: {type(error).__name__}: {error}")
+                return otherwise(*args)
+            finally:
+                if watching is not None:
+                    _frames.set_eval_frame(watching)
+
+        pass_over(run)
+        return cast("F", functools.wraps(function)(run))
+
+    return decorate
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+@bookkeeping(_nothing)
+def bury(sites: Sites) -> None:
+    """Forget the modules that were deleted since the last call."""
+    sites.bury()
+
+
+@bookkeeping(_nothing)
+def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return a key of the shapes, dtypes and autocast dtype of a call. Calls with equal keys share their events.
+
+    The key is None, as for ranges without shapes, if reading an argument fails.
+    """
+    found = tensors_in(args, kwargs, is_tensor)
+    with torch._C.DisableTorchFunction():
+        autocast = autocast_dtype(found) if _is_autocast() else ""
+        if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested for tensor in found):
+            return autocast, *[(tensor.shape, tensor.dtype) for tensor in found]
+        return autocast, *map(spec_of, found)
+
+
+@bookkeeping(_nothing, "a layer runs without a range")
+def remember(site: Site, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Return the events of a call with these arguments, or None if creating them fails."""
+    if torch._C._get_tracing_state() is not None:  # torch.jit.trace would record the access to a shape
+        return site.make_events((), {})
+    events = site.events.recall(key)
+    if events is None:
+        with torch._C.DisableTorchFunction():
+            events = site.make_events(args, kwargs) if key is not None else site.make_events((), {})
+        site.events.keep(key, events)
+    return events  # type: ignore[no-any-return]
+
+
+@bookkeeping(lambda site, events, *_: events, "a call in a backward counts as a forward")
+def if_recomputed(
+    site: Site, events: tuple[Any, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the events of a call while a backward is open. Inside a node they are those of a recomputation."""
+    if _current_node() is None:
+        return events
+    found = site.recomputed.recall(events[0])
+    if found is None:
+        with torch._C.DisableTorchFunction():
+            found = site.recomputed.keep(events[0], (site.make_recompute_event(args, kwargs), events[1]))
+    return found  # type: ignore[no-any-return]
+
+
+FOR_C: Final[dict[str, Any]] = {
+    "Loss": Loss,
+    "bury": bury,
+    "current_thread": autograd_nodes.current_thread,
+    "device_of": device_threads.device_of,
+    "find_layout": autograd_nodes.find_layout,
+    "follow_switches": greenlets.follow_switches,
+    "if_recomputed": if_recomputed,
+    "is_node": autograd_nodes.is_node,
+    "remember": remember,
+    "signature": signature,
+    "visit": device_threads.visit,
+}
+"""Functions that annot/native/emit calls, passed to its `bind`."""

@@ -1,0 +1,83 @@
+"""Protocol buffer classes made from field descriptions, without generated code.
+
+The classes live in a separate descriptor pool, because TensorFlow, JAX or TensorBoard may register the same messages in
+the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+
+__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes"]
+
+# FieldDescriptorProto.Type
+DOUBLE: Final = 1
+FLOAT: Final = 2
+INT64: Final = 3
+UINT64: Final = 4
+INT32: Final = 5
+STRING: Final = 9
+BYTES: Final = 12
+_MESSAGE: Final = 11
+_ONE, _MANY = 1, 3  # FieldDescriptorProto.Label
+
+Fields: TypeAlias = Sequence[tuple[str, int, int | str | list[Any]]]
+"""Name, number and type of each field. A list is a repeated field, a string is the name of a message."""
+
+
+def message_classes(
+    package: str,
+    messages: Mapping[str, Fields],
+    names: Iterable[str],
+    present: tuple[str, Iterable[str]] | None = None,
+) -> Any:
+    """Return the classes of some messages.
+
+    Args:
+        package: a package name that no other description uses.
+        messages: the fields of each message.
+        names: the messages to return the classes of.
+        present: a message and the fields of its ``oneof``. Proto3 distinguishes an unset field from a 0 only in these.
+
+    Returns:
+        A namespace with one class per name.
+
+    Raises:
+        ImportError: the package protobuf is not installed.
+
+    Example:
+        >>> point = message_classes("annot.example", {"Point": [("x", 1, INT64)]}, ["Point"]).Point(x=3)
+        >>> point.SerializeToString()
+        b'\\x08\\x03'
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for name, fields in messages.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind in fields:
+            label = _MANY if isinstance(kind, list) else _ONE
+            _describe(message.field.add(name=field, number=number, label=label), kind, package)
+        if present is not None and present[0] == name:
+            _make_one_of(message, present[1])
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    found = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in names}
+    return SimpleNamespace(**{name: message_factory.GetMessageClass(one) for name, one in found.items()})
+
+
+def _describe(field: Any, kind: Any, package: str) -> None:
+    single = kind[0] if isinstance(kind, list) else kind
+    if isinstance(single, str):
+        field.type, field.type_name = _MESSAGE, f".{package}.{single}"
+    else:
+        field.type = single
+
+
+def _make_one_of(message: Any, names: Iterable[str]) -> None:
+    message.oneof_decl.add(name="one_of")
+    for field in message.field:
+        if field.name in names:
+            field.oneof_index = 0

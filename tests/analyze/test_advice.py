@@ -1,0 +1,337 @@
+"""Advice: each rule has a profile where it speaks and one where it is silent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from sqlite_profile import training
+from tables import Rows
+
+from annot.analyze.advice import RULES, Advice, advise, by_advice
+from annot.attribution import attribute
+from annot.cli.main import main
+from annot.profile import COPIES, LAUNCHES, Profile
+from annot.read.formats import load
+
+US = 1000
+TENSOR = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn"
+SINGLE = "ampere_sgemm_128x64_tn"
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+LAYOUT = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float>()"
+V100 = {"name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0, "numSms": 80}
+P100 = {"name": "Tesla P100-SXM2-16GB", "computeMajor": 6, "computeMinor": 0, "numSms": 56}
+
+
+@dataclass
+class Run:
+    """Steps of a millisecond of a model of one layer, whose kernels leave no gap."""
+
+    kernels: list[tuple[str, int]] = field(default_factory=lambda: [(TENSOR, 900)])
+    """Names, and how long they run (µs)."""
+    steps: int = 4
+    text: str = "net.a Linear [64,1024]bf16 |fwd"
+    wait: int = 0
+    """Between steps for data, µs."""
+    gap: int = 0
+    """Before each kernel, µs."""
+    lengths: tuple[int, ...] = ()
+    """Of steps, µs, instead of what the kernels take."""
+    first: list[tuple[str, int]] = field(default_factory=list)
+    """Further kernels of the first step."""
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    """Names and lengths (µs) of further API calls in each step."""
+    copy: int = 0
+    """Length (µs) of a copy to the device before the kernels of each step, beside which nothing runs."""
+    optimizer: int = 0
+    """Kernels of the optimizer in each step, of 1 µs."""
+    devices: tuple[int, ...] = (0,)
+    slow: int = 1
+    """How many times as long kernels run on the last device."""
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Profile:
+        """Return the profile."""
+        rows, copies, calls, at = Rows(), list[dict[str, Any]](), list[dict[str, Any]](), 10_000
+        for step in range(self.steps):
+            begin = at
+            if self.wait:
+                rows.range("Data |data", at * US, (at + self.wait) * US)
+                begin = at = at + self.wait
+            if self.copy:
+                copies.append(
+                    {
+                        "process": 1,
+                        "device": 0,
+                        "stream": 9,
+                        "start": at * US,
+                        "end": (at + self.copy) * US,
+                        "kind": "HtoD",
+                        "bytes": 1,
+                    }
+                )
+                at += self.copy
+            for name, length in self.kernels + (self.first if step == 0 else []):
+                at += self.gap
+                self._launch(rows, begin, at, name, length)
+                at += length * self.slow
+            rows.range(self.text, (begin + 1) * US, (at - 1) * US)
+            layer_end = at
+            for _ in range(self.optimizer):
+                rows.kernel(at * US, (at * US, (at + 1) * US), name=ELEMENTWISE)
+                at += 1
+            if self.optimizer:
+                rows.range("Optimizer Adam |opt", layer_end * US, (at + 1) * US)
+            for name, length in self.calls:
+                calls.append(
+                    {
+                        "process": 1,
+                        "thread": 101,
+                        "start": (begin + 2) * US,
+                        "end": (begin + 2 + length) * US,
+                        "name": name,
+                    }
+                )
+            at = max(at, begin + self.lengths[step]) if self.lengths else at + 2
+            rows.range(f"Batch {step} |step", begin * US, at * US)
+        built = rows.build(**self.meta)
+        launches = pl.concat([built.launches, pl.DataFrame(calls, schema=dict(LAUNCHES), orient="row")])
+        copied = pl.DataFrame(copies, schema=dict(COPIES), orient="row")
+        return Profile.build(built.meta, ranges=built.ranges, launches=launches, kernels=built.kernels, copies=copied)
+
+    def _launch(self, rows: Rows, begin: int, at: int, name: str, length: int) -> None:
+        for device in self.devices:
+            longer = length * (self.slow if device == self.devices[-1] else 1)
+            rows.kernel((begin + 3) * US, (at * US, (at + longer) * US), name=name, device=device)
+
+
+def _said(run: Run) -> dict[str, Advice]:
+    return {advice.rule: advice for advice in advise(attribute(run.build()))}
+
+
+CONV = "net.conv Conv2d [64,3,224,224]bf16 |fwd"
+CONV_KERNEL = "sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
+SHORT = [(TENSOR, 4)] * 30
+TRIED = [(f"{CONV_KERNEL}_stage{stage}", 100) for stage in (3, 4)]
+
+CASES: dict[str, tuple[Run, Run]] = {
+    "data_loading": (Run(wait=300), Run(wait=30)),
+    "synchronous_copies": (
+        Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 400)]),
+        Run(gap=100, calls=[("cudaMemcpyAsync_v3020", 40)]),
+    ),
+    "pageable_copies": (Run(copy=200), Run(copy=20)),
+    "cuda_graphs": (Run(kernels=SHORT, gap=8), Run(kernels=SHORT)),
+    "allocations": (
+        Run(gap=100, calls=[("hipFree", 90)]),
+        Run(gap=100, calls=[("cudaFreeAsync_v11020", 90)]),
+    ),
+    "host_bound": (Run(gap=2000), Run(kernels=SHORT, gap=8)),
+    "short_kernels": (Run(kernels=SHORT), Run(kernels=[(TENSOR, 4), (TENSOR, 900)])),
+    "batch_size": (Run(kernels=SHORT, gap=8), Run(gap=900)),
+    "stragglers": (Run(devices=(0, 1, 2), slow=2), Run(devices=(0, 1, 2))),
+    "collectives": (
+        Run(kernels=[(TENSOR, 600), (NCCL, 300)]),
+        Run(kernels=[(TENSOR, 900), (NCCL, 30)]),
+    ),
+    "uneven_steps": (
+        Run(steps=12, lengths=(1000, 1500) * 6), Run(steps=12, lengths=(1000, 1010) * 6),
+    ),
+    "coverage": (Run(steps=0), Run()),  # the profile of `_lost`
+    "mixed_precision": (Run(kernels=[(SINGLE, 900)]), Run(kernels=[(SINGLE, 900)], meta={"devices": [P100]})),
+    "multiples_of_eight": (
+        Run(kernels=[("cutlass_80_simt_hgemm_128x64", 900)], text="net.a Linear [64,1023]bf16 |fwd"),
+        Run(kernels=[("cutlass_80_simt_hgemm_128x64", 900)], text="net.a Linear [64,1024]bf16 |fwd"),
+    ),
+    "channels_last": (
+        Run(kernels=[(CONV_KERNEL, 800), (LAYOUT, 100)], text=CONV),
+        Run(kernels=[(CONV_KERNEL, 800), (LAYOUT, 5)], text=CONV),
+    ),
+    "cudnn_benchmark": (
+        Run(kernels=[(CONV_KERNEL, 900)], text=CONV),
+        Run(kernels=[(CONV_KERNEL, 900)], text=CONV, first=TRIED),
+    ),
+    "fusion": (
+        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 400)]),
+        Run(kernels=[(TENSOR, 500), ("triton_poi_fused_add_relu_0", 400)]),
+    ),
+    "optimizer": (Run(optimizer=300), Run(optimizer=20)),
+}  # fmt: skip
+
+
+def _lost() -> Profile:
+    """Kernels outside of all ranges."""
+    return (
+        Rows().kernel(10, (20, 900)).range("net.a Linear [8,8]f32 |fwd", 1000, 1100).kernel(1010, (1020, 1100)).build()
+    )
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_rule_speaks_and_is_silent(rule: str) -> None:
+    """A rule speaks where its evidence is, with numbers and something to try, and not where it is not."""
+    speaks, silent = CASES[rule]
+    profile = _lost() if rule == "coverage" else speaks.build()
+    said = {advice.rule: advice for advice in advise(attribute(profile))}
+    assert rule in said
+    assert any(char.isdigit() for char in said[rule].evidence)
+    assert said[rule].code
+    assert 0 <= said[rule].saves <= 1
+    assert (said[rule].saves == 0) == (rule == "coverage")
+    assert rule not in _said(silent)
+
+
+def test_every_rule_has_a_case() -> None:
+    """No rule goes without a test."""
+    assert {rule.__name__ for rule in RULES} == set(CASES)
+
+
+def test_nothing_to_advise() -> None:
+    """A run on Tensor Cores that waits for nothing needs no advice; nor does an empty profile."""
+    assert _said(Run()) == {}
+    assert advise(attribute(Profile.build({}))) == []
+
+
+def test_evidence_has_the_numbers() -> None:
+    """What is said is what the profile holds."""
+    assert _said(Run(wait=300))["data_loading"].evidence == "25% of step time is spent waiting for data (4 steps)"
+    graphs = _said(Run(kernels=SHORT, gap=8))["cuda_graphs"]
+    assert graphs.evidence == (
+        "For 67% of step time the GPU waits for the next launch, and each step runs the same 30 kernels, "
+        "4.0 µs on average"
+    )
+    assert graphs.layers == ["net.a"]
+    straggler = _said(Run(devices=(0, 1, 2), slow=2))["stragglers"]
+    assert straggler.evidence.startswith("GPU 2 of process 1 is busy 2.00 times as long as the median of 3 GPUs")
+
+
+def test_what_to_try_depends_on_the_device() -> None:
+    """A V100 has no bfloat16 and no TF32, so it is told float16 with a scaler."""
+    single = [(SINGLE, 900)]
+    assert "bfloat16" in _said(Run(kernels=single))["mixed_precision"].code
+    volta = _said(Run(kernels=single, meta={"devices": [V100]}))["mixed_precision"]
+    assert "float16" in volta.code
+    assert "GradScaler" in volta.code
+    assert "bfloat16" not in volta.code
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel", "advised"),
+    [
+        ("net.a Linear [64,64]f32 out=64 |fwd", "triton_tem_fused_mm_3", False),
+        ("net.a Linear [64,60]f16 out=64 |fwd", "triton_tem_fused_mm_3", False),
+        ("net.a Linear [64,64]f16 out=64 |fwd", "gemvx_kernel", False),
+        ("net.a Linear [64,64]f32 out=64 autocast=bf16 |fwd", "gemvx_kernel", False),
+        ("net.a Linear [64,64]f32 out=64 |fwd", "gemvx_kernel", True),
+    ],
+)
+def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -> None:
+    """A product whose kernel does not tell, or whose layer says half precision, is not called one in 32 bits."""
+    said = _said(Run(kernels=[(kernel, 900)], text=text))
+    assert ("mixed_precision" in said) == advised
+    assert "multiples_of_eight" not in said
+
+
+def test_graphs_need_steps_that_are_alike() -> None:
+    """Steps with different kernels cannot be one graph."""
+    steps = _said(Run(kernels=SHORT, gap=8, steps=2, first=[(TENSOR, 4)]))
+    assert "cuda_graphs" not in steps
+
+
+def test_most_time_comes_first() -> None:
+    """The piece of advice that is about the most time stands on top."""
+    table = by_advice(attribute(Run(kernels=[(SINGLE, 500), (ELEMENTWISE, 400)], wait=300).build()))
+    assert table["rule"].to_list() == ["mixed_precision", "fusion", "data_loading"]
+    assert table["saves"].is_sorted(descending=True)
+    assert table.row(0, named=True)["layers"] == ["net.a"]
+
+
+def test_code_is_python_or_a_command() -> None:
+    """What is to be tried can be copied: it compiles, or it is a command of annot."""
+    for speaks, _ in CASES.values():
+        for advice in _said(speaks).values() if speaks.steps else ():
+            lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
+            compile(
+                "\n".join(lines).replace("(model.parameters(), ..., ", "(model.parameters(), "), advice.rule, "exec"
+            )
+
+
+@pytest.mark.parametrize("rule", [rule for rule in CASES if rule != "coverage"])  # that one is about no layer
+def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
+    """Where layers are those of Keras, what is to be tried is Keras or TensorFlow, and can be copied."""
+    speaks = replace(CASES[rule][0])
+    speaks.text = speaks.text.replace("net.", "net/")
+    for advice in _said(speaks).values():
+        said = advice.code + advice.advice
+        assert not re.search(r"torch|DataLoader|DistributedDataParallel|\.item\(|channels_last\)", said), advice
+        lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
+        compile("\n".join(lines), advice.rule, "exec")
+    assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run the command and return what it printed."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*words: object) -> str:
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_report_of_advice_and_its_line(printed: Callable[..., str], tmp_path: Path) -> None:
+    """`--by advice` prints what, why, where and how; the table of layers says how many pieces there are."""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    lines = printed("report", path, "--by", "advice").splitlines()
+    assert lines[0] == "1. Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32."
+    assert lines[1] == "   Saves: at most 94.6% of the step"
+    assert lines[2].startswith(
+        "   Why: 95% of step time is spent in float32 matrix multiplications outside Tensor Cores"
+    )
+    assert lines[3] == "   Where: features.0, classifier.1"
+    assert "1 piece of advice: annot report … --by advice" in printed("report", path)
+    host = training(device=False).write(tmp_path / "host.sqlite")
+    assert "advice" not in printed("report", host)
+    assert printed("report", host, "--by", "advice").startswith("No advice: no rule applies")
+
+
+def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> None:
+    """The table has the phases and batch sizes, and no column of which nothing is known."""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    lines = printed("report", path, "--by", "bottleneck").splitlines()
+    assert lines[0] == "Bottleneck of each layer, ms"
+    assert lines[1].split() == ["Layer", "Batch", "Time", "Share", "Bwd/fwd", "Idle", "FLOP/B", "FLOP/s"]
+    assert next(line for line in lines if line.startswith("features.0 Conv2d backward")).split()[3:6] == [
+        "32",
+        "1.500",
+        "43.1%",
+    ]
+
+
+@pytest.mark.parametrize("by", ["advice", "bottleneck"])
+def test_several_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], by: str) -> None:
+    """Advice is about one rank."""
+    paths = [str(training(device=True).write(tmp_path / f"rank{rank}.sqlite")) for rank in range(2)]
+    assert main(["report", *paths, "--by", by]) == 1
+    assert f"--by {by} needs a single rank: use --rank N" in capsys.readouterr().err
+
+
+def test_waits_are_read_from_exports(tmp_path: Path) -> None:
+    """The names of API calls come from the file, so that waiting shows for real profiles, too."""
+    profile = training(device=True)
+    for zero in (0, 2_200 * US):
+        profile.call(zero + 900 * US, zero + 1_600 * US, 5_000 + zero)
+        profile.rows["CUPTI_ACTIVITY_KIND_RUNTIME"][-1]["nameId"] = profile.string("cudaDeviceSynchronize_v3020")
+    for row in profile.rows["CUPTI_ACTIVITY_KIND_KERNEL"]:
+        row["end"] = row["start"] + (row["end"] - row["start"]) // 20
+    said = {advice.rule: advice for advice in advise(attribute(load(profile.write(tmp_path / "run.sqlite"))))}
+    assert said["synchronous_copies"].evidence.startswith(
+        "For 45% of step time the GPU is idle because the CPU waited for it, 1.0 times per step"
+    )

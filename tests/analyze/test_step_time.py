@@ -1,0 +1,208 @@
+"""Where the time of steps went: shares that are disjoint and add up."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from ranked import ordered_only
+from shared_data import shared, unpacked
+from step_rows import ALL_REDUCE, GEMM, TENSOR, Rows
+
+from annot.analyze.overlap import shares
+from annot.analyze.step_time import SHARES, step_time
+from annot.attribution import attribute
+from annot.read.formats import load
+
+KINDS = {GEMM: "kernels", TENSOR: "tensor_cores", ALL_REDUCE: "collectives", "copy": "copies"}
+
+
+def _shares(rows: Rows, **options: Any) -> dict[str, int]:
+    """The shares that are not empty, over all devices."""
+    table = step_time(attribute(rows.build(), **options)).group_by("share").agg(pl.col("ns").sum())
+    return {share: ns for share, ns in table.iter_rows() if ns}
+
+
+def test_each_share_once() -> None:
+    """A step in which each share occurs, one after the other."""
+    rows = Rows().range("Data |data", 0, 10).range("Batch 0 |step", 10, 100).range("Forward Net |fwd", 15, 60)
+    rows.work(TENSOR, 16, 20, 27).work(GEMM, 16, 27, 32).work(ALL_REDUCE, 16, 32, 35).work("copy", 16, 35, 37)
+    assert _shares(rows) == {
+        "data": 10, "idle": 45, "host": 24, "launch": 4, "tensor_cores": 7, "kernels": 5, "collectives": 3, "copies": 2,
+    }  # fmt: skip
+
+
+def test_what_is_hidden() -> None:
+    """A collective beside a kernel is hidden as long as the kernel runs, and exposed after it."""
+    rows = Rows().range("Batch 0 |step", 0, 100).work(GEMM, None, 10, 50).work(ALL_REDUCE, None, 30, 70)
+    rows.work("copy", None, 40, 80)
+    table = step_time(attribute(rows.build())).filter(pl.col("ns") > 0)
+    assert table.select("share", "ns", "hidden_ns").rows() == [
+        ("kernels", 40, 0), ("collectives", 20, 20), ("copies", 10, 30), ("idle", 30, 0),
+    ]  # fmt: skip
+
+
+def test_waits_for_data_between_steps_belong_to_the_step_after() -> None:
+    """Time between steps counts as far as somebody waits for data; a validation in between does not."""
+    rows = Rows().range("Batch 0 |step", 0, 10).range("Data |data", 10, 16).range("Batch 1 |step", 20, 30)
+    rows.range("validate", 30, 90).range("Data |data", 92, 95).range("Batch 2 |step", 95, 100)
+    assert _shares(rows) == {"data": 9, "idle": 25}
+    assert _shares(rows, steps=slice(1, 2)) == {"data": 6, "idle": 10}
+    assert _shares(rows, steps=slice(2, 3)) == {"data": 3, "idle": 5}
+
+
+def test_each_device_shares_out_the_time_of_its_process() -> None:
+    """Two devices of a process have its time each; a process without steps has no part."""
+    rows = Rows().range("Batch 0 |step", 0, 10).work(GEMM, None, 0, 4).work(GEMM, None, 0, 10, device=1)
+    rows.range("worker", 0, 10, process=2).work(GEMM, None, 0, 9, process=3)
+    table = step_time(attribute(rows.build())).filter(pl.col("ns") > 0)
+    assert table.select("process", "device", "share", "ns", "wall_ns").rows() == [
+        (1, 0, "kernels", 4, 10), (1, 0, "idle", 6, 10), (1, 1, "kernels", 10, 10),
+    ]  # fmt: skip
+
+
+def test_without_a_device_collectives_are_those_of_the_host() -> None:
+    """On a CPU the ranges of collectives are exposed communication."""
+    rows = Rows().range("Batch 0 |step", 0, 100).range("Backward |bwd", 10, 60)
+    rows.range("Collective all_reduce@default_pg:2 |coll", 40, 70)
+    assert _shares(rows) == {"collectives": 30, "host": 30, "idle": 40}
+
+
+def test_without_steps_the_time_is_that_of_kernels() -> None:
+    """Without steps it is the time from the first to the last kernel of a device: no loading of a model before it."""
+    rows = Rows().range("something", 5, 70).work("copy", 6, 10, 15).work(GEMM, 6, 20, 50).work(GEMM, 60, 75, 80)
+    rows.range("other", 0, 900, process=2)
+    assert _shares(rows) == {"host": 10, "launch": 15, "kernels": 35}
+
+
+def test_without_steps_ranges_of_a_warm_up_do_not_count() -> None:
+    """What lies in a range that somebody called a warm-up is none of the time, unless it is all there is."""
+    rows = Rows().range("Warm-up", 0, 30).work(GEMM, None, 10, 25).work(GEMM, None, 40, 50)
+    assert _shares(rows) == {"kernels": 10, "idle": 10}
+    assert _shares(Rows().range("net|warmup|forward", 0, 30).work(GEMM, None, 10, 25)) == {"kernels": 15}
+
+
+def test_warm_up_is_no_part_of_the_time() -> None:
+    """A first step that took twice as long as the others, and the wait before it, do not count."""
+    rows = Rows().range("Data |data", 0, 5).range("Batch 0 |step", 5, 205).work(GEMM, None, 10, 200)
+    for step in range(1, 5):
+        zero = 105 + 100 * step
+        rows.range(f"Batch {step} |step", zero, zero + 100).work(GEMM, None, zero, zero + 40)
+    assert _shares(rows) == {"kernels": 160, "idle": 240}
+    assert _shares(rows, steps=slice(0, 1)) == {"data": 5, "kernels": 190, "idle": 10}
+
+
+def test_without_host_times_only_devices_count() -> None:
+    """Where the host knows only an order of things, the time is that from the first to the last piece of work."""
+    table = step_time(attribute(ordered_only())).filter(pl.col("ns") > 0)
+    assert table.select("share", "ns").rows() == [("kernels", 40)]
+
+
+def _random(chance: random.Random) -> Rows:
+    """A profile of two processes, one with steps, in which everything may overlap everything."""
+    rows, end = Rows(), 0
+    for step in range(chance.randrange(1, 4)):
+        wait, start = end + chance.randrange(4), end + chance.randrange(4, 12)
+        rows.range("Data |data", wait, chance.randrange(wait, start + 1))
+        end = start + chance.randrange(1, 30)
+        rows.range(f"Batch {step} |step", start, end)
+    for thread in (1, 2):
+        for _ in range(chance.randrange(4)):
+            begin = chance.randrange(end)
+            rows.range(chance.choice(["fc Linear |fwd", "load"]), begin, begin + chance.randrange(20), thread=thread)
+    for _ in range(chance.randrange(12)):
+        begin = chance.randrange(end + 10)
+        launched = chance.choice([None, max(0, begin - chance.randrange(15))])
+        process = chance.choice([1, 1, 1, 2])
+        name = chance.choice(list(KINDS))
+        rows.work(name, launched, begin, begin + chance.randrange(9), process, chance.randrange(2))
+    return rows
+
+
+def _reference(rows: Rows) -> Counter[tuple[int | None, str]]:
+    """The same, nanosecond by nanosecond, of the process with steps."""
+
+    def within(at: int, spans: list[tuple[int, int]]) -> bool:
+        return any(start <= at < end for start, end in spans)
+
+    mine = [row for row in rows.ranges if row["process"] == 1]
+    spans = {
+        which: [(row["start"], row["end"]) for row in mine if row["text"].endswith(f"|{which}")]
+        for which in ("step", "data")
+    }
+    other = [(row["start"], row["end"]) for row in mine if not row["text"].endswith(("|step", "|data"))]
+    steps = sorted(spans["step"])
+    later = sorted(end - start for start, end in steps[len(steps) // 2 :])
+    quick = [start for start, end in steps if end - start <= 1.5 * later[len(later) // 2]]
+    steady = [step for step in steps if step[0] >= quick[0]]
+    # A wait belongs to the next step; what of it lies in or before the step in front of it does not count.
+    waits = [
+        (max([start, *(last for _, last in steps if last <= begin and last <= end)]), end)
+        for start, end in spans["data"]
+        for begin in [min((first for first, _ in steps if first >= end), default=None)]
+        if begin is not None and begin >= steady[0][0]
+    ]
+    work = [(row, KINDS[row.get("name", "copy")]) for row in [*rows.kernels, *rows.copies] if row["process"] == 1]
+    launched = {row["correlation"]: row["start"] for row in rows.launches}
+    found: Counter[tuple[int | None, str]] = Counter()
+    for device in sorted({row["device"] for row, _ in work}) or [None]:
+        here = [(row, kind) for row, kind in work if row["device"] == device]
+        for at in range(200):
+            if not within(at, steady) and not within(at, waits):
+                continue
+            busy = {kind for row, kind in here if row["start"] <= at < row["end"]}
+            pending = any(launched.get(row["correlation"], at + 1) <= at < row["start"] for row, _ in here)
+            true = {"launch": pending, "data": within(at, spans["data"]), "host": within(at, other)}
+            first = next((share for share in SHARES if share in busy or true.get(share)), "idle")
+            found[device, first] += 1
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_against_a_count_of_every_nanosecond(seed: int) -> None:
+    """On random profiles the shares are those that counting each nanosecond gives."""
+    rows = _random(random.Random(seed))
+    table = step_time(attribute(rows.build()))
+    found = {(device, share): ns for device, share, ns in table.select("device", "share", "ns").iter_rows() if ns}
+    assert found == dict(_reference(rows))
+    assert table["share"].unique(maintain_order=True).to_list() == list(SHARES)
+    assert (table.group_by("device").agg(pl.col("ns").sum() - pl.col("wall_ns").first())["ns"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz", "kineto/hta_recsys_a100_cudagraph.json.gz",
+        "kineto/kineto_2021_resnet50_v100_oldcats_seq.json.gz", "kineto/hta_cpu_only.json.gz",
+        "nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz", "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz",
+        "ncu/leleucas_bert_attention_torch_a100.csv", "xplane/tf_bert_gpu8_multi_worker.xplane.pb",
+    ],
+)  # fmt: skip
+def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
+    """Whatever the format, the shares of each device add up to its time, and what ran is not more than was busy."""
+    path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)
+    attribution = attribute(load(path))
+    table = step_time(attribution)
+    sums = table.group_by("process", "device").agg(pl.col("ns").sum(), pl.col("wall_ns").unique())
+    assert sums["wall_ns"].list.len().eq(1).all()
+    assert sums.filter(pl.col("ns") != pl.col("wall_ns").list.first()).is_empty()
+    assert (table["ns"] >= 0).all()
+    ran = table.filter(pl.col("share").is_in(["tensor_cores", "kernels", "collectives", "copies"]))
+    ran = ran.group_by("process", "device").agg(pl.col("ns").sum().alias("ran"))
+    joined = ran.join(attribution.device_busy, on=["process", "device"])
+    assert (joined["ran"] <= joined["busy_ns"]).all()
+    if attribution.steps.table.is_empty():  # but for copies before the first kernel and after the last
+        assert (joined["ran"] >= 0.98 * joined["busy_ns"]).all()
+
+
+def test_shares_of_nothing() -> None:
+    """Without a window there is no time to share out."""
+    nothing = pl.DataFrame(schema={"start": pl.Int64, "end": pl.Int64})
+    assert shares(nothing, {"work": pl.DataFrame({"start": [1], "end": [5]})}).rows() == [
+        ("work", 0, 0),
+        ("idle", 0, 0),
+    ]

@@ -1,0 +1,69 @@
+"""What happened when, and in which step: the tables behind the timeline and the filter of steps."""
+
+from __future__ import annotations
+
+import polars as pl
+from tables import ENGINE, MAIN, Rows, many_kernels
+
+from annot.analyze.layer_steps import by_layer_and_step
+from annot.analyze.timeline import timeline
+from annot.attribution import attribute, by_layer
+
+
+def test_steps_of_layers_add_up_as_the_chosen_steps_do() -> None:
+    """Each row of a step is what `attribute` of that step alone gives."""
+    rows = Rows()
+    for step in range(3):
+        zero = 10_000 * step
+        rows.range(f"Batch {step} |step", zero, zero + 9000).range("net Net |fwd", zero + 10, zero + 900)
+        rows.range("net.fc Linear |fwd", zero + 20, zero + 400 + step).kernel(zero + 30, (zero + 50, zero + 150 + step))
+    attribution = attribute(rows.build())
+    table = by_layer_and_step(attribution)
+    key = ["layer", "module", "phase"]
+    columns = ["host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns"]
+    for step in range(3):
+        alone = by_layer(attribute(rows.build(), steps=slice(step, step + 1))).select(*key, *columns).sort(key)
+        assert table.filter(pl.col("step") == step).select(*key, *columns).sort(key).rows() == alone.rows()
+
+
+def test_a_sample_has_the_longest_events_and_some_of_the_others() -> None:
+    """Of 250,000 kernels 100,000 are there, the longest among them."""
+    profile = many_kernels(250_000)
+    found = timeline(attribute(profile))
+    assert found.total == 250_000
+    assert found.events.height == 100_000
+    assert found.events["start_ns"].is_sorted()
+    assert set(found.events["length_ns"].unique()) == set(range(1, 8))  # the short ones are there, too
+    longest = (1 + pl.int_range(250_000, eager=True) % 7).sort(descending=True)[:50_000]
+    assert found.events["length_ns"].sort(descending=True)[:50_000].sum() >= longest.sum()
+
+
+def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> None:
+    """What overlaps in a lane is packed into rows; what nests stands below what it lies in."""
+    rows = Rows().range("outer", 0, 100).range("inner", 10, 90).range("other thread", 0, 50, thread=ENGINE)
+    rows.range("crossing", 50, 150, kind="start")
+    rows.kernel(5, (20, 60), name="a").kernel(6, (30, 50), name="b").kernel(7, (60, 70), name="c")
+    found = timeline(attribute(rows.build()))
+    lanes = [(lane["kind"], lane["rows"]) for lane in found.lanes]
+    assert lanes == [("range", 2), ("range", 1), ("crossing", 1), ("work", 2)]
+    row = dict(found.events.select("text", "row").iter_rows())
+    assert {name: row[name] for name in ("outer", "inner", "a", "b", "c", "crossing")} == {
+        "outer": 0, "inner": 1, "a": 0, "b": 1, "c": 0, "crossing": 0,
+    }  # fmt: skip
+
+
+def test_ranges_of_a_process_lie_in_what_they_belong_to() -> None:
+    """They have a lane of the process, in which a branch that runs beside another one stands below it."""
+    rows = Rows().range("Batch 0 |step", 0, 200, domain="annot")
+    for text, start, end in (("net Net", 0, 100), ("net/a A", 10, 60), ("net/b B", 20, 90), ("net/b/c C", 30, 40)):
+        rows.range(f"{text} |fwd", start, end, ENGINE, end_thread=MAIN, domain="annot", kind="start")
+    rows.range("net/a A |fwd", 70, 80, ENGINE, end_thread=MAIN, domain="annot", kind="start")
+    found = timeline(attribute(rows.build()))
+    assert [(lane["kind"], lane["thread"], lane["rows"]) for lane in found.lanes] == [
+        ("range", MAIN, 1), ("process", None, 4),
+    ]  # fmt: skip
+    rows_of = {(text, start): row for text, start, row in found.events.select("text", "start_ns", "row").iter_rows()}
+    assert rows_of == {
+        ("Batch 0 |step", 0): 0, ("net Net |fwd", 0): 0, ("net/a A |fwd", 10): 1, ("net/b B |fwd", 20): 2,
+        ("net/b/c C |fwd", 30): 3, ("net/a A |fwd", 70): 1,
+    }  # fmt: skip

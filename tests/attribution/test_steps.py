@@ -1,0 +1,168 @@
+"""Steps: found by batch ranges, by names that count, by a key range, by a pattern; chosen; warm-up told apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import ENGINE, MAIN, Rows
+
+from annot.attribution import attribute, by_layer, by_step, correlate, summarize
+from annot.attribution.step_patterns import Repetition, largest_repetition
+from annot.attribution.step_table import step_statistics
+from annot.attribution.steps import step_slice
+
+
+def training(*texts: str, count: int = 5, length: int = 100) -> Rows:
+    """Steps of `length` ns, ranges side by side in each, with a kernel of as many ns as the step's number."""
+    rows = Rows()
+    for step in range(count):
+        for place, text in enumerate(texts):
+            start = step * length + place * 20
+            rows.range(text.format(step), start, start + 20).kernel(start + 5, (start, start + step))
+    return rows
+
+
+def spans(rows: Rows, **options: str) -> list[tuple[int, int]]:
+    table = attribute(rows.build(), **options).steps.table  # type: ignore[arg-type]
+    return table.select("start", "end").rows()
+
+
+def test_batch_ranges() -> None:
+    """annot's batch ranges are the steps, with their numbers, whatever else repeats."""
+    steps = by_step(attribute(training("Batch {} |step", "noise").build()))
+    assert steps.select("step", "batch", "start_ns", "host_ns", "gpu_ns").rows() == [
+        (step, step, 100 * step, 20, step) for step in range(5)
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["step {}", "ProfilerStep#{}", "iteration_{}", "train {}", "training_step_{}", "batch: {}"]
+)
+def test_names_that_count(text: str) -> None:
+    """Texts in which people and frameworks count steps are found."""
+    assert spans(training(text, "other")) == [(100 * step, 100 * step + 20) for step in range(5)]
+
+
+def test_layers_that_count_are_no_steps() -> None:
+    """Numbered layers are not taken for steps."""
+    rows = Rows()
+    for layer in range(6):
+        rows.range(f"layers.{layer} Block |fwd", 10 * layer, 10 * layer + 10)
+    assert attribute(rows.build()).steps.found_by == ""
+
+
+def test_key_range() -> None:
+    """Whoever knows the range that makes a step names it."""
+    rows = training("load", "compute {}")
+    assert spans(rows, step_range="compute #") == [(100 * step + 20, 100 * step + 40) for step in range(5)]
+    with pytest.raises(ValueError, match="no range 'comp'"):
+        spans(rows, step_range="comp")
+
+
+def test_largest_pattern() -> None:
+    """Without names, the pattern of ranges that repeats is the step; it lasts until the next one begins."""
+    rows = Rows().range("setup", -50, -40)
+    for step in range(4):
+        for place, text in enumerate(("forward", "backward", "forward", "optimizer")):
+            rows.range(text, 100 * step + 20 * place, 100 * step + 20 * place + 20)
+    assert spans(rows) == [(0, 100), (100, 200), (200, 300), (300, 380)]
+
+
+def test_pattern_inside_one_long_range() -> None:
+    """The pattern is also found inside a range around all of it."""
+    rows = Rows().range("train", 0, 1000)
+    for step in range(4):
+        rows.range("forward", 100 * step, 100 * step + 50).range("backward", 100 * step + 50, 100 * step + 90)
+    assert spans(rows) == [(0, 100), (100, 200), (200, 300), (300, 390)]
+
+
+def test_steps_of_each_process() -> None:
+    """Processes have steps of their own, counted from 0."""
+    rows = Rows()
+    for process in (1, 2):
+        for step in range(3):
+            rows.range(f"Batch {step} |step", 100 * step + process, 100 * step + 50, thread=100 * process)
+    assert by_step(attribute(rows.build())).select("process", "step").rows() == [
+        (process, step) for step in range(3) for process in (1, 2)
+    ]
+
+
+def test_chosen_steps() -> None:
+    """With steps chosen, ranges and work of others take no part, and a note says how much that is."""
+    rows = training("Batch {} |step", "after").kernel(None, (900, 990))
+    result = attribute(rows.build(), steps=slice(1, 3))
+    meta = summarize(result)
+    assert by_layer(result).select("layer", "calls", "gpu_self_ns").rows() == [("(batch)", 2, 3)]
+    assert (meta["gpu_ns"], meta["steps"]) == (3, 2)
+    assert "9 kernels or copies are outside the selected steps and left out" in meta["notes"]
+    assert by_step(result)["step"].to_list() == [1, 2]
+    with pytest.raises(ValueError, match="no steps to select from"):
+        correlate(Rows().range("x", 0, 1).build(), steps=slice(0, 1))
+
+
+def test_work_of_other_threads_belongs_to_the_step_of_its_launch() -> None:
+    """A launch of the engine's thread counts to the step in which it was made."""
+    rows = training("Batch {} |step").kernel(110, (500, 540), ENGINE)
+    assert by_step(attribute(rows.build()))["gpu_ns"].to_list() == [0, 41, 2, 3, 4]
+
+
+def test_warm_up_is_told_apart() -> None:
+    """Long steps at the beginning are warm-up: marked, and not in the statistics; a long one later is not."""
+    rows, start = Rows(), 0
+    for step, length in enumerate((900, 300, 100, 101, 102, 400, 99, 100)):
+        rows.range(f"Batch {step} |step", start, start + length)
+        start += length
+    steps = by_step(attribute(rows.build()))
+    assert steps["warmup"].to_list() == [True, True] + [False] * 6
+    assert step_statistics(steps) == {"median": 101, "min": 99, "max": 400, "iqr": 2, "warmup": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3:20", slice(3, 20)), ("3:", slice(3, None)), (":20", slice(None, 20)), ("7", slice(7, 8))]
+)
+def test_step_slice(text: str, expected: slice) -> None:
+    """Steps are given as Python counts them."""
+    assert step_slice(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2:3", "-1", "1.5"])
+def test_step_slice_refuses(text: str) -> None:
+    """Anything else is refused with what was expected."""
+    with pytest.raises(ValueError, match=r"3:20.*got"):
+        step_slice(text)
+
+
+@settings(max_examples=300, deadline=None, database=None, derandomize=True)
+@given(st.lists(st.integers(0, 3), max_size=24))
+def test_largest_repetition_against_all_of_them(codes: list[int]) -> None:
+    """No pattern that comes three times or more covers more of the sequence."""
+    every = [
+        Repetition(first, period, times)
+        for period in range(1, len(codes) // 3 + 1)
+        for first in range(len(codes))
+        for times in range(3, (len(codes) - first) // period + 1)
+        if codes[first : first + period] * times == codes[first : first + period * times]
+    ]
+    found = largest_repetition(codes)
+    assert (found.length if found else 0) == max((one.length for one in every), default=0)
+    assert found is None or found in every
+
+
+def test_main_is_the_thread_of_the_rows() -> None:
+    """The helper's default thread is the one that has the ranges."""
+    assert attribute(Rows().range("x", 0, 1).build()).ranges()["thread"].to_list() == [MAIN]
+
+
+def test_backward_of_layers_within_others_counts_once() -> None:
+    """No range of the engine's thread is that of the block, whose layer's backward is found by number; it counts."""
+    rows = Rows()
+    for step in range(3):
+        zero = 1000 * step
+        rows.range(f"Batch {step} |step", zero, zero + 900).range("block Block |fwd", zero, zero + 100)
+        rows.range("block.fc Linear |fwd", zero + 10, zero + 60).range("aten::relu, op_id = 3", zero + 70, zero + 90)
+        rows.range(f"aten::linear, seq = {step}, op_id = 1", zero + 20, zero + 50)
+        rows.range("autograd::engine::evaluate_function: AddmmBackward0, op_id = 9", zero + 200, zero + 300, ENGINE)
+        rows.range(f"AddmmBackward0, seq = {step}, op_id = 10", zero + 210, zero + 290, ENGINE)
+    steps = by_step(attribute(rows.build()))
+    assert steps.select("forward_ns", "backward_ns").rows() == [(100, 100)] * 3

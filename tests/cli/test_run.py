@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ANNOT, COLLECTORS, NO_NSYS, annot, last_line, needs_recorder, without_native, write_script
+
+import annot.collect.run as runner
+from annot import load
+
+every_collector = pytest.mark.parametrize("collector", COLLECTORS)
+
+
+def texts_in(profile: Path) -> list[str]:
+    return load(profile).ranges.sort("start")["text"].to_list()
+
+
+def run(collector: str, *command: object, cwd: Path, stdin: bytes = b"", options: tuple[str, ...] = ()):
+    words = ["run", "-o", "out.sqlite", "--collector", collector, *options, "--", *command]
+    return annot(*words, cwd=cwd, stdin=stdin)
+
+
+@every_collector
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError('broken')", 1),
+    ],
+)
+def test_status_is_the_scripts_own_and_the_profile_is_there(collector, ending, status, tmp_path):
+    """However the script ends, its status comes through and what it did before is in the profile."""
+    done = run(collector, sys.executable, write_script(tmp_path, ending), cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
+    assert not (tmp_path / "out.sqlite.parts").exists()
+    said = f"annot: the command ended with status {status}. out.sqlite has the ranges recorded until then\n"
+    assert (said in done.stderr.decode()) is (status != 0)
+
+
+@every_collector
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_script_gives_the_shells_status(collector, number, tmp_path):
+    """A script that a signal ends is 128+n; the recorder has all of it, Nsight Systems at least says what it lacks."""
+    ending = f"import os; os.kill(os.getpid(), {int(number)})"
+    done = run(collector, sys.executable, write_script(tmp_path, ending), cwd=tmp_path)
+    assert done.returncode == 128 + number
+    if collector == "recorder":
+        assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
+    else:
+        assert f"signal {int(number)} ended the command" in done.stderr.decode()
+        assert (tmp_path / "out.sqlite").exists()
+
+
+@every_collector
+def test_arguments_and_streams_are_untouched(collector, tmp_path):
+    """The script sees its own arguments and input, and its output arrives byte for byte, without a word of annot's."""
+    script = write_script(
+        tmp_path,
+        "import os\nos.write(1, repr(sys.argv[1:]).encode() + sys.stdin.buffer.read())\nos.write(2, b'own error')\n",
+    )
+    sent = bytes(range(256)) * 300
+    words = ["a b", "--force", "-o", "", "%p", "é", "--"]
+    done = run(collector, sys.executable, script, *words, cwd=tmp_path, stdin=sent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == repr(words).encode() + sent
+    assert b"own error" in done.stderr
+
+
+@every_collector
+def test_terminal_stays_a_terminal(collector, tmp_path):
+    """In a terminal the script still finds one on all three streams."""
+    script = write_script(tmp_path, "import os; print('TTY', [os.isatty(n) for n in range(3)], input())")
+    command = [*ANNOT, "run", "--collector", collector, "--no-report", "--", sys.executable, str(script)]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(tmp_path)
+        os.execv(command[0], command)
+    os.write(terminal, b"typed\n")
+    shown = b""
+    try:
+        while select.select([terminal], [], [], 60)[0] and (more := os.read(terminal, 4096)):
+            shown += more
+    except OSError:  # how Linux says that nobody has the terminal any more
+        pass
+    os.close(terminal)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status == 0, shown
+    assert b"TTY [True, True, True] typed" in shown
+
+
+# Signals are waited for with them blocked: one that came just before signal.pause() would leave that waiting.
+COUNTING = """
+import signal
+waited_for = {signal.SIGINT, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+print("ready", flush=True)
+count = 0
+while signal.sigwait(waited_for) == signal.SIGINT:
+    count += 1
+print(f"interrupted {count} times", flush=True)
+with trace("tidying up"):
+    sys.exit(5)
+"""
+
+
+@every_collector
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["to the group", "to annot alone"])
+def test_interrupt_arrives_once(collector, send, tmp_path):
+    """Ctrl-C and `kill -INT` both reach the script exactly once, and the profile is complete."""
+    script = write_script(tmp_path, COUNTING)
+    words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
+    with subprocess.Popen(
+        [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        send(process.pid, signal.SIGINT)
+        # Passed on after what came before it, so that the script answers when every SIGINT has arrived.
+        os.kill(process.pid, signal.SIGUSR1)
+        said, errors = process.communicate(timeout=60)
+    assert said == b"interrupted 1 times\n", errors
+    assert process.returncode == 5
+    assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner", "tidying up"]
+
+
+@every_collector
+def test_ctrl_c_ends_a_script_that_does_not_care(collector, tmp_path):
+    """A script that ends by KeyboardInterrupt gives the shell's status and leaves a readable profile."""
+    script = write_script(tmp_path, "print('ready', flush=True)\nwhile True: pass")
+    words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
+    with subprocess.Popen(
+        [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"KeyboardInterrupt" in errors
+    assert last_line(errors).startswith("annot: next: annot report out.sqlite")
+    expected = ["outer", "inner"] if collector == "recorder" else ["outer"]
+    assert texts_in(tmp_path / "out.sqlite")[: len(expected)] == expected
+
+
+@every_collector
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+def test_other_signals_are_passed_on(collector, number, tmp_path):
+    """What a batch system sends to annot run ends the script as it would without annot."""
+    script = write_script(tmp_path, "print('ready', flush=True)\nwhile True: pass")
+    words = ["run", "-o", "out.sqlite", "--collector", collector, "--", sys.executable, str(script)]
+    with subprocess.Popen(
+        [*ANNOT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # the tests may run under nohup
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    if collector == "recorder":
+        assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
+
+
+@every_collector
+def test_module_and_shell_forms(collector, tmp_path):
+    """`python -m` and a shell around Python work like a script."""
+    package = tmp_path / "package"
+    package.mkdir()
+    write_script(package, "print(__name__)", "__main__.py")
+    done = run(collector, sys.executable, "-m", "package", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"__main__\n"), done.stderr
+    assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
+    shell = f"{sys.executable} -m package; {sys.executable} -m package; exit 9"
+    done = run(collector, "sh", "-c", shell, cwd=tmp_path, options=("--force",))
+    assert (done.returncode, done.stdout) == (9, b"__main__\n" * 2), done.stderr
+    assert sorted(texts_in(tmp_path / "out.sqlite")) == ["inner", "inner", "outer", "outer"]
+
+
+@every_collector
+def test_open_files_are_passed_on(collector, tmp_path):
+    """A file that the shell opened for the script (`9>log`) is open there."""
+    script = write_script(tmp_path, "import os; os.write(9, b'logged')")
+    shell = f'exec "$@" 9>{tmp_path}/log'
+    words = ["run", "--collector", collector, "--no-report", "--", sys.executable, str(script)]
+    subprocess.run(["sh", "-c", shell, "sh", *ANNOT, *words], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "log").read_bytes() == b"logged"
+
+
+@every_collector
+def test_no_ranges_is_said_and_is_no_failure(collector, tmp_path):
+    """A command without ranges keeps its status; one sentence names `annot doctor`."""
+    done = run(collector, "sh", "-c", "echo hello; exit 4", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (4, b"hello\n")
+    assert "no ranges were recorded in out.sqlite" in last_line(done.stderr)
+    assert "annot doctor" in last_line(done.stderr)
+
+
+@every_collector
+def test_report_and_next_step_go_to_stderr(collector, tmp_path):
+    """Away from a terminal the report leaves standard output to the script; the last line is what to type next."""
+    done = run(collector, sys.executable, write_script(tmp_path, ""), cwd=tmp_path)
+    assert done.stdout == b""
+    assert b"outer" in done.stderr
+    assert last_line(done.stderr) == "annot: next: annot report out.sqlite --by step"
+    quiet = run(collector, sys.executable, tmp_path / "script.py", cwd=tmp_path, options=("--force", "--no-report"))
+    assert b"outer" not in quiet.stderr
+
+
+@needs_recorder
+def test_default_names_count_up(tmp_path):
+    """Without -o each run takes the first free annotN.sqlite."""
+    script = write_script(tmp_path, "")
+    for _ in range(2):
+        done = annot("run", "--", sys.executable, script, cwd=tmp_path, ANNOT_NSYS=NO_NSYS)
+        assert done.returncode == 0, done.stderr
+    assert b"annot report annot2.sqlite" in done.stderr
+    (tmp_path / "annot1.sqlite").unlink()
+    annot("run", "--no-report", "--", sys.executable, script, cwd=tmp_path, ANNOT_NSYS=NO_NSYS)
+    assert {path.name for path in tmp_path.glob("annot*")} == {"annot1.sqlite", "annot2.sqlite"}
+
+
+@needs_recorder
+def test_existing_output_is_refused_before_anything_runs(tmp_path):
+    """An existing OUT stops the run at once and stays; --force replaces it."""
+    script = write_script(tmp_path, "open('ran', 'w')")
+    (tmp_path / "out.sqlite").write_text("precious")
+    done = run("recorder", sys.executable, script, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.decode().count("\n") == 1
+    assert b"out.sqlite exists" in done.stderr
+    assert (tmp_path / "out.sqlite").read_text() == "precious"
+    assert not (tmp_path / "ran").exists()
+    assert run("recorder", sys.executable, script, cwd=tmp_path, options=("--force",)).returncode == 0
+    assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
+
+
+@needs_recorder
+def test_parts_of_another_run_are_not_touched(tmp_path):
+    """A run that still writes to OUT, or was killed while it did, is not overwritten."""
+    parts = tmp_path / "out.sqlite.parts"
+    parts.mkdir()
+    (parts / "data").write_text("of another run")
+    done = run("recorder", sys.executable, write_script(tmp_path, ""), cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"out.sqlite.parts exists" in done.stderr
+    assert (parts / "data").read_text() == "of another run"
+
+
+@needs_recorder
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("missing/out.sqlite", "missing: No such file or directory"),
+        ("file/out.sqlite", "file: Not a directory"),
+        ("/proc/out.sqlite", "/proc/out.sqlite cannot be written"),
+        (".", ". is a folder"),
+        ("x" * 300, "File name too long"),
+        ("out.nsys-rep", "out.sqlite"),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_sentence(out, said, tmp_path):
+    """An OUT that cannot be written stops the run before the script starts."""
+    (tmp_path / "file").touch()
+    script = write_script(tmp_path, "open('ran', 'w')")
+    done = annot("run", "-o", out, "--collector", "recorder", "--", sys.executable, script, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.decode().count("\n") == 1
+    assert said in done.stderr.decode()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("no-such-command", 127, "command 'no-such-command' not found"),
+        ("./no-such-file", 127, "command './no-such-file' not found"),
+        ("", 127, "command '' not found"),
+        ("train.py", 127, "command 'train.py' not found; run the file as python train.py"),
+        ("my tool", 127, "command 'my tool' not found; run the file as './my tool'"),
+        ("./plain", 126, "./plain is not executable"),
+        ("./folder", 126, "./folder is a folder"),
+        pytest.param("./binary", 126, "./binary cannot be executed", marks=needs_recorder),
+    ],
+)
+def test_command_that_cannot_run_gives_the_shells_status(command, status, said, tmp_path):
+    """No such command is 127, not executable 126, each with a sentence, and no profile is left."""
+    for name in ("plain", "train.py", "my tool"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").write_bytes(b"\x00not a program")
+    (tmp_path / "binary").chmod(stat.S_IRWXU)
+    done = annot("run", "--collector", "recorder", "--", command, cwd=tmp_path)
+    assert done.returncode == status
+    assert said in last_line(done.stderr)
+    assert not list(tmp_path.glob("annot*"))
+
+
+def test_no_command_is_wrong_usage(tmp_path):
+    """`annot run` alone is status 2 and shows how it goes."""
+    done = annot("run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"annot run -- python train.py" in done.stderr
+
+
+def test_recorder_that_was_not_built_says_what_to_install(tmp_path):
+    """Without the C part the recorder ends in one sentence, and the script does not run."""
+    done = annot("run", "--collector", "recorder", "--", "touch", "ran", cwd=without_native(tmp_path))
+    assert done.returncode == 1
+    assert "apt install gcc" in last_line(done.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ["annot"]
+
+
+@needs_recorder
+def test_ignored_interrupt_stays_ignored(tmp_path):
+    """Under nohup or in a background job the script ignores what it would ignore without annot."""
+    script = write_script(tmp_path, "import signal; print(signal.getsignal(signal.SIGINT).name)")
+    command = [*ANNOT, "run", "--collector", "recorder", "--no-report", "--", sys.executable, str(script)]
+    shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
+    assert subprocess.run(shell, cwd=tmp_path, capture_output=True, check=True).stdout == b"SIG_IGN\n"
+
+
+@needs_recorder
+def test_profile_says_where_it_comes_from(tmp_path):
+    """The recording keeps the command, its status, and what recorded it."""
+    run("recorder", sys.executable, write_script(tmp_path, "sys.exit(6)"), "a b", cwd=tmp_path)
+    with sqlite3.connect(tmp_path / "out.sqlite") as database:
+        meta = dict(database.execute("SELECT name, value FROM META_DATA_CAPTURE"))
+    assert meta["ANNOT_COMMAND"].endswith("script.py 'a b'")
+    assert (meta["ANNOT_EXIT_STATUS"], meta["ANNOT_COLLECTOR"]) == ("6", "recorder")
+    assert meta["ANNOT_FOLDER"] == str(tmp_path)
+
+
+def test_shell_status():
+    """Return codes of children become what a shell shows."""
+    assert [runner.shell_status(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]

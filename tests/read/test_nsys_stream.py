@@ -1,0 +1,150 @@
+"""A large export is read in blocks; layers come out as from the tables in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shared_data import shared, unpacked
+from sqlite_profile import SqliteProfile, training
+
+from annot.attribution import attribute, by_kernel, by_layer, by_phase, by_step, summarize
+from annot.profile import Source
+from annot.ranks.report_task import Question, report_file
+from annot.read import sqlite
+from annot.read.formats import load, source
+from annot.read.nsys import sqlite_export
+from annot.read.nsys.tables import merged
+from annot.report.views import ANALYSES, TABLES, report_on
+
+FILES = (
+    "athrun_lm_attn_windows.2026.2", "ginda_mfu_2gpu_before.2026.2", "ginda_tiny_no_nvtx.2026.1",
+    "jsun_lm_fwd_bwd.2025.1", "pipit_saxpy_mpi.2022.2", "zx_lm_compile_graphtrace_no_nvtx.2024.6",
+    "zx_lm_fwd_nvtx.2024.6",
+)  # fmt: skip
+
+
+def everything(profile: Source) -> dict[str, Any]:
+    """All that a report can say."""
+    result = attribute(profile)
+    tables = {
+        "kernel": by_kernel(result).sort("name"), "phase": by_phase(result), "step": by_step(result),
+        "layer": by_layer(result), "meta": summarize(result),
+    }  # fmt: skip
+    return {name: table.to_dicts() if isinstance(table, pl.DataFrame) else table for name, table in tables.items()}
+
+
+@pytest.fixture(params=["native", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of reading and sweeping, with blocks so small that every table has many."""
+    monkeypatch.setattr(sqlite, "_BLOCK_ROWS", 97)
+    monkeypatch.setattr(sqlite.Database.blocks, "__kwdefaults__", {"where_in": None, "rows": 97})
+    if request.param == "python":
+        monkeypatch.setenv("ANNOT_DISABLE_NATIVE", "1")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_real_exports(tmp_path: Path, name: str, way: str) -> None:
+    """Real exports in blocks of 97 rows give the same rows and sums."""
+    path = unpacked(f"nsys/{name}.sqlite.gz", tmp_path)
+    streamed = source(path)
+    assert max(block.height for block in streamed.work_blocks()) < 400
+    assert everything(streamed) == everything(load(path)), way
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_small_exports(tmp_path: Path, device: bool, way: str) -> None:
+    """So does a small training run, with device work and without."""
+    path = training(device=device).write(tmp_path / "x")
+    assert everything(source(path)) == everything(load(path)), way
+
+
+def test_edge_semantics(way: str) -> None:
+    """So do hand-made edge cases, open ranges among them."""
+    path = shared("nsys/edge_semantics/edge_semantics.sqlite")
+    assert everything(source(path)) == everything(load(path)), way
+
+
+def test_open_range_and_late_launches(tmp_path: Path, way: str) -> None:
+    """An open range lasts to the last launch, which is read after the ranges."""
+    profile = training(device=True)
+    profile.range("open", 50, None)
+    profile.call(10**9, 10**9 + 5, 7777)
+    profile.kernel(10**9 + 10, 10**9 + 20, 7777)
+    path = profile.write(tmp_path / "x")
+    assert everything(source(path)) == everything(load(path)), way
+    row = by_layer(attribute(source(path))).row(by_predicate=pl.col("layer") == "open", named=True)
+    assert (row["host_ns"], row["gpu_ns"]) == (10**9 - 45, 6_970_010), way
+
+
+def test_kernels_far_out_of_order(tmp_path: Path, way: str) -> None:
+    """Kernels that no block can put in order are sorted as a whole."""
+    profile = SqliteProfile()
+    profile.range("all", 0, 10_000)
+    for number in range(600):
+        profile.call(number, number, number)
+        start = 100_000 - 100 * number
+        profile.kernel(start, start + 150, number)
+    path = profile.write(tmp_path / "x")
+    row = by_layer(attribute(source(path))).row(0, named=True)
+    assert (row["gpu_ns"], row["gpu_busy_ns"]) == (600 * 150, 600 * 100 + 50), way
+
+
+def test_launches_out_of_order_with_one_id(tmp_path: Path, way: str) -> None:
+    """Of two calls with one id the earlier counts, also if it stands many blocks later."""
+    profile = SqliteProfile()
+    profile.range("early", 0, 10)
+    profile.range("late", 5000, 6000)
+    profile.call(5500, 5501, 1)
+    for number in range(500):
+        profile.call(7000 + number, 7000 + number, 100 + number)
+    profile.call(5, 6, 1)
+    profile.kernel(9000, 9003, 1)
+    path = profile.write(tmp_path / "x")
+    assert by_layer(attribute(source(path))).select("layer", "gpu_ns").rows() == [("early", 3), ("late", 0)], way
+
+
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), max_size=6), st.lists(st.integers(0, 30), max_size=8)
+)
+def test_merged_loses_nothing(blocks: list[list[int]], others: list[int]) -> None:
+    """Merging keeps every row; a table in order comes out in order."""
+
+    frames = (pl.DataFrame({"start": starts}) for starts in blocks)
+    table = pl.DataFrame({"start": others}, {"start": pl.Int64})
+    got = [start for block in merged(frames, table) for start in block["start"]]
+    flat = [start for starts in blocks for start in starts]
+    assert sorted(got) == sorted(flat + others)
+    if flat == sorted(flat):
+        assert got == sorted(got)
+
+
+def test_merged_mends_a_disorder_of_half_a_block() -> None:
+    """Rows that are late by less than half a block come out in order all the same."""
+    blocks = (pl.DataFrame({"start": starts}) for starts in ([0, 1, 2, 4], [3, 5, 6, 8], [7, 9, 10, 11]))
+    got = [start for block in merged(blocks, pl.DataFrame({"start": [5]})) for start in block["start"]]
+    assert got == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("by", ANALYSES)
+def test_analyses_of_what_is_read_in_blocks(tmp_path, by):
+    """The tables about one profile are the same from a file in blocks, with the names of its calls, as from memory."""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    blocks, memory = (report_on(read, by=by) for read in (source(path, calls=True), load(path)))
+    assert blocks.rows.equals(memory.rows)
+    assert blocks.meta == memory.meta
+    assert report_file(str(path), Question(by)).rows.equals(memory.rows)
+
+
+def test_no_report_holds_the_whole_file(tmp_path, monkeypatch):
+    """Whatever the table, a large export stays in its file."""
+    path = training(device=True).write(tmp_path / "run.sqlite")
+    monkeypatch.setattr(sqlite_export, "read", None)
+    for by in TABLES:
+        assert report_file(str(path), Question(by)).by == by

@@ -1,0 +1,84 @@
+"""Reading what annot's own recorder wrote: the assembled file, and the parts of a run that was killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from annot import AnnotError, native
+from annot.attribution import attribute, by_layer, summarize
+from annot.read.formats import load
+from annot.read.recording.export import assemble
+
+CODE = """
+import os, signal, sys
+import annot
+with annot.epoch(0), annot.batch(7), annot.trace("outer", domain="mine", category="kind", color="red", payload=7):
+    with annot.trace("inner"):
+        annot.mark("here")
+    if sys.argv[1] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _recorded(folder: Path, how: str) -> Path:
+    library = native.recorder_library()
+    if library is None:
+        pytest.skip("the recorder was not built")
+    parts = folder / "run.parts"
+    parts.mkdir()
+    environment = {**os.environ, "NVTX_INJECTION64_PATH": str(library), "ANNOT_RECORD_DIR": str(parts)}
+    result = subprocess.run([sys.executable, "-c", CODE, how], env=environment, check=False)
+    assert result.returncode == (-signal.SIGKILL if how == "kill" else 0)
+    return parts
+
+
+def test_recording(tmp_path: Path) -> None:
+    """Texts, domains, categories, payloads, kinds and nesting come through the recorder and the reader."""
+    profile = load(_recorded(tmp_path, "finish"))
+    rows = {row["text"]: row for row in profile.ranges.rows(named=True)}
+    assert {text: row["domain"] for text, row in rows.items()} == {
+        "Epoch 0 |epoch": "annot", "Batch 7 |step": "annot", "outer": "mine", "inner": rows["inner"]["domain"],
+    }  # fmt: skip
+    assert (rows["outer"]["category"], rows["outer"]["payload"], rows["outer"]["kind"]) == ("kind", "7", "push")
+    assert rows["Batch 7 |step"]["kind"] == "start"
+    assert profile.marks["text"].to_list() == ["here"]
+    tree = attribute(profile).ranges()
+    assert tree.select("layer", "depth").rows() == [("(epoch)", 0), ("(batch)", 1), ("outer", 2), ("inner", 3)]
+
+
+def test_killed_run_is_salvaged(tmp_path: Path) -> None:
+    """The parts of a process that was killed are a profile, whose open ranges last to its end and are counted."""
+    parts = _recorded(tmp_path, "kill")
+    before = {path: path.read_bytes() for path in parts.iterdir()}
+    profile = load(parts)
+    assert profile.meta["source"] == str(parts)
+    result = attribute(profile)
+    assert by_layer(result)["layer"].to_list() == ["(epoch)", "(batch)", "outer", "inner"]
+    assert summarize(result)["notes"] == ["The recorder closed 3 ranges at the end of the recording."]
+    assert {path: path.read_bytes() for path in parts.iterdir()} == before
+
+
+def test_what_the_recorder_lost_is_noted(tmp_path: Path) -> None:
+    """Lost events and the recorder's own notes are lines of every report."""
+    out = tmp_path / "run.sqlite"
+    assemble(_recorded(tmp_path, "finish"), out)
+    with sqlite3.connect(out) as database:
+        database.execute("UPDATE META_DATA_CAPTURE SET value = '1234' WHERE name = 'ANNOT_LOST_EVENTS'")
+        database.execute("INSERT INTO META_DATA_CAPTURE VALUES ('ANNOT_NOTE', '2 ends without a beginning')")
+    notes = ["2 ends without a beginning", "The recorder could not write 1,234 events."]
+    assert summarize(attribute(load(out)))["notes"] == notes
+
+
+def test_folder_whose_parts_are_damaged(tmp_path: Path) -> None:
+    """Parts of which nothing can be read are one sentence that names the folder."""
+    (tmp_path / "1.part").write_bytes(b"not written by the recorder")
+    with pytest.raises(AnnotError, match=re.escape(str(tmp_path))):
+        load(tmp_path)

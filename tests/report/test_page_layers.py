@@ -1,0 +1,193 @@
+"""The summary, the layers and the kernels of the HTML page in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from chromium import Page
+from report_pages import choose, column_of, page_of, tree_of
+from shared_data import shared
+from tables import Rows
+
+from annot.analyze.hardware_counters import layer_counters
+from annot.attribution import attribute, by_layer
+from annot.read.formats import load
+from annot.report import units
+
+pytest_plugins = ["report_page_fixtures"]
+US = 1000
+
+
+def test_summary_says_shares_of_the_steps(fresh: Page, trained: Path) -> None:
+    """The numbers are those of the summary: 4.02 of 4.24 ms in kernels, and the layers with the most time."""
+    fresh.open(trained, "summary")
+    assert fresh.texts(".card dd")[0].startswith("7.000 ms")
+    rows = [re.split(r"\s*\t\s*|\n", row) for row in fresh.texts("main table.plain tbody tr")]
+    assert next(row[:3] for row in rows if row[0] == "kernels") == ["kernels", "4.020 ms", "94.8%"]
+    assert fresh.texts("ol.top a")[:2] == ["features.0", "classifier.1"]
+
+
+def test_layers_have_the_numbers_of_the_table(fresh: Page, trained: Path) -> None:
+    """Forward, backward, total, self, share, calls, kernels and host of each layer, as `annot report` prints them."""
+    fresh.open(trained, "layers")
+    tree = tree_of(fresh)
+    assert list(tree)[:5] == ["(model)", "features", "0", "1", "classifier.1"]
+    assert tree["0"] == ["1.800", "3.000", "4.800", "4.800", "68.6%", "2", "4", "1.840"]
+    widths = fresh.run(
+        "[...document.querySelectorAll('.tree tbody tr')[2].querySelectorAll('.bar span')].map(s => s.style.width)"
+    )
+    assert [float(width[:-1]) for width in widths] == pytest.approx([100 * 1.8 / 6.7, 100 * 3 / 6.7], rel=1e-3)
+
+
+def test_sorting_keeps_layers_below_their_own(fresh: Page, trained: Path) -> None:
+    """Siblings are sorted, the largest first and then the smallest; the heading says which."""
+    fresh.open(trained, "layers")
+    assert list(tree_of(fresh))[1:3] == ["features", "0"]
+    fresh.click(".tree thead th:nth-child(5) button")  # Total
+    assert fresh.run("document.querySelector('.tree thead .sorted').ariaSort") == "descending"
+    assert list(tree_of(fresh))[:5] == ["(model)", "features", "0", "1", "classifier.1"]
+    fresh.click(".tree thead th:nth-child(5) button")
+    assert list(tree_of(fresh))[:5] == ["(model)", "classifier.1", "features", "1", "0"]
+    assert fresh.run("document.querySelector('.tree thead .sorted').ariaSort") == "ascending"
+
+
+def test_search_and_filters(fresh: Page, trained: Path) -> None:
+    """What is found stands with what is above it; phase and class leave the others out; steps add up some."""
+    fresh.open(trained, "layers")
+    fresh.press("/")
+    fresh.type("relu")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 3")
+    assert list(tree_of(fresh)) == ["(model)", "features", "1"]
+    assert "1 line of 12" in fresh.text("main .status")
+    fresh.run("document.getElementById('search').select()")
+    fresh.type("nothing like this")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 0")
+    fresh.open(trained, "layers")
+    choose(fresh, "phase", "backward")
+    fresh.wait("!document.querySelector('.tree').textContent.includes('Epoch')")
+    assert column_of(fresh, "Total") == column_of(fresh, "Backward")
+    choose(fresh, "module", "Linear")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 2")
+    assert tree_of(fresh)["classifier.1"][0] == "1.200"
+
+
+def test_steps_filter_agrees_with_the_command(fresh: Page, trained: Path) -> None:
+    """The times of step 1 are those of `--steps 1`; a text that is no steps changes nothing and is marked."""
+    attribution = attribute(load(trained.with_suffix(".sqlite")), steps=slice(1, 2))
+    rows = by_layer(attribution).filter(pl.col("layer") == "features.0")
+    assert rows["gpu_ns"].sum() == 2_400 * US
+    fresh.open(trained, "layers")
+    fresh.run("document.getElementById('steps').focus()")
+    fresh.type("1")
+    fresh.wait("document.querySelector('.tree').textContent.includes('2.400')")
+    assert tree_of(fresh)["0"][2] == "2.400"
+    fresh.type(":x")
+    fresh.wait("document.getElementById('steps').getAttribute('aria-invalid') === 'true'")
+    assert tree_of(fresh)["0"][2] == "2.400"
+
+
+def test_keys_walk_in_the_tree_and_open_a_layer(fresh: Page, trained: Path) -> None:
+    """Down, left (folds), right (unfolds), left (to what stands above), Enter: the page of the layer."""
+    fresh.open(trained, "layers")
+    fresh.run("document.querySelector('.tree tbody tr').focus()")
+    at = "document.activeElement.querySelector('.name')?.textContent"
+    fresh.press("ArrowDown")
+    assert fresh.run(at) == "features"
+    fresh.press("ArrowLeft")
+    assert fresh.run("document.activeElement.ariaExpanded") == "false"
+    assert list(tree_of(fresh))[:3] == ["(model)", "features", "classifier.1"]
+    fresh.press("ArrowRight", "ArrowRight", "ArrowDown")
+    assert fresh.run(at) == "1"
+    fresh.press("ArrowLeft")
+    assert fresh.run(at) == "features"
+    fresh.press("ArrowDown", "Enter")
+    fresh.wait("document.querySelector('main').dataset.view === 'layer'")
+    assert fresh.text("main h1").split() == ["features.0", "Conv2d"]
+
+
+def test_page_of_a_layer(fresh: Page, trained: Path) -> None:
+    """Its kernels with their times, its shapes, the way back, and its steps."""
+    fresh.open(trained, "layer/2")
+    assert fresh.texts(".crumbs a") == ["Layers", "(model)", "features"]
+    assert fresh.texts(".shapes li") == ["[16,3,224,224]f32", "[32,3,224,224]f32"]
+    facts = [row.split("\t") for row in fresh.texts(".facts tbody tr")]
+    assert ["GPU time", "1.800 ms", "3.000 ms"] in facts
+    table = "section:has(table[class=''], table:not([class])) tbody tr"
+    kernels = [row.split("\t") for row in fresh.texts(table)]
+    assert [row[:2] for row in kernels] == [["conv_bwd", "backward"], ["conv_fwd", "forward"]]
+    assert fresh.run("document.querySelectorAll('main svg rect').length") == 4
+
+
+def test_counters_of_a_layer(fresh: Page, tmp_path: Path) -> None:
+    """What hardware counters say of a layer stands on its page, as the table of bottlenecks has it."""
+    profile = load(shared("ncu/leleucas_bert_attention_torch_a100.csv"))
+    attribution = attribute(profile)
+    row = layer_counters(attribution)
+    assert row is not None
+    fresh.open(page_of(profile, tmp_path), "layer/0")
+    facts = dict(line.split("\t")[:2] for line in fresh.texts("table[aria-label='Hardware counters'] tbody tr"))
+    names = {"L1 throughput": "l1_throughput", "L2 throughput": "l2_throughput"}
+    assert facts == {label: f"{units.amount(row[name][0])}%" for label, name in names.items()}
+    assert "NaN" not in fresh.go("kernels").text("main")  # of kernels whose times nobody knows
+
+
+def test_tables_sort_and_search(fresh: Page, trained: Path) -> None:
+    """Kernels: the longest first, then by name; the search leaves those that have the text."""
+    fresh.open(trained, "kernels")
+    names = "main section:last-of-type tbody .kernel"
+    assert fresh.texts(names)[:2] == ["conv_bwd", "conv_fwd"]
+    fresh.click("main section:last-of-type thead th:first-child button")
+    assert fresh.texts(names)[:3] == ["(copy HtoD)", "conv_bwd", "conv_fwd"]
+    assert fresh.run("document.activeElement.textContent.startsWith('Name')")  # sorting does not lose the place
+    fresh.press("/")
+    fresh.type("RELU")
+    fresh.wait(f"document.querySelectorAll('{names}').length === 2")
+
+
+def test_long_paths_show_their_ends(fresh: Page, tmp_path: Path) -> None:
+    """Paths of layers begin alike: where there is no room, their ends are in sight and tell them apart."""
+    rows = Rows()
+    for number in range(2):
+        path = f"language_model.encoder.layers.{'block.' * 9}dense_{number}"
+        rows.range(f"{path} Linear |fwd", 1000 * number, 1000 * number + 900)
+    fresh.open(page_of(rows.build(), tmp_path), "summary")
+    ends = "[...document.querySelectorAll('ol.top .path')].map(one => [one.textContent.slice(-7),"
+    ends += "one.lastChild.getBoundingClientRect().right <= one.getBoundingClientRect().right + 1,"
+    ends += "one.firstChild.scrollWidth > one.firstChild.clientWidth])"
+    assert fresh.run(ends) == [["dense_0", True, True], ["dense_1", True, True]]
+
+
+def test_no_share_of_nothing(fresh: Page, tmp_path: Path) -> None:
+    """Kernels whose lengths nobody knows have no bar and no share beside their time."""
+    fresh.open(page_of(Rows().kernel(None, (10, 10)).build(), tmp_path), "summary")
+    assert fresh.texts("ol.top .value") == ["0"]
+    assert fresh.run("document.querySelectorAll('ol.top .bar span').length") == 0
+
+
+def test_all_colours_of_bars_are_explained(fresh: Page, tmp_path: Path) -> None:
+    """Ranges without a phase are grey, and the legend says so; where all have one, it does not."""
+    rows = Rows().range("fc Linear |fwd", 0, 900)
+    fresh.open(page_of(rows.build(), tmp_path), "layers")
+    assert fresh.texts(".tree thead .key") == ["forward"]
+    fresh.open(page_of(rows.range("load", 1000, 1100).build(), tmp_path), "layers")
+    assert fresh.texts(".tree thead .key") == ["forward", "other"]
+
+
+@pytest.mark.parametrize("view", ["kernels", "layer/0"])
+def test_names_of_kernels_can_be_read_whole(fresh: Page, tmp_path: Path, view: str) -> None:
+    """Names are cut to a line, until somebody wants to see all of them, by keyboard too."""
+    rows = Rows().range("fc Linear |fwd", 0, 900)
+    for number, operation in enumerate(("Add", "Mul")):
+        functor = f"at::native::BinaryFunctor<float, float, float, at::native::binary_internal::{operation}Functor>"
+        name = f"void at::native::vectorized_elementwise_kernel<4, {functor}, std::array<char*, 3> >(int)"
+        rows.kernel(10 + number, (20 + number, 21 + number), name=name)
+    fresh.open(page_of(rows.build(), tmp_path), view)
+    cut = "[...document.querySelectorAll('td .kernel, th .kernel')].filter(one => one.scrollWidth > one.clientWidth)"
+    assert fresh.run(f"{cut}.length") == 2
+    fresh.run("document.querySelector('.whole-names').focus()")
+    fresh.press(" ")
+    assert fresh.run(f"{cut}.length") == 0
+    assert fresh.run("document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,388 @@
+"""The report on the terminal, whole texts at given widths."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from textwrap import dedent
+
+import polars as pl
+import pytest
+from ranked import ordered_only
+from rich.cells import cell_len
+from rich.console import Console
+from sqlite_profile import SqliteProfile, training
+
+from annot.read.formats import load
+from annot.report.layer_tree import layer_lines
+from annot.report.terminal.table import print_table
+from annot.report.views import GROUPINGS, Grouping, report_on
+
+
+def _printed(path: Path, width: int, by: Grouping = "layer", **options: str) -> str:
+    text = io.StringIO()
+    print_table(report_on(load(path), by=by, **options), Console(file=text, width=width))  # type: ignore[arg-type]
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+@pytest.fixture
+def with_device(tmp_path: Path) -> Path:
+    """Two steps of a small network with kernels."""
+    return training(device=True).write(tmp_path / "run.sqlite")
+
+
+@pytest.fixture
+def host_only(tmp_path: Path) -> Path:
+    """The same without kernels."""
+    return training(device=False).write(tmp_path / "run.sqlite")
+
+
+GOLDEN = {
+    "device 60": """\
+        GPU time by layer, ms
+        Layer                           Forward Backward Share Calls
+        (model) AlexNet                   2.440    4.260 95.7%     2
+          features Sequential             1.840    3.060 70.0%     2
+            0 Conv2d                      1.800    3.000 68.6%     2
+            1 ReLU                        0.040    0.060  1.4%     2
+          classifier.1 Linear             0.600    1.200 25.7%     2
+
+        Epoch                                            99.6%     1
+        Data wait                                         0.0%     2
+        Batch                                            99.4%     2
+        augment                                           0.0%     2
+        Backward (all)                             4.260 60.9%     2
+        Optimizer SGD                                     2.3%     2
+        (unattributed) …launch recorded                   0.4%     0
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
+        unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to
+               1.970 ms
+        1 piece of advice: annot report … --by advice
+        Note: 1 kernel or copy with no launch recorded
+    """,
+    "device 80": """\
+        GPU time by layer, ms
+        Layer                            Forward  Backward  Total  Share  Calls  Host ms
+        (model) AlexNet                    2.440     4.260  6.700  95.7%      2    3.040
+          features Sequential              1.840     3.060  4.900  70.0%      2    2.180
+            0 Conv2d                       1.800     3.000  4.800  68.6%      2    1.840
+            1 ReLU                         0.040     0.060  0.100   1.4%      2    0.220
+          classifier.1 Linear              0.600     1.200  1.800  25.7%      2    0.740
+
+        Epoch                                               6.970  99.6%      1    4.400
+        Data wait                                           0.000   0.0%      2    0.300
+        Batch                                               6.960  99.4%      2    3.940
+        augment                                             0.000   0.0%      2    0.080
+        Backward (all)                               4.260  4.260  60.9%      2    1.700
+        Optimizer SGD                                       0.160   2.3%      2    0.400
+        (unattributed) …launch recorded                     0.030   0.4%      0    0.000
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        1 piece of advice: annot report … --by advice
+        Note: 1 kernel or copy with no launch recorded
+    """,
+    "device 200": """\
+        GPU time by layer, ms
+        Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
+        (model) AlexNet                      2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
+          features Sequential                1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
+            0 Conv2d                         1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
+            1 ReLU                           0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
+          classifier.1 Linear                0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
+
+        Epoch                                                 6.970  0.010  99.6%      1  4.860        2    4.400
+        Data wait                                             0.000  0.000   0.0%      2  0.000             0.300
+        Batch                                                 6.960  0.100  99.4%      2  4.860             3.940
+        augment                                               0.000  0.000   0.0%      2  0.000             0.080
+        Backward (all)                                 4.260  4.260  0.000  60.9%      2  3.620             1.700
+        Optimizer SGD                                         0.160  0.160   2.3%      2  0.160        2    0.400
+        (unattributed) no launch recorded                     0.030  0.030   0.4%      0  0.030        1    0.000
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        1 piece of advice: annot report … --by advice
+        Note: 1 kernel or copy with no launch recorded
+    """,  # noqa: E501
+    "host 80": """\
+        Host time by layer, ms
+        Layer                  Forward  Backward  Total   Share  Calls
+        (model) AlexNet          1.400     1.640  3.040   69.1%      2
+          features Sequential    1.000     1.180  2.180   49.5%      2
+            0 Conv2d             0.800     1.040  1.840   41.8%      2
+            1 ReLU               0.140     0.080  0.220    5.0%      2
+          classifier.1 Linear    0.340     0.400  0.740   16.8%      2
+
+        Epoch                                     4.400  100.0%      1
+        Data wait                                 0.300    6.8%      2
+        Batch                                     3.940   89.5%      2
+        augment                                   0.080    1.8%      2
+        Backward (all)                     1.700  1.700   38.6%      2
+        Optimizer SGD                             0.400    9.1%      2
+
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+    """,
+    "host 200": """\
+        Host time by layer, ms
+        Layer                  Forward  Backward  Total   Self   Share  Calls  Input
+        (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
+          features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
+            0 Conv2d             0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
+            1 ReLU               0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
+          classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
+
+        Epoch                                     4.400  0.160  100.0%      1
+        Data wait                                 0.300  0.300    6.8%      2
+        Batch                                     3.940  0.360   89.5%      2
+        augment                                   0.080  0.080    1.8%      2
+        Backward (all)                     1.700  1.700  0.060   38.6%      2
+        Optimizer SGD                             0.400  0.400    9.1%      2
+
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+    """,
+    "module": """\
+        Time by module, ms
+        Module            Phase  Layers  Calls  Total   Self  Share
+        AlexNet         forward       1      2  2.440  0.000  34.9%
+        Sequential      forward       1      2  1.840  0.000  26.3%
+        Conv2d          forward       1      2  1.800  1.800  25.7%
+        ReLU            forward       1      2  0.040  0.040   0.6%
+        Linear          forward       1      2  0.600  0.600   8.6%
+        AlexNet        backward       1      2  4.260  0.000  60.9%
+        Linear         backward       1      2  1.200  1.200  17.1%
+        Sequential     backward       1      2  3.060  0.000  43.7%
+        ReLU           backward       1      2  0.060  0.060   0.9%
+        Conv2d         backward       1      2  3.000  3.000  42.9%
+        SGD           optimizer       1      2  0.160  0.160   2.3%
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
+    """,
+    "phase": """\
+        Time by phase, ms
+        Phase           Calls   Host    GPU  Share  Kernels
+        other               1  0.600  0.110   1.6%        2
+        data                2  0.300  0.000   0.0%        0
+        forward             2  1.400  2.440  34.9%        6
+        backward            2  1.700  4.260  60.9%        6
+        optimizer           2  0.400  0.160   2.3%        2
+        (unattributed)      0  0.000  0.030   0.4%        1
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
+    """,
+    "kernel": """\
+        Time by kernel, ms
+        Kernel                       Calls  Total  Share  Mean ms  Layers
+        conv_bwd                         2  3.000  42.9%    1.500       1
+        conv_fwd                         2  1.800  25.7%    0.900       1
+        gemm                             4  1.800  25.7%    0.450       1
+        sgd                              2  0.160   2.3%    0.080       1
+        (copy HtoD)                      2  0.100   1.4%    0.050       1
+        relu_bwd                         2  0.060   0.9%    0.030       1
+        relu_fwd                         2  0.040   0.6%    0.020       1
+        launched before the capture      1  0.030   0.4%    0.030       0
+        stray                            2  0.010   0.1%    0.005       1
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
+    """,
+    "step": """\
+        Time by step, ms
+        Step           Time   Data  Forward  Backward  Optimizer    GPU
+        0             1.970  0.150    0.700     0.850      0.200  3.480
+        1             1.970  0.150    0.700     0.850      0.200  3.480
+
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Note: 1 kernel or copy with no launch recorded
+    """,
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_layers_with_device(with_device: Path, width: int) -> None:
+    """The table of a profile with kernels shows device time, and loses only the less important columns."""
+    assert _printed(with_device, width) == dedent(GOLDEN[f"device {width}"])
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_layers_on_the_host(host_only: Path, width: int) -> None:
+    """The table of a profile without kernels shows host time."""
+    assert _printed(host_only, width) == dedent(GOLDEN[f"host {width}"])
+
+
+@pytest.mark.parametrize("by", ["module", "phase", "kernel", "step"])
+def test_other_groupings(with_device: Path, by: Grouping) -> None:
+    """The other groupings are flat tables with the same lines below."""
+    assert _printed(with_device, 80, by) == dedent(GOLDEN[by])
+
+
+def test_sorted_by_time(with_device: Path) -> None:
+    """Sorted by time, siblings stand with the longest first, and children stay below their parent."""
+    lines = _printed(with_device, 80, sort="time").splitlines()
+    labels = [line[:21].strip() for line in lines[2:7]]
+    assert labels == [
+        "(model) AlexNet", "features Sequential", "0 Conv2d", "1 ReLU", "classifier.1 Linear",
+    ]  # fmt: skip
+    assert lines[8].startswith("Epoch ")
+    assert lines[9].startswith("Batch ")
+
+
+def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
+    """Paths nest below each other also without a root; with two roots they stand below neither."""
+    profile = SqliteProfile()
+    profile.layer("Forward Generator |fwd", 0, 10)
+    profile.layer("Forward Critic |fwd", 20, 30)
+    profile.layer("block Block |fwd", 40, 60)
+    profile.layer("block.attention.query Linear |fwd", 42, 50)
+    profile.layer("blocks Mlp |fwd", 70, 80)
+    lines = _printed(profile.write(tmp_path / "x"), 80).splitlines()[2:7]
+    assert [line[:26].rstrip() for line in lines] == [
+        "(model) Generator", "(model) Critic", "block Block", "  attention.query Linear", "blocks Mlp",
+    ]  # fmt: skip
+
+
+def test_fused_kernels_stand_below_what_their_layers_share(tmp_path: Path) -> None:
+    """A row of several layers is nobody's parent; a compiled graph stands below the layer that runs it."""
+    names = [
+        ("", "Net"), ("", "CompiledGraph#0"), ("a", "Block"), ("a", "CompiledGraph#1"), ("a.x+a.y", "Linear+ReLU"),
+        ("a.y+b", "ReLU+Block"), ("a.y+b.z", "ReLU"),
+    ]  # fmt: skip
+    rows = pl.DataFrame(
+        [{"layer": layer, "module": module, "phase": "forward"} for layer, module in names],
+    )
+    assert [(line.label, line.module, line.depth) for line in layer_lines(rows)] == [
+        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 1), ("(graph)", "CompiledGraph#1", 2),
+        ("a.x+a.y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1), ("a.y+b.z", "ReLU", 1),
+    ]  # fmt: skip
+
+
+def test_names_do_nothing_but_appear(tmp_path: Path) -> None:
+    """Escape sequences and markup in a name are shown, not obeyed."""
+    profile = SqliteProfile()
+    profile.range("\x1b[2J[red]x[/red]\nsecond line", 0, 10)
+    printed = _printed(profile.write(tmp_path / "x"), 80)
+    assert r"\x1b[2J[red]x[/red]\nsecond line" in printed
+    assert "\x1b" not in printed
+
+
+def test_long_names_are_shortened_not_the_numbers(tmp_path: Path) -> None:
+    """A name longer than its column loses its middle, which is least telling, and every number stays whole."""
+    profile = SqliteProfile()
+    profile.layer(f"{'encoder.layers.' * 9}0 Linear [1,2]f32 |fwd", 0, 123_456_789)
+    line = _printed(profile.write(tmp_path / "x"), 80).splitlines()[2]
+    assert line == "encoder.layers.encoder.….encoder.layers.0 Linear   123.46  123.46  100.0%      1"
+
+
+def test_names_of_wide_characters_are_cut_to_their_width(tmp_path: Path) -> None:
+    """A character that takes two columns counts as two, and half of one is not shown."""
+    profile = SqliteProfile()
+    profile.range("層" * 90, 0, 123_456_789)
+    for width in (60, 61, 62, 63):
+        line = _printed(profile.write(tmp_path / f"{width}"), width).splitlines()[2]
+        assert "層…層" in line.replace(" ", "")
+        assert cell_len(line) <= width
+        assert line.split()[-1] == "1"
+
+
+def test_kernels_lose_their_arguments(tmp_path: Path) -> None:
+    """A kernel shows what it does, not the namespaces of PyTorch and not its types."""
+    profile = SqliteProfile()
+    profile.call(10, 20, 1)
+    profile.kernel(30, 90, 1, f"void at::native::(anonymous namespace)::max_pool<c10::Half, {'int, ' * 30}>(x)")
+    line = _printed(profile.write(tmp_path / "x"), 60, "kernel").splitlines()[2]
+    assert line.startswith("max_pool<c10::Half, int, ")
+
+
+def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
+    """A column without any number takes no room; one with a 0 does."""
+    profile = SqliteProfile()
+    for start in (0, 200, 400):
+        profile.range("step", start, start + 100)
+    heads = _printed(profile.write(tmp_path / "x"), 200, "step").splitlines()[1].split()
+    assert heads == ["Step", "Time", "Data", "Forward", "Backward", "Optimizer"]
+
+
+def test_time_that_only_the_clock_attributes(tmp_path: Path) -> None:
+    """Work launched by a thread without ranges has a column of its own, which is there only if there is such work."""
+    profile = SqliteProfile()
+    profile.layer("fc Linear [4,8]f32 |fwd", 0, 100_000)
+    profile.call(10_000, 20_000, 1, number=2)
+    profile.kernel(30_000, 55_000, 1)
+    lines = _printed(profile.write(tmp_path / "x"), 100).splitlines()
+    assert " ".join(lines[1].split()) == "Layer Forward Total Self Share Calls Busy Kernels By time Host µs"
+    assert " ".join(lines[2].split()) == "fc Linear 25.00 25.00 25.00 100.0% 1 25.00 1 25.00 100.00"
+
+
+def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
+    """The first, longer step is marked, and the line below the table leaves it out of median and IQR."""
+    profile = SqliteProfile()
+    start = 0
+    for number, length in enumerate([900, 100, 104, 102, 101]):
+        profile.layer(f"Batch {number} |step", start, start + length * 1000)
+        start += length * 1000 + 5000
+    lines = _printed(profile.write(tmp_path / "x"), 80, "step").splitlines()
+    assert [line.split()[:2] for line in lines[2:5]] == [["0", "warm-up"], ["1", "100.00"], ["2", "104.00"]]
+    assert lines[-2:] == [
+        "Steps: 5 (batch ranges), median 102.00 µs, IQR 3.00 µs, 100.00 to 104.00 µs,",
+        "       excluding 1 warm-up step",
+    ]
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_unknown_host_times_are_not_shown(by: Grouping) -> None:
+    """A profile that knows only an order of things on the host has no host column and says why."""
+    text = io.StringIO()
+    print_table(report_on(ordered_only(), by=by), Console(file=text, width=140))
+    table, _, totals = text.getvalue().partition("\n\n")
+    assert "Host" not in table
+    assert "Host: times unknown, 1 range on 1 thread" in totals
+
+
+@pytest.mark.parametrize(
+    ("by", "hint"),
+    [("module", "emit_ranges(model)"), ("kernel", "No GPU activity"), ("step", "batches(loader)")],
+)
+def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
+    """Where there are no rows, the report says what would make some."""
+    profile = SqliteProfile()
+    profile.range("r", 0, 10)
+    assert hint in _printed(profile.write(tmp_path / "x"), 80, by)
+
+
+def test_arguments_are_checked(host_only: Path) -> None:
+    """A grouping or order that does not exist is a ValueError that lists what does."""
+    profile = load(host_only)
+    with pytest.raises(ValueError, match=r"by must be one of layer, module, phase, op, kernel, step, .*, got 'color'"):
+        report_on(profile, by="color")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sort must be one of order, time, got 'name'"):
+        report_on(profile, sort="name")  # type: ignore[arg-type]
+
+
+def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
+    """Epochs and batches of validation stand apart from those of training, by name too."""
+    profile = SqliteProfile()
+    for begin, word in ((0, ""), (100, "validate ")):
+        profile.layer(f"Epoch {word}0 |epoch", begin, begin + 90)
+        profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
+    text = _printed(profile.write(tmp_path / "run.sqlite"), 60)
+    assert [line.split("  ")[0] for line in text.splitlines() if "%" in line] == [
+        "Epoch", "Batch", "Epoch validate", "Batch validate",
+    ]  # fmt: skip

@@ -1,0 +1,56 @@
+"""Report pages, and helpers that read them in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from chromium import Page
+
+from annot.attribution import attribute
+from annot.cli.main import main
+from annot.profile import Profile
+from annot.report.page.data import report_data
+from annot.report.page.render import as_page
+
+VIEWS = ("summary", "layers", "layer/0", "kernels", "roofline", "steps", "timeline")
+
+
+def written(profile: Path, *options: str) -> Path:
+    out = profile.with_suffix(".html")
+    assert main(["report", str(profile), "--format", "html", "-o", str(out), *options]) == 0
+    return out
+
+
+def page_of(profile: Profile, folder: Path) -> Path:
+    out = folder / "made.html"
+    out.write_bytes(as_page(report_data(attribute(profile), "made"), "made"))
+    return out
+
+
+def tree_of(page: Page) -> dict[str, list[str]]:
+    """Return the cells of each visible line of the layer tree, by label."""
+    script = (
+        "[...document.querySelectorAll('.tree tbody tr')].map(row => [row.querySelector('.name').textContent,"
+        "[...row.querySelectorAll('td.number')].map(cell => cell.innerText)])"
+    )
+    return dict(page.run(script))
+
+
+def column_of(page: Page, title: str) -> list[str]:
+    heads = page.run("[...document.querySelectorAll('.tree thead th.number')].map(one => one.textContent.trim())")
+    place = heads.index(title)
+    return [cells[place] for cells in tree_of(page).values()]
+
+
+def choose(page: Page, name: str, value: str) -> None:
+    """Select an option and send the change event, as a browser does."""
+    page.run(
+        f"(() => {{ const one = document.getElementById('{name}'); one.value = {json.dumps(value)};"
+        "one.dispatchEvent(new Event('change', {bubbles: true})); })()"
+    )
+
+
+def frames(page: Page) -> None:
+    """Wait until the page has drawn pending changes."""
+    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")

@@ -1,0 +1,60 @@
+"""Builder for small profiles, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, Profile, Schema
+
+MAIN, ENGINE = 101, 102
+"""Two threads of process 1. The process of a thread is its number divided by 100."""
+
+
+class Rows:
+    """Builder that collects the rows of a profile."""
+
+    def __init__(self) -> None:
+        self._ranges: list[dict[str, Any]] = []
+        self._launches: list[dict[str, Any]] = []
+        self._kernels: list[dict[str, Any]] = []
+        self._copies: list[dict[str, Any]] = []
+
+    def range(self, text: str, start: int, end: int | None, thread: int = MAIN, **more: Any) -> Rows:
+        """Add a range."""
+        row = {"id": len(self._ranges), "process": thread // 100, "thread": thread, "domain": "", "kind": "push"}
+        self._ranges.append(row | {"text": text, "start": start, "end": end} | more)
+        return self
+
+    def kernel(self, at: int | None, gpu: tuple[int, int], thread: int = MAIN, name: str = "k", **more: Any) -> Rows:
+        """Add a kernel that ran from `gpu[0]` to `gpu[1]`, launched at `at`, or without a known launch."""
+        correlation = len(self._kernels) + 1
+        process = {"process": thread // 100}
+        if at is not None:
+            call = {"thread": thread, "start": at, "end": at, "correlation": correlation, "name": "cudaLaunchKernel"}
+            self._launches.append(process | call)
+        row = {"device": 0, "stream": 7, "start": gpu[0], "end": gpu[1], "correlation": correlation, "name": name}
+        self._kernels.append(process | row | more)
+        return self
+
+    def build(self, **meta: Any) -> Profile:
+        """Return the profile."""
+        return Profile.build(
+            meta, ranges=_table(self._ranges, RANGES), launches=_table(self._launches, LAUNCHES),
+            kernels=_table(self._kernels, KERNELS), copies=_table(self._copies, COPIES),
+        )  # fmt: skip
+
+
+def _table(rows: list[dict[str, Any]], schema: Schema) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema=dict(schema), orient="row") if rows else pl.DataFrame(schema=dict(schema))
+
+
+def many_kernels(events: int) -> Profile:
+    """Return a profile of kernels of 1 to 7 ns, one every 10 ns."""
+    number = pl.int_range(events, eager=True)
+    kernels = pl.DataFrame({"start": number * 10, "length": 1 + number % 7}).with_columns(
+        process=pl.lit(1, pl.Int64), device=pl.lit(0, pl.Int64), stream=pl.lit(7, pl.Int64),
+        end=pl.col("start") + pl.col("length"), name=pl.format("k{}", pl.col("start") % 5),
+    )  # fmt: skip
+    return Profile.build({}, kernels=kernels.drop("length"))

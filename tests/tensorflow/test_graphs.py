@@ -1,0 +1,607 @@
+"""Ranges in graphs: when they open and close, what they leave as it is, and where there are none."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+from captured import Range  # noqa: E402
+from commands import needs_recorder  # noqa: E402
+from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
+from tf_recorded import counts, earlier, needs_graphs, only, optimized, recorded, same  # noqa: E402
+
+import annot  # noqa: E402
+from annot.tf import end, library, start  # noqa: E402
+
+pytestmark = [needs_recorder, needs_graphs]
+
+
+@pytest.fixture(autouse=True)
+def ranges_wanted() -> Iterator[None]:
+    annot.enable()
+    yield
+    annot.enable(False)
+
+
+def test_each_range_comes_once_a_step(tmp_path: Path) -> None:
+    weights, x = variables(5), tf.ones([3, 6])
+    wanted = tf.function(step)(x, weights, plain)
+    train = tf.function(step)
+
+    def body() -> None:
+        for _ in range(500):
+            assert same(train(x, weights, ranged), wanted)
+
+    seen = counts(recorded(tmp_path, body))
+    assert seen == {f"layer{i}{sign}": 500 for i in range(5) for sign in ("", "'")}
+
+
+def test_ranges_of_a_chain_follow_each_other(tmp_path: Path) -> None:
+    """The backwards begin in order: the gradient of a weight may run beside the backward of the layer before."""
+    weights, x = variables(4), tf.ones([3, 6])
+    captured = recorded(tmp_path, lambda: tf.function(step)(x, weights, ranged))
+    order = [f"layer{i}" for i in range(4)] + [f"layer{i}'" for i in reversed(range(4))]
+    assert captured.texts == order
+    assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges[:5]))
+
+
+def test_ranges_lie_where_their_operations_are(tmp_path: Path) -> None:
+    """Seen from ranges that operations of the work make themselves."""
+
+    def marked(text: str, tensor: Any) -> Any:
+        def mark(value: Any) -> Any:
+            with annot.trace(text):
+                return value
+
+        return tf.ensure_shape(tf.numpy_function(mark, [tensor], tf.float32), [3])
+
+    @tf.function
+    def run(x: Any) -> Any:
+        x = marked("before", x)
+        x = ranged("work", [x], lambda x: marked("second", marked("first", x) + 1.0))
+        return marked("after", x)
+
+    captured = recorded(tmp_path, lambda: run(tf.ones([3])))
+    assert captured.texts == ["before", "work", "first", "second", "after"]
+    before, work, first, second, after = captured.ranges
+    assert before.end <= work.start
+    assert work.start <= first.start <= second.end <= work.end
+    assert work.end <= after.start
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        tf.constant(1.5, tf.float16), tf.constant([2, 3], tf.bfloat16), tf.constant([[4.0]], tf.float64),
+        tf.zeros([0, 3]), tf.constant([1, 2], tf.int32), tf.constant(3, tf.int64), tf.constant([5], tf.uint8),
+        tf.constant([1, -1], tf.int8), tf.constant(1 + 2j, tf.complex64), tf.constant(["a", "b"]), tf.constant([True]),
+    ],
+    ids=lambda value: value.dtype.name,
+)  # fmt: skip
+def test_tensors_of_every_kind_pass(tmp_path: Path, value: Any) -> None:
+    """Work on integers, and on text, has its range too."""
+
+    def work(x: Any) -> Any:
+        return tf.concat([tf.reshape(x, [-1])] * 2, 0)
+
+    run = tf.function(lambda x: ranged("work", [x], work))
+    captured = recorded(tmp_path, lambda: same(run(value), work(value)) or pytest.fail("changed"))
+    assert captured.texts == ["work"]
+
+
+def test_tensor_arrays_are_left_as_they_are(tmp_path: Path) -> None:
+    @tf.function
+    def total(x: Any) -> Any:
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True, element_shape=[]).write(0, x)
+        y = ranged("array", [array.flow, x], lambda flow, x: array.write(1, x + 1.0).stack())
+        return tf.reduce_sum(y)
+
+    captured = recorded(tmp_path, lambda: same(total(tf.constant(2.0)), tf.constant(5.0)) or pytest.fail("changed"))
+    assert captured.texts == ["array"]
+
+
+def test_a_traced_graph_holds_no_operation_of_annot() -> None:
+    """Nor does it have other operations, or other names, than without."""
+    x, weights = tf.ones([2, 6]), variables(2)
+
+    def operations(put: Any) -> list[tuple[str, str]]:
+        graph = tf.function(step).get_concrete_function(x, weights, put).graph
+        return [(one.type, one.name) for one in graph.get_operations()]
+
+    assert operations(ranged) == operations(plain)
+
+
+def test_what_is_optimized_has_only_control_edges_more(tmp_path: Path) -> None:
+    """Every node has the operation, attributes and inputs that it has without."""
+    x, weights = tf.ones([2, 6]), variables(3)
+
+    def nodes(put: Any) -> dict[str, Any]:
+        run = tf.function(step)
+        found = {}
+        for graph in optimized(lambda: run(x, weights, put)):
+            for node in graph.node:
+                inputs = [text for text in node.input if not text.startswith("^")]
+                attributes = {name: value.SerializeToString() for name, value in node.attr.items()}
+                found[node.name] = node.op, inputs, attributes, node.device
+        return found
+
+    wanted, found = nodes(plain), {}
+    recorded(tmp_path, lambda: found.update(nodes(ranged)))
+    own = [name for name, node in found.items() if node[0] == "AnnotRange"]
+    assert own
+    assert not any(found[name][1] for name in own)
+    assert {name: node for name, node in found.items() if name not in own} == wanted
+
+
+def test_what_nobody_asks_for_is_not_computed_and_has_no_range(tmp_path: Path) -> None:
+    @tf.function
+    def half(x: Any) -> Any:
+        ranged("unused", [x], tf.math.log)
+        return ranged("used", [x], lambda x: x + 1.0)
+
+    assert recorded(tmp_path, lambda: half(tf.constant(-1.0))).texts == ["used"]
+
+
+def test_one_output_of_several_opens_and_closes_the_range(tmp_path: Path) -> None:
+    @tf.function
+    def second(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            _first, result = ranged("two", [x], lambda x: (x * 2.0, tf.tanh(x)))
+        return result, tape.gradient(result, x)
+
+    x = tf.constant(3.0)
+    wanted = tf.tanh(x), 1 - tf.tanh(x) ** 2
+    captured = recorded(tmp_path, lambda: same(second(x), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["two", "two'"]
+
+
+def test_work_without_outputs_has_its_range(tmp_path: Path) -> None:
+    """As that of an operation which is there for what it does."""
+    counter = tf.Variable(1.0)
+
+    @tf.function
+    def aside(x: Any) -> Any:
+        _, context = start(x, "aside", "work")
+        counter.assign_add(x)
+        end(None, context)
+        return x + 1.0
+
+    assert recorded(tmp_path, lambda: aside(tf.constant(1.0))).texts == ["aside"]
+    assert float(counter) == 2.0
+
+
+def test_loops_and_branches(tmp_path: Path) -> None:
+    weights = variables(2)
+
+    def work(x: Any, put: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for _ in tf.range(3):
+                x = put("loop", [x, weights[0]], dense)
+            x = tf.cond(
+                tf.reduce_sum(x) < 1e9, lambda: put("yes", [x, weights[1]], dense), lambda: put("no", [x], tf.sin)
+            )
+            x = tf.map_fn(lambda row: put("map", [row], tf.cos), x)
+            loss = tf.reduce_sum(x)
+        return loss, tape.gradient(loss, weights)
+
+    run, x = tf.function(work), tf.ones([2, 6])
+    wanted = run(x, plain)
+    captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
+    assert counts(captured) == {"loop": 3, "loop'": 3, "yes": 1, "yes'": 1, "map": 2, "map'": 2}
+
+
+def test_a_range_around_a_loop_and_a_branch(tmp_path: Path) -> None:
+    """It holds all iterations; which branch is taken does not matter."""
+    weights = variables(1)
+
+    def work(x: Any, weight: Any) -> Any:
+        x = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, ranged("inside", [x, weight], dense)), [0, x])[1]
+        return tf.cond(tf.reduce_sum(x) < 0.0, lambda: tf.exp(x), lambda: ranged("taken", [x], tf.sin))
+
+    def gradients(x: Any, put: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(put("around", [x, weights[0]], work) ** 2)
+        return loss, tape.gradient(loss, weights)
+
+    wanted = tf.function(lambda x: gradients(x, plain))
+    run, inputs = tf.function(lambda x: gradients(x, ranged)), [tf.ones([2, 6]), -tf.ones([2, 6])]
+    expected = [wanted(x) for x in inputs]
+    results: list[Any] = []
+    captured = recorded(tmp_path, lambda: results.extend(map(run, inputs)))
+    assert same(results, expected)
+    found = counts(captured)
+    assert (found["around"], found["around'"], found["inside"], found["inside'"]) == (2, 2, 6, 6)
+    assert found["taken"] == found["taken'"] == 1
+    for one in [one for one in captured.ranges if one.text == "inside"]:
+        around = [whole for whole in captured.ranges if whole.text == "around"]
+        assert any(whole.start <= one.start and one.end <= whole.end for whole in around)
+
+
+@pytest.mark.parametrize("chosen", [0, 1, 2])
+def test_branches_of_the_same_names(tmp_path: Path, chosen: int) -> None:
+    """The one that is taken has its range, and no other."""
+    weights, x = variables(1), tf.ones([3, 6])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def work(x: Any, index: Any) -> Any:
+        branches = [functools.partial(ranged, text, [x, weights[0]], dense) for text in ("zero", "one")]
+        return tf.switch_case(index, [*branches, lambda: x])
+
+    captured = recorded(tmp_path, lambda: work(x, tf.constant(chosen)))
+    assert captured.texts == [["zero"], ["one"], []][chosen]
+
+
+def test_functions_of_the_same_names(tmp_path: Path) -> None:
+    weights, x = variables(1), tf.ones([3, 6])
+    one, two = (
+        tf.function(lambda x, text=text: ranged(text, [x, weights[0]], dense), autograph=False)
+        for text in ("one", "two")
+    )
+    captured = recorded(tmp_path, lambda: tf.function(lambda x: two(one(x)))(x))
+    assert captured.texts == ["one", "two"]
+
+
+def test_a_session_that_is_fed_a_tensor_in_the_middle(tmp_path: Path) -> None:
+    """What comes before it does not run, with ranges as without; a warning says that the graph has none."""
+
+    def body() -> None:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None])
+            middle = ranged("first", [x], tf.tanh)
+            result = ranged("second", [middle], lambda x: x * 2.0 + 1.0)
+            with pytest.warns(RuntimeWarning, match="fed a tensor that is not a placeholder"):
+                assert session.run(result, {middle: [1.0, 2.0]}).tolist() == [3.0, 5.0]
+            assert session.run(result, {x: [0.0]}).tolist() == [1.0]
+
+    assert recorded(tmp_path, body).texts == ["first", "second"]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_function_that_is_called_twice_has_its_ranges_twice(tmp_path: Path, inline: bool) -> None:
+    """One that TensorFlow does not inline has none: it optimizes that on a thread of its own, while it runs."""
+    weights, x = variables(1), tf.ones([3, 6])
+
+    def program(put: Any) -> Any:
+        attributes = {} if inline else {"_noinline": True}
+        inner = tf.function(lambda x: put("inner", [x, weights[0]], dense), experimental_attributes=attributes)
+        return tf.function(lambda x: inner(inner(x)))
+
+    wanted, run = program(plain)(x), program(ranged)
+    captured = recorded(tmp_path, lambda: same(run(x), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["inner", "inner"] * inline
+    assert all(one.end <= other.start for one, other in itertools.pairwise(captured.ranges))
+
+
+def test_functions_whose_operations_have_the_same_names(tmp_path: Path) -> None:
+    """The one that runs first need not be the one that was traced last."""
+    weights, x = variables(1), tf.ones([3, 6])
+    functions = [
+        tf.function(lambda x, name=name: step(x, weights, lambda _, tensors, work: ranged(name, tensors, work)))
+        for name in "ab"
+    ]
+
+    def body() -> None:
+        traced = [function.get_concrete_function(x) for function in functions]
+        for function in traced:
+            function(x)
+
+    assert recorded(tmp_path, body).texts == ["a", "a'", "b", "b'"]
+
+
+def test_overlapping_starts(tmp_path: Path) -> None:
+    """A range may begin in one and end in the next."""
+
+    @tf.function
+    def run(x: Any, weight: Any) -> Any:
+        x, first = start(x, "first", "work")
+        x = dense(x, weight)
+        x, second = start(x, "second", "work")
+        x = end(dense(x, weight), first)
+        return end(dense(x, weight), second)
+
+    (weight,), x = variables(1), tf.ones([3, 6])
+    wanted = tf.function(lambda x: dense(dense(dense(x, weight), weight), weight))(x)
+    captured = recorded(tmp_path, lambda: same(run(x, weight), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["first", "second"]
+    first, second = captured.ranges
+    assert first.start <= second.start <= first.end <= second.end
+
+
+def test_a_start_without_an_end_ends_with_its_graph(tmp_path: Path) -> None:
+    """And says nothing of the graphs after it."""
+    (weight,), x = variables(1), tf.ones([3, 6])
+
+    @tf.function
+    def unended(x: Any) -> Any:
+        x, _ = start(x, "unended", "work")
+        return dense(x, weight)
+
+    following = tf.function(lambda x: dense(x, weight))
+
+    def body() -> None:
+        unended(x)
+        following(x)
+        following(x)
+
+    assert recorded(tmp_path, body).texts == ["unended"]
+
+
+def test_a_failed_step_leaves_ranges_that_can_be_closed(tmp_path: Path) -> None:
+    @tf.function
+    def fails(x: Any) -> Any:
+        return ranged("fails", [x], lambda x: tf.debugging.check_numerics(x, "broken") + 1.0)
+
+    closed = []
+
+    def body() -> None:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="broken"):
+            fails(tf.constant(float("nan")))
+        closed.append(library.close_all())
+        assert same(fails(tf.constant(1.0)), tf.constant(2.0))
+
+    captured = recorded(tmp_path, body)
+    assert (captured.texts, closed) == (["fails", "fails"], [1])
+
+
+def test_a_recorder_may_come_again(tmp_path: Path) -> None:
+    """What was traced before has ranges in each recording, and none in between."""
+    add = tf.function(lambda x: ranged("again", [x], lambda x: x + 1.0))
+    one = tf.constant(1.0)
+    add(one)
+    for _ in range(2):
+        assert recorded(tmp_path, lambda: add(one)).texts == ["again"]
+        add(one)
+
+
+def test_two_threads_run_the_same_graph(tmp_path: Path) -> None:
+    weights, x = variables(2), tf.ones([3, 6])
+    train = tf.function(step)
+    wanted = train(x, weights, plain)
+    results: list[bool] = []
+
+    def work() -> None:
+        results.extend(same(train(x, weights, ranged), wanted) for _ in range(50))
+
+    def body() -> None:
+        train(x, weights, ranged)
+        in_threads(work, work)
+
+    captured = recorded(tmp_path, body)
+    assert results == [True] * 100
+    assert counts(captured) == {f"layer{i}{sign}": 101 for i in range(2) for sign in ("", "'")}
+
+
+def in_threads(*bodies: Any) -> None:
+    threads = [threading.Thread(target=body) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_threads_that_trace_at_the_same_time(tmp_path: Path) -> None:
+    """Each has the ranges of its own graph."""
+    weights, x = variables(1), tf.ones([3, 6])
+    wanted = tf.function(step)(x, weights, plain)
+    results: list[bool] = []
+
+    def work(name: str) -> None:
+        for _ in range(5):
+            train = tf.function(step)
+            put = lambda _, tensors, work: ranged(name, tensors, work)  # noqa: E731
+            results.extend(same(train(x, weights, put), wanted) for _ in range(2))
+
+    captured = recorded(tmp_path, lambda: in_threads(*(lambda name=name: work(name) for name in "abc")))
+    assert results == [True] * 30
+    assert counts(captured) == {f"{name}{sign}": 10 for name in "abc" for sign in ("", "'")}
+
+
+def test_a_range_that_this_process_does_not_know_opens_nothing(tmp_path: Path) -> None:
+    """As in a graph that another process has made."""
+    graph = tf.compat.v1.GraphDef()
+    node = graph.node.add(name="foreign", op="AnnotRange")
+    node.attr["S"].i = 0
+    node.attr["close"].list.i.extend([10**6])
+    node.attr["open"].list.i.extend([10**6 + 1, 0, 0])
+    library.load()
+
+    @tf.function
+    def foreign(x: Any) -> Any:
+        (operation,) = tf.graph_util.import_graph_def(graph, return_elements=["foreign"])
+        with tf.control_dependencies([operation]):
+            return x + 1.0
+
+    captured = recorded(tmp_path, lambda: same(foreign(tf.constant(2.0)), tf.constant(3.0)) or pytest.fail("changed"))
+    assert captured.texts == []
+
+
+def test_a_graph_and_session_of_version_1(tmp_path: Path) -> None:
+    """Each run that fetches what has ranges; each range ends before the run does."""
+
+    def run(put: Any, between: Any) -> Any:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None, 6])
+            weights = [tf.random.stateless_normal([6, 6], [7, i]) for i in range(2)]
+            y = chain(x, weights, put)
+            gradients = tf.gradients(tf.reduce_sum(y), weights)
+            results = []
+            for _ in range(3):
+                results.append(session.run(gradients, {x: [[1.0] * 6]}))
+                between()
+            return results
+
+    def check() -> None:
+        assert library.close_all() == 0
+
+    wanted = run(plain, lambda: None)
+    captured = recorded(tmp_path, lambda: same(run(ranged, check), wanted) or pytest.fail("changed"))
+    assert counts(captured) == {f"layer{i}{sign}": 3 for i in range(2) for sign in ("", "'")}
+
+
+def imported(tensor: tf.Tensor) -> tf.Tensor:
+    """Return twice a tensor, computed by operations that TensorFlow creates without Python."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name="x")
+        tf.add(x, x, name="twice")
+    return tf.import_graph_def(graph.as_graph_def(), {"x:0": tensor}, ["twice:0"], name="other")[0]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "operation", "several", "string", "imported", "reference", "input"])
+def test_every_kind_of_fetch_of_a_session(tmp_path: Path, kind: str) -> None:
+    """And the last range has ended when the run returns."""
+
+    def run(put: Any) -> Any:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None])
+            variable = tf.compat.v1.get_variable("v", initializer=tf.zeros([3]), use_resource=True)
+            reference = tf.compat.v1.get_variable("r", initializer=tf.zeros([3]), use_resource=False)
+
+            def work(x: Any) -> Any:
+                return tf.tanh(x), variable.assign_add(x).op, tf.strings.as_string(x), tf.split(x, 3)
+
+            tensor, operation, text, parts = put("work", [x], work)
+            fetched = {
+                "tensor": tensor, "operation": operation, "several": [*parts, tensor], "string": text,
+                "imported": [tensor, imported(tensor)],
+                "reference": [tensor, tf.compat.v1.assign(reference, tensor)],
+                "input": [tensor, tf.exp(tensor)],
+            }[kind]  # fmt: skip
+            session.run(tf.compat.v1.global_variables_initializer())
+            results = []
+            for _ in range(2):
+                found = session.run(fetched, {x: [1.0, 2.0, 3.0]})
+                assert library.close_all() == 0
+                results.append([] if found is None else found)
+            return results, session.run(variable)
+
+    wanted = run(plain)
+    captured = recorded(tmp_path, lambda: same(run(ranged), wanted) or pytest.fail("changed"))
+    assert captured.texts == ["work"] * 2
+
+
+def test_no_range_under_xla(tmp_path: Path) -> None:
+    weights, x = variables(2), tf.ones([3, 6])
+    train = tf.function(step, jit_compile=True)
+    captured = recorded(tmp_path, lambda: train(x, weights, ranged))
+    assert captured.texts == []
+
+
+def test_a_function_that_xla_takes_over(tmp_path: Path) -> None:
+    """Its trace is the one that has ranges before and after."""
+    weights, x = variables(2), tf.ones([3, 6])
+    inner = tf.function(lambda x: step(x, weights, ranged))
+    outer = tf.function(lambda x: inner(x), jit_compile=True)
+    expected = step(x, weights, plain)
+
+    def body() -> None:
+        for function in (inner, outer, inner, outer):
+            for one, other in zip(tf.nest.flatten(expected), tf.nest.flatten(function(x)), strict=True):
+                tf.debugging.assert_near(one, other)
+
+    captured = recorded(tmp_path, body)
+    assert counts(captured) == {f"layer{i}{sign}": 2 for i in range(2) for sign in ("", "'")}
+    assert inner.experimental_get_tracing_count() == 1
+
+
+def test_fused_operations_stay_fused() -> None:
+    """Within a range, and across two."""
+
+    def convolution(x: Any, put: Any) -> Any:
+        kernel, bias = tf.ones([3, 3, 2, 4]), tf.ones([4])
+        x = put("conv", [x], lambda x: tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+        return put("relu", [x], tf.nn.relu)
+
+    def fused(put: Any) -> int:
+        run = tf.function(lambda x: convolution(x, put))
+        graphs = optimized(lambda: run(tf.ones([1, 8, 8, 2])))
+        (names,) = [[node.op for node in graph.node] for graph in graphs]
+        assert "Relu" not in names
+        return sum("FusedConv2D" in name for name in names)
+
+    assert fused(ranged) == fused(plain) == 1
+
+
+def test_without_the_graph_optimizers_there_is_a_warning(tmp_path: Path) -> None:
+    """And no range, but for what runs eagerly."""
+    weights, x = variables(1), tf.ones([3, 6])
+    annot.emit.client.warn_once.cache_clear()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        with pytest.warns(RuntimeWarning, match="disable_meta_optimizer"):
+            captured = recorded(tmp_path, lambda: tf.function(step)(x, weights, ranged))
+        assert captured.texts == []
+        assert recorded(tmp_path, lambda: step(x, weights, ranged)).texts == ["layer0", "layer0'"]
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def test_many_graphs_leave_no_ranges_behind(tmp_path: Path) -> None:
+    """A function that is traced anew, again and again, has its own ranges each time."""
+    weights, x = variables(1), tf.ones([3, 6])
+
+    def body() -> None:
+        for _ in range(20):
+            tf.function(step)(x, weights, ranged)
+
+    assert counts(recorded(tmp_path, body)) == {"layer0": 20, "layer0'": 20}
+
+
+def test_the_close_waits_for_all_of_the_work(tmp_path: Path) -> None:
+    """In the graph itself, not as an executor happens to go through it."""
+    weights, x = variables(2), tf.ones([3, 6])
+
+    def two(x: Any, first: Any, second: Any) -> Any:
+        return tf.tanh(x @ first), tf.nn.softplus(x @ second)
+
+    run = tf.function(lambda x: ranged("two", [x, *weights], two))
+    graphs: list[Any] = []
+    captured = recorded(tmp_path, lambda: graphs.extend(optimized(lambda: run(x))))
+    assert isinstance(only(captured, "two"), Range)
+    (graph,) = graphs
+    (closing,) = [node for node in graph.node if node.attr["close"].list.i]
+    (opening,) = [node for node in graph.node if node.attr["open"].list.i]
+    work = [node for node in graph.node if node.op in ("MatMul", "_FusedMatMul", "Tanh", "Softplus")]
+    assert {node.name for node in work} <= earlier(graph, closing)
+    assert all(opening.name in earlier(graph, node) for node in work)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_function_of_tensorflow_that_is_traced(tmp_path: Path, graph: bool) -> None:
+    """One range a call, and one for its gradient, when it is traced and afterwards."""
+    (weight,), x = variables(1), tf.ones([3, 6])
+
+    def program(put: Any) -> Any:
+        function = tf.function(dense)
+
+        def run(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(put("work", [x, weight], function) ** 2)
+            return loss, tape.gradient(loss, weight)
+
+        return tf.function(run) if graph else run
+
+    wanted, run = program(plain)(x), program(ranged)
+    captured = recorded(tmp_path, lambda: all(same(run(x), wanted) for _ in range(2)) or pytest.fail("changed"))
+    assert captured.texts == ["work", "work'"] * 2
+
+
+def test_ranges_come_in_after_tensorflows_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow optimizes a graph in two rounds; a range that the first one adds would change the second."""
+    from annot.tf import graph_optimizer
+
+    rounds: list[int] = []
+    rewrite = graph_optimizer.rewrite
+    monkeypatch.setattr(graph_optimizer, "rewrite", lambda *given: rounds.append(1) or rewrite(*given))
+    weights = variables(2)
+    captured = recorded(tmp_path, lambda: tf.function(lambda x: chain(x, weights, ranged))(tf.ones([3, 6])))
+    assert counts(captured) == {"layer0": 1, "layer1": 1}
+    assert len(rounds) == 1

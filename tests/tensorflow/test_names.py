@@ -1,0 +1,181 @@
+"""The mode "names": scopes recorded while TensorFlow traces attribute the operations of a profile to layers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow", reason="needs TensorFlow")
+
+import keras
+import polars as pl
+import tensorflow as tf
+from captured import capture
+
+import annot
+from annot import AnnotError
+from annot.attribution import correlate
+from annot.labels.scope_marks import parse_scope
+from annot.labels.tag import TensorSpec
+from annot.read.formats import load
+from annot.tf import name_scopes
+from annot.tf.tsl_ranges import operation_ranges, reason
+
+
+@contextmanager
+def noting(model: keras.Model) -> Iterator[None]:
+    """Note the layers of a model when they are called, as `emit_ranges` does."""
+
+    def wrapper(layer: keras.Layer, path: str) -> Any:
+        original = layer.call
+
+        def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+            name_scopes.note(
+                path, type(layer).__name__, tf.get_current_name_scope(), [TensorSpec(tuple(x.shape), "f32")]
+            )
+            return original(x, *args, **kwargs)
+
+        return call
+
+    layers = {layer: f"{model.name}/{layer.name}" for layer in model.layers} | {model: model.name}
+    for layer, path in layers.items():
+        vars(layer)["call"] = wrapper(layer, path)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["call"]
+
+
+@pytest.fixture
+def model() -> keras.Model:
+    """A small net in which one layer is called twice."""
+    keras.utils.set_random_seed(0)
+    shared = keras.layers.Dense(8, activation="relu", name="shared")
+    inputs = keras.Input((8,))
+    outputs = keras.layers.Dense(2, name="head")(shared(shared(inputs)))
+    net = keras.Model(inputs, outputs, name="net")
+    net.compile("sgd", "mse", jit_compile=False)
+    return net
+
+
+def train(model: keras.Model) -> None:
+    x = tf.ones((16, 8))
+    model.fit(x, tf.ones((16, 2)), batch_size=4, epochs=1, verbose=0)
+
+
+def test_marks_are_set_once_and_again_when_asked(model: keras.Model, tmp_path: Path) -> None:
+    """Each scope has one mark however many steps are run, with path, class and shapes; a later tool gets them again."""
+    with noting(model):
+        first = capture(tmp_path, lambda: train(model))
+        again = capture(tmp_path, lambda: train(model))
+        repeated = capture(tmp_path, name_scopes.repeat_marks)
+    said = [found for _, text, _ in first.marks if (found := parse_scope(text))]
+    layers = sorted((layer.layer, layer.module, layer.tensors[0].shape) for _, layer in said)
+    dense = [("net/head", "Dense", (4, 8)), ("net/shared", "Dense", (4, 8)), ("net/shared", "Dense", (4, 8))]
+    assert layers == [("net", "Functional", (4, 8)), *dense], "one scope for each call of the shared layer"
+    assert len({scope for scope, _ in said}) == 4
+    assert again.marks == []
+    assert {text for _, text, _ in first.marks} <= {text for _, text, _ in repeated.marks}
+
+
+def test_layers_of_an_xplane_file(model: keras.Model, tmp_path: Path) -> None:
+    """A capture of TensorFlow's own profiler shows layers, forward and backward, once the scopes lie beside it."""
+    with noting(model):
+        train(model)  # traced before the capture
+    tf.profiler.experimental.start(str(tmp_path))
+    train(model)
+    tf.profiler.experimental.stop()
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    plain = correlate(load(path))
+    assert "net/shared" not in plain["layer"]
+    name_scopes.save_scopes(tmp_path)
+    rows = correlate(load(path))
+    for layer in ("net/shared", "net/head"):
+        for phase in ("forward", "backward"):
+            (row,) = rows.filter(layer=layer, phase=phase).rows(named=True)
+            assert row["module"] == "Dense", layer
+            assert row["host_ns"] > 0, (layer, phase)
+    assert rows.filter(layer="net", phase="forward")["module"].to_list() == ["Functional"]
+    assert rows.filter(layer="net/head", phase="forward")["shapes"].to_list() == [["[4,8]f32"]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layers_without_any_tool(model: keras.Model, tmp_path: Path, compiled: bool) -> None:
+    """`tf.profiler` is enough: the mode that was asked for notes layers where no tool of NVTX is there."""
+    model.compile(keras.optimizers.Adam(name="adam"), "mse", jit_compile=compiled)
+    assert not annot.enabled()
+    with annot.emit_ranges(model, mode="names"):
+        train(model)
+        tf.profiler.experimental.start(str(tmp_path))
+        train(model)
+        tf.profiler.experimental.stop()
+    annot.tf.save_scopes(tmp_path)
+    assert "call" not in vars(model)
+    rows = correlate(load(tmp_path))
+    layers = rows.filter(pl.col("layer") == "net/head")
+    assert set(layers["phase"]) == {"forward", "backward"}
+    assert layers["module"].unique().to_list() == ["Dense"]
+    if not compiled:  # XLA may name what it makes of the update and the gradient after the latter
+        assert rows.filter(layer="adam", phase="optimizer").height == 1
+    assert not [layer for layer in rows["layer"] if layer.startswith("adam/")], "one row, not one per operation"
+
+
+def test_a_folder_with_two_captures(tmp_path: Path) -> None:
+    """Which one is meant has to be said."""
+    for name in "ab":
+        (tmp_path / "plugins/profile" / name).mkdir(parents=True)
+        (tmp_path / "plugins/profile" / name / "vm.xplane.pb").write_bytes(b"")
+    with pytest.raises(AnnotError, match=r"contains 2 XPlane files\. Pass one of them, such as .*b.vm\.xplane\.pb"):
+        load(tmp_path)
+
+
+def test_a_scope_that_says_nothing(tmp_path: Path) -> None:
+    """Outside of graphs there are no scopes, and nothing is noted."""
+    captured = capture(tmp_path, lambda: name_scopes.note("fc", "Dense", tf.get_current_name_scope()))
+    assert captured.marks == []
+
+
+def test_operations_have_ranges_or_the_reason_is_said(model: keras.Model, tmp_path: Path) -> None:
+    """A build with CUDA marks its operations inside the block and not after it; another one says that it cannot."""
+
+    def body() -> None:
+        with operation_ranges() as outer, operation_ranges() as inner:
+            assert outer == inner == (reason() is None)
+        train(model)  # the blocks are over
+        assert outer == inner
+
+    assert capture(tmp_path, body).ranges == []
+    if (words := reason()) is not None:
+        assert "TensorFlow" in words
+        assert words.count(".") <= 3, "one sentence, in which a version may stand"
+        return
+
+    def inside() -> None:
+        with operation_ranges():
+            with operation_ranges():
+                pass
+            train(model)
+
+    texts = {one.text for one in capture(tmp_path, inside).ranges}
+    assert any("gradient_tape/net_1/" in text for text in texts)
+
+
+def test_the_switch_is_thrown_at_the_outermost_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that nest or overlap switch on once and off once."""
+    thrown: list[bool] = []
+    switch = ctypes.CFUNCTYPE(None, ctypes.c_bool)(thrown.append)
+    monkeypatch.setattr("annot.tf.tsl_ranges._switch", lambda: switch)
+    monkeypatch.setattr("annot.tf.tsl_ranges.reason", lambda: None)
+    one, other = operation_ranges(), operation_ranges()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert thrown == [True]
+    other.__exit__(None, None, None)
+    assert thrown == [True, False]
