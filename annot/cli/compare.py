@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.compare import compare, is_step_slower, regressions
-    from annot.cli.output import attributed, check_output, deliver, output_problem, settle_format
+    from annot.cli.output import check_output, deliver, opened, output_problem, settle_format
     from annot.cli.progress import progress
     from annot.errors import AnnotError
     from annot.report.terminal.compare import ComparisonReport, print_comparison
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     check_output(args, args.a, args.b)
     with progress():
-        sides = [attributed(path, args) for path in (args.a, args.b)]
+        sides = [opened(path, args).attribution for path in (args.a, args.b)]
     try:
         comparison = compare(*sides, by=args.by)
     except ValueError as error:

@@ -16,12 +16,15 @@ from sqlite_profile import SqliteProfile, training
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines
 from annot.report.terminal.table import print_table
-from annot.report.views import GROUPINGS, Grouping, report_on
+from annot.report.views import views
+from annot.runs.run import Run
+
+COMPARED = [name for name, view in views().items() if view.keys]
 
 
-def _printed(path: Path, width: int, by: Grouping = "layer", **options: str) -> str:
+def _printed(path: Path, width: int, by: str = "layer", **options: str) -> str:
     text = io.StringIO()
-    print_table(report_on(load(path), by=by, **options), Console(file=text, width=width))  # type: ignore[arg-type]
+    print_table(Run(load(path)).view(by, **options, total=True), Console(file=text, width=width))  # type: ignore[arg-type]
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -229,7 +232,7 @@ def test_layers_on_the_host(host_only: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("by", ["module", "phase", "kernel", "step"])
-def test_other_groupings(with_device: Path, by: Grouping) -> None:
+def test_other_groupings(with_device: Path, by: str) -> None:
     """The other groupings are flat tables with the same lines below."""
     assert _printed(with_device, 80, by) == dedent(GOLDEN[by])
 
@@ -346,11 +349,11 @@ def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
-def test_unknown_host_times_are_not_shown(by: Grouping) -> None:
+@pytest.mark.parametrize("by", COMPARED)
+def test_unknown_host_times_are_not_shown(by: str) -> None:
     """A profile that knows only an order of things on the host has no host column and says why."""
     text = io.StringIO()
-    print_table(report_on(ordered_only(), by=by), Console(file=text, width=140))
+    print_table(Run(ordered_only()).view(by, total=True), Console(file=text, width=140))
     table, _, totals = text.getvalue().partition("\n\n")
     assert "Host" not in table
     assert "Host: times unknown, 1 range on 1 thread" in totals
@@ -360,7 +363,7 @@ def test_unknown_host_times_are_not_shown(by: Grouping) -> None:
     ("by", "hint"),
     [("module", "emit_ranges(model)"), ("kernel", "No GPU activity"), ("step", "batches(loader)")],
 )
-def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
+def test_nothing_to_show(tmp_path: Path, by: str, hint: str) -> None:
     """Where there are no rows, the report says what would make some."""
     profile = SqliteProfile()
     profile.range("r", 0, 10)
@@ -370,10 +373,12 @@ def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
 def test_arguments_are_checked(host_only: Path) -> None:
     """A grouping or order that does not exist is a ValueError that lists what does."""
     profile = load(host_only)
-    with pytest.raises(ValueError, match=r"by must be one of layer, module, phase, op, kernel, step, .*, got 'color'"):
-        report_on(profile, by="color")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"by must be one of layer, module, phase, kernel, kind, op, step, .*, got 'color'"
+    ):
+        Run(profile).view("color", total=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sort must be one of order, time, got 'name'"):
-        report_on(profile, sort="name")  # type: ignore[arg-type]
+        Run(profile).view(sort="name", total=True)  # type: ignore[arg-type]
 
 
 def test_loops_say_what_they_are_for(tmp_path: Path) -> None:

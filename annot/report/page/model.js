@@ -34,6 +34,14 @@ function linked(run) {
   return run;
 }
 
+// Says whether the times of a view are those of one step.
+function perStep(run) {
+  const steps = run.meta.per_step;
+  return steps
+    ? h('p', {class: 'status'}, `Times are per step: the mean of ${plural(steps, 'step')} without warm-up.`)
+    : null;
+}
+
 function title(line) {
   return line.layer || (line.other ? line.label : '(model)');
 }
