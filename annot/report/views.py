@@ -196,8 +196,8 @@ _VIEWS: Final = (
         "module", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
         empty="No module classes were recorded. Use emit_ranges(model).", keys=("module", "phase"),
     ),
-    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"), "work", "Work by module", plural="modules",
-         label="module", empty=_NO_WORK),
+    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"), "work", "Work by module",
+         "modules", "module", empty=_NO_WORK),
     View("module_roofline", "module", _ROOFLINE.columns, _grouped(_ROOFLINE, "module", "phase"), "roofline",
          "Roofline by module", plural="modules", label="module", calls=True),
     View(
@@ -210,8 +210,8 @@ _VIEWS: Final = (
         "phase", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,
         heading="Time by phase", label="phase", empty="No ranges were recorded.", keys=("phase",),
     ),
-    View("phase_work", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase", plural="phases", label="phase",
-         empty=_NO_WORK),
+    View("phase_work", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase",
+         "phases", "phase", empty=_NO_WORK),
     View("phase_roofline", "phase", _ROOFLINE.columns[1:], _grouped(_ROOFLINE, "phase"), "roofline",
          "Roofline by phase", plural="phases", label="phase", calls=True),
     View(

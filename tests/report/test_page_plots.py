@@ -11,7 +11,6 @@ from chromium import Page
 from report_pages import frames, page_data, page_of
 from tables import Rows, many_kernels
 
-from annot.attribution import Attribution, attribute
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
@@ -148,7 +147,3 @@ def test_times_beyond_what_scripts_count(fresh: Page, tmp_path: Path) -> None:
     out.write_bytes(as_page(data, "late"))
     fresh.open(out, "timeline")
     fresh.wait("document.getElementById('timeline').dataset.drawn === '2'")
-
-
-def _attributed(rows: Rows) -> Attribution:
-    return attribute(rows.build())

@@ -14,7 +14,8 @@ from typing import Final
 from annot.report.charts.chart import Chart, as_svg
 from annot.report.columns import formatted
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
-from annot.report.units import count, duration, printable, share, unit_for
+from annot.report.totals import totals
+from annot.report.units import count, printable, share, unit_for
 from annot.report.views import Report
 
 __all__ = ["as_fragment"]
@@ -127,15 +128,8 @@ def _bar(forward: float | None, backward: float | None, total: float | None, who
 
 
 def _below(report: Report) -> Iterator[str]:
-    meta = report.meta
-    if meta["kernels"] or meta["copies"]:
-        inside, outside = (duration(meta[f"{name}_gpu_ns"]) for name in ("attributed", "unattributed"))
-        yield f"<div>GPU: {duration(meta['gpu_ns'])} = {inside} in ranges + {outside} unattributed</div>"
-    if meta["host_ns"] is not None:
-        yield f"<div>Host: {duration(meta['host_ns'])} in {meta['ranges']:,} ranges</div>"
-    if meta["steps"] and meta["step_ns"] is not None:
-        yield f"<div>Steps: {meta['steps']:,}, median {duration(meta['step_ns']['median'])}</div>"
-    yield from (f'<div class="annot-note">Note: {_plain(note)}</div>' for note in meta["notes"])
+    yield from (f"<div>{head}: {_plain(text)}</div>" for head, text in totals(report.meta))
+    yield from (f'<div class="annot-note">Note: {_plain(note)}</div>' for note in report.meta["notes"])
 
 
 def _picture(name: str, chart: Chart) -> str:

@@ -14,7 +14,8 @@ from annot.report.layer_tree import LAYER_PHASES, Line, layer_lines, other_lines
 from annot.report.terminal.advice import advice_below, advice_lines
 from annot.report.terminal.layout import FULL, MEDIUM, NARROW, WIDE, Column, Hanging, fitted_table, kernel_text, notes
 from annot.report.terminal.work import work_lines
-from annot.report.units import Unit, count, duration, printable, share, unit_for
+from annot.report.totals import totals
+from annot.report.units import Unit, count, printable, share, unit_for
 from annot.report.views import Report
 
 __all__ = ["as_text", "label_text", "print_table", "table_of"]
@@ -22,6 +23,7 @@ __all__ = ["as_text", "label_text", "print_table", "table_of"]
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
 _TEXT_WIDTH: Final = 120
+_TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
 _ROOM: Final = 28
 """Width that the columns of a table leave for its labels (characters)."""
 
@@ -102,7 +104,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
         return [Text(heading, style="bold"), Text(view.empty, style="dim")]
     lines: list[RenderableType] = [
         Text(f"{heading}{_unit(report, shown)}", style="bold"),
-        table_of(view.label.capitalize(), shown, columns, width, view.label, view.end),
+        table_of(_TITLES.get(view.label, view.label.capitalize()), shown, columns, width, view.label, view.end),
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
@@ -192,62 +194,10 @@ def _shapes(line: Line) -> Text:
 
 def _summary(report: Report) -> list[RenderableType]:
     """The lines above a table: totals, steps and the breakdown of the step time."""
-    meta = report.meta
-    lines: list[RenderableType] = []
-    if meta["kernels"] or meta["copies"]:
-        lines.append(Text(_device_line(meta)))
-    lines.append(Text(_host_line(meta)))
-    if meta["steps"]:
-        lines.append(Hanging("Steps: ", _step_line(meta)))
-    if meta.get("shares"):
-        parts = sorted(meta["shares"].items(), key=lambda part: -part[1])
-        lines.append(Hanging("Step time: ", ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts)))
+    lines = [Hanging(f"{head}: ", text) for head, text in totals(report.meta)]
     return [*lines, Text()]
 
 
 def _below(report: Report) -> list[RenderableType]:
     advice = report.meta.get("advice") if report.view.layout != "advice" else None
     return [*notes(report.meta), *(advice_below(advice) if advice else [])]
-
-
-def _device_line(meta: dict[str, Any]) -> str:
-    whole = meta["gpu_ns"]
-    parts = [
-        f"{duration(meta[key])} {word} ({share(meta[key], whole) or '0.0%'})"
-        for key, word in (("attributed_gpu_ns", "in ranges"), ("unattributed_gpu_ns", "unattributed"))
-    ]
-    warmup = meta.get("warmup_gpu_ns") if "per_step" not in meta else None
-    more = f", {duration(warmup)} of it in warm-up" if warmup else ""
-    return f"GPU{_per_step(meta)}: {duration(whole)} = {parts[0]} + {parts[1]}{more}"
-
-
-def _per_step(meta: dict[str, Any]) -> str:
-    if "per_step" not in meta:
-        return ""
-    steps = meta["per_step"]
-    return " in one step" if steps == 1 else f" per step, mean of {steps:,}"
-
-
-def _host_line(meta: dict[str, Any]) -> str:
-    threads = "1 thread" if meta["threads"] == 1 else f"{meta['threads']} threads"
-    ranges = f"{'1 range' if meta['ranges'] == 1 else format(meta['ranges'], ',') + ' ranges'} on {threads}"
-    times = meta["host_ns"]
-    if times is None:
-        return f"Host: times unknown, {ranges}"
-    return f"Host{_per_step(meta)}: {duration(times)} in {ranges}"
-
-
-def _step_line(meta: dict[str, Any]) -> str:
-    """Number of steps, how they were found, and their time without the warm-up."""
-    times, warmup = meta["step_ns"], ""
-    steps = f"{meta['steps']:,} ({meta['steps_found_by']})"
-    if times is None:
-        return steps
-    if times["warmup"]:
-        warmup = f", excluding {times['warmup']:,} warm-up step{'' if times['warmup'] == 1 else 's'}"
-    if meta["steps"] - times["warmup"] == 1:
-        return f"{steps}, {duration(times['median'])}{warmup}"
-    median, iqr, least, most = (duration(times[name]) for name in ("median", "iqr", "min", "max"))
-    if least.split()[1:] == most.split()[1:]:  # same unit: show it once
-        least = least.split()[0]
-    return f"{steps}, median {median}, IQR {iqr}, {least} to {most}{warmup}"
