@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main", "make_parser", "with_command"]
 
 _COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
@@ -91,9 +91,8 @@ def _drop_output() -> None:
 def _dispatch(words: list[str]) -> int:
     from annot.errors import AnnotError
 
+    words = with_command(words)
     verb = next((word for word in words if not word.startswith("-")), None)
-    if verb is not None and verb not in _COMMANDS and _is_profile(verb):
-        verb, words = "report", ["report", *words]
     parser = make_parser(verb)
     args = parser.parse_args(words)
     if args.verb is None:
@@ -107,6 +106,12 @@ def _dispatch(words: list[str]) -> int:
         if error.name not in _REPORTING:
             raise
         return _fail(f"annot {args.verb} needs {error.name}: pip install {_REPORTING[error.name]}")
+
+
+def with_command(words: list[str]) -> list[str]:
+    """Return the arguments with the command: `annot PROFILE` is short for `annot report PROFILE`."""
+    first = next((word for word in words if not word.startswith("-")), None)
+    return ["report", *words] if first is not None and first not in _COMMANDS and _is_profile(first) else words
 
 
 def _is_profile(word: str) -> bool:

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
     # The values are literals here, because importing annot.report loads polars, which is slow.
     parser.add_argument(
-        "--by", metavar="ROW",
+        "--by", type=_row, metavar="ROW",
         help="what a row is: layer, module (class), kind (of kernel), kernel, op, step or phase; for one profile or "
         "rank also summary (shares of the step time) and advice (with reasons and code); default: layer",
     )  # fmt: skip
@@ -164,6 +164,16 @@ def print_report(path: Path, *, console: Console | None = None) -> None:
     with progress():
         report = Run(path).view(brief=True)
     _print(report, console or RichConsole())
+
+
+def _row(text: str) -> str:
+    from annot.report.views import find_view
+
+    try:
+        find_view(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("by ")) from None
+    return text
 
 
 def _number(text: str) -> int:
@@ -282,7 +292,8 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
     options: dict[str, Any] = {
         "by": args.by or "layer", "columns": args.columns or "time", "each": args.each, "depth": args.depth,
         "top": args.top, "min_share": (args.min_share or 0) / 100, "sort": args.sort or "order",
-        "total": args.total or (args.format != "table" and not args.per_step), "brief": args.format == "table",
+        "total": args.total or (args.format != "table" and not args.per_step),
+        "brief": args.format in ("table", "json", "parquet"),
     }  # fmt: skip
     paths = expand(args.profiles)
     try:

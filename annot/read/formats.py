@@ -23,7 +23,7 @@ from annot.read.xplane import reader as xplane
 from annot.util.entry_points import loaded
 from annot.util.progress import tell
 
-__all__ = ["Reader", "load", "reader_of", "source"]
+__all__ = ["Reader", "is_profile", "load", "reader_of", "source"]
 
 _HEAD: Final = 65536
 
@@ -141,6 +141,15 @@ def reader_of(path: Path) -> Reader:
         f"{path} is not a profile in a supported format: it begins with {head[:16]!r}. Expected a profile of Nsight "
         "Systems, Nsight Compute, nvprof, torch.profiler, the TensorFlow profiler or annot."
     )
+
+
+def is_profile(path: Path) -> bool:
+    """Return whether a reader accepts a file or folder."""
+    try:
+        reader_of(path)
+    except AnnotError:
+        return False
+    return True
 
 
 def _head(path: Path) -> bytes:

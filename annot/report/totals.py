@@ -6,20 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from annot.report.units import duration, share
+from annot.report.views import Report
 
 __all__ = ["totals"]
 
 
-def totals(meta: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the head and the text of each line, from the `meta` of a report."""
+def totals(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the head and the text of each line."""
+    meta = report.meta
     per_step = _per_step(meta)
     if meta["kernels"] or meta["copies"]:
         yield f"GPU{per_step}", _device_line(meta)
     yield f"Host{per_step if meta['host_ns'] is not None else ''}", _host_line(meta)
     if meta["steps"]:
         yield "Steps", _step_line(meta)
-    if meta.get("shares") and (meta["steps"] or meta["kernels"]):
-        parts = sorted(meta["shares"].items(), key=lambda part: -part[1])
+    if report.shares and (meta["steps"] or meta["kernels"]):
+        parts = sorted(report.shares.items(), key=lambda part: -part[1])
         yield "Step time", ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts)
 
 

@@ -6,8 +6,8 @@ Every view is one declaration in `_VIEWS`. All renderers (terminal, page, notebo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -73,6 +73,10 @@ class View:
     def __post_init__(self) -> None:
         object.__setattr__(self, "plural", self.plural or (self.name if self.name.endswith("s") else f"{self.name}s"))
         object.__setattr__(self, "columns", tuple(of_names(self.columns)))
+
+    def __reduce__(self) -> tuple[Callable[[str], View], tuple[str]]:
+        """Pickle a view by its name, because functions inside functions cannot be pickled."""
+        return find_view, (self.name,)
 
     @property
     def shown(self) -> list[Column]:
@@ -328,13 +332,17 @@ class Report:
     Args:
         view: the view.
         rows: the rows; sums are per step if `meta` has ``per_step``.
-        meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (rows of the advice, if it
-            was looked for), shares (of the step time) and per_step (number of steps of the mean).
+        meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (number of pieces, if annot
+            looked for advice) and per_step (number of steps of the mean).
+        shares: breakdown of the step time, for the lines above the table; empty: not computed.
+        advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
     """
 
     view: View
     rows: pl.DataFrame
     meta: dict[str, Any]
+    shares: Mapping[str, float] = field(default_factory=dict)
+    advice: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:

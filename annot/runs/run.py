@@ -141,7 +141,7 @@ class Run:
             sort: "order" keeps the order of appearance (kernels: longest total first); "time": longest first.
             total: sums over the selected steps or the whole profile; false: the mean of a step without warm-up, if
                 the profile has steps.
-            brief: also put the breakdown of the step time and the advice into `meta`, if the profile is small.
+            brief: also make the breakdown of the step time and the advice, if the profile is small.
 
         Raises:
             AnnotError: the profile cannot be read, or lacks the selected steps.
@@ -151,14 +151,17 @@ class Run:
         if sort not in ORDERS:
             raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
         attribution = self.attribution_for(view, total=total)
-        meta = self._meta(attribution) | (self._brief(attribution) if brief else {})
+        meta = self._meta(attribution)
+        shares, advice = self._brief(attribution) if brief else ({}, None)
+        if advice is not None and view.name == "layer":
+            meta["advice"] = len(advice)
         tell("making the table")
         rows = view.rows(attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs a view of layers, got {view.name}")
             rows = at_depth(rows, depth)
-        report = Shown(view, rows, meta)
+        report = Shown(view, rows, meta, shares, advice or ())
         if not total and view.sums and (steps := self._steps(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report
@@ -228,13 +231,13 @@ class Run:
         meta = summarize(attribution) | {"matrix_units": matrix_units(attribution.meta)}
         return meta | ({"source": self.path} if self.path else {})
 
-    def _brief(self, attribution: Attribution) -> dict[str, Any]:
-        """The breakdown of the step time and the advice, if the profile is small enough."""
+    def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
+        """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
         activities = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
         if activities > _ADVISED:
-            return {}
+            return {}, None
         shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
-        return {"shares": dict(shares.select("item", "share").iter_rows()), "advice": self.advice.to_dicts()}
+        return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
 
     def _steps(self, attribution: Attribution) -> int:
         """The number of steps that the rows cover; 0 if they cover more than steps."""

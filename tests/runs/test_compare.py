@@ -279,7 +279,7 @@ def test_median_and_extremes_are_exact(times: dict[int, int]) -> None:
     """Also where a float would round: the median is between the middle values, the slowest has the maximum."""
     rows = pl.DataFrame({"rank": list(times), "work_ns": list(times.values())}, schema_overrides={"work_ns": pl.Int64})
     rows = rows.with_columns(phase=pl.lit("forward"), collective_ns=pl.lit(0, pl.Int64))
-    found = across_ranks(rows, "phase").row(0, named=True)
+    found = across_ranks(rows, ["phase"]).row(0, named=True)
     ordered = sorted(times.values())
     middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     assert found["median_ns"] == sum(middle) // 2

@@ -128,7 +128,7 @@ def _bar(forward: float | None, backward: float | None, total: float | None, who
 
 
 def _below(report: Report) -> Iterator[str]:
-    yield from (f"<div>{head}: {_plain(text)}</div>" for head, text in totals(report.meta))
+    yield from (f"<div>{head}: {_plain(text)}</div>" for head, text in totals(report))
     yield from (f'<div class="annot-note">Note: {_plain(note)}</div>' for note in report.meta["notes"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import RenderableType
@@ -16,7 +17,7 @@ _EMPTY: Final = "No advice: no rule applies to this profile."
 _BELOW: Final = 3
 
 
-def advice_below(rows: list[dict[str, Any]]) -> list[RenderableType]:
+def advice_below(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     """Return the lines below a table: the advice that saves most, and the command that prints all of it.
 
     Args:

@@ -194,10 +194,10 @@ def _shapes(line: Line) -> Text:
 
 def _summary(report: Report) -> list[RenderableType]:
     """The lines above a table: totals, steps and the breakdown of the step time."""
-    lines = [Hanging(f"{head}: ", text) for head, text in totals(report.meta)]
+    lines = [Hanging(f"{head}: ", text) for head, text in totals(report)]
     return [*lines, Text()]
 
 
 def _below(report: Report) -> list[RenderableType]:
-    advice = report.meta.get("advice") if report.view.layout != "advice" else None
+    advice = report.advice if report.view.layout != "advice" else None
     return [*notes(report.meta), *(advice_below(advice) if advice else [])]
