@@ -44,7 +44,7 @@ def by_detail(attribution: Attribution) -> pl.DataFrame:
     for part in parts:
         new = [name for name in part.columns if name not in rows.columns]
         rows = rows.join(part.select(*_KEY, *new), on=_KEY, how="left", maintain_order="left")
-    return rows
+    return on_devices(rows, attribution)
 
 
 def _dlprof(attribution: Attribution) -> pl.DataFrame:
@@ -55,7 +55,7 @@ def _dlprof(attribution: Attribution) -> pl.DataFrame:
         rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
     calls = pl.when(pl.col("calls") > 0).then("calls")
     means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
-    return on_devices(rows.with_columns(means), attribution).select(
+    return rows.with_columns(means).select(
         *_KEY, "calls", "tc_eligible", "tc_used",
         *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
         "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",

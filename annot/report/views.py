@@ -182,7 +182,7 @@ _VIEWS: Final = (
         _from("dlprof_reports", "by_tensor_core"), "tensor", "Tensor Cores by layer", end="reason", calls=True,
     ),
     View("memory", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer", "layers",
-         empty="Memory was not recorded. Use emit_ranges(model, memory=True).", sums=False),
+         empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
     View(
         "detail", "layer",
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
