@@ -22,7 +22,7 @@ US = 1000
 
 
 def test_summary_says_shares_of_the_steps(fresh: Page, trained: Path) -> None:
-    """Totals are per step, the breakdown is that of the summary: 4.02 of 4.24 ms in kernels, and the layers with the most time."""
+    """Totals are per step, the breakdown is that of the summary: 4.02 of 4.24 ms in kernels."""
     fresh.open(trained, "summary")
     assert fresh.texts(".card dd")[0].startswith("3.480 ms")
     rows = [re.split(r"\s*\t\s*|\n", row) for row in fresh.texts("main table.plain tbody tr")]
@@ -31,7 +31,7 @@ def test_summary_says_shares_of_the_steps(fresh: Page, trained: Path) -> None:
 
 
 def test_layers_have_the_numbers_of_the_table(fresh: Page, trained: Path) -> None:
-    """Forward, backward, total, self, share, calls, kernels and host of each layer, as `annot report` prints them: per step."""
+    """Forward, backward, total, self, share, calls, kernels and host of each layer, as the terminal has them."""
     fresh.open(trained, "layers")
     tree = tree_of(fresh)
     assert list(tree)[:5] == ["(model)", "features", "0", "1", "classifier.1"]
