@@ -39,13 +39,9 @@ _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", 
 
 
 def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.DataFrame:
-    """Return the time, roofline bound and hardware counters of each layer.
+    """Return the time, roofline bound and hardware counters of each layer, with `default_peaks` if None are given.
 
     If steps have different batch sizes, each size has separate rows.
-
-    Args:
-        attribution: the profile.
-        peaks: peaks of the device; None: the peaks from the profile's device table.
 
     Returns:
         layer, module, phase; batch (first dimension of the model's input, Int64; null: unknown); calls;
@@ -79,17 +75,7 @@ def default_peaks(attribution: Attribution) -> Peaks | None:
 
 
 def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
-    """Return steps and their batch sizes: the most frequent first dimension in the forward labels of the step.
-
-    Args:
-        attribution: the profile.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> from annot.profile import Profile
-        >>> step_batches(attribute(Profile.build({})))
-        []
-    """
+    """Return steps and their batch sizes: the most frequent first dimension in the forward labels of the step."""
     labels = attribution.forest.labels
     batch = labels["shapes"].str.extract(_BATCH.pattern).cast(pl.Int64, strict=False)
     forward = labels["phase"] == "forward"

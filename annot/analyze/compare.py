@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -15,12 +16,12 @@ from annot.analyze.gpu_activities import (
     KEY,
     attributed_blocks,
     modules_of_nodes,
-    phases_of_nodes,
     range_self_times,
     sums_by_group,
 )
 from annot.analyze.kernel_kinds import classify
 from annot.attribution import UNATTRIBUTED, Attribution
+from annot.attribution.layer_tables import phases_of_nodes
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
 
@@ -185,15 +186,15 @@ class _Side:
         """The columns of the grouping by group, and the times with a row per group and step."""
         attribution, times = self._attribution, self._times
         if by == "layer":
-            names = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
-            return names, sums_by_group(attribution, times, attribution.forest.nodes.keys, *_STEP)
+            keys = attribution.forest.nodes.keys
+            return attribution.forest.layers(), sums_by_group(attribution, times, keys, *_STEP)
         if by == "module":
             names, of_node = modules_of_nodes(attribution)
             return names, sums_by_group(attribution, times, of_node, *_STEP)
         if by is None:
             named = pl.Series("all", ["all"]).new_from_index(0, times.height)
         elif by == "phase":
-            named = pl.Series("phase", phases_of_nodes(attribution), pl.Categorical).gather(times["node"])
+            named = phases_of_nodes(attribution.forest).cast(pl.Categorical).gather(times["node"])
         else:
             named = times["name"]
         distinct = named.unique()
@@ -312,18 +313,17 @@ def _with_kernels(rows: pl.DataFrame, a: Attribution, b: Attribution) -> pl.Data
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
         before, _, after = module.partition(" → ")
-        in_a = of_a.get((layer, before, phase), frozenset())
-        in_b = of_b.get((layer, after or before, phase), frozenset())
+        in_a = of_a.get((layer, before, phase), set())
+        in_b = of_b.get((layer, after or before, phase), set())
         gone.append(sorted(in_a - in_b))
         new.append(sorted(in_b - in_a))
     lists = pl.List(pl.String)
     return rows.with_columns(pl.Series("kernels_gone", gone, lists), pl.Series("kernels_new", new, lists))
 
 
-def _kernel_names(attribution: Attribution) -> dict[tuple[str, str, str], frozenset[str]]:
+def _kernel_names(attribution: Attribution) -> dict[tuple[str, str, str], set[str]]:
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: dict[tuple[str, str, str], set[str]] = {}
-    pairs: Iterable[tuple[int, str]] = attribution.names.filter("kernel").select("node", "name").iter_rows()
-    for node, name in pairs:
-        found.setdefault(names[keys[node]], set()).add(name)
-    return {key: frozenset(names) for key, names in found.items()}
+    found: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for node, name in attribution.names.filter("kernel").select("node", "name").iter_rows():
+        found[names[keys[node]]].add(name)
+    return found

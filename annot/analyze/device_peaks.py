@@ -143,10 +143,7 @@ _SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
 
 
 def sheet_of(name: str) -> Sheet | None:
-    """Return the data sheet values of a device; None: not in the table.
-
-    Args:
-        name: the device name that the driver reports, such as ``NVIDIA A100-SXM4-80GB``.
+    """Return the data sheet values of a device by the name that the driver reports; None: not in the table.
 
     Example:
         >>> sheet_of("NVIDIA H100 80GB HBM3").bandwidth / 1e12

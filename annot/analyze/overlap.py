@@ -14,21 +14,11 @@ _SLICE: Final = 1 << 18
 
 
 def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[[], pl.DataFrame]]) -> pl.DataFrame:
-    """Partition the time in a window exactly among named intervals.
+    """Partition the time in a window (start, end in ns, Int64) exactly among named intervals.
 
-    Args:
-        window: start, end (ns, Int64) of the time to partition; intervals may overlap.
-        going_on: intervals by name, or functions that return them, which keeps one set in memory at a time. Where
-            intervals overlap, the first name gets the time.
-
-    Returns:
-        share: the names, then ``idle``; ns: time of each name, which adds up to the window; hidden_ns: time in which
-        its intervals are overlapped by an earlier name. Both Int64.
-
-    Example:
-        >>> span = lambda start, end: pl.DataFrame({"start": [start], "end": [end]})
-        >>> shares(span(0, 10), {"work": span(2, 6), "wait": span(5, 9)}).rows()
-        [('work', 4, 0), ('wait', 3, 1), ('idle', 3, 0)]
+    Intervals may be functions that return them, which keeps one set in memory at a time. Where intervals overlap, the
+    first name gets the time. The result has share: the names, then ``idle``; ns: time of each name, which adds up to
+    the window; hidden_ns: time in which its intervals are overlapped by an earlier name.
     """
     whole = free = merged(window)
     rows = []
@@ -42,10 +32,7 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[
 
 
 def merged(intervals: pl.DataFrame) -> pl.DataFrame:
-    """Merge overlapping and adjacent intervals, sorted by start; empty intervals are dropped.
-
-    Args:
-        intervals: start, end (Int64).
+    """Merge overlapping and adjacent intervals (Int64), sorted by start; empty intervals are dropped.
 
     Example:
         >>> merged(pl.DataFrame({"start": [7, 0, 2], "end": [9, 3, 5]})).rows()
@@ -60,11 +47,7 @@ def merged(intervals: pl.DataFrame) -> pl.DataFrame:
 
 
 def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
-    """Return the total length (ns) of the spans before each time.
-
-    Args:
-        times: times in ns, Int64.
-        spans: result of `merged`.
+    """Return the total length (ns) of the spans, a result of `merged`, before each time (ns, Int64).
 
     Example:
         >>> within(pl.Series([-1, 4, 6, 20]), merged(pl.DataFrame({"start": [0, 10], "end": [5, 12]}))).to_list()

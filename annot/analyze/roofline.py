@@ -107,9 +107,7 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
 def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     """Add intensity, achieved rates, roof_share and bound to rows.
 
-    Args:
-        rows: flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
-        peaks: peaks of the device; None: unknown.
+    The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
     """
     roofs = [_roof(peaks, precision) for precision in rows["precision"]]
     bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)

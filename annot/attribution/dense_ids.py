@@ -38,9 +38,8 @@ class Numbers:
 class Threads:
     """Codes of threads and processes.
 
-    Args:
-        table: thread and process as numbered in the profile (Int64), and process_code (Int32). The row is the code of
-            the thread.
+    `table` has thread and process as numbered in the profile (Int64), and process_code (Int32). The row is the code of
+    the thread.
     """
 
     table: pl.DataFrame

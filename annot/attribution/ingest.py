@@ -24,11 +24,7 @@ _LABEL_COLUMNS: Final = ("domain", "text", "role")
 
 
 class IngestedRanges:
-    """The ranges that were read so far.
-
-    Args:
-        threads: the threads of the run, if already known.
-    """
+    """The ranges that were read so far, with the threads of the run if they are already known."""
 
     def __init__(self, threads: Threads | None = None) -> None:
         self._known_threads = threads
@@ -69,25 +65,17 @@ class IngestedRanges:
         return self._known_threads or Threads.of(pl.DataFrame([*self._threads.items()], schema=schema, orient="row"))
 
     def labels(self, marks: Iterable[str] = ()) -> pl.DataFrame:
-        """Return domain, text (without the suffix of emit_nvtx) and the columns of `parse_labels`.
-
-        Args:
-            marks: texts of the marks of name scopes (see `annot.labels.scope_marks`).
-        """
+        """Return domain, text (without the suffix of emit_nvtx) and the columns of `parse_labels`."""
         texts = pl.DataFrame([*self._texts], schema=dict.fromkeys((*_LABEL_COLUMNS, "sizes"), pl.String), orient="row")
         labels = texts.select("domain", "text").hstack(parse_labels(texts, marks))
         return labels.with_columns(pl.coalesce("shapes", texts["sizes"]).alias("shapes"))
 
     def pop_ranges(self, last: int) -> pl.DataFrame:
-        """Return the ranges and release them, so that memory holds a large table only once.
+        """Return the ranges by id and release them, so that memory holds a large table only once.
 
-        Args:
-            last: last known host timestamp (ns). Open ranges end there.
-
-        Returns:
-            id, thread (code), start, end, label (row of `labels`, Int32), foreign (ended on another thread), started
-            (not pushed), ours (in annot's domain), and, if operations have sequence numbers, sequence and
-            forward_thread (code); ordered by id.
+        Open ranges end at `last`, the last known host timestamp (ns). The columns are id, thread (code), start, end,
+        label (row of `labels`, Int32), foreign (ended on another thread), started (not pushed), ours (in annot's
+        domain), and, if operations have sequence numbers, sequence and forward_thread (code).
         """
         self._gather()
         threads = self.threads()

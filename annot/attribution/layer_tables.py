@@ -11,14 +11,15 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.host_times import without_unknown
+from annot.attribution.layer_chains import KEY
 from annot.attribution.memory import MEMORY_COLUMNS
+from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
 from annot.profile import Source
 
-__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "correlate"]
+__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "correlate", "phases_of_nodes"]
 
 _SHAPES_KEPT: Final = 8
-_KEY: Final = ("layer", "module", "phase")
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 _OWN: Final = (
     "calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies",
@@ -82,7 +83,7 @@ def correlate(
 
 def by_layer(attribution: Attribution) -> pl.DataFrame:
     """Return a row per layer, module class and phase. `annot.correlate` documents the columns."""
-    rows = _rolled_up(attribution, pl.DataFrame(attribution.forest.keys.names, schema=_KEY, orient="row"))
+    rows = _rolled_up(attribution, attribution.forest.layers())
     rows = rows.join(_shapes(attribution), on="group", how="left", maintain_order="left")
     rows = rows.join(_device_columns(attribution), on="group", how="left", maintain_order="left")
     rows = rows.with_columns(pl.col("shapes").fill_null([]), pl.col("gpu_busy_ns", "gpu_span_ns").fill_null(0))
@@ -90,9 +91,9 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     if attribution.memory is not None:
         rows = rows.join(attribution.memory.rename({"key": "group"}), on="group", how="left", maintain_order="left")
     last = pl.col("layer") == UNATTRIBUTED
-    rows = rows.sort(last, "start", *_KEY, nulls_last=True)
+    rows = rows.sort(last, "start", *KEY, nulls_last=True)
     rows = rows.select(
-        *_KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
+        *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
         "kernels_total", "copies", *memory, "shapes",
     )  # fmt: skip
     return without_unknown(rows, attribution.meta)
@@ -103,7 +104,7 @@ def by_module(attribution: Attribution) -> pl.DataFrame:
 
     Ranges without a module class are left out, so the times do not add up to those of the run.
     """
-    names = pl.DataFrame(attribution.forest.keys.names, schema=_KEY, orient="row")
+    names = attribution.forest.layers()
     named = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED)
     groups = names.filter(named).group_by("module", "phase", maintain_order=True)
     layers = groups.agg(pl.col("layer").n_unique().cast(pl.Int64).alias("layers"))
@@ -124,8 +125,9 @@ def by_phase(attribution: Attribution) -> pl.DataFrame:
         phase, calls, host_ns, gpu_ns, kernels, copies. The last row is the unattributed GPU time.
     """
     nodes = attribution.nodes
-    phases, begins = _phases_of_nodes(attribution)
-    table = nodes.with_columns(pl.Series("phase", phases, pl.String), pl.Series("begins", begins, pl.Boolean))
+    phases = phases_of_nodes(attribution.forest)
+    begins = phases.ne_missing(phases.gather(column_ops.known(nodes["parent"])))
+    table = nodes.with_columns(phases, begins.alias("begins"))
     rows = table.group_by("phase", maintain_order=True).agg(
         pl.col("calls").filter("begins").sum(),
         pl.col("host_self_ns").sum().alias("host_ns"),
@@ -145,9 +147,8 @@ def by_kernel(attribution: Attribution) -> pl.DataFrame:
         name, kernel (false for copies and memsets), calls, gpu_ns, mean_ns, min_ns, max_ns, and layers, the number of
         distinct layers that launched it.
     """
-    layers = [layer for layer, _, _ in attribution.forest.keys.names]
-    of_node = [None if layers[key] == UNATTRIBUTED else layers[key] for key in attribution.forest.nodes.keys]
-    names = attribution.names.with_columns(pl.Series("layer", of_node, pl.String).gather(attribution.names["node"]))
+    layers = attribution.forest.layers_of_nodes().select("layer")[attribution.names["node"]]
+    names = attribution.names.hstack(layers.select(pl.when(pl.col("layer") != UNATTRIBUTED).then("layer")))
     rows = names.with_columns(pl.col("name").cast(pl.String)).group_by("name", "kernel").agg(
         pl.col("calls", "gpu_ns").sum(),
         (pl.col("gpu_ns").sum() // pl.col("calls").sum()).alias("mean_ns"),
@@ -182,13 +183,8 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
 def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series | None = None) -> pl.DataFrame:
     """Sum up nodes by group. A layer inside itself counts once.
 
-    Args:
-        attribution: the attribution.
-        groups: columns to group by, a row per key (per key in a group).
-        member: whether each key is in a group (Boolean). None: all are.
-
-    Returns:
-        The columns of `groups`, group (number of the group), `_OWN`, `_INCLUSIVE` and start.
+    `groups` has the columns to group by, a row per key for which `member` is set (None: all keys). The result has these
+    columns, group (its number), `_OWN`, `_INCLUSIVE` and start.
     """
     nodes, keys = attribution.nodes, attribution.forest.keys.names
     distinct = groups.unique(maintain_order=True).with_row_index("group")
@@ -225,12 +221,10 @@ def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequenc
 def _shapes(attribution: Attribution) -> pl.DataFrame:
     """Return the input shapes of each layer, most frequent first."""
     forest = attribution.forest
-    counts = (
-        pl.concat([forest.tree["label"], forest.crossing["label"]]).value_counts(name="len").rename({"label": "row"})
-    )
-    labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes").with_row_index("row")
-    seen = labels.with_columns(pl.col("row").cast(pl.Int32)).drop_nulls("shapes").join(counts, on="row")
-    seen = seen.group_by("group", "shapes").agg(pl.col("len").sum()).sort("len", "shapes", descending=[True, False])
+    row = pl.int_range(pl.len(), dtype=pl.Int32).alias("label")
+    labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes", row).drop_nulls("shapes")
+    seen = labels.join(forest.label_counts(), on="label").group_by("group", "shapes").agg(pl.col("count").sum())
+    seen = seen.sort("count", "shapes", descending=[True, False])
     return seen.group_by("group", maintain_order=True).agg(pl.col("shapes").head(_SHAPES_KEPT))
 
 
@@ -242,15 +236,12 @@ def _device_columns(attribution: Attribution) -> pl.DataFrame:
     )
 
 
-def _phases_of_nodes(attribution: Attribution) -> tuple[list[str], list[bool]]:
-    """Return the phase of each node, and whether the node is the outermost one of that phase."""
-    names = attribution.forest.keys.names
+def phases_of_nodes(forest: Forest) -> pl.Series:
+    """Return the phase of each node, inherited from the innermost node around it with a phase, else other."""
+    names = forest.keys.names
     phases: list[str] = []
-    begins = []
-    for parent, key in zip(attribution.forest.nodes.parents, attribution.forest.nodes.keys, strict=True):
-        around = phases[parent] if parent != column_ops.NONE else ""
+    for parent, key in zip(forest.nodes.parents, forest.nodes.keys, strict=True):
         layer, _, phase = names[key]
-        phase = UNATTRIBUTED if layer == UNATTRIBUTED else phase
-        phases.append((around or "other") if phase == "other" else phase)
-        begins.append(phases[-1] != around)
-    return phases, begins
+        around = phases[parent] if parent != column_ops.NONE else "other"
+        phases.append(UNATTRIBUTED if layer == UNATTRIBUTED else around if phase == "other" else phase)
+    return pl.Series("phase", phases, pl.String)

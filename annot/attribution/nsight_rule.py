@@ -190,9 +190,7 @@ def _projected(activity: Activity) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _with_calls(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the ranges in which calls of their thread start, with `begin` (row of the first one) and `count`.
 
-    Args:
-        ranges: thread, start, end.
-        calls: thread, start; in order.
+    The calls are in order of thread and start.
     """
     rows = calls.select("thread", at="start", row=pl.int_range(pl.len())).drop_nulls().sort("at", maintain_order=True)
     bounds: tuple[tuple[str, str, Literal["forward", "backward"]], ...]
@@ -204,14 +202,9 @@ def _with_calls(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pairs(ranges: pl.DataFrame, calls: pl.DataFrame, group: str) -> Iterator[pl.DataFrame]:
-    """Yield the id and the group of a range and the row of a call inside it, in batches.
+    """Yield the id and the group (a column) of a range and the row of a call inside it. A group is in one batch.
 
-    All pairs of a group are in one batch.
-
-    Args:
-        ranges: the result of `_with_calls`.
-        calls: thread, start, end; in order.
-        group: name of a column of the ranges.
+    The ranges are a result of `_with_calls`, the calls the same.
     """
     sizes = ranges.group_by(group).agg(pl.col("count").sum().alias("pairs")).sort(group)
     sizes = sizes.select(group, batch=(pl.col("pairs").cum_sum() - pl.col("pairs")) // _PAIRS_AT_ONCE)
@@ -222,23 +215,13 @@ def _pairs(ranges: pl.DataFrame, calls: pl.DataFrame, group: str) -> Iterator[pl
 
 
 def _in_tree(ranges: pl.DataFrame, *, stacks: bool) -> pl.DataFrame:
-    """Return the ranges with their parents and levels.
+    """Return the ranges (id, thread, start, end), none of which ends before its start, with their parents and levels.
 
-    Args:
-        ranges: id, thread, start, end (ns). No end is before its start.
-        stacks: whether to return the column stack.
-
-    Returns:
-        The ranges with
-
-            parent    id of the shortest range around the range on its thread, the smallest id of equally short ones
-            level     0 without a parent. Null for ranges with equal start and end, which are each other's parents,
-                      and for all ranges inside them
-            children  number of ranges with this parent
-            stack     ids from the top to the range, each after a colon, null if level is null
-
-    Raises:
-        AnnotError: the stacks exceed 1 GiB.
+    parent    id of the shortest range around the range on its thread, the smallest id of equally short ones
+    level     0 without a parent. Null for ranges with equal start and end, which are each other's parents,
+              and for all ranges inside them
+    children  number of ranges with this parent
+    stack     ids from the top to the range, each after a colon, null if level is null or without `stacks`
     """
     ordered = ranges.sort("thread", "start", "end", "id", descending=[False, False, True, False])
     same = [pl.col(key) == pl.col(key).shift() for key in ("thread", "start", "end")]
@@ -279,7 +262,7 @@ def _shortest_around(ranges: pl.DataFrame) -> pl.Series:
     of_crossing = tree.owners(*(column.gather(crossing) for column in (thread, start, end)))
     around = pl.repeat(column_ops.NONE, ranges.height, dtype=pl.Int32, eager=True)
     around = around.scatter(rows, above).scatter(crossing, of_crossing)
-    parents = rows.cast(pl.Int64).gather(pl.select(pl.when(around != column_ops.NONE).then(around)).to_series())
+    parents = rows.cast(pl.Int64).gather(column_ops.known(around))
     if crossing.is_empty():
         return parents
     keys = ranges.select("thread", "start", "end", rank=pl.struct(pl.col("end") - pl.col("start"), "id").rank("dense"))

@@ -25,12 +25,11 @@ _LONG: Final = 1.5  # first steps longer than this many times the median are war
 class Steps:
     """The steps of a run.
 
-    Args:
-        table: process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end
-            (ns), batch (number in its epoch, null if unknown) and warmup of all steps, by process and start. Steps of
-            a process do not overlap.
-        found_by: words for the method that found the steps, empty without steps.
-        choice: the selected step numbers, or None for the whole profile, including time outside steps.
+    table     process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end (ns),
+              batch (number in its epoch, null if unknown) and warmup, by process and start. Steps of a process do not
+              overlap
+    found_by  words for the method that found the steps, empty without steps
+    choice    the selected step numbers, or None for the whole profile, including time outside steps
     """
 
     table: pl.DataFrame
@@ -44,8 +43,7 @@ class Steps:
         last = pl.max_horizontal(pl.col("end") - 1, "start").alias("last")
         spans = self.table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
         row = column_ops.Tree(*spans.get_columns()).owners(process, start, start)
-        inside = pl.select(pl.when(row != column_ops.NONE).then(row)).to_series()
-        return self.table["step"].gather(inside).fill_null(column_ops.NONE)
+        return self.table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
 
     def selected(self, step: pl.Series) -> pl.Series:
         """Return which steps (as returned by `at`) are selected (Boolean)."""
@@ -63,13 +61,9 @@ class Steps:
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
     """Return the steps of a run.
 
-    Without a key range, the steps are annot's batch ranges or the steps of torch.profiler, otherwise ranges with a
-    usual name such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats.
-
-    Args:
-        forest: the ranges.
-        key_range: text of the ranges that are the steps, with ``#`` for any number.
-        choice: numbers of the selected steps, or None for the whole profile, including time outside steps.
+    Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are annot's
+    batch ranges or the steps of torch.profiler, otherwise ranges with a usual name such as ``step 12`` or ``batch``,
+    otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
     """
     if key_range is not None:
         named = _named(forest, f"^{_pattern(key_range)}$")
@@ -135,8 +129,7 @@ def _usual_names(forest: Forest) -> pl.DataFrame:
 
 def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
     """Return thread, start, end, label and number of the ranges whose label is in `which` (Boolean per label)."""
-    columns = ["thread", "start", "end", "label"]
-    every = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
+    every = forest.every_range()
     every = every.filter(which.gather(every["label"]))
     return every.with_columns(forest.labels["number"].gather(every["label"]).alias("number"))
 

@@ -65,10 +65,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
 
 def _unattributed(attribution: Attribution) -> pl.DataFrame:
     """Return reason, gpu_self_ns, kernels and copies of the unattributed GPU activities."""
-    names = attribution.forest.keys.names
-    reason = [names[key][1] if names[key][0] == UNATTRIBUTED else None for key in attribution.forest.nodes.keys]
-    table = attribution.nodes.with_columns(pl.Series("reason", reason, pl.String))
-    return table.drop_nulls("reason").select("reason", "gpu_self_ns", "kernels", "copies")
+    table = attribution.nodes.hstack(attribution.forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
+    return table.select("gpu_self_ns", "kernels", "copies", reason="module")
 
 
 def _devices(attribution: Attribution) -> list[dict[str, Any]]:
@@ -78,7 +76,7 @@ def _devices(attribution: Attribution) -> list[dict[str, Any]]:
 
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
-    numbers = {reason: kernels + copies for reason, _, kernels, copies in lost.iter_rows()}
+    numbers = {reason: kernels + copies for _, kernels, copies, reason in lost.iter_rows()}
     found = (
         (
             attribution.forest.open_ranges,

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.step_parts import WORK
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.host_times import known
 from annot.attribution.step_table import step_statistics
 
-__all__ = [
-    "allocations",
-    "batch_size",
-    "collectives",
-    "coverage",
-    "cuda_graphs",
-    "data_loading",
-    "host_bound",
-    "pageable_copies",
-    "stragglers",
-    "synchronous_copies",
-    "uneven_steps",
-]
+__all__ = ["RULES"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
@@ -225,8 +214,8 @@ def uneven_steps(facts: Facts) -> Advice | None:
 
 def coverage(facts: Facts) -> Advice | None:
     """GPU time that was launched outside any range."""
-    nodes, lost = facts.attribution.nodes, _lost(facts)
-    whole = int(nodes["gpu_self_ns"].sum())
+    nodes = facts.attribution.nodes.hstack(facts.attribution.forest.layers_of_nodes())
+    lost, whole = nodes.filter(pl.col("layer") == UNATTRIBUTED), int(nodes["gpu_self_ns"].sum())
     if not whole or lost["gpu_self_ns"].sum() < 0.3 * whole:
         return None
     share, count = int(lost["gpu_self_ns"].sum()) / whole, int((lost["kernels"] + lost["copies"]).sum())
@@ -239,8 +228,16 @@ def coverage(facts: Facts) -> Advice | None:
     )
 
 
-def _lost(facts: Facts) -> pl.DataFrame:
-    """The nodes of unattributed GPU activities."""
-    names, keys = facts.attribution.forest.keys.names, facts.attribution.forest.nodes.keys
-    outside = pl.Series([names[key][0] == UNATTRIBUTED for key in keys], dtype=pl.Boolean)
-    return facts.attribution.nodes.filter(outside)
+RULES: Final[tuple[Rule, ...]] = (
+    data_loading,
+    synchronous_copies,
+    pageable_copies,
+    allocations,
+    cuda_graphs,
+    host_bound,
+    batch_size,
+    stragglers,
+    collectives,
+    uneven_steps,
+    coverage,
+)

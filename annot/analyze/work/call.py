@@ -73,11 +73,7 @@ class Cost:
         return Work(self.flops, self.inputs + self.weights, self.outputs, self.params)
 
     def backward(self, grad: str = "") -> Work:
-        """Return the work of a backward call.
-
-        Args:
-            grad: gradients to compute. ``weight``: of the weights only; ``input``: of the inputs only; else of both.
-        """
+        """Return the work of a backward call: of both gradients, or only of that of ``weight`` or ``input``."""
         for_inputs, for_weights = self.differentiable and grad != "weight", self.params > 0 and grad != "input"
         read = self.outputs + self.weights * for_inputs
         read += self.inputs * (for_weights or (for_inputs and self.needs_inputs))
@@ -92,11 +88,8 @@ class Cost:
 class Call:
     """Inputs and arguments of one call of a layer or operation.
 
-    Args:
-        name: class of the layer, or name of the operation.
-        tensors: shape and dtype of each input.
-        arguments: the other arguments in the label, by name.
-        alone: whether the call ran without other layers inside.
+    `name` is the class of the layer or the name of the operation. `alone` is whether the call ran without other layers
+    inside.
     """
 
     name: str
@@ -164,13 +157,7 @@ Formula: TypeAlias = Callable[[Call], Cost]
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes per element of a dtype.
-
-    Args:
-        dtype: short name of the dtype, as from `annot.labels.tag.short_dtype`.
-
-    Raises:
-        UncountableError: the dtype is unknown.
+    """Return the bytes per element of a dtype, a short name of `annot.labels.tag.short_dtype`.
 
     Example:
         >>> item_size("bf16"), item_size("float8_e4m3fn")
@@ -185,9 +172,6 @@ def item_size(dtype: str) -> int:
 
 def broadcast(*shapes: Shape) -> Shape:
     """Return the broadcast shape of several shapes.
-
-    Raises:
-        UncountableError: the shapes cannot be broadcast.
 
     Example:
         >>> broadcast((4, 1), (5,))

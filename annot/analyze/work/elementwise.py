@@ -15,7 +15,7 @@ from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
 
-__all__ = ["LAYERS", "OPERATIONS"]
+__all__ = ["LAYERS", "OPERATIONS", "each"]
 
 _ACTIVATIONS: Final = {
     # forward and backward FLOPs per element
@@ -38,13 +38,15 @@ def _free(_: Call) -> Cost:
     return Cost(0, 0, 0)
 
 
-def _each(forward: int, backward: int) -> Formula:
+def each(forward: int, backward: int, *, needs_inputs: bool = True) -> Formula:
+    """Return the formula of FLOPs per element, and of the two slopes per element of a PReLU."""
+
     def cost(call: Call) -> Cost:
         count, size = call.count(), call.bytes_of()
         params = call.number("num", 1) if call.name == "PReLU" else 0
         return Cost(
             forward * count, size, size, params * call.item, params, to_inputs=backward * count,
-            to_weights=2 * count * bool(params), needs_inputs=True,
+            to_weights=2 * count * bool(params), needs_inputs=needs_inputs,
         )  # fmt: skip
 
     return cost
@@ -56,11 +58,8 @@ def _each(forward: int, backward: int) -> Formula:
 def _normalised(call: Call, forward: tuple[int, int], backward: tuple[int, int], params: int) -> Cost:
     """Return the cost of a normalisation.
 
-    Args:
-        call: the call.
-        forward: FLOPs per element without and with parameters.
-        backward: FLOPs per element of the gradients of the input and of the weights.
-        params: number of parameters.
+    `forward` has the FLOPs per element without and with parameters, `backward` those of the gradients of the input and
+    of the weights.
     """
     count, size = call.count(), call.bytes_of()
     return Cost(
@@ -262,7 +261,7 @@ def _elementwise(call: Call) -> Cost:
 
 
 LAYERS: Final[dict[str, Formula]] = {
-    **{name: _each(*flops) for name, flops in _ACTIVATIONS.items()},
+    **{name: each(*flops) for name, flops in _ACTIVATIONS.items()},
     **dict.fromkeys(_FREE, _free),
     **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), _of_channels(1)),
     **dict.fromkeys(("BatchNormalization", "GroupNormalization"), _of_channels(-1)),

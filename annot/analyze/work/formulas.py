@@ -48,14 +48,7 @@ OPERATIONS: Final[Mapping[str, Formula]] = {**conv_linear.OPERATIONS, **sequence
 def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
     """Return the cost of a layer, an operation or an optimizer step; None if it is unknown.
 
-    Args:
-        tag: parsed label of the range.
-        alone: whether the call ran without other layers inside.
-
-    Example:
-        >>> from annot.labels.tag import parse
-        >>> cost(parse("fc Linear [128,9216]f32 out=4096 |fwd")).flops == 2 * 128 * 9216 * 4096
-        True
+    `alone` is whether the call ran without other layers inside.
     """
     call = Call.of(tag, alone=alone)
     formula = _table(tag).get(call.name)
@@ -74,11 +67,7 @@ def _table(tag: Tag) -> Mapping[str, Formula]:
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:
-    """Return the work of a range; None if it is unknown.
-
-    Args:
-        tag: parsed label of the range.
-        alone: whether the call ran without other layers inside.
+    """Return the work of a range; None if it is unknown. `alone` is that of `cost`.
 
     Example:
         >>> from annot.labels.tag import parse

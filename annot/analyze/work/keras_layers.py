@@ -11,7 +11,7 @@ from typing import Final
 
 from annot.analyze.work import elementwise, sequences
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
-from annot.analyze.work.conv_linear import product
+from annot.analyze.work.conv_linear import output_sizes, product
 from annot.labels.tag import TensorSpec
 
 __all__ = ["LAYERS"]
@@ -88,20 +88,11 @@ def _convolution_of_states(call: Call) -> Cost:
         raise UncountableError
     first = call.arguments.get("layout") == "channels_first"
     channels, sizes = (shape[2], shape[3:]) if first else (shape[-1], shape[2:-1])
-    positions, out = math.prod(_output_sizes(call, sizes, kernel)), call.number("out")
+    positions, out = math.prod(output_sizes(call, sizes, kernel)), call.number("out")
     steps, window = shape[0] * shape[1] * positions, math.prod(kernel)
     weights = 4 * out * window * (channels + out)
     outputs = (steps if call.flag("sequences", default=False) else shape[0] * positions) * out
     return product(call, steps * weights, call.count(), outputs, weights, 4 * out * call.flag("bias"))
-
-
-def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
-    stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
-    same = call.arguments.get("padding") == "same"
-    return tuple(
-        -(-(size if same else size - wide * (length - 1)) // step)
-        for size, wide, length, step in zip(sizes, dilation, kernel, stride, strict=True)
-    )
 
 
 def _padded(call: Call) -> Cost:
@@ -166,14 +157,6 @@ def _adaptive(name: str) -> Formula:
     return cost
 
 
-def _each(forward: int, backward: int) -> Formula:
-    def cost(call: Call) -> Cost:
-        count, size = call.count(), call.bytes_of()
-        return Cost(forward * count, size, size, to_inputs=backward * count)
-
-    return cost
-
-
 _ELEMENTS: Final = {
     # forward and backward FLOPs per element
     "SpatialDropout1D": (2, 1), "SpatialDropout2D": (2, 1), "SpatialDropout3D": (2, 1),
@@ -182,7 +165,7 @@ _ELEMENTS: Final = {
 }  # fmt: skip
 
 LAYERS: Final[dict[str, Formula]] = {
-    **{name: _each(*flops) for name, flops in _ELEMENTS.items()},
+    **{name: elementwise.each(*flops, needs_inputs=False) for name, flops in _ELEMENTS.items()},
     "EinsumDense": _einsum,
     "ReversibleEmbedding": _reversible,
     **dict.fromkeys(("Attention", "AdditiveAttention"), _attention),
