@@ -15,13 +15,12 @@ from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.gpu_activities import (
     KEY,
     attributed_blocks,
-    modules_of_nodes,
     range_self_times,
     sums_by_group,
 )
 from annot.analyze.kernel_kinds import classify
 from annot.attribution import UNATTRIBUTED, Attribution
-from annot.attribution.layer_tables import phases_of_nodes
+from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
 
@@ -184,31 +183,25 @@ class _Side:
 
     def _grouped(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The columns of the grouping by group, and the times with a row per group and step."""
-        attribution, times = self._attribution, self._times
-        if by == "layer":
-            keys = attribution.forest.nodes.keys
-            return attribution.forest.layers(), sums_by_group(attribution, times, keys, *_STEP)
-        if by == "module":
-            names, of_node = modules_of_nodes(attribution)
-            return names, sums_by_group(attribution, times, of_node, *_STEP)
+        forest, times = self._attribution.forest, self._times
+        if by in ("layer", "module"):
+            names, of_key = modules_of_keys(forest) if by == "module" else (forest.layers(), None)
+            keys = forest.nodes.keys
+            of_node = keys if of_key is None else [of_key[key] for key in keys]
+            return names, sums_by_group(self._attribution, times, of_node, *_STEP)
         if by is None:
-            named = pl.Series("all", ["all"]).new_from_index(0, times.height)
+            named = pl.repeat("all", times.height, eager=True).alias("all")
         elif by == "phase":
-            named = phases_of_nodes(attribution.forest).cast(pl.Categorical).gather(times["node"])
+            named = phases_of_nodes(forest).gather(times["node"])
         else:
-            named = times["name"]
-        distinct = named.unique()
-        group = pl.DataFrame([distinct, pl.int_range(len(distinct), dtype=pl.Int32, eager=True).alias("group")])
-        grouped = times.with_columns(named.alias("named")).join(
-            group.rename({named.name: "named"}), on="named", how="left", nulls_equal=True
-        )
-        names = distinct.cast(pl.String).to_frame()
+            named = times["name"].cast(pl.String)
         if by == "class":
-            names = names.select(pl.Series("class", [classify(name or "").kind for name in names["name"]], pl.String))
-            kinds = names.unique()
-            numbers = names.join(kinds.with_row_index("kind"), on="class", how="left", maintain_order="left")["kind"]
-            grouped = grouped.with_columns(numbers.cast(pl.Int32).gather(grouped["group"]).alias("group"))
-            names = kinds
+            known = named.unique()
+            kinds = [classify(name or "").kind for name in known]
+            named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("class")
+        names = named.unique().to_frame()
+        numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
+        grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)
         return names, _summed(grouped, ["group", *_STEP])
 
 

@@ -10,7 +10,7 @@ import polars as pl
 from annot.analyze.idle import DISPATCH_NS, waiting_calls
 from annot.analyze.overlap import merged, within
 from annot.analyze.step_parts import by_device
-from annot.attribution import UNATTRIBUTED, Attribution
+from annot.attribution import Attribution
 from annot.attribution.attribute import self_times
 from annot.attribution.column_ops import NONE
 from annot.attribution.host_times import known
@@ -24,7 +24,6 @@ __all__ = [
     "attributed_kernels",
     "device_idle",
     "idle_of_nodes",
-    "modules_of_nodes",
     "range_self_times",
     "sums_by_group",
     "sums_by_layer",
@@ -79,17 +78,6 @@ def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) ->
     """Return inclusive sums of numbers of nodes by layer, module class, phase and the columns of `also`."""
     sums = sums_by_group(attribution, values, attribution.forest.nodes.keys, *also)
     return pl.concat([attribution.forest.layers()[sums["group"]], sums.drop("group")], how="horizontal")
-
-
-def modules_of_nodes(attribution: Attribution) -> tuple[pl.DataFrame, list[int]]:
-    """Return module and phase of each group of layers with a module class, and the group of each node; -1: none."""
-    numbers: dict[tuple[str, str], int] = {}
-    of_key = [
-        numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else NONE
-        for layer, module, phase in attribution.forest.keys.names
-    ]
-    groups = pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row")
-    return groups, [of_key[key] for key in attribution.forest.nodes.keys]
 
 
 def sums_by_group(attribution: Attribution, values: pl.DataFrame, of_node: list[int], *also: str) -> pl.DataFrame:

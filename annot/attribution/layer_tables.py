@@ -17,7 +17,7 @@ from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
 from annot.profile import Source
 
-__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "correlate", "phases_of_nodes"]
+__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "correlate", "modules_of_keys", "phases_of_nodes"]
 
 _SHAPES_KEPT: Final = 8
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
@@ -83,7 +83,8 @@ def correlate(
 
 def by_layer(attribution: Attribution) -> pl.DataFrame:
     """Return a row per layer, module class and phase. `annot.correlate` documents the columns."""
-    rows = _rolled_up(attribution, attribution.forest.layers())
+    layers = attribution.forest.layers()
+    rows = _rolled_up(attribution, layers, range(layers.height))
     rows = rows.join(_shapes(attribution), on="group", how="left", maintain_order="left")
     rows = rows.join(_device_columns(attribution), on="group", how="left", maintain_order="left")
     rows = rows.with_columns(pl.col("shapes").fill_null([]), pl.col("gpu_busy_ns", "gpu_span_ns").fill_null(0))
@@ -104,12 +105,10 @@ def by_module(attribution: Attribution) -> pl.DataFrame:
 
     Ranges without a module class are left out, so the times do not add up to those of the run.
     """
-    names = attribution.forest.layers()
-    named = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED)
-    groups = names.filter(named).group_by("module", "phase", maintain_order=True)
-    layers = groups.agg(pl.col("layer").n_unique().cast(pl.Int64).alias("layers"))
-    rows = _rolled_up(attribution, names.filter(named).select("module", "phase"), names.select(named).to_series())
-    rows = rows.join(layers, on=["module", "phase"], how="left", maintain_order="left")
+    groups, of_key = modules_of_keys(attribution.forest)
+    layers = attribution.forest.layers().select("layer", pl.Series("group", of_key, pl.Int64)).group_by("group")
+    rows = _rolled_up(attribution, groups, of_key)
+    rows = rows.join(layers.agg(layers=pl.col("layer").n_unique().cast(pl.Int64)), on="group", how="left")
     rows = rows.sort("start", "module", "phase", nulls_last=True)
     rows = rows.select("module", "phase", "layers", "calls", *_TIMES, "kernels", "copies")
     return without_unknown(rows, attribution.meta)
@@ -180,17 +179,22 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     return without_unknown(table, attribution.meta)
 
 
-def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series | None = None) -> pl.DataFrame:
-    """Sum up nodes by group. A layer inside itself counts once.
+def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:
+    """Return module and phase of each group of layers with a module class, and the group of each key; -1: none."""
+    numbers: dict[tuple[str, str], int] = {}
+    of_key = [
+        numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else column_ops.NONE
+        for layer, module, phase in forest.keys.names
+    ]
+    return pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row"), of_key
 
-    `groups` has the columns to group by, a row per key for which `member` is set (None: all keys). The result has these
-    columns, group (its number), `_OWN`, `_INCLUSIVE` and start.
+
+def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
+    """Sum up nodes by group of their key. A layer inside itself counts once.
+
+    The result has the columns of the groups, group (its number), `_OWN`, `_INCLUSIVE` and start.
     """
-    nodes, keys = attribution.nodes, attribution.forest.keys.names
-    distinct = groups.unique(maintain_order=True).with_row_index("group")
-    numbers = groups.join(distinct, on=groups.columns, how="left", maintain_order="left")["group"].to_list()
-    group = iter(numbers)
-    of_key = [next(group) if member is None or member[key] else column_ops.NONE for key in range(len(keys))]
+    nodes = attribution.nodes
     of_node = [of_key[key] for key in attribution.forest.nodes.keys]
     table = nodes.with_columns(
         pl.Series("group", of_node, pl.Int64),
@@ -202,8 +206,8 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series
     )  # fmt: skip
     sums = _with_crossing(attribution, sums, of_key)
     shown = (pl.col("calls") > 0) | (pl.col("kernels_total") > 0) | (pl.col("copies") > 0) | (pl.col("gpu_ns") > 0)
-    distinct = distinct.with_columns(pl.col("group").cast(pl.Int64))
-    return sums.filter(shown).join(distinct, on="group", how="left")
+    numbered = groups.with_columns(group=pl.int_range(pl.len()))
+    return sums.filter(shown).join(numbered, on="group", how="left")
 
 
 def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:

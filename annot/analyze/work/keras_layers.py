@@ -7,6 +7,7 @@ multiplications are counted as in `annot.analyze.work.elementwise`. Random numbe
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 from annot.analyze.work import elementwise, sequences
@@ -145,16 +146,12 @@ def _bidirectional(call: Call) -> Cost:
     return Cost(0, 0, 0)
 
 
-def _adaptive(name: str) -> Formula:
-    """Return the formula of PyTorch's layer `name`, applied to a channels-first shape."""
-
-    def cost(call: Call) -> Cost:
-        (spec, *_), shape = call.tensors, call.shape()
-        if call.arguments.get("layout") != "channels_first":
-            shape = (shape[0], shape[-1], *shape[1:-1])
-        return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
-
-    return cost
+def _adaptive(call: Call, name: str) -> Cost:
+    """Count PyTorch's layer `name`, applied to a channels-first shape."""
+    (spec, *_), shape = call.tensors, call.shape()
+    if call.arguments.get("layout") != "channels_first":
+        shape = (shape[0], shape[-1], *shape[1:-1])
+    return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
 
 
 _ELEMENTS: Final = {
@@ -165,7 +162,10 @@ _ELEMENTS: Final = {
 }  # fmt: skip
 
 LAYERS: Final[dict[str, Formula]] = {
-    **{name: elementwise.each(*flops, needs_inputs=False) for name, flops in _ELEMENTS.items()},
+    **{
+        name: partial(elementwise.each, forward=ahead, backward=back, needs_inputs=False)
+        for name, (ahead, back) in _ELEMENTS.items()
+    },
     "EinsumDense": _einsum,
     "ReversibleEmbedding": _reversible,
     **dict.fromkeys(("Attention", "AdditiveAttention"), _attention),
@@ -175,6 +175,6 @@ LAYERS: Final[dict[str, Formula]] = {
     "RepeatVector": _repeated,
     "Dot": _dot,
     "Bidirectional": _bidirectional,
-    **{f"AdaptiveAveragePooling{count}D": _adaptive(f"AdaptiveAvgPool{count}d") for count in (1, 2, 3)},
-    **{f"AdaptiveMaxPooling{count}D": _adaptive(f"AdaptiveMaxPool{count}d") for count in (1, 2, 3)},
+    **{f"AdaptiveAveragePooling{count}D": partial(_adaptive, name=f"AdaptiveAvgPool{count}d") for count in (1, 2, 3)},
+    **{f"AdaptiveMaxPooling{count}D": partial(_adaptive, name=f"AdaptiveMaxPool{count}d") for count in (1, 2, 3)},
 }
