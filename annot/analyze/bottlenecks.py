@@ -64,11 +64,7 @@ _COLUMNS: Final = (
 
 
 def default_peaks(attribution: Attribution) -> Peaks | None:
-    """Return the peaks of the busiest device; None: unknown.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the peaks of the busiest device of a profile; None: unknown."""
     devices = attribution.meta.get("devices") or [row for row in [device_of_profile(attribution)] if row]
     busiest = attribution.device_busy.sort("busy_ns", descending=True)["device"]
     return peaks_of(devices, busiest[0] if busiest.len() else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -160,7 +160,10 @@ class _Side:
             self._steps = attribution.steps.steady().select("step", process_code="process")
             self.count = self._steps.height
         keys = ("name" if by in _OF_NAMES else "node", *_STEP)
-        times = _device_times(attribution) if device else iter([range_self_times(attribution)])
+        name = pl.col("name").cast(pl.Categorical)
+        columns = ("node", "process_code", "step", name, pl.col("gpu_ns").alias("time_ns"))
+        blocks = (block.select(columns) for block in attributed_blocks(attribution))
+        times = blocks if device else iter([range_self_times(attribution)])
         self._times = _summed(pl.concat([_summed(self._of_steps(part), keys) for part in times]), keys)
 
     def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
@@ -211,12 +214,6 @@ _ONE: Final = {"all": pl.String, "mean_ns": pl.Float64, "variance": pl.Float64, 
 
 def _summed(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
     return times.group_by(keys).agg(pl.col("time_ns").sum())
-
-
-def _device_times(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    """GPU activities in blocks: node, process_code, step, name, time_ns."""
-    for block in attributed_blocks(attribution):
-        yield block.select("node", "process_code", "step", pl.col("name").cast(pl.Categorical), time_ns="gpu_ns")
 
 
 def _step_time(attribution: Attribution) -> pl.DataFrame:

@@ -145,7 +145,7 @@ def _going_on(
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
         "pending": pending,
-        "dispatch": lambda: _short(_gaps(ran)),
+        "dispatch": lambda: _short(ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()),
     }
 
 
@@ -163,10 +163,6 @@ def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     idle = busy.filter(dry & (pl.col("lasts") <= pl.col("end")))
     limit = pl.min_horizontal("next", pl.col("end") + (pl.col("end") - pl.col("start")))
     return idle.select(start="end", end=limit)
-
-
-def _gaps(ran: pl.DataFrame) -> pl.DataFrame:
-    return ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()
 
 
 def _short(spans: pl.DataFrame) -> pl.DataFrame:

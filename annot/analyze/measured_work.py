@@ -186,12 +186,7 @@ def _padding(names: Sequence[str], costs: Iterable[Cost]) -> list[str]:
 
 
 def tiles(name: str) -> list[tuple[int, int]]:
-    """Return the output tile sizes in the name of a GEMM kernel.
-
-    Example:
-        >>> tiles("ampere_sgemm_128x64_tn"), tiles("maxwell_scudnn_128x64_relu_interior_nn"), tiles("relu")
-        ([(128, 64)], [(128, 64)], [])
-    """
+    """Return the output tile sizes in the name of a GEMM kernel, such as ``ampere_sgemm_128x64_tn``."""
     found = _TILE.search(name) if "gemm" in name or "cudnn" in name or "cutlass" in name else None
     return [(int(found[1]), int(found[2]))] if found else []
 

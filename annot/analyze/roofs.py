@@ -10,10 +10,7 @@ import polars as pl
 
 from annot.analyze.device_peaks import GEFORCE, NVIDIA, sheet_of
 
-__all__ = ["PRECISIONS", "Peaks", "device_of_counters", "given_peaks", "peaks_of", "peaks_of_device"]
-
-PRECISIONS: Final = ("f64", "f32", "tf32", "f16", "bf16", "f8", "f6", "f4")
-"""Precisions with known peaks, as dtype names of `annot.labels.tag`; tf32 only on Tensor Cores."""
+__all__ = ["Peaks", "device_of_counters", "given_peaks", "peaks_of", "peaks_of_device"]
 
 _TENSOR: Final = " tensor"
 _NEAREST: Final = {

@@ -46,13 +46,6 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     The columns are process; device (null: the process uses no device); share: one of `SHARES`; ns: time of the share;
     hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
     the sum of ns over the shares of a device. All are Int64 except share.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> from annot.profile import Profile
-        >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["ampere_sgemm_64x64_nn"]}
-        >>> step_time(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).filter(pl.col("ns") > 0).rows()
-        [(1, 0, 'kernels', 15, 0, 15)]
     """
     return shares_of_devices(parts or parts_of(attribution), _going_on)
 

@@ -134,9 +134,11 @@ def tensor_core_work(attribution: Attribution) -> pl.DataFrame:
     counted = _counted(attribution)
     if counted is None:
         return names
-    rows = with_classes(attribution.forest.layers_of_nodes()[counted["node"]].hstack(counted)).with_columns(
-        pl.coalesce(_by_counters(), "tensor_cores").alias("tensor_cores")
-    )
+    rows = with_classes(attribution.forest.layers_of_nodes()[counted["node"]].hstack(counted))
+    by_kind = (pl.col("pipe") > 0) & pl.col("kind").is_in([*MATRIX, "other"])
+    beyond_packed = pl.col("pipe") > 2 * pl.col("packed") / 32  # predicated-off threads of an instruction do not count
+    by_counters = pl.coalesce(pl.col("exact") > 0, beyond_packed, by_kind)  # null: not counted
+    rows = rows.with_columns(pl.coalesce(by_counters, "tensor_cores").alias("tensor_cores"))
     sums = rows.group_by(*KEY, "name", "kernel", "kind", "library", "tensor_cores", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("calls"), pl.col("gpu_ns").sum()
     )
@@ -158,13 +160,6 @@ def _counted(attribution: Attribution) -> pl.DataFrame | None:
         used, left_on="row", right_on="kernel", how="left", maintain_order="left"
     )
     return placed.select("node", "name", "kernel", "gpu_ns", *COUNTERS)
-
-
-def _by_counters() -> pl.Expr:
-    """Whether a kernel computes on Tensor Cores by its counters; null: not counted."""
-    by_kind = (pl.col("pipe") > 0) & pl.col("kind").is_in([*MATRIX, "other"])
-    beyond_packed = pl.col("pipe") > 2 * pl.col("packed") / 32  # predicated-off threads of an instruction do not count
-    return pl.coalesce(pl.col("exact") > 0, beyond_packed, by_kind)
 
 
 def _kernels(work: pl.DataFrame) -> dict[tuple[str, str, str], list[_Kernel]]:

@@ -213,8 +213,7 @@ def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:
     launches = read_launches(source.launch_blocks(), forest, steps)
     if launches.in_order:
         return launches
-    blocks = list(source.launch_blocks())
-    return read_launches(iter([pl.concat(blocks, how="diagonal").sort("start", maintain_order=True)]), forest, steps)
+    return read_launches(_in_order(source.launch_blocks()), forest, steps)
 
 
 def _account(source: Source, forest: Forest, launches: Launches, attributor: Attributor) -> Account:

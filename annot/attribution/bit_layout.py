@@ -84,13 +84,7 @@ def owner_columns(code: str, *, guesses: bool) -> list[pl.Expr]:
 
 
 def pair(high: _Column, low: _Column) -> _Column:
-    """Return pairs (Int64) of integers.
-
-    Example:
-        >>> pairs = pair(pl.Series([3, -1]), pl.Series([5, 0]))
-        >>> high_of(pairs).to_list(), low_of(pairs).to_list()
-        ([3, -1], [5, 0])
-    """
+    """Return pairs (Int64) of integers."""
     return high.cast(pl.Int64) * _HIGH_UNIT + low.cast(pl.Int64)
 
 

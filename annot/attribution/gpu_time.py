@@ -219,7 +219,8 @@ class Account:
         counted = kept.select(
             "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
         )
-        self._add_late(kept)
+        if not (late := kept.filter("by_time")).is_empty():
+            self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
         self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
         self._parts["names"].append(_by_name(kept))
         self._parts["steps"].append(_by_step(kept, counted))
@@ -233,12 +234,6 @@ class Account:
         kept = placed.filter(~pl.col("left_out"))
         self.left_out += placed.height - kept.height
         return kept
-
-    def _add_late(self, kept: pl.DataFrame) -> None:
-        """Add GPU time that belongs to a range of another thread."""
-        late = kept.filter("by_time")
-        if not late.is_empty():
-            self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
 
     def _add_busy(self, kept: pl.DataFrame) -> bool:
         timed = kept.filter(pl.col("start").is_not_null()) if kept["start"].null_count() else kept

@@ -143,16 +143,11 @@ def _distinct(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     key = (text_code.fill_null(-1) + 1) * TEXT_KEY_UNITS["text"]
     for name in ("domain", "role"):
         if name in ranges.columns and ranges[name].count():
-            key += _small_codes(ranges[name]) * TEXT_KEY_UNITS[name]
+            enum = pl.Enum(ranges[name].unique().drop_nulls().cast(pl.String).sort())  # few distinct values
+            key += (ranges[name].cast(enum).to_physical().cast(pl.Int64).fill_null(-1) + 1) * TEXT_KEY_UNITS[name]
     first = pl.DataFrame({"key": key}).with_row_index("row").unique("key", keep="first", maintain_order=True)
     code = column_ops.codes(key, first["key"])
     rows = ranges.select(name for name in _LABEL_COLUMNS if name in ranges.columns)[first["row"]]
     absent = [pl.lit(None, pl.String).alias(name) for name in _LABEL_COLUMNS if name not in rows.columns]
     distinct = rows.with_columns(pl.all().cast(pl.String)).with_columns(absent).select(_LABEL_COLUMNS)
     return distinct.with_columns(pl.col("domain", "text").fill_null("")), code
-
-
-def _small_codes(column: pl.Series) -> pl.Series:
-    """Return a code from 1 for each value of a column with few distinct values, 0 for null (Int64)."""
-    enum = pl.Enum(column.unique().drop_nulls().cast(pl.String).sort())
-    return column.cast(enum).to_physical().cast(pl.Int64).fill_null(-1) + 1

@@ -66,13 +66,7 @@ class Nodes:
         return node
 
     def chain(self, node: int) -> list[int]:
-        """Return the keys of the path of a node, outermost first.
-
-        Example:
-            >>> nodes = Nodes()
-            >>> nodes.chain(nodes.extend(-1, [4, 7]))
-            [4, 7]
-        """
+        """Return the keys of the path of a node, outermost first."""
         keys = []
         while node != NONE:
             keys.append(self.keys[node])

@@ -86,7 +86,10 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     layers = attribution.forest.layers()
     rows = _rolled_up(attribution, layers, range(layers.height))
     rows = rows.join(_shapes(attribution), on="group", how="left", maintain_order="left")
-    rows = rows.join(_device_columns(attribution), on="group", how="left", maintain_order="left")
+    devices = attribution.busy.group_by(group=pl.col("key").cast(pl.Int64)).agg(  # added up over devices
+        gpu_busy_ns=pl.col("busy_ns").sum(), gpu_span_ns=pl.col("last_ns").max() - pl.col("first_ns").min()
+    )
+    rows = rows.join(devices, on="group", how="left", maintain_order="left")
     rows = rows.with_columns(pl.col("shapes").fill_null([]), pl.col("gpu_busy_ns", "gpu_span_ns").fill_null(0))
     memory = () if attribution.memory is None else MEMORY_COLUMNS
     if attribution.memory is not None:
@@ -230,14 +233,6 @@ def _shapes(attribution: Attribution) -> pl.DataFrame:
     seen = labels.join(forest.label_counts(), on="label").group_by("group", "shapes").agg(pl.col("count").sum())
     seen = seen.sort("count", "shapes", descending=[True, False])
     return seen.group_by("group", maintain_order=True).agg(pl.col("shapes").head(_SHAPES_KEPT))
-
-
-def _device_columns(attribution: Attribution) -> pl.DataFrame:
-    """Return gpu_busy_ns (added up over devices) and gpu_span_ns of each layer."""
-    return attribution.busy.group_by(pl.col("key").cast(pl.Int64).alias("group")).agg(
-        pl.col("busy_ns").sum().alias("gpu_busy_ns"),
-        (pl.col("last_ns").max() - pl.col("first_ns").min()).alias("gpu_span_ns"),
-    )
 
 
 def phases_of_nodes(forest: Forest) -> pl.Series:

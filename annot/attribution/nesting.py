@@ -42,28 +42,17 @@ def nest(ranges: pl.DataFrame) -> Nest:
 
     The ranges have thread (Int32), start, end (ns, Int64), foreign (ended on another thread), started (not pushed) and
     ours (in annot's domain), ordered by id. No end is null or before the start. Further columns are kept.
-
-    Example:
-        >>> two = pl.DataFrame({"start": [0, 5], "end": [20, 10]}).with_columns(thread=pl.lit(9, pl.Int32))
-        >>> false = pl.lit(False)
-        >>> nest(two.with_columns(foreign=false, started=false, ours=false)).tree["parent"].to_list()
-        [-1, 0]
     """
     order = column_ops.order(ranges["thread"], ranges["start"], ranges["end"])
-    is_crossing = _crossing(ranges, order)
+    weight = 2 * (~ranges["started"]).cast(pl.Int32) + ranges["ours"].cast(pl.Int32)
+    columns = (ranges["thread"], ranges["start"], ranges["end"], weight, ranges["foreign"])
+    is_crossing = column_ops.crossing(*(column.gather(order) for column in columns))
     crossing = ranges[order.filter(is_crossing)].drop("started", "ours")
     rest = [ranges.drop("started", "ours", "foreign")]
-    del ranges  # may have tens of millions of rows; the caller keeps no reference either
+    del ranges, columns, weight  # may have tens of millions of rows; the caller keeps no reference either
     tree = _gather_rows(rest.pop(), order.filter(~is_crossing) if crossing.height else order)
     parent, _ = column_ops.parents(tree["thread"], tree["end"])
     return Nest(tree.with_columns(parent.alias("parent")), crossing)
-
-
-def _crossing(ranges: pl.DataFrame, order: pl.Series) -> pl.Series:
-    """Return which ranges, in order, are crossing ranges (Boolean)."""
-    weight = 2 * (~ranges["started"]).cast(pl.Int32) + ranges["ours"].cast(pl.Int32)
-    columns = (ranges["thread"], ranges["start"], ranges["end"], weight, ranges["foreign"])
-    return column_ops.crossing(*(column.gather(order) for column in columns))
 
 
 def _gather_rows(ranges: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:

@@ -7,7 +7,6 @@ This file is the reference implementation of `annot/native/tables/process_ranges
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -40,18 +39,15 @@ def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series
             others = running[around]
             others[:] = [other for other in others if ends[other] >= starts[row]]
             for other in others:
-                if ends[other] >= ends[row] and (best == NONE or _is_inside(other, best, starts, ends)):
+                # Of equally short ranges, the last one is innermost.
+                if ends[other] >= ends[row] and (
+                    best == NONE or (ends[other] - starts[other], -other) < (ends[best] - starts[best], -best)
+                ):
                     best = other
             around = higher[around]
         found.append(best)
         running[of_key].append(row)
     return pl.Series("parent", found, pl.Int32)
-
-
-def _is_inside(new: int, old: int, start: Sequence[int], end: Sequence[int]) -> bool:
-    """Return whether range `new` is shorter than range `old`, or equally short and later in order."""
-    lengths = end[new] - start[new], end[old] - start[old]
-    return lengths[0] < lengths[1] or (lengths[0] == lengths[1] and new > old)
 
 
 def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Series) -> tuple[pl.Series, pl.DataFrame]:

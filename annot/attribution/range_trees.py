@@ -86,7 +86,9 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     """
     labels, keys = _keyed(ingested.labels(marks))
     threads = ingested.threads()
-    parts = _split(ingested.pop_ranges(last), labels, threads)
+    parts = [ingested.pop_ranges(last)]
+    if (shared := are_shared(parts[0], labels, threads)) is not None:
+        parts = [parts[0].filter(shared), parts[0].filter(~shared)]
     nested = nest(parts.pop())
     tree, thread_range_count = nested.tree, nested.tree.height
     if parts:
@@ -97,12 +99,6 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     crossing = nested.crossing.select(*columns, "foreign")
     open_ranges = ingested.open_ranges
     return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
-
-
-def _split(ranges: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> list[pl.DataFrame]:
-    """Return the ranges of processes, if any, and the ranges of threads."""
-    shared = are_shared(ranges, labels, threads)
-    return [ranges] if shared is None else [ranges.filter(shared), ranges.filter(~shared)]
 
 
 def _keyed(labels: pl.DataFrame) -> tuple[pl.DataFrame, Keys]:

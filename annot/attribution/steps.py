@@ -66,7 +66,8 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
     """
     if key_range is not None:
-        named = _named(forest, f"^{_pattern(key_range)}$")
+        pattern = r"\d+".join(map(re.escape, key_range.split("#")))
+        named = _spans(forest, forest.labels["text"].str.contains(f"^{pattern}$"))
         return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
     methods = (
         (_batches, "batch ranges"),
@@ -99,14 +100,6 @@ def step_slice(text: str) -> slice:
     if match[1]:
         return slice(int(match[1]), int(match[1]) + 1)
     return slice(int(match[2]) if match[2] else None, int(match[3]) if match[3] else None)
-
-
-def _pattern(key_range: str) -> str:
-    return r"\d+".join(map(re.escape, key_range.split("#")))
-
-
-def _named(forest: Forest, pattern: str) -> pl.DataFrame:
-    return _spans(forest, forest.labels["text"].str.contains(pattern))
 
 
 def _batches(forest: Forest) -> pl.DataFrame:

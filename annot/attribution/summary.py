@@ -40,6 +40,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
     gpu, lost = int(nodes["gpu_self_ns"].sum()), _unattributed(attribution)
     outside = int(lost["gpu_self_ns"].sum())
     steps = by_step(attribution)
+    span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
+    devices = attribution.device_busy.select("process", "device", "busy_ns", span)
     forest = attribution.forest
     return {
         **{key: attribution.meta.get(key, "") for key in ("source", "format", "producer")},
@@ -55,7 +57,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
-        "devices": _devices(attribution),
+        "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
         "steps": steps.height,
         "step_ns": step_statistics(steps) if known(attribution.meta) else None,
         "steps_found_by": attribution.steps.found_by,
@@ -67,12 +69,6 @@ def _unattributed(attribution: Attribution) -> pl.DataFrame:
     """Return reason, gpu_self_ns, kernels and copies of the unattributed GPU activities."""
     table = attribution.nodes.hstack(attribution.forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
     return table.select("gpu_self_ns", "kernels", "copies", reason="module")
-
-
-def _devices(attribution: Attribution) -> list[dict[str, Any]]:
-    span = pl.col("last_ns") - pl.col("first_ns")
-    rows = attribution.device_busy.select("process", "device", "busy_ns", span.alias("span_ns"))
-    return rows.sort("process", "device", nulls_last=True).to_dicts()
 
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:

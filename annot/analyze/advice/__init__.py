@@ -41,10 +41,6 @@ def advise(attribution: Attribution) -> list[Advice]:
 
 
 def by_advice(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`."""
     rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

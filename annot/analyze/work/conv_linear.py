@@ -85,11 +85,8 @@ def _transposed(call: Call) -> Cost:
 def _kernel(call: Call) -> Shape:
     """Return the kernel sizes; the class name gives the number of dimensions."""
     value = call.arguments.get("kernel")
-    return call.numbers("kernel", len(value) if isinstance(value, tuple) else _dimensions(call))
-
-
-def _dimensions(call: Call) -> int:
-    return next((int(char) for char in call.name if char in "123"), 0)
+    dimensions = next((int(char) for char in call.name if char in "123"), 0)
+    return call.numbers("kernel", len(value) if isinstance(value, tuple) else dimensions)
 
 
 def _spatial(call: Call) -> tuple[int, int, Shape]:

@@ -67,13 +67,7 @@ def _table(tag: Tag) -> Mapping[str, Formula]:
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:
-    """Return the work of a range; None if it is unknown. `alone` is that of `cost`.
-
-    Example:
-        >>> from annot.labels.tag import parse
-        >>> expected(parse("fc Linear [2,3]f32 out=4 grad=weight |bwd"))
-        Work(flops=48, bytes_read=56, bytes_written=64, params=16)
-    """
+    """Return the work of a range; None if it is unknown. `alone` is that of `cost`."""
     found = cost(tag, alone=alone)
     if found is None:
         return None

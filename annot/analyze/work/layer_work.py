@@ -178,11 +178,7 @@ _MOVED: Final = (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes")
 
 
 def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
-    """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown.
-
-    Args:
-        attribution: the attributed profile.
-    """
+    """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown."""
     rows = by_layer(attribution)
     known = rows.columns[:-1]
     return with_work(rows, attribution).select(*known, "flops", _MOVED, "params", rows.columns[-1])
