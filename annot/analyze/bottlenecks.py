@@ -39,9 +39,13 @@ _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", 
 
 
 def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.DataFrame:
-    """Return the time, roofline bound and hardware counters of each layer, with `default_peaks` if None are given.
+    """Return the time, roofline bound and hardware counters of each layer.
 
     If steps have different batch sizes, each size has separate rows.
+
+    Args:
+        attribution: the profile.
+        peaks: peaks of the device; None: the peaks from the profile's device table.
 
     Returns:
         layer, module, phase; batch (first dimension of the model's input, Int64; null: unknown); calls;
@@ -72,27 +76,14 @@ def default_peaks(attribution: Attribution) -> Peaks | None:
 
 def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
     """Return steps and their batch sizes: the most frequent first dimension in the forward labels of the step."""
-    labels = attribution.forest.labels
-    batch = labels["shapes"].str.extract(_BATCH.pattern).cast(pl.Int64, strict=False)
-    forward = labels["phase"] == "forward"
     tree = attribution.forest.tree
+    batch = pl.col("shapes").str.extract(_BATCH.pattern).cast(pl.Int64, strict=False)
+    labels = attribution.forest.labels.select("phase", batch=batch)[tree["label"]]
     process = attribution.forest.threads.table["process_code"].gather(tree["thread"])
-    rows = (
-        pl.DataFrame(
-            {
-                "step": attribution.steps.at(process, tree["start"]),
-                "batch": batch.gather(tree["label"]),
-                "forward": forward.gather(tree["label"]),
-            }
-        )
-        .filter(pl.col("forward") & (pl.col("step") >= 0))
-        .drop_nulls("batch")
-    )
+    rows = labels.with_columns(step=attribution.steps.at(process, tree["start"])).drop_nulls("batch")
+    rows = rows.filter((pl.col("phase") == "forward") & (pl.col("step") >= 0))
     counts = rows.group_by("step", "batch").len().sort("step", "len", "batch", descending=[False, True, False])
-    return [
-        (int(step), int(size))
-        for step, size in counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
-    ]
+    return counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
 
 
 def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
@@ -102,9 +93,7 @@ def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
     sizes = {size for size, _ in runs}
     if len(sizes) < 2 or len(runs) > _MOST_RUNS or attribution.of_steps is None:
         return [(_only_batch(attribution) if len(sizes) < 2 else None, attribution)]
-    return [
-        (size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs
-    ]  # fmt: skip
+    return [(size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs]
 
 
 def _only_batch(attribution: Attribution) -> int | None:

@@ -125,14 +125,8 @@ def _row(layer: tuple[Any, ...], kernels: pl.DataFrame, calls: Sequence[Tag]) ->
     measured = sum(int(kernels[name].sum()) for name in columns)
     ratio = measured / expected if expected else None
     costs = [known for tag in calls if (known := cost(tag)) is not None]
-    return (
-        *key,
-        kernels.height,
-        expected,
-        measured,
-        ratio,
-        explain(ratio, kernels, costs) if ratio is not None else "",
-    )
+    explanation = explain(ratio, kernels, costs) if ratio is not None else ""
+    return *key, kernels.height, expected, measured, ratio, explanation
 
 
 def _works_in_half(tag: Tag) -> bool:

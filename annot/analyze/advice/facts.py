@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,7 +47,11 @@ class Advice:
 
 
 class Facts:
-    """Quantities of one profile for the advice rules."""
+    """Quantities of one profile for the advice rules.
+
+    Args:
+        attribution: the profile.
+    """
 
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
@@ -113,6 +118,11 @@ class Facts:
         kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
         layers = self.attribution.forest.layers_of_nodes()[rows["node"]]
         return kinds.drop("node").hstack(layers).with_columns(matrix=pl.col("kind").is_in(MATRIX))
+
+    @property
+    def source(self) -> str:
+        """Path of the profile as an argument of a command."""
+        return shlex.quote(str(self.attribution.meta.get("source", "PROFILE")))
 
     def share(self, predicate: pl.Expr) -> float:
         """Return the fraction of step time (0 to 1) that the rows of `work` matching a predicate take."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Final
 
 import polars as pl
@@ -122,13 +121,12 @@ def host_bound(facts: Facts) -> Advice | None:
     share = python if _fits_a_graph(facts) else python + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
-    source = shlex.quote(str(facts.attribution.meta.get("source", "PROFILE")))
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
         f"For {share:.0%} of step time the GPU is idle while the CPU runs Python and framework code: "
         f"{', '.join(_gaps(facts, share > python))}",
-        f"annot report {source} --by bottleneck\nmodel = torch.compile(model)",
+        f"annot report {facts.source} --by bottleneck\nmodel = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
 
@@ -168,13 +166,12 @@ def stragglers(facts: Facts) -> Advice | None:
     if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
     process, device, longest, wall = rows.sort("busy_ns", descending=True).row(0)
-    source = shlex.quote(str(facts.attribution.meta.get("source", "PROFILE")))
     return Advice(
         "stragglers",
         "Find out why one GPU is busy for longer than the others: uneven batches, a slow CPU or a slow GPU.",
         f"GPU {device} of process {process} is busy {longest / median:.2f} times as long as the median of "
         f"{len(times)} GPUs",
-        f"annot report {source} --by-process",
+        f"annot report {facts.source} --by-process",
         (longest - median) / wall,
     )
 
@@ -202,12 +199,11 @@ def uneven_steps(facts: Facts) -> Advice | None:
         return None
     lengths = facts.steps["host_ns"].sort()
     longer = (lengths - lengths[lengths.len() // 4]).clip(0).sum()
-    source = shlex.quote(str(facts.attribution.meta.get("source", "PROFILE")))
     return Advice(
         "uneven_steps",
         "Find out why step times vary, or compare steps of similar length only.",
         f"the interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median",
-        f"annot report {source} --by step",
+        f"annot report {facts.source} --by step",
         float(longer / lengths.sum()),
     )
 

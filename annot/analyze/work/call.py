@@ -73,7 +73,11 @@ class Cost:
         return Work(self.flops, self.inputs + self.weights, self.outputs, self.params)
 
     def backward(self, grad: str = "") -> Work:
-        """Return the work of a backward call: of both gradients, or only of that of ``weight`` or ``input``."""
+        """Return the work of a backward call.
+
+        Args:
+            grad: gradients to compute. ``weight``: of the weights only; ``input``: of the inputs only; else of both.
+        """
         for_inputs, for_weights = self.differentiable and grad != "weight", self.params > 0 and grad != "input"
         read = self.outputs + self.weights * for_inputs
         read += self.inputs * (for_weights or (for_inputs and self.needs_inputs))
@@ -88,8 +92,11 @@ class Cost:
 class Call:
     """Inputs and arguments of one call of a layer or operation.
 
-    `name` is the class of the layer or the name of the operation. `alone` is whether the call ran without other layers
-    inside.
+    Args:
+        name: class of the layer, or name of the operation.
+        tensors: shape and dtype of each input.
+        arguments: the other arguments in the label, by name.
+        alone: whether the call ran without other layers inside.
     """
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -42,7 +42,6 @@ class _Sum:
     params: int = 0
     calls: int = 0
     void: bool = False
-    unknown: set[str] = field(default_factory=set)
 
     def add(self, work: Work | None, calls: int) -> None:
         """Add `calls` calls of this work each."""
