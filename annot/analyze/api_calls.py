@@ -19,16 +19,7 @@ class Calls:
     """API calls by process and correlation id; the earliest call if several share an id.
 
     The calls are sorted by id and found by binary search: the hash table of a join takes most of the memory with
-    millions of calls. Rows without a process do not match any call.
-
-    Args:
-        blocks: rows of `annot.profile.LAUNCHES`; rows without an id are skipped.
-
-    Example:
-        >>> call = {"process": [7, 7], "correlation": [5, 3], "start": [10, 20], "end": [14, 21]}
-        >>> calls = Calls(pl.DataFrame(call)).settle()
-        >>> calls.rows(pl.Series([7, 7, 8]), pl.Series([3, 4, 5])).to_list(), calls.start.to_list(), calls.ns.to_list()
-        ([0, None, None], [20, 10], [1, 4])
+    millions of calls. Rows of `annot.profile.LAUNCHES` without an id are skipped, and without a process do not match.
     """
 
     def __init__(self, *blocks: pl.DataFrame) -> None:
@@ -83,11 +74,7 @@ def _sorted(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def calls_of(attribution: Attribution) -> Calls:
-    """Return the API calls of a profile; empty if their times are unknown.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the API calls of a profile; empty if their times are unknown."""
     calls = Calls()
     if attribution.source is not None and known(attribution.meta):
         for block in attribution.source.launch_blocks():

@@ -68,49 +68,22 @@ _COLUMNS: Final = (
 
 
 def default_peaks(attribution: Attribution) -> Peaks | None:
-    """Return the peaks of the busiest device; None: unknown.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the peaks of the busiest device of a profile; None: unknown."""
     devices = attribution.meta.get("devices") or [row for row in [device_of_profile(attribution)] if row]
     busiest = attribution.device_busy.sort("busy_ns", descending=True)["device"]
     return peaks_of(devices, busiest[0] if busiest.len() else None)
 
 
 def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
-    """Return steps and their batch sizes: the most frequent first dimension in the forward labels of the step.
-
-    Args:
-        attribution: the profile.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> from annot.profile import Profile
-        >>> step_batches(attribute(Profile.build({})))
-        []
-    """
-    labels = attribution.forest.labels
-    batch = labels["shapes"].str.extract(_BATCH.pattern).cast(pl.Int64, strict=False)
-    forward = labels["phase"] == "forward"
+    """Return steps and their batch sizes: the most frequent first dimension in the forward labels of the step."""
     tree = attribution.forest.tree
+    batch = pl.col("shapes").str.extract(_BATCH.pattern).cast(pl.Int64, strict=False)
+    labels = attribution.forest.labels.select("phase", batch=batch)[tree["label"]]
     process = attribution.forest.threads.table["process_code"].gather(tree["thread"])
-    rows = (
-        pl.DataFrame(
-            {
-                "step": attribution.steps.at(process, tree["start"]),
-                "batch": batch.gather(tree["label"]),
-                "forward": forward.gather(tree["label"]),
-            }
-        )
-        .filter(pl.col("forward") & (pl.col("step") >= 0))
-        .drop_nulls("batch")
-    )
+    rows = labels.with_columns(step=attribution.steps.at(process, tree["start"])).drop_nulls("batch")
+    rows = rows.filter((pl.col("phase") == "forward") & (pl.col("step") >= 0))
     counts = rows.group_by("step", "batch").len().sort("step", "len", "batch", descending=[False, True, False])
-    return [
-        (int(step), int(size))
-        for step, size in counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
-    ]
+    return counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
 
 
 def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
@@ -120,9 +93,7 @@ def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
     sizes = {size for size, _ in runs}
     if len(sizes) < 2 or len(runs) > _MOST_RUNS or attribution.of_steps is None:
         return [(_only_batch(attribution) if len(sizes) < 2 else None, attribution)]
-    return [
-        (size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs
-    ]  # fmt: skip
+    return [(size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs]
 
 
 def _only_batch(attribution: Attribution) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
@@ -28,12 +28,7 @@ _VERSION: Final = re.compile(r"[\d(].*")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A difference between two runs.
-
-    Args:
-        kind: the subject of the difference.
-        text: the values of both runs, as a sentence without its full stop.
-    """
+    """A difference between two runs: its subject, and the values of both runs as a sentence without its full stop."""
 
     kind: Kind
     text: str
@@ -63,37 +58,15 @@ class Comparability:
 
 
 def comparability(a: Attribution, b: Attribution) -> Comparability:
-    """Return whether two runs are comparable, and the reasons if they are not.
-
-    Args:
-        a: the baseline profile.
-        b: the profile to compare with the baseline.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> from annot.profile import Profile
-        >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["gemm"]}
-        >>> run = attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))
-        >>> comparability(run, run).comparable
-        True
-        >>> comparability(run, attribute(Profile.build({}))).reasons[0].text
-        'only A contains GPU activities'
-    """
+    """Return whether two runs, a baseline and another, are comparable, and the reasons if they are not."""
     checks: tuple[Callable[[Attribution, Attribution], str], ...]
     checks = (_time, _device, _profiler, _ranks, _steps, _layers, _kernels, _calls, _shapes, _dtypes)
-    kinds: tuple[Kind, ...] = (
-        "time", "device", "profiler", "ranks", "steps", "layers", "kernels", "calls", "shapes", "dtypes",
-    )  # fmt: skip
-    found = ((kind, check(a, b)) for kind, check in zip(kinds, checks, strict=True))
+    found = ((kind, check(a, b)) for kind, check in zip(get_args(Kind), checks, strict=True))
     return Comparability(tuple(Reason(kind, text) for kind, text in found if text), tuple(_notes(a, b)))
 
 
 def device_names(attribution: Attribution) -> list[str]:
-    """Return the distinct names of the devices that the run used, or of all devices if the used ones are unknown.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the distinct names of the devices that the run used, or of all devices if the used ones are unknown."""
     devices: list[dict[str, Any]] = list(attribution.meta.get("devices", ()))
     numbered = {one.get("cuDevice", one.get("id")): one for one in devices}
     used = [numbered[number] for number in attribution.device_busy["device"].unique().sort() if number in numbered]
@@ -186,14 +159,8 @@ def _only(a: pl.DataFrame, b: pl.DataFrame, text: Callable[[Any], str], what: st
 def _own(side: Attribution, a: Attribution, b: Attribution) -> pl.DataFrame:
     """Self time of each layer: layer, module, phase, ns. GPU time if both runs have GPU activities, else CPU time."""
     device = all(one.nodes["gpu_self_ns"].sum() > 0 for one in (a, b))
-    names, keys = side.forest.keys.names, side.forest.nodes.keys
-    rows = pl.DataFrame(
-        {
-            **{part: [names[key][index] for key in keys] for index, part in enumerate(KEY)},
-            "ns": side.nodes["gpu_self_ns" if device else "host_self_ns"],
-        },
-        schema=dict.fromkeys(KEY, pl.String) | {"ns": pl.Int64},
-    )  # fmt: skip
+    time = side.nodes["gpu_self_ns" if device else "host_self_ns"]
+    rows = side.forest.layers_of_nodes().with_columns(time.cast(pl.Int64).alias("ns"))
     return rows.group_by(KEY).agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
 
 

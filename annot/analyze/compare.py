@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -14,13 +15,12 @@ from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.gpu_activities import (
     KEY,
     attributed_blocks,
-    modules_of_nodes,
-    phases_of_nodes,
     range_self_times,
     sums_by_group,
 )
 from annot.analyze.kernel_kinds import classify
 from annot.attribution import UNATTRIBUTED, Attribution
+from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
 
@@ -160,7 +160,10 @@ class _Side:
             self._steps = attribution.steps.steady().select("step", process_code="process")
             self.count = self._steps.height
         keys = ("name" if by in _OF_NAMES else "node", *_STEP)
-        times = _device_times(attribution) if device else iter([range_self_times(attribution)])
+        name = pl.col("name").cast(pl.Categorical)
+        columns = ("node", "process_code", "step", name, pl.col("gpu_ns").alias("time_ns"))
+        blocks = (block.select(columns) for block in attributed_blocks(attribution))
+        times = blocks if device else iter([range_self_times(attribution)])
         self._times = _summed(pl.concat([_summed(self._of_steps(part), keys) for part in times]), keys)
 
     def _of_steps(self, times: pl.DataFrame) -> pl.DataFrame:
@@ -183,31 +186,25 @@ class _Side:
 
     def _grouped(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The columns of the grouping by group, and the times with a row per group and step."""
-        attribution, times = self._attribution, self._times
-        if by == "layer":
-            names = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
-            return names, sums_by_group(attribution, times, attribution.forest.nodes.keys, *_STEP)
-        if by == "module":
-            names, of_node = modules_of_nodes(attribution)
-            return names, sums_by_group(attribution, times, of_node, *_STEP)
+        forest, times = self._attribution.forest, self._times
+        if by in ("layer", "module"):
+            names, of_key = modules_of_keys(forest) if by == "module" else (forest.layers(), None)
+            keys = forest.nodes.keys
+            of_node = keys if of_key is None else [of_key[key] for key in keys]
+            return names, sums_by_group(self._attribution, times, of_node, *_STEP)
         if by is None:
-            named = pl.Series("all", ["all"]).new_from_index(0, times.height)
+            named = pl.repeat("all", times.height, eager=True).alias("all")
         elif by == "phase":
-            named = pl.Series("phase", phases_of_nodes(attribution), pl.Categorical).gather(times["node"])
+            named = phases_of_nodes(forest).gather(times["node"])
         else:
-            named = times["name"]
-        distinct = named.unique()
-        group = pl.DataFrame([distinct, pl.int_range(len(distinct), dtype=pl.Int32, eager=True).alias("group")])
-        grouped = times.with_columns(named.alias("named")).join(
-            group.rename({named.name: "named"}), on="named", how="left", nulls_equal=True
-        )
-        names = distinct.cast(pl.String).to_frame()
+            named = times["name"].cast(pl.String)
         if by == "class":
-            names = names.select(pl.Series("class", [classify(name or "").kind for name in names["name"]], pl.String))
-            kinds = names.unique()
-            numbers = names.join(kinds.with_row_index("kind"), on="class", how="left", maintain_order="left")["kind"]
-            grouped = grouped.with_columns(numbers.cast(pl.Int32).gather(grouped["group"]).alias("group"))
-            names = kinds
+            known = named.unique()
+            kinds = [classify(name or "").kind for name in known]
+            named = named.replace_strict(known, kinds, return_dtype=pl.String).alias("class")
+        names = named.unique().to_frame()
+        numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
+        grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)
         return names, _summed(grouped, ["group", *_STEP])
 
 
@@ -217,12 +214,6 @@ _ONE: Final = {"all": pl.String, "mean_ns": pl.Float64, "variance": pl.Float64, 
 
 def _summed(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
     return times.group_by(keys).agg(pl.col("time_ns").sum())
-
-
-def _device_times(attribution: Attribution) -> Iterator[pl.DataFrame]:
-    """GPU activities in blocks: node, process_code, step, name, time_ns."""
-    for block in attributed_blocks(attribution):
-        yield block.select("node", "process_code", "step", pl.col("name").cast(pl.Categorical), time_ns="gpu_ns")
 
 
 def _step_time(attribution: Attribution) -> pl.DataFrame:
@@ -312,18 +303,17 @@ def _with_kernels(rows: pl.DataFrame, a: Attribution, b: Attribution) -> pl.Data
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
         before, _, after = module.partition(" → ")
-        in_a = of_a.get((layer, before, phase), frozenset())
-        in_b = of_b.get((layer, after or before, phase), frozenset())
+        in_a = of_a.get((layer, before, phase), set())
+        in_b = of_b.get((layer, after or before, phase), set())
         gone.append(sorted(in_a - in_b))
         new.append(sorted(in_b - in_a))
     lists = pl.List(pl.String)
     return rows.with_columns(pl.Series("kernels_gone", gone, lists), pl.Series("kernels_new", new, lists))
 
 
-def _kernel_names(attribution: Attribution) -> dict[tuple[str, str, str], frozenset[str]]:
+def _kernel_names(attribution: Attribution) -> dict[tuple[str, str, str], set[str]]:
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: dict[tuple[str, str, str], set[str]] = {}
-    pairs: Iterable[tuple[int, str]] = attribution.names.filter("kernel").select("node", "name").iter_rows()
-    for node, name in pairs:
-        found.setdefault(names[keys[node]], set()).add(name)
-    return {key: frozenset(names) for key, names in found.items()}
+    found: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for node, name in attribution.names.filter("kernel").select("node", "name").iter_rows():
+        found[names[keys[node]]].add(name)
+    return found

@@ -143,13 +143,5 @@ _SHEETS: Final[tuple[tuple[str, Sheet], ...]] = (
 
 
 def sheet_of(name: str) -> Sheet | None:
-    """Return the data sheet values of a device; None: not in the table.
-
-    Args:
-        name: the device name that the driver reports, such as ``NVIDIA A100-SXM4-80GB``.
-
-    Example:
-        >>> sheet_of("NVIDIA H100 80GB HBM3").bandwidth / 1e12
-        3.352
-    """
+    """Return the data sheet values of a device by the name that the driver reports; None: not in the table."""
     return next((sheet for pattern, sheet in _SHEETS if re.search(pattern, name)), None)

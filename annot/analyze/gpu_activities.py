@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -10,40 +9,32 @@ import polars as pl
 
 from annot.analyze.idle import DISPATCH_NS, waiting_calls
 from annot.analyze.overlap import merged, within
-from annot.attribution import UNATTRIBUTED, Attribution
+from annot.analyze.step_parts import by_device
+from annot.attribution import Attribution
 from annot.attribution.attribute import self_times
 from annot.attribution.column_ops import NONE
 from annot.attribution.host_times import known
-from annot.attribution.layer_chains import Nodes
+from annot.attribution.layer_chains import KEY, Nodes
+from annot.profile import kernels_as_work
 
 __all__ = [
     "KEY",
     "activities",
     "attributed_blocks",
+    "attributed_kernels",
     "device_idle",
     "idle_of_nodes",
-    "modules_of_nodes",
-    "phases_of_nodes",
     "range_self_times",
     "sums_by_group",
     "sums_by_layer",
 ]
-
-KEY: Final = ("layer", "module", "phase")
-"""Key columns of `annot.attribution.by_layer`."""
-
 
 _NODES_PER_LEVEL: Final = 1000
 """Number of nodes that Python sums in the time of one vectorised pass over a level of the tree."""
 
 
 def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
-    """Return columns of all attributed GPU activities, in the order of the profile.
-
-    Args:
-        attribution: the profile.
-        columns: names among the columns of `annot.attribution.gpu_time.Attributor.of`.
-    """
+    """Return columns of `annot.attribution.gpu_time.Attributor.of` of all attributed GPU activities, in their order."""
     names = list(columns)
     kept = [
         block.select(names).with_columns(_as_categoricals(block, names)) for block in attributed_blocks(attribution)
@@ -54,16 +45,18 @@ def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame
 def attributed_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Yield the attributed GPU activities in blocks, with the columns of `annot.attribution.gpu_time.Attributor.of`.
 
-    Args:
-        attribution: the profile.
-
-    Raises:
-        ValueError: the attribution was made without its source.
+    Raises ValueError if the attribution was made without its source.
     """
     if attribution.source is None:
         raise ValueError("the attribution lacks its source, so its GPU activities cannot be read again")
     for block in attribution.source.work_blocks():
         yield attribution.attributor.of(block).filter(~pl.col("left_out"))
+
+
+def attributed_kernels(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return the attributed kernels with `row` (Int64), their row in the table of kernels of the profile."""
+    placed = attribution.attributor.of(kernels_as_work(kernels).with_row_index("row")).filter(~pl.col("left_out"))
+    return placed.with_columns(pl.col("row").cast(pl.Int64))
 
 
 def _as_categoricals(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
@@ -73,11 +66,7 @@ def _as_categoricals(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
 
 
 def range_self_times(attribution: Attribution) -> pl.DataFrame:
-    """Return the self time of each nested range: node, process_code, step, time_ns.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the self time of each nested range: node, process_code, step, time_ns."""
     forest = attribution.forest
     tree = forest.tree
     process = forest.threads.table["process_code"].gather(tree["thread"])
@@ -85,60 +74,17 @@ def range_self_times(attribution: Attribution) -> pl.DataFrame:
     return tree.select(process, step, node="path", time_ns=self_times(forest))
 
 
-def phases_of_nodes(attribution: Attribution) -> list[str]:
-    """Return the phase of each node, inherited from the innermost enclosing node with a phase; else other.
-
-    Args:
-        attribution: the profile.
-    """
-    nodes, names = attribution.forest.nodes, attribution.forest.keys.names
-    phases: list[str] = []
-    for parent, key in zip(nodes.parents, nodes.keys, strict=True):
-        layer, _, phase = names[key]
-        inherited = phases[parent] if parent != NONE else "other"
-        phases.append(UNATTRIBUTED if layer == UNATTRIBUTED else inherited if phase == "other" else phase)
-    return phases
-
-
 def sums_by_layer(attribution: Attribution, values: pl.DataFrame, *also: str) -> pl.DataFrame:
-    """Return inclusive sums of node values by layer, module class and phase.
-
-    Args:
-        attribution: the profile.
-        values: node, the columns of `also`, and numbers to sum.
-        also: further columns to group by.
-    """
-    layers = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+    """Return inclusive sums of numbers of nodes by layer, module class, phase and the columns of `also`."""
     sums = sums_by_group(attribution, values, attribution.forest.nodes.keys, *also)
-    return pl.concat([layers[sums["group"]], sums.drop("group")], how="horizontal")
-
-
-def modules_of_nodes(attribution: Attribution) -> tuple[pl.DataFrame, list[int]]:
-    """Return module and phase of each group of layers with a module class, and the group of each node; -1: none.
-
-    Args:
-        attribution: the profile.
-    """
-    numbers: dict[tuple[str, str], int] = {}
-    of_key = [
-        numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else NONE
-        for layer, module, phase in attribution.forest.keys.names
-    ]
-    groups = pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row")
-    return groups, [of_key[key] for key in attribution.forest.nodes.keys]
+    return pl.concat([attribution.forest.layers()[sums["group"]], sums.drop("group")], how="horizontal")
 
 
 def sums_by_group(attribution: Attribution, values: pl.DataFrame, of_node: list[int], *also: str) -> pl.DataFrame:
     """Return inclusive sums of node values by group; a group nested in itself counts once.
 
-    Args:
-        attribution: the profile.
-        values: node, the columns of `also`, and numbers to sum.
-        of_node: the group of each node; -1: none.
-        also: further columns to group by.
-
-    Returns:
-        group (Int32), the columns of `also` and the numbers.
+    The values are node, the columns of `also`, and numbers to sum. The group of a node is -1 for none. The result has
+    group (Int32), the columns of `also` and the numbers.
     """
     nodes = attribution.forest.nodes
     numbers = [name for name in values.columns if name not in ("node", *also)]
@@ -212,17 +158,12 @@ def _by_level(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.Data
 
 
 def device_idle(attribution: Attribution) -> pl.DataFrame | None:
-    """Return the idle time of devices before the GPU activities of each layer.
+    """Return the idle time of devices before the GPU activities of each layer; None: CPU times are unknown.
 
     A gap begins when the device has finished its queue, or when the CPU enters the innermost range around the next
     launch, if that is later. It ends at the start of the next GPU activity and counts once, to the layer of that
-    activity. Earlier idle time, such as waiting for data, does not count.
-
-    Args:
-        attribution: the profile.
-
-    Returns:
-        layer, module, phase, gpu_idle_ns, gpu_launch_ns (both inclusive); None: CPU times are unknown.
+    activity. Earlier idle time, such as waiting for data, does not count. The columns are layer, module, phase,
+    gpu_idle_ns, gpu_launch_ns (both inclusive).
     """
     idle = idle_of_nodes(attribution)
     return None if idle is None else sums_by_layer(attribution, idle)
@@ -233,32 +174,20 @@ def idle_of_nodes(attribution: Attribution) -> pl.DataFrame | None:
 
     gpu_launch_ns is the part of a gap outside API calls that synchronise or allocate memory, if that part is shorter
     than `annot.analyze.idle.DISPATCH_NS`.
-
-    Args:
-        attribution: the profile.
     """
     if not known(attribution.meta):
         return None
     waits = waiting_calls(attribution).partition_by("process", as_dict=True)
     entered = attribution.forest.tree["start"]
     parts = [pl.DataFrame(schema={"node": pl.Int32, "gpu_idle_ns": pl.Int64, "gpu_launch_ns": pl.Int64})]
-    devices = _by_device(attribution)
+    columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
+    timed = (block.select(columns).drop_nulls(["start", "end"]) for block in attributed_blocks(attribution))
+    devices = by_device(timed)
     for process, device in list(devices):
         work = pl.concat(devices.pop((process, device)))
         spans = merged(waits[process,]) if (process,) in waits else None
         parts.append(_idle(work if work["start"].is_sorted() else work.sort("start"), entered, spans))
     return pl.concat(parts)
-
-
-def _by_device(attribution: Attribution) -> dict[tuple[int | None, int | None], list[pl.DataFrame]]:
-    """All GPU activities by process and device: start, end (Int64), range, node (Int32)."""
-    parts: dict[tuple[int | None, int | None], list[pl.DataFrame]] = defaultdict(list)
-    columns = (pl.col("process", "device", "start", "end").cast(pl.Int64), pl.col("range", "node").cast(pl.Int32))
-    for block in attributed_blocks(attribution):
-        rows = block.select(*(column for column in columns)).drop_nulls(["start", "end"])
-        for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
-            parts[process, device].append(part)
-    return parts
 
 
 def _idle(work: pl.DataFrame, entered: pl.Series, waits: pl.DataFrame | None) -> pl.DataFrame:

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.gpu_activities import KEY, sums_by_layer
+from annot.analyze.gpu_activities import KEY, attributed_kernels, sums_by_layer
 from annot.analyze.roofs import device_of_counters
 from annot.attribution import Attribution
-from annot.profile import kernels_as_work
 
 __all__ = ["COUNTERS", "device_of_profile", "kernel_counters", "layer_counters", "measured_work"]
 
@@ -97,11 +96,7 @@ COUNTERS: Final = (
 
 
 def device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
-    """Return the device in the counters of a profile; see `annot.analyze.roofs.device_of_counters`.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the device in the counters of a profile; see `annot.analyze.roofs.device_of_counters`."""
     metrics, _ = _tables(attribution)
     return None if metrics is None else device_of_counters(metrics)
 
@@ -109,20 +104,14 @@ def device_of_profile(attribution: Attribution) -> dict[str, Any] | None:
 def kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
     """Return the counters of each attributed kernel; None: the profile does not contain counters.
 
-    Args:
-        attribution: the profile.
-
-    Returns:
-        kernel (row of the table of kernels), node (see `annot.attribution.Attribution`), name, gpu_ns; sums (among
-        them instructions, load_store, dram_bytes) and means (percent); null: not counted.
+    The columns are kernel (row of the table of kernels), node (see `annot.attribution.Attribution`), name, gpu_ns; sums
+    (among them instructions, load_store, dram_bytes) and means (percent); null: not counted.
     """
     metrics, kernels = _tables(attribution)
     if metrics is None or kernels is None:
         return None
-    placed = attribution.attributor.of(kernels_as_work(kernels).with_row_index("kernel_row"))
-    rows = placed.filter(~pl.col("left_out")).select(
-        pl.col("kernel_row").cast(pl.Int64).alias("kernel"), "node", pl.col("name").cast(pl.String), "gpu_ns"
-    )
+    placed = attributed_kernels(attribution, kernels)
+    rows = placed.select("node", pl.col("name").cast(pl.String), "gpu_ns", kernel="row")
     return rows.join(_wide(metrics), on="kernel", how="inner", maintain_order="left")
 
 
@@ -160,11 +149,8 @@ def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
 def measured_work(attribution: Attribution) -> pl.DataFrame:
     """Return the counted operations and bytes of device memory by kernel name.
 
-    Args:
-        attribution: the profile.
-
-    Returns:
-        name, calls, flops, f64_flops, bytes, time_ns (Int64); only kernels with counters of operations and of bytes.
+    The columns are name, calls, flops, f64_flops, bytes, time_ns (Int64); only kernels with counters of operations and
+    of bytes.
     """
     empty = {"name": pl.String, **dict.fromkeys(("calls", "flops", "f64_flops", "bytes", "time_ns"), pl.Int64)}
     kernels = kernel_counters(attribution)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import polars as pl
 
-from annot.analyze.overlap import merged, shares
-from annot.analyze.step_parts import Parts, intervals_of, launching, parts_of
+from annot.analyze.overlap import merged
+from annot.analyze.step_parts import Device, Intervals, Parts, intervals_of, launching, parts_of, shares_of_devices
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
 
@@ -54,30 +55,21 @@ def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     to the next GPU activity therefore counts as synchronisation too, but at most for the duration of the call: without
     the call the CPU would have been ahead by that time.
 
-    Args:
-        attribution: the profile.
-        parts: the result of `annot.analyze.step_parts.parts_of`; None: it is computed.
-
-    Returns:
-        process, device (null: the process uses no device), cause (one of `CAUSES`), ns, wall_ns (step time, as in
-        `annot.analyze.step_time.step_time`). All Int64 except cause.
+    The columns are process, device (null: the process uses no device), cause (one of `CAUSES`), ns, wall_ns (step time,
+    as in `annot.analyze.step_time.step_time`). All are Int64 except cause.
     """
-    parts = parts or parts_of(attribution)
-    calls, launches = waiting_calls(attribution), _quick_launches(attribution)
-    schema = {"process": pl.Int64, "device": pl.Int64, "cause": pl.String, "ns": pl.Int64, "wall_ns": pl.Int64}
-    devices = parts.windows.partition_by("process", "device", as_dict=True)
-    found = [_of_device(key[0], key[1], window, parts, calls, launches) for key, window in devices.items()]
-    return pl.concat([pl.DataFrame(schema=schema), *found])
+    going_on = partial(_going_on, waiting_calls(attribution), _quick_launches(attribution))
+    rows = shares_of_devices(parts or parts_of(attribution), going_on).filter(pl.col("share") != "work")
+    same = {"wait": "synchronisation", "pending": "launch", "dispatch": "launch", "idle": "python"}
+    cause = pl.col("share").replace(same).alias("cause")
+    sums = rows.group_by("process", "device", cause, "wall_ns", maintain_order=True).agg(pl.col("ns").sum())
+    return sums.select("process", "device", "cause", "ns", "wall_ns")
 
 
 def idle_calls(attribution: Attribution) -> pl.DataFrame:
     """Return the API calls in the steps that wait for a device or allocate its memory.
 
-    Args:
-        attribution: the profile.
-
-    Returns:
-        cause (synchronisation or allocation), name, calls, ns; the longest first.
+    The columns are cause (synchronisation or allocation), name, calls, ns; the longest first.
     """
     calls = waiting_calls(attribution)
     steps = attribution.steps
@@ -96,12 +88,8 @@ def idle_calls(attribution: Attribution) -> pl.DataFrame:
 def waiting_calls(attribution: Attribution) -> pl.DataFrame:
     """Return the API calls in which a thread waits for a device or allocates its memory.
 
-    Args:
-        attribution: the profile.
-
-    Returns:
-        process, correlation, start, end (ns), name, cause: synchronisation or allocation. Empty if CPU times or call
-        names are unknown.
+    The columns are process, correlation, start, end (ns), name, cause: synchronisation or allocation. The table is
+    empty if CPU times or call names are unknown.
     """
     parts = [pl.DataFrame(schema=_CALL)]
     for block in _caused(attribution):
@@ -137,37 +125,28 @@ def _caused(attribution: Attribution) -> Iterator[pl.DataFrame]:
         yield block.join(kinds, on="name")
 
 
-def _of_device(
-    process: int | None, device: int | None, window: pl.DataFrame, parts: Parts, calls: pl.DataFrame,
-    launches: dict[int | None, pl.DataFrame],
-) -> pl.DataFrame:  # fmt: skip
-    """The rows of `idle_time` for one device."""
-    mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    here = parts.of_device(process, device)
+def _going_on(
+    calls: pl.DataFrame, launches: dict[int | None, pl.DataFrame], parts: Parts, device: Device
+) -> dict[str, Intervals]:
+    """The intervals of one device; some causes have several."""
+    mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
+    here = parts.of_device(device)
     ran, calls = merged(intervals_of(here)), calls.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
 
     def pending() -> pl.DataFrame:
         return _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti")))
 
-    going_on: dict[str, Callable[[], pl.DataFrame]] = {
+    return {
         "work": lambda: ran if here.height else parts.host.collectives.filter(mine),
         "data": lambda: parts.host.data.filter(mine),
         "synchronisation": lambda: _after(waits, ran),
-        "launch": lambda: launches.get(process, waits.clear()),
+        "launch": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
         "pending": pending,
-        "dispatch": lambda: _short(_gaps(ran)),
+        "dispatch": lambda: _short(ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()),
     }
-    rows = shares(intervals_of(window), going_on)
-    same = {"wait": "synchronisation", "pending": "launch", "dispatch": "launch", "idle": "python"}
-    rows = rows.with_columns(pl.col("share").replace(same).alias("cause"), wall_ns=pl.col("ns").sum())
-    sums = rows.filter(pl.col("cause") != "work").group_by("cause", "wall_ns", maintain_order=True).agg(
-        pl.col("ns").sum()
-    )  # fmt: skip
-    where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
-    return sums.select(*where, "cause", "ns", "wall_ns")
 
 
 def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
@@ -184,10 +163,6 @@ def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     idle = busy.filter(dry & (pl.col("lasts") <= pl.col("end")))
     limit = pl.min_horizontal("next", pl.col("end") + (pl.col("end") - pl.col("start")))
     return idle.select(start="end", end=limit)
-
-
-def _gaps(ran: pl.DataFrame) -> pl.DataFrame:
-    return ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()
 
 
 def _short(spans: pl.DataFrame) -> pl.DataFrame:

@@ -49,9 +49,11 @@ def _sums(attribution: Attribution, part: pl.DataFrame, name: str) -> pl.DataFra
     part = part.filter((pl.col("step") >= 0) & (pl.col("node") >= 0))
     part = part.select("node", "time_ns", step=pl.col("step").cast(pl.Int64))
     part = part.group_by("node", "step").agg(pl.col("time_ns").sum())
-    keys = pl.DataFrame(attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
-    layers = keys[pl.Series(attribution.forest.nodes.keys, dtype=pl.Int64).gather(part["node"])]
-    own = pl.concat([layers, part.select("step", "time_ns")], how="horizontal")
-    own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
+    layers = attribution.forest.layers_of_nodes()[part["node"]]
+    own = (
+        layers.hstack(part.select("step", "time_ns"))
+        .group_by(*KEY, "step")
+        .agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
+    )
     every = sums_by_layer(attribution, part, "step").rename({"time_ns": f"{name}_ns"})
     return every.join(own, on=[*KEY, "step"], how="left")

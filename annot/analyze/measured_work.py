@@ -18,11 +18,12 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.gpu_activities import KEY, attributed_kernels
 from annot.analyze.kernel_kinds import classify
 from annot.analyze.work import Cost, by_text, cost, with_work
 from annot.attribution import Attribution, by_layer
 from annot.labels.tag import Tag
-from annot.profile import Profile, kernels_as_work
+from annot.profile import Profile
 
 __all__ = ["explain", "kernel_flops", "layer_flops", "padded", "tiles", "with_measured"]
 
@@ -38,7 +39,6 @@ _COLUMNS: Final = {"f": "flops", "s": "flops", "d": "flops", "h": "half_flops", 
 _FLOPS: Final = ("flops", "half_flops", "tensor_flops", "tensor_instructions")
 _UNITS: Final = {"K": 1e3, "M": 1e6, "G": 1e9}
 _HALF: Final = ("f16", "bf16")
-_KEY: Final = ("layer", "module", "phase")
 
 _WINOGRAD: Final = re.compile("winograd", re.IGNORECASE)
 _FFT: Final = re.compile(r"fft\dd|cgemm", re.IGNORECASE)
@@ -48,15 +48,11 @@ _NEAR: Final = 0.005
 
 
 def kernel_flops(metrics: pl.DataFrame) -> pl.DataFrame:
-    """Return the counted operations of kernels.
+    """Return the operations counted in the rows of `annot.profile.METRICS`, by kernel.
 
-    Args:
-        metrics: rows of `annot.profile.METRICS`.
-
-    Returns:
-        kernel, flops (in 32 and 64 bits), half_flops (in 16 bits; kernels of other types use these instructions to
-        move data), tensor_flops, tensor_instructions (warp instructions): Int64, a row per kernel with any of these
-        counters, in order; null: not counted.
+    The columns are kernel, flops (in 32 and 64 bits), half_flops (in 16 bits; kernels of other types use these
+    instructions to move data), tensor_flops, tensor_instructions (warp instructions): Int64, a row per kernel with any
+    of these counters, in order; null: not counted.
     """
     known = metrics.select("name", "unit").unique(maintain_order=True).iter_rows()
     table = pl.DataFrame(
@@ -88,24 +84,16 @@ def _counter(name: str, unit: str | None) -> tuple[str, float, str] | None:
 def layer_flops(attribution: Attribution, profile: Profile) -> pl.DataFrame:
     """Return the expected FLOPs of each layer and the FLOPs counted in the kernels that the layer itself launches.
 
-    Args:
-        attribution: attribution of the profile.
-        profile: the profile with its kernels and metrics.
-
-    Returns:
-        A row per row of `annot.attribution.by_layer` with counted kernels: layer, module, phase, kernels (counted),
-        flops (expected; null: unknown), flops_measured, ratio (measured / expected), explanation: causes of a ratio
-        other than one in the names and counters of the kernels; empty: unknown.
+    The columns of the layers with counted kernels are layer, module, phase, kernels (counted), flops (expected; null:
+    unknown), flops_measured, ratio (measured / expected), explanation: causes of a ratio other than one in the names
+    and counters of the kernels; empty: unknown.
     """
-    work = kernels_as_work(profile.kernels).with_row_index("kernel_row")
-    placed = attribution.attributor.of(work).filter(~pl.col("left_out"))
-    keys = pl.Series("key", attribution.forest.nodes.keys, pl.Int64)
-    named = placed.select(pl.col("kernel_row").cast(pl.Int64).alias("kernel"), keys.gather(placed["node"]), "name")
-    counted = kernel_flops(profile.metrics).join(named, on="kernel").sort("kernel")
-    names = attribution.forest.keys.names
-    groups = {names[key]: rows for (key,), rows in counted.group_by("key", maintain_order=True) if isinstance(key, int)}
+    placed = attributed_kernels(attribution, profile.kernels).select("row", "node", "name")
+    named = placed.hstack(attribution.forest.layers_of_nodes()[placed["node"]])
+    counted = kernel_flops(profile.metrics).join(named, left_on="kernel", right_on="row").sort("kernel")
+    groups = counted.partition_by(KEY, as_dict=True)
     texts = by_text(attribution)
-    layers = with_work(by_layer(attribution), attribution).select(*_KEY, "flops")
+    layers = with_work(by_layer(attribution), attribution).select(*KEY, "flops")
     found = [
         _row(layer, groups[layer[:3]], texts.get(layer[:3], [])) for layer in layers.iter_rows() if layer[:3] in groups
     ]
@@ -120,12 +108,12 @@ def with_measured(rows: pl.DataFrame, attribution: Attribution, profile: Profile
         attribution: attribution of the profile.
         profile: the profile with its kernels and metrics.
     """
-    measured = layer_flops(attribution, profile).select(*_KEY, "flops_measured", "ratio", "explanation")
-    return rows.join(measured, on=list(_KEY), how="left", maintain_order="left")
+    measured = layer_flops(attribution, profile).select(*KEY, "flops_measured", "ratio", "explanation")
+    return rows.join(measured, on=list(KEY), how="left", maintain_order="left")
 
 
 _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    **dict.fromkeys(_KEY, pl.String), "kernels": pl.Int64, "flops": pl.Int64, "flops_measured": pl.Int64,
+    **dict.fromkeys(KEY, pl.String), "kernels": pl.Int64, "flops": pl.Int64, "flops_measured": pl.Int64,
     "ratio": pl.Float64, "explanation": pl.String,
 }  # fmt: skip
 
@@ -137,14 +125,8 @@ def _row(layer: tuple[Any, ...], kernels: pl.DataFrame, calls: Sequence[Tag]) ->
     measured = sum(int(kernels[name].sum()) for name in columns)
     ratio = measured / expected if expected else None
     costs = [known for tag in calls if (known := cost(tag)) is not None]
-    return (
-        *key,
-        kernels.height,
-        expected,
-        measured,
-        ratio,
-        explain(ratio, kernels, costs) if ratio is not None else "",
-    )
+    explanation = explain(ratio, kernels, costs) if ratio is not None else ""
+    return *key, kernels.height, expected, measured, ratio, explanation
 
 
 def _works_in_half(tag: Tag) -> bool:
@@ -153,12 +135,10 @@ def _works_in_half(tag: Tag) -> bool:
 
 
 def explain(ratio: float, kernels: pl.DataFrame, costs: Iterable[Cost] = ()) -> str:
-    """Return an explanation of the difference between measured and expected FLOPs; empty: unknown.
+    """Return an explanation of the ratio of measured to expected FLOPs; empty: unknown.
 
-    Args:
-        ratio: measured / expected.
-        kernels: name, half_flops, tensor_flops, tensor_instructions of the kernels of a layer.
-        costs: expected work of its calls; the GEMM sizes show whether tiles are partly empty.
+    The kernels of a layer have name, half_flops, tensor_flops, tensor_instructions. The GEMM sizes in the costs of its
+    calls show whether tiles are partly empty.
     """
     found = []
     names = kernels["name"].to_list()
@@ -200,30 +180,13 @@ def _padding(names: Sequence[str], costs: Iterable[Cost]) -> list[str]:
 
 
 def tiles(name: str) -> list[tuple[int, int]]:
-    """Return the output tile sizes in the name of a GEMM kernel.
-
-    Args:
-        name: kernel name.
-
-    Example:
-        >>> tiles("ampere_sgemm_128x64_tn"), tiles("maxwell_scudnn_128x64_relu_interior_nn"), tiles("relu")
-        ([(128, 64)], [(128, 64)], [])
-    """
+    """Return the output tile sizes in the name of a GEMM kernel, such as ``ampere_sgemm_128x64_tn``."""
     found = _TILE.search(name) if "gemm" in name or "cudnn" in name or "cutlass" in name else None
     return [(int(found[1]), int(found[2]))] if found else []
 
 
 def padded(gemms: Sequence[tuple[int, int, int, int]], tile: tuple[int, int]) -> int:
-    """Return the FLOPs of matrix multiplications padded to whole tiles, in the orientation with fewer tiles.
-
-    Args:
-        gemms: batch, rows, columns and depth (M, N, K) of each.
-        tile: rows and columns of a tile.
-
-    Example:
-        >>> padded([(1, 40, 256, 256)], (32, 32)) == 2 * 64 * 256 * 256
-        True
-    """
+    """Return the FLOPs of GEMMs (batch, M, N, K) padded to whole tiles, in the orientation with fewer tiles."""
     total = 0
     for batch, rows, columns, depth in gemms:
         least = min(-(-rows // high) * high * -(-columns // wide) * wide for high, wide in (tile, (tile[1], tile[0])))

@@ -14,21 +14,11 @@ _SLICE: Final = 1 << 18
 
 
 def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[[], pl.DataFrame]]) -> pl.DataFrame:
-    """Partition the time in a window exactly among named intervals.
+    """Partition the time in a window (start, end in ns, Int64) exactly among named intervals.
 
-    Args:
-        window: start, end (ns, Int64) of the time to partition; intervals may overlap.
-        going_on: intervals by name, or functions that return them, which keeps one set in memory at a time. Where
-            intervals overlap, the first name gets the time.
-
-    Returns:
-        share: the names, then ``idle``; ns: time of each name, which adds up to the window; hidden_ns: time in which
-        its intervals are overlapped by an earlier name. Both Int64.
-
-    Example:
-        >>> span = lambda start, end: pl.DataFrame({"start": [start], "end": [end]})
-        >>> shares(span(0, 10), {"work": span(2, 6), "wait": span(5, 9)}).rows()
-        [('work', 4, 0), ('wait', 3, 1), ('idle', 3, 0)]
+    Intervals may be functions that return them, which keeps one set in memory at a time. Where intervals overlap, the
+    first name gets the time. The result has share: the names, then ``idle``; ns: time of each name, which adds up to
+    the window; hidden_ns: time in which its intervals are overlapped by an earlier name.
     """
     whole = free = merged(window)
     rows = []
@@ -37,20 +27,12 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[
         exclusive = _shared(spans, free)
         rows.append((name, exclusive, _shared(spans, whole) - exclusive))
         free = _without(free, spans)
-    rows.append(("idle", _length(free), 0))
+    rows.append(("idle", int((free["end"] - free["start"]).sum()), 0))
     return pl.DataFrame(rows, schema={"share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}, orient="row")
 
 
 def merged(intervals: pl.DataFrame) -> pl.DataFrame:
-    """Merge overlapping and adjacent intervals, sorted by start; empty intervals are dropped.
-
-    Args:
-        intervals: start, end (Int64).
-
-    Example:
-        >>> merged(pl.DataFrame({"start": [7, 0, 2], "end": [9, 3, 5]})).rows()
-        [(0, 5), (7, 9)]
-    """
+    """Merge overlapping and adjacent intervals (Int64), sorted by start; empty intervals are dropped."""
     rows = intervals.select("start", "end").filter(pl.col("end") > pl.col("start"))
     rows = rows if rows["start"].is_sorted() else rows.sort("start")
     reached = rows["end"].cum_max()
@@ -60,16 +42,7 @@ def merged(intervals: pl.DataFrame) -> pl.DataFrame:
 
 
 def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
-    """Return the total length (ns) of the spans before each time.
-
-    Args:
-        times: times in ns, Int64.
-        spans: result of `merged`.
-
-    Example:
-        >>> within(pl.Series([-1, 4, 6, 20]), merged(pl.DataFrame({"start": [0, 10], "end": [5, 12]}))).to_list()
-        [0, 4, 5, 7]
-    """
+    """Return the total length (ns) of the spans, a result of `merged`, before each time (ns, Int64)."""
     if spans.is_empty():
         return pl.Series("within", [0], pl.Int64).new_from_index(0, times.len())
     before = (spans["end"] - spans["start"]).cum_sum().shift(1, fill_value=0)
@@ -81,10 +54,6 @@ def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     }  # fmt: skip
     inside = pl.when(pl.col("row") >= 0).then(pl.col("before") + pl.col("end") - pl.col("start")).otherwise(0)
     return pl.DataFrame(columns).select(inside.alias("within")).to_series()
-
-
-def _length(spans: pl.DataFrame) -> int:
-    return int((spans["end"] - spans["start"]).sum())
 
 
 def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:

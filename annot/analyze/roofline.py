@@ -60,7 +60,10 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
     on_device = bool(rows["gpu_self_ns"].sum())
     rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
     rows = rows.with_columns(pl.col("gpu_ns" if on_device else "host_ns").alias("time_ns"))
-    counted = _counted(layer_work(attribution) if work is None else work)
+    work = layer_work(attribution) if work is None else work
+    # Containers are left out: they compute nothing themselves, but their time is inclusive.
+    computing = work.filter(pl.col("counted") & (pl.col("flops") + _BYTES > 0))
+    counted = computing.select(*KEY, "flops", _BYTES.alias("bytes"))
     for part in (counted, _precisions(attribution, rows)):
         rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
     idle = device_idle(attribution) if on_device else None
@@ -72,12 +75,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
     return under_roof(rows, peaks).select(*KEY, *_COLUMNS)
 
 
-def _counted(work: pl.DataFrame) -> pl.DataFrame:
-    """Layers with known work. Containers are left out: they compute nothing themselves, but their time is inclusive."""
-    bytes_ = pl.col("bytes_read") + pl.col("bytes_written")
-    return work.filter(pl.col("counted") & (pl.col("flops") + bytes_ > 0)).select(*KEY, "flops", bytes_.alias("bytes"))
-
-
+_BYTES: Final = pl.col("bytes_read") + pl.col("bytes_written")
 _COLUMNS: Final = (
     "flops", "bytes", "intensity", "time_ns", "gpu_idle_ns", "gpu_launch_ns", "flops_per_s", "bytes_per_s", "precision",
     "roof_share", "bound",
@@ -107,9 +105,7 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
 def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     """Add intensity, achieved rates, roof_share and bound to rows.
 
-    Args:
-        rows: flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
-        peaks: peaks of the device; None: unknown.
+    The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
     """
     roofs = [_roof(peaks, precision) for precision in rows["precision"]]
     bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)

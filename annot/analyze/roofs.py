@@ -10,10 +10,7 @@ import polars as pl
 
 from annot.analyze.device_peaks import GEFORCE, NVIDIA, sheet_of
 
-__all__ = ["PRECISIONS", "Peaks", "device_of_counters", "given_peaks", "peaks_of", "peaks_of_device"]
-
-PRECISIONS: Final = ("f64", "f32", "tf32", "f16", "bf16", "f8", "f6", "f4")
-"""Precisions with known peaks, as dtype names of `annot.labels.tag`; tf32 only on Tensor Cores."""
+__all__ = ["Peaks", "device_of_counters", "given_peaks", "peaks_of", "peaks_of_device"]
 
 _TENSOR: Final = " tensor"
 _NEAREST: Final = {
@@ -50,11 +47,9 @@ class Peaks:
     source: str
 
     def of(self, precision: str, *, tensor_cores: bool = False) -> float | None:
-        """Return the peak FLOP/s of a precision; None: unknown.
+        """Return the peak FLOP/s of a precision, a name of `annot.labels.tag.short_dtype`; None: unknown.
 
-        Args:
-            precision: dtype name of `annot.labels.tag.short_dtype`; ``f32`` on Tensor Cores means TF32.
-            tensor_cores: whether the operations run on Tensor Cores (AMD: Matrix Cores).
+        ``f32`` on Tensor Cores (AMD: Matrix Cores) means TF32.
         """
         if "any" in self.flops:
             return self.flops["any"]
@@ -89,12 +84,7 @@ def given_peaks(flops: float, bandwidth: float) -> Peaks:
 
 
 def peaks_of(devices: Iterable[Mapping[str, Any]], device: int | None = None) -> Peaks | None:
-    """Return the peaks of a device of a profile; None: the profile does not describe the device well enough.
-
-    Args:
-        devices: `meta["devices"]` of a profile, or the result of `device_of_counters`.
-        device: device id in the table of kernels; None: the first device.
-    """
+    """Return the peaks of a device (None: the first one) of a profile; None: it is not described well enough."""
     rows = list(devices)
     numbered = {row.get("cuDevice", row.get("id")): row for row in rows}
     row = numbered.get(device) or (rows[0] if rows else None)
@@ -102,14 +92,11 @@ def peaks_of(devices: Iterable[Mapping[str, Any]], device: int | None = None) ->
 
 
 def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
-    """Return the peaks of one device.
+    """Return the peaks of one device: multiprocessors × clock × operations per clock cycle of the architecture.
 
-    The peak is multiprocessors × clock × operations per clock cycle of the architecture. An export of Nsight Systems
-    contains clock and bandwidth (TARGET_INFO_GPU: clockRate in Hz, smCount, memoryBandwidth in bytes/s). A trace of
-    torch.profiler contains name, capability and numSms; clock and bandwidth are those of the data sheet.
-
-    Args:
-        row: name, computeMajor, computeMinor and the fields above.
+    An export of Nsight Systems contains clock and bandwidth (TARGET_INFO_GPU: clockRate in Hz, smCount, memoryBandwidth
+    in bytes/s). A trace of torch.profiler contains name, capability and numSms; clock and bandwidth are those of the
+    data sheet. The other fields are computeMajor and computeMinor.
     """
     name = str(row.get("name", ""))
     sheet = sheet_of(name)
@@ -131,12 +118,9 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
 
 
 def device_of_counters(metrics: pl.DataFrame) -> dict[str, Any] | None:
-    """Return the device in a report of Nsight Compute, as input for `peaks_of_device`; None: unknown.
+    """Return the device in a report of Nsight Compute (`annot.profile.METRICS`) for `peaks_of_device`; None: unknown.
 
     Device memory transfers data twice per clock cycle: the bandwidth is 2 × clock × bus width.
-
-    Args:
-        metrics: rows of `annot.profile.METRICS`.
     """
     attributes = {
         name.removeprefix(_ATTRIBUTE): value

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.api_calls import calls_of
+from annot.analyze.api_calls import Calls, calls_of
 from annot.analyze.kernel_kinds import with_classes
+from annot.analyze.overlap import shares
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
 
-__all__ = ["WORK", "HostRanges", "Parts", "intervals_of", "launching", "parts_of"]
+__all__ = [
+    "WORK",
+    "Device",
+    "HostRanges",
+    "Intervals",
+    "Parts",
+    "by_device",
+    "intervals_of",
+    "launching",
+    "parts_of",
+    "shares_of_devices",
+]  # fmt: skip
 
-_Work: TypeAlias = Mapping[tuple[int | None, int | None], pl.DataFrame]
+Device: TypeAlias = tuple[int | None, int | None]
+"""Process and device; null if unknown."""
+
+Intervals: TypeAlias = Callable[[], pl.DataFrame]
+
+_Work: TypeAlias = Mapping[Device, pl.DataFrame]
 
 WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
 """Kinds of GPU activities in order of precedence."""
 
 _WINDOWS: Final = {"process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64}
+_SHARES: Final = {
+    "process": pl.Int64, "device": pl.Int64, "share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64,
+    "wall_ns": pl.Int64,
+}  # fmt: skip
 _WINDOW: Final = [pl.col(name).cast(dtype) for name, dtype in _WINDOWS.items()]
 _NO_WORK: Final = pl.DataFrame(
     schema=dict.fromkeys(("correlation", "start", "end"), pl.Int64) | {"share": pl.Enum(WORK), "launched": pl.Int64}
@@ -43,31 +64,27 @@ class HostRanges:
 class Parts:
     """Shared input of the step analyses.
 
-    Args:
-        work: all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched (start
-            of the API call in ns; null: unknown).
-        host: ranges of threads.
-        windows: times of the steps: process, device (null: the process uses no device), start, end (ns).
+    work     all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched
+             (start of the API call in ns; null: unknown)
+    host     ranges of threads
+    windows  times of the steps: process, device (null: the process uses no device), start, end (ns)
     """
 
-    work: Mapping[tuple[int | None, int | None], pl.DataFrame]
+    work: _Work
     host: HostRanges
     windows: pl.DataFrame
 
-    def of_device(self, process: int | None, device: int | None) -> pl.DataFrame:
+    def of_device(self, device: Device) -> pl.DataFrame:
         """Return the rows of `work` of a device."""
-        return self.work.get((process, device), _NO_WORK)
+        return self.work.get(device, _NO_WORK)
 
 
 def parts_of(attribution: Attribution) -> Parts:
     """Return the steps of a profile with its GPU activities and ranges of threads.
 
-    A step is its range plus the wait for data before it, on each device of the process. Warm-up steps are excluded.
-    In a profile without steps, the time from the first to the last kernel of each device replaces them, which excludes
+    A step is its range plus the wait for data before it, on each device of the process. Warm-up steps are excluded. In
+    a profile without steps, the time from the first to the last kernel of each device replaces them, which excludes
     script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
-
-    Args:
-        attribution: the profile.
     """
     work, host = _device_work(attribution), _host_ranges(attribution)
     return Parts(work, host, _windows(attribution, work, host))
@@ -127,8 +144,7 @@ def _of_run(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataF
 def _warmups(attribution: Attribution) -> pl.DataFrame:
     """The times of warm-up ranges without overlaps: process, start, end."""
     forest = attribution.whole
-    columns = ["thread", "start", "end", "label"]
-    ranges = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
+    ranges = forest.every_range()
     ranges = ranges.filter(forest.labels["text"].str.contains(_WARMUP).gather(ranges["label"]).fill_null(False))
     rows = ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end").sort("start")
     begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("process"))
@@ -151,38 +167,43 @@ def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
 
 
 def intervals_of(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return start, end (Int64) of the rows where both are known.
-
-    Args:
-        rows: start, end.
-    """
+    """Return start, end (Int64) of the rows where both are known."""
     return rows.select(pl.col("start", "end").cast(pl.Int64)).drop_nulls()
 
 
 def launching(work: pl.DataFrame) -> pl.DataFrame:
-    """Return start, end (Int64) of each launch: from the start of the API call to the start of its first activity.
-
-    Args:
-        work: rows of `Parts.work` of a device.
-    """
+    """Return start, end (Int64) of each launch: from the start of the API call to the start of its first activity."""
     calls = work.drop_nulls(["launched", "start"]).group_by("correlation").agg(pl.col("launched", "start").min())
     return calls.select(start=pl.col("launched").cast(pl.Int64), end=pl.col("start").cast(pl.Int64))
+
+
+def by_device(blocks: Iterable[pl.DataFrame]) -> dict[Device, list[pl.DataFrame]]:
+    """Return rows of GPU activities by process and device, without these columns."""
+    parts: dict[Device, list[pl.DataFrame]] = defaultdict(list)
+    for block in blocks:
+        for (process, device), part in block.partition_by("process", "device", as_dict=True, include_key=False).items():
+            parts[process, device].append(part)
+    return parts
+
+
+def shares_of_devices(parts: Parts, going_on: Callable[[Parts, Device], Mapping[str, Intervals]]) -> pl.DataFrame:
+    """Partition the steps of each device: process, device, share, ns, hidden_ns, wall_ns (step time); see `shares`."""
+    found = [pl.DataFrame(schema=_SHARES)]
+    for (process, device), window in parts.windows.partition_by("process", "device", as_dict=True).items():
+        rows = shares(intervals_of(window), going_on(parts, (process, device)))
+        where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
+        found.append(rows.select(*where, "share", "ns", "hidden_ns", wall_ns=pl.col("ns").sum()))
+    return pl.concat(found)
 
 
 def _device_work(attribution: Attribution) -> _Work:
     """All GPU activities; see `Parts`."""
     calls, source = calls_of(attribution), attribution.source
-    parts: dict[tuple[int | None, int | None], list[pl.DataFrame]] = defaultdict(list)
-    for block in () if source is None else source.work_blocks():
-        rows = _with_share(block)
-        launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"])).alias("launched")
-        rows = rows.with_columns(launched)
-        for (process, device), part in rows.partition_by("process", "device", as_dict=True, include_key=False).items():
-            parts[process, device].append(part)
-    return {key: pl.concat(found) for key, found in parts.items()}
+    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
+    return {key: pl.concat(found) for key, found in by_device(blocks).items()}
 
 
-def _with_share(block: pl.DataFrame) -> pl.DataFrame:
+def _with_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
     share = (
         pl.when(~pl.col("kernel")).then(pl.lit("copies"))
         .when(pl.col("kind") == "collective").then(pl.lit("collectives"))
@@ -190,9 +211,11 @@ def _with_share(block: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit("kernels"))
     )  # fmt: skip
     ids = [pl.col(name) if name in block.columns else pl.lit(None, pl.Int64).alias(name) for name in _IDS]
-    return with_classes(block.select(*ids, "start", "end", "kernel", "name")).select(
+    rows = with_classes(block.select(*ids, "start", "end", "kernel", "name")).select(
         *(pl.col(name).cast(pl.Int64) for name in (*_IDS, "start", "end")), share.cast(pl.Enum(WORK)).alias("share")
     )
+    launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"]))
+    return rows.with_columns(launched.alias("launched"))
 
 
 _IDS: Final = ("process", "device", "correlation")
@@ -201,8 +224,7 @@ _IDS: Final = ("process", "device", "correlation")
 def _host_ranges(attribution: Attribution) -> HostRanges:
     """The ranges of threads by kind, with the process id of the profile."""
     forest = attribution.whole
-    columns = ["thread", "start", "end", "label"]
-    ranges = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
+    ranges = forest.every_range()
     if not known(attribution.meta):
         ranges = ranges.clear()
     process = forest.threads.table["process"].gather(ranges["thread"])

@@ -1,18 +1,28 @@
-"""Breakdown of step time: GPU activities by kind, and idle time by what the CPU does meanwhile."""
+"""Breakdown of step time: GPU activities by kind and by name, and idle time by what the CPU does meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import polars as pl
 
-from annot.analyze.overlap import shares
-from annot.analyze.step_parts import WORK, Parts, intervals_of, launching, parts_of
+from annot.analyze.gpu_activities import attributed_blocks
+from annot.analyze.overlap import merged, within
+from annot.analyze.step_parts import (
+    WORK,
+    Device,
+    Intervals,
+    Parts,
+    by_device,
+    intervals_of,
+    launching,
+    parts_of,
+    shares_of_devices,
+)
 from annot.attribution.attribute import Attribution
 
-__all__ = ["SHARES", "step_time"]
+__all__ = ["SHARES", "step_time", "step_work"]
 
 SHARES: Final = {
     "tensor_cores": "a kernel runs on Tensor Cores",
@@ -33,46 +43,76 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     The step time is that of `annot.analyze.step_parts.parts_of`, without warm-up. Each device of a process has a
     breakdown of the whole step time of the process.
 
-    Args:
-        attribution: the profile.
-        parts: the result of `annot.analyze.step_parts.parts_of`; None: it is computed.
-
-    Returns:
-        process; device (null: the process uses no device); share: one of `SHARES`; ns: time of the share; hidden_ns:
-        time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time, the sum
-        of ns over the shares of a device. All Int64 except share.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> from annot.profile import Profile
-        >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["ampere_sgemm_64x64_nn"]}
-        >>> step_time(attribute(Profile.build({}, kernels=pl.DataFrame(kernel)))).filter(pl.col("ns") > 0).rows()
-        [(1, 0, 'kernels', 15, 0, 15)]
+    The columns are process; device (null: the process uses no device); share: one of `SHARES`; ns: time of the share;
+    hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
+    the sum of ns over the shares of a device. All are Int64 except share.
     """
-    parts = parts or parts_of(attribution)
-    devices = parts.windows.partition_by("process", "device", as_dict=True, maintain_order=True)
-    found = [_of_device(key[0], key[1], window, parts) for key, window in devices.items()]
-    schema = {"process": pl.Int64, "device": pl.Int64, "share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}
-    return pl.concat([pl.DataFrame(schema=schema | {"wall_ns": pl.Int64}), *found])
+    return shares_of_devices(parts or parts_of(attribution), _going_on)
 
 
-def _of_device(process: int | None, device: int | None, window: pl.DataFrame, parts: Parts) -> pl.DataFrame:
-    """The shares of one device, or of the process if it uses no device."""
-    mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    here, host = parts.of_device(process, device), parts.host
-    going_on: dict[str, Callable[[], pl.DataFrame]] = {
-        share: partial(_intervals_of_share, here, share) for share in WORK
-    }
+def _going_on(parts: Parts, device: Device) -> dict[str, Intervals]:
+    """The intervals of each of `SHARES` of one device, or of the process if it uses no device."""
+    mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
+    here, host = parts.of_device(device), parts.host
+    going_on: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
     if here.is_empty():
         going_on["collectives"] = lambda: host.collectives.filter(mine)
     going_on["data"] = lambda: host.data.filter(mine)
     going_on["launch"] = lambda: launching(here)
     going_on["host"] = lambda: host.ranges.filter(mine)
-    rows = shares(intervals_of(window), going_on)
-    wall = pl.col("ns").sum().alias("wall_ns")
-    where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
-    return rows.select(*where, "share", "ns", "hidden_ns", wall)
+    return going_on
 
 
 def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:
     return intervals_of(work.filter(pl.col("share") == share))
+
+
+def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Return the GPU activities of the steps with their exclusive time: node, name, kernel, calls (started), wall_ns.
+
+    Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
+    its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
+    `annot.analyze.step_parts.Parts`.
+    """
+    spans = parts_of(attribution).windows if windows is None else windows
+    of_device = spans.partition_by("process", "device", as_dict=True)
+    codes: dict[str, int] = {}
+    blocks = [] if attribution.source is None else attributed_blocks(attribution)
+    work = by_device(_coded(block, codes) for block in blocks)
+    parts = [pl.DataFrame(schema=_EXCLUSIVE)]
+    for key in list(work):
+        rows = pl.concat(work.pop(key))
+        if key in of_device:
+            parts.append(_exclusive(rows, merged(of_device[key])))
+    groups = pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True)
+    sums = groups.agg(pl.col("calls", "wall_ns").sum())
+    return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
+
+
+_EXCLUSIVE: Final = {
+    "node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "calls": pl.Int64, "wall_ns": pl.Int64,
+}  # fmt: skip
+
+
+def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
+    """The activities with known times, with a code (Int32) instead of the name. New names are added to the codes."""
+    rows = block.drop_nulls(["start", "end"])
+    texts = rows["name"].cast(pl.String).fill_null("")
+    for name in texts.unique():
+        codes.setdefault(name, len(codes))
+    ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
+    times = pl.col("start", "end").cast(pl.Int64)
+    name = texts.replace_strict(codes, return_dtype=pl.Int32).alias("name")
+    return rows.select(*(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", name)
+
+
+def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
+    """The GPU activities of one device: a row per node and name."""
+    rows = rows.sort("start", maintain_order=True)
+    begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1))
+    rows = rows.with_columns(begin=begin, until=pl.max_horizontal(begin, "end"))
+    taken = within(rows["until"], window) - within(rows["begin"], window)
+    inside = within(rows["start"] + 1, window) > within(rows["start"], window)
+    rows = rows.with_columns(taken.alias("wall_ns"), inside.cast(pl.Int64).alias("calls"))
+    sums = rows.group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
+    return sums.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0)).select(list(_EXCLUSIVE))

@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import polars as pl
 
+from annot.analyze.gpu_activities import KEY, attributed_kernels
 from annot.analyze.kernel_kinds import MATRIX, layer_names, with_classes
 from annot.attribution import by_layer
 from annot.attribution.attribute import Attribution
 from annot.labels import tag
-from annot.profile import Profile, kernels_as_work
+from annot.profile import Profile
 
 __all__ = ["COUNTERS", "F32_KERNEL", "layer_tensor_cores", "matrix_units", "multiplies", "tensor_core_work"]
 
@@ -35,7 +36,6 @@ COUNTERS: Final = {
 multiply-adds, which any kernel may contain; "packed" counts these per thread, 32 threads to an instruction.
 """
 
-_KEY: Final = ("layer", "module", "phase")
 _CLASS: Final = re.compile(
     r"(?:^|\+)(?:Lazy|NonDynamicallyQuantizable|Quantized)?"
     r"(?:Linear|Bilinear|(?:Conv|ConvTranspose|SeparableConv)[123][dD]|Conv[123]DTranspose|Dense|EinsumDense"
@@ -77,9 +77,6 @@ class _Kernel(NamedTuple):
 def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     """Return which layers use Tensor Cores (AMD: Matrix Cores), and why the others do not.
 
-    Args:
-        attribution: the profile.
-
     Returns:
         layer, module, phase: the rows of `annot.attribution.by_layer`, in its order.
         tc_eligible: whether the layer multiplies matrices, by its class or by the kernels that it launches; depthwise
@@ -89,29 +86,22 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
             null: it launches no kernels, or their names do not show it.
         tc_ns, gpu_self_ns: GPU time of the kernels on Tensor Cores, and of all activities that the layer launches.
         reason: why the layer does not use them or is not eligible; empty if it uses them.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
-        ...           "text": ["norm LayerNorm [4,8]f32 |fwd"], "start": [0], "end": [900]}
-        >>> layer_tensor_cores(attribute(Profile.build({}, ranges=pl.DataFrame(ranges)))).row(0)[3:]
-        (False, None, 0, 0, 'no matrix multiplication')
     """
     work = tensor_core_work(attribution)
     inputs, meta = _inputs(attribution), attribution.meta
     tf32 = any(_HAS_TF32.search(name) for name in work.filter("tensor_cores")["name"])
     kernels = _kernels(work)
     rows = []
-    for layer, module, phase, ns in by_layer(attribution).select(*_KEY, "gpu_self_ns").iter_rows():
+    for layer, module, phase, ns in by_layer(attribution).select(*KEY, "gpu_self_ns").iter_rows():
         seen = inputs.get((layer, module), _Inputs())
         verdict = _verdict(module, kernels.get((layer, module, phase), []), seen, meta, tf32=tf32)
         rows.append((layer, module, phase, *verdict, ns))
-    schema = dict.fromkeys(_KEY, pl.String) | {
+    schema = dict.fromkeys(KEY, pl.String) | {
         "tc_eligible": pl.Boolean, "tc_used": pl.Boolean, "tc_ns": pl.Int64, "reason": pl.String,
         "gpu_self_ns": pl.Int64,
     }  # fmt: skip
     table = pl.DataFrame(rows, schema=schema, orient="row")
-    return table.select(*_KEY, "tc_eligible", "tc_used", "tc_ns", "gpu_self_ns", "reason")
+    return table.select(*KEY, "tc_eligible", "tc_used", "tc_ns", "gpu_self_ns", "reason")
 
 
 def matrix_units(meta: Mapping[str, Any]) -> str:
@@ -131,9 +121,6 @@ def matrix_units(meta: Mapping[str, Any]) -> str:
 def multiplies(module: str) -> bool:
     """Return whether a module class multiplies matrices; ``A+B`` is a fusion of several layers.
 
-    Args:
-        module: module class.
-
     Example:
         >>> multiplies("Conv2d"), multiplies("ReLU+Linear"), multiplies("BatchNorm2d")
         (True, True, False)
@@ -142,21 +129,17 @@ def multiplies(module: str) -> bool:
 
 
 def tensor_core_work(attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `layer_names`, with tensor_cores from hardware counters if available.
-
-    Args:
-        attribution: the profile.
-    """
+    """Return the rows of `layer_names`, with tensor_cores from hardware counters if available."""
     names = layer_names(attribution)
     counted = _counted(attribution)
     if counted is None:
         return names
-    forest = attribution.forest
-    keys = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
-    key = pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(counted["node"])
-    rows = pl.concat([keys[key], counted], how="horizontal")
-    rows = with_classes(rows).with_columns(pl.coalesce(_by_counters(), "tensor_cores").alias("tensor_cores"))
-    sums = rows.group_by(*_KEY, "name", "kernel", "kind", "library", "tensor_cores", maintain_order=True).agg(
+    rows = with_classes(attribution.forest.layers_of_nodes()[counted["node"]].hstack(counted))
+    by_kind = (pl.col("pipe") > 0) & pl.col("kind").is_in([*MATRIX, "other"])
+    beyond_packed = pl.col("pipe") > 2 * pl.col("packed") / 32  # predicated-off threads of an instruction do not count
+    by_counters = pl.coalesce(pl.col("exact") > 0, beyond_packed, by_kind)  # null: not counted
+    rows = rows.with_columns(pl.coalesce(by_counters, "tensor_cores").alias("tensor_cores"))
+    sums = rows.group_by(*KEY, "name", "kernel", "kind", "library", "tensor_cores", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("calls"), pl.col("gpu_ns").sum()
     )
     return pl.concat([sums.select(names.columns), names.filter(~pl.col("kernel"))])
@@ -173,24 +156,17 @@ def _counted(attribution: Attribution) -> pl.DataFrame | None:
     value = pl.col("value")
     most = [value.filter(pl.col("name").str.contains(pattern)).max().alias(name) for name, pattern in COUNTERS.items()]
     used = profile.metrics.group_by("kernel").agg(most)
-    placed = attribution.attributor.of(kernels_as_work(profile.kernels)).with_row_index("row")
-    placed = placed.with_columns(pl.col("row").cast(pl.Int64)).filter(~pl.col("left_out"))
-    placed = placed.join(used, left_on="row", right_on="kernel", how="left", maintain_order="left")
+    placed = attributed_kernels(attribution, profile.kernels).join(
+        used, left_on="row", right_on="kernel", how="left", maintain_order="left"
+    )
     return placed.select("node", "name", "kernel", "gpu_ns", *COUNTERS)
-
-
-def _by_counters() -> pl.Expr:
-    """Whether a kernel computes on Tensor Cores by its counters; null: not counted."""
-    by_kind = (pl.col("pipe") > 0) & pl.col("kind").is_in([*MATRIX, "other"])
-    beyond_packed = pl.col("pipe") > 2 * pl.col("packed") / 32  # predicated-off threads of an instruction do not count
-    return pl.coalesce(pl.col("exact") > 0, beyond_packed, by_kind)
 
 
 def _kernels(work: pl.DataFrame) -> dict[tuple[str, str, str], list[_Kernel]]:
     """The kernels that each layer launches, the longest first."""
     found: dict[tuple[str, str, str], list[_Kernel]] = defaultdict(list)
     rows = work.filter("kernel").sort("gpu_ns", "name", descending=[True, False])
-    for *key, name, kind, library, uses, ns in rows.select(*_KEY, *_Kernel._fields).iter_rows():
+    for *key, name, kind, library, uses, ns in rows.select(*KEY, *_Kernel._fields).iter_rows():
         found[key[0], key[1], key[2]].append(_Kernel(name, kind, library, uses, ns))
     return found
 
@@ -260,14 +236,11 @@ def _too_old(meta: Mapping[str, Any]) -> bool:
 def _inputs(attribution: Attribution) -> dict[tuple[str, str], _Inputs]:
     """Inputs of each layer and class from its first forward label with tensors."""
     found: dict[tuple[str, str], _Inputs] = {}
-    for parsed in _tags(attribution.forest.labels["text"]):
-        if parsed.phase in ("forward", "recompute") and parsed.tensors:
+    for text in attribution.forest.labels["text"]:
+        parsed = tag.parse(text or "")
+        if parsed is not None and parsed.phase in ("forward", "recompute") and parsed.tensors:
             found.setdefault((parsed.layer, parsed.module), _inputs_of(parsed))
     return found
-
-
-def _tags(texts: Iterable[str | None]) -> Iterator[tag.Tag]:
-    return (parsed for text in texts if text and (parsed := tag.parse(text)) is not None)
 
 
 def _inputs_of(parsed: tag.Tag) -> _Inputs:

@@ -82,11 +82,10 @@ class Attribution:
     def ranges(self) -> pl.DataFrame:
         """Return a row per range of the tree. A parent comes before its children.
 
-        Returns:
-            id, process, thread, start, end (ns), parent (row in this table, null at the top), depth, domain, text,
-            layer, module, phase, shapes, number, host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels,
-            copies (of this range only), gpu_by_time_ns (the part of gpu_self_ns launched on other threads). The ranges
-            of threads come first, then the ranges of processes.
+        The ranges of threads come first, then the ranges of processes. The columns are id, process, thread, start, end
+        (ns), parent (row in this table, null at the top), depth, domain, text, layer, module, phase, shapes, number,
+        host_ns, host_self_ns, gpu_ns (total time), gpu_self_ns, kernels, copies (of this range only), gpu_by_time_ns
+        (the part of gpu_self_ns launched on other threads).
         """
         tree = self.forest.tree
         length = (tree["end"] - tree["start"]).alias("host_ns")
@@ -228,8 +227,7 @@ def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:
     launches = read_launches(source.launch_blocks(), forest, steps)
     if launches.in_order:
         return launches
-    blocks = list(source.launch_blocks())
-    return read_launches(iter([pl.concat(blocks, how="diagonal").sort("start", maintain_order=True)]), forest, steps)
+    return read_launches(_in_order(source.launch_blocks()), forest, steps)
 
 
 def _account(source: Source, forest: Forest, launches: Launches, attributor: Attributor) -> Account:
@@ -289,9 +287,7 @@ def _host_times(forest: Forest) -> pl.DataFrame:
     tree = forest.tree
     parts = [pl.DataFrame(schema=_HOST_TIMES)]
     for part in tree.iter_slices(_SLICE):
-        around = tree["path"].gather(
-            pl.select(pl.when(part["parent"] != column_ops.NONE).then(part["parent"])).to_series()
-        )
+        around = tree["path"].gather(column_ops.known(part["parent"]))
         rows = part.select("start", node="path", around=around, ns=pl.col("end") - pl.col("start"))
         first, calls = pl.col("start").min(), pl.col("node").ne_missing(pl.col("around")).sum().cast(pl.Int64)
         parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
@@ -326,13 +322,7 @@ _COPY: Final = pair(pl.lit(1), pl.lit(0))
 
 
 def range_work(blocks: Iterator[pl.DataFrame], attributor: Attributor, count: int) -> pl.DataFrame:
-    """Return gpu_self_ns, gpu_by_time_ns (Int64), kernels and copies (UInt32) of each range of the tree.
-
-    Args:
-        blocks: rows of `annot.profile.WORK`.
-        attributor: the range of each row.
-        count: number of ranges in the tree.
-    """
+    """Return gpu_self_ns, gpu_by_time_ns (Int64), kernels and copies (UInt32) of each of `count` ranges of the tree."""
     gpu_ns, counts, by_time_ns = column_ops.Sums(count), column_ops.Sums(count), column_ops.Sums(count)
     for block in blocks:
         kept = attributor.of(block).filter(~pl.col("left_out"))

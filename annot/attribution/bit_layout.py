@@ -54,30 +54,19 @@ _Column = TypeVar("_Column", pl.Series, pl.Expr)
 
 
 def by_time(rows: pl.Series) -> pl.Series:
-    """Return the owner codes of launches that belong to ranges of other threads.
-
-    Args:
-        rows: rows of the ranges (Int32).
-    """
+    """Return the owner codes of launches that belong to ranges (rows, Int32) of other threads."""
     return rows + BY_TIME
 
 
 def guessed(rows: pl.Series, several: pl.Series) -> pl.Series:
-    """Return owner codes with GUESSED set where several ranges were innermost.
-
-    Args:
-        rows: rows of the ranges (Int32), null where no range was found.
-        several: whether several ranges were innermost (Boolean).
-    """
+    """Return owner codes of ranges (rows, Int32, may be null) with GUESSED set where several ranges were innermost."""
     return rows + several.cast(pl.Int32) * GUESSED
 
 
 def owner_columns(code: str, *, guesses: bool) -> list[pl.Expr]:
     """Return the columns by_time, guessed (Boolean) and range (row, Int32; NONE outside any range) of owner codes.
 
-    Args:
-        code: name of the column of owner codes.
-        guesses: whether bit 29 is GUESSED. If not, it is part of the row.
+    Without `guesses`, bit 29 is part of the row.
 
     Example:
         >>> codes = {"code": [7, by_time(pl.Series([7]))[0], guessed(pl.Series([7]), pl.Series([True]))[0], -1, -2]}
@@ -95,13 +84,7 @@ def owner_columns(code: str, *, guesses: bool) -> list[pl.Expr]:
 
 
 def pair(high: _Column, low: _Column) -> _Column:
-    """Return pairs (Int64) of integers.
-
-    Example:
-        >>> pairs = pair(pl.Series([3, -1]), pl.Series([5, 0]))
-        >>> high_of(pairs).to_list(), low_of(pairs).to_list()
-        ([3, -1], [5, 0])
-    """
+    """Return pairs (Int64) of integers."""
     return high.cast(pl.Int64) * _HIGH_UNIT + low.cast(pl.Int64)
 
 

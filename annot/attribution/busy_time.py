@@ -25,12 +25,7 @@ _RESULT: Final = {
 
 
 class Busy:
-    """Busy time of each device per key. Concurrent streams count once.
-
-    Args:
-        node_parent, node_key: parent and key of each node (Int32), as returned by
-            `annot.attribution.column_ops.paths`.
-    """
+    """Busy time of each device per key, from the parent and key (Int32) of each node. Concurrent streams count once."""
 
     def __init__(self, node_parent: pl.Series, node_key: pl.Series) -> None:
         native = tables()
@@ -41,15 +36,9 @@ class Busy:
         self._last: int | None = None
 
     def add(self, node: pl.Series, device: pl.Series, start: pl.Series, end: pl.Series) -> bool:
-        """Add GPU activities to every key on the path of their node.
+        """Add GPU activities to every key on the path of their node (Int32; -1 is ignored), by device code (Int32).
 
-        Args:
-            node: node of each activity (Int32). Node -1 is ignored.
-            device: code of the device (Int32).
-            start, end: ns (Int64).
-
-        Returns:
-            Whether the starts ascend over all calls. If not, the result is invalid.
+        Returns whether the starts ascend over all calls. If not, the result is invalid.
         """
         if self._native is not None:
             return bool(self._native.add(node, device, start, end))

@@ -13,7 +13,7 @@ import polars as pl
 
 from annot.native import tables
 
-__all__ = ["NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "order", "parents", "paths"]
+__all__ = ["NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "known", "order", "parents", "paths"]
 
 NONE: Final = -1
 
@@ -23,12 +23,17 @@ def _named(name: str, array: Any) -> pl.Series:
     return pl.Series(array).alias(name)
 
 
-def codes(values: pl.Series, known: pl.Series) -> pl.Series:
-    """Return the row (Int32) of each value (Int64) in `known` (Int64, without nulls), -1 for other values."""
+def known(rows: pl.Series) -> pl.Series:
+    """Return rows to gather, with null for -1."""
+    return pl.select(pl.when(rows != NONE).then(rows)).to_series()
+
+
+def codes(values: pl.Series, among: pl.Series) -> pl.Series:
+    """Return the row (Int32) of each value (Int64) in `among` (Int64, without nulls), -1 for other values."""
     native = tables()
     if native is not None:
-        return _named("code", native.codes(values, known))
-    rows = pl.DataFrame({"value": known, "code": pl.int_range(len(known), dtype=pl.Int32, eager=True)})
+        return _named("code", native.codes(values, among))
+    rows = pl.DataFrame({"value": among, "code": pl.int_range(len(among), dtype=pl.Int32, eager=True)})
     rows = rows.unique("value", keep="first")
     found = values.alias("value").to_frame().join(rows, on="value", how="left", maintain_order="left")
     return found["code"].fill_null(NONE)
@@ -46,13 +51,9 @@ def order(thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
 def crossing(thread: pl.Series, start: pl.Series, end: pl.Series, weight: pl.Series, foreign: pl.Series) -> pl.Series:
     """Return the crossing ranges (Boolean). The other ranges nest.
 
-    A range nests if it crosses no nested range of higher weight, and no earlier nested range of the same weight.
-
-    Args:
-        thread, start, end: Int32, Int64 and Int64, in the order of `order`.
-        weight: priority of each range (Int32), with few distinct values.
-        foreign: ranges that ended on another thread (Boolean). They always count as crossing, and do not affect other
-            ranges.
+    A range nests if it crosses no nested range of higher weight, and no earlier nested range of the same weight. Ranges
+    that ended on another thread (`foreign`, Boolean) always count as crossing, and do not affect other ranges. The
+    other columns are Int32, Int64, Int64 and Int32 in the order of `order`, with few distinct weights.
     """
     native = tables()
     if native is not None:
@@ -133,17 +134,9 @@ def parents(thread: pl.Series, end: pl.Series) -> tuple[pl.Series, pl.Series]:
 def paths(parent: pl.Series, key: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
     """Return the trie of the key paths from the top to each row.
 
-    Args:
-        parent: row of the parent (Int32), smaller than the own row. -1 at the top.
-        key: key that the row adds to the path of its parent (Int32), -1 to add nothing.
-
-    Returns:
-        The node of each row (-1 for an empty path), and the parent and the key of each node; all Int32. Nodes are
-        numbered in the order of their first row, so a parent has a smaller number than its children.
-
-    Example:
-        >>> [part.to_list() for part in paths(pl.Series([-1, 0, -1]), pl.Series([5, 6, 5]))]
-        [[0, 1, 0], [-1, 0], [5, 6]]
+    The parent (row, -1 at the top) is smaller than the own row. The key -1 adds nothing to the path of the parent. The
+    result is the node of each row (-1 for an empty path), and the parent and the key of each node; all Int32. Nodes are
+    numbered in the order of their first row, so a parent has a smaller number than its children.
     """
     native = tables()
     if native is not None:
@@ -162,11 +155,7 @@ def paths(parent: pl.Series, key: pl.Series) -> tuple[pl.Series, pl.Series, pl.S
 
 
 class Tree:
-    """Lookup of the innermost of nested ranges around a call.
-
-    Args:
-        thread, start, end, parent: Int32, Int64, Int64, Int32, in the order of `order`.
-    """
+    """Lookup of the innermost of nested ranges (Int32, Int64, Int64, Int32, in the order of `order`) around a call."""
 
     def __init__(self, thread: pl.Series, start: pl.Series, end: pl.Series, parent: pl.Series) -> None:
         native = tables()
@@ -176,12 +165,9 @@ class Tree:
             self._end, self._parent = end, parent
 
     def owners(self, thread: pl.Series, start: pl.Series, end: pl.Series) -> pl.Series:
-        """Return the row of the innermost range around each call (Int32), -1 outside any range.
+        """Return the row of the innermost range around each call (Int32), -1 outside any range and on thread -1.
 
-        Start and end of a range are inclusive.
-
-        Args:
-            thread, start, end: Int32, Int64, Int64. A call on thread -1 is outside any range.
+        Start and end of a range are inclusive. The columns are Int32, Int64 and Int64.
         """
         if self._native is not None:
             return _named("range", self._native.owners(thread, start, end))
@@ -216,11 +202,7 @@ class LaunchTable:
         self._blocks: list[pl.DataFrame] = []
 
     def put(self, process: pl.Series, correlation: pl.Series, value: pl.Series, step: pl.Series) -> int:
-        """Add calls (Int32, Int64, Int32, Int32). The first of the calls with one id is kept.
-
-        Returns:
-            Number of calls whose id was already in the table.
-        """
+        """Add calls (Int32, Int64, Int32, Int32). Return the number of known ids, whose first call is kept."""
         if self._native is not None:
             return int(self._native.put(process, correlation, value, step))
         names = ("process", "correlation", "value", "step")
@@ -244,11 +226,7 @@ class LaunchTable:
 
 
 class Sums:
-    """Sums per row, added block by block.
-
-    Args:
-        count: number of rows.
-    """
+    """Sums per row, for `count` rows, added block by block."""
 
     def __init__(self, count: int) -> None:
         native = tables()

@@ -19,9 +19,8 @@ __all__ = ["CrossingRanges"]
 class CrossingRanges:
     """GPU time launched inside each crossing range, in addition to the range that owns it.
 
-    Args:
-        ranges: thread, start, end and foreign of `annot.attribution.range_trees.Forest.crossing`. Ranges that ended on
-            another thread count no launches.
+    `ranges` has thread, start, end and foreign of `annot.attribution.range_trees.Forest.crossing`. Ranges that ended on
+    another thread count no launches.
     """
 
     def __init__(self, ranges: pl.DataFrame) -> None:
@@ -68,11 +67,9 @@ class CrossingRanges:
 
 
 class _Bounds:
-    """Starts and ends of the crossing ranges of a thread.
+    """Starts and ends of the crossing ranges (row, start, end, in order of start) of a thread.
 
-    Args:
-        ranges: row, start, end, in order of start.
-        before: offset of the numbers of this thread, so that threads do not share numbers.
+    `before` is an offset of the numbers of this thread, so that threads do not share numbers.
     """
 
     def __init__(self, ranges: pl.DataFrame, before: int) -> None:

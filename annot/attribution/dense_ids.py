@@ -12,13 +12,7 @@ __all__ = ["Numbers", "Threads"]
 
 
 class Numbers:
-    """Dense ids of 64-bit values, from 0 in order of appearance.
-
-    Example:
-        >>> numbers = Numbers()
-        >>> numbers.of(pl.Series([70, 7, 70])).to_list(), numbers.known.to_list()
-        ([0, 1, 0], [70, 7])
-    """
+    """Dense ids of 64-bit values, from 0 in order of appearance."""
 
     def __init__(self) -> None:
         self.known = pl.Series("value", [], pl.Int64)
@@ -38,9 +32,8 @@ class Numbers:
 class Threads:
     """Codes of threads and processes.
 
-    Args:
-        table: thread and process as numbered in the profile (Int64), and process_code (Int32). The row is the code of
-            the thread.
+    `table` has thread and process as numbered in the profile (Int64), and process_code (Int32). The row is the code of
+    the thread.
     """
 
     table: pl.DataFrame

@@ -70,12 +70,8 @@ class Reach:
 class Attributor:
     """The range and the node of each GPU activity.
 
-    Args:
-        forest: the ranges of the selected steps. Nodes are added for the reasons, and for GPU activities that were
-            captured into a CUDA graph.
-        launches: all launches of the run.
-        whole: the ranges of all steps, or `forest` without a selection. A graph that runs in a selected step may have
-            been captured in another step.
+    `whole` has the ranges of all steps: a graph that runs in a selected step may have been captured in another one.
+    Without a selection it is `forest`, to which nodes are added for the reasons and for captured GPU activities.
     """
 
     def __init__(self, forest: Forest, launches: Launches, whole: Forest) -> None:
@@ -92,10 +88,9 @@ class Attributor:
     def of(self, work: pl.DataFrame) -> pl.DataFrame:
         """Return rows of `annot.profile.WORK` with their duration and attribution.
 
-        Returns:
-            The rows with gpu_ns, process_code, range (row in the tree, -1 outside any range), node, by_time (the range
-            is of another thread), guessed (several ranges of the process were open), step (-1 outside any step), cell
-            (see `annot.attribution.crossing_ranges`) and left_out (in a step that was not requested).
+        The new columns are gpu_ns, process_code, range (row in the tree, -1 outside any range), node, by_time (the
+        range is of another thread), guessed (several ranges of the process were open), step (-1 outside any step), cell
+        (see `annot.attribution.crossing_ranges`) and left_out (in a step that was not requested).
         """
         process = self._launches.process_codes(work["process"])
         owner, step, cell = self._launches.get(process, work["correlation"])
@@ -131,10 +126,8 @@ class Attributor:
 
     def _nodes(self, placed: pl.DataFrame) -> pl.Series:
         in_no_range, unlaunched, without_id = self.reasons
-        row = pl.select(pl.when(placed["range"] != column_ops.NONE).then(placed["range"])).to_series()
-        nodes = placed.select(pl.col("owner").is_not_null().alias("launched"), "correlation").with_columns(
-            self._forest.tree["path"].gather(row).alias("path")
-        )
+        path = self._forest.tree["path"].gather(column_ops.known(placed["range"])).alias("path")
+        nodes = placed.select("correlation", path, launched=pl.col("owner").is_not_null())
         reason = (
             pl.when("launched").then(in_no_range)
             .when(pl.col("correlation").is_not_null()).then(unlaunched)
@@ -196,13 +189,7 @@ class Attributor:
 
 
 class Account:
-    """Sums of GPU activities, added block by block.
-
-    Args:
-        forest: the ranges.
-        launches: all launches of the run.
-        attributor: the range and the node of each GPU activity.
-    """
+    """Sums of the GPU activities of all launches of the run, added block by block."""
 
     def __init__(self, forest: Forest, launches: Launches, attributor: Attributor) -> None:
         self._forest, self._launches, self._attributor = forest, launches, attributor
@@ -232,7 +219,8 @@ class Account:
         counted = kept.select(
             "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
         )
-        self._add_late(kept)
+        if not (late := kept.filter("by_time")).is_empty():
+            self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
         self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
         self._parts["names"].append(_by_name(kept))
         self._parts["steps"].append(_by_step(kept, counted))
@@ -246,12 +234,6 @@ class Account:
         kept = placed.filter(~pl.col("left_out"))
         self.left_out += placed.height - kept.height
         return kept
-
-    def _add_late(self, kept: pl.DataFrame) -> None:
-        """Add GPU time that belongs to a range of another thread."""
-        late = kept.filter("by_time")
-        if not late.is_empty():
-            self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
 
     def _add_busy(self, kept: pl.DataFrame) -> bool:
         timed = kept.filter(pl.col("start").is_not_null()) if kept["start"].null_count() else kept

@@ -20,12 +20,7 @@ def known(meta: Mapping[str, Any]) -> bool:
 
 
 def without_unknown(rows: pl.DataFrame, meta: Mapping[str, Any]) -> pl.DataFrame:
-    """Return the rows with null host times if the profile has none.
-
-    Example:
-        >>> without_unknown(pl.DataFrame({"host_ns": [3], "gpu_ns": [5]}), {"host_times": False}).row(0)
-        (None, 5)
-    """
+    """Return the rows with null host times if the profile has none."""
     if known(meta):
         return rows
     return rows.with_columns(pl.lit(None, rows.schema[name]).alias(name) for name in _COLUMNS if name in rows.columns)

@@ -24,11 +24,7 @@ _LABEL_COLUMNS: Final = ("domain", "text", "role")
 
 
 class IngestedRanges:
-    """The ranges that were read so far.
-
-    Args:
-        threads: the threads of the run, if already known.
-    """
+    """The ranges that were read so far, with the threads of the run if they are already known."""
 
     def __init__(self, threads: Threads | None = None) -> None:
         self._known_threads = threads
@@ -69,25 +65,17 @@ class IngestedRanges:
         return self._known_threads or Threads.of(pl.DataFrame([*self._threads.items()], schema=schema, orient="row"))
 
     def labels(self, marks: Iterable[str] = ()) -> pl.DataFrame:
-        """Return domain, text (without the suffix of emit_nvtx) and the columns of `parse_labels`.
-
-        Args:
-            marks: texts of the marks of name scopes (see `annot.labels.scope_marks`).
-        """
+        """Return domain, text (without the suffix of emit_nvtx) and the columns of `parse_labels`."""
         texts = pl.DataFrame([*self._texts], schema=dict.fromkeys((*_LABEL_COLUMNS, "sizes"), pl.String), orient="row")
         labels = texts.select("domain", "text").hstack(parse_labels(texts, marks))
         return labels.with_columns(pl.coalesce("shapes", texts["sizes"]).alias("shapes"))
 
     def pop_ranges(self, last: int) -> pl.DataFrame:
-        """Return the ranges and release them, so that memory holds a large table only once.
+        """Return the ranges by id and release them, so that memory holds a large table only once.
 
-        Args:
-            last: last known host timestamp (ns). Open ranges end there.
-
-        Returns:
-            id, thread (code), start, end, label (row of `labels`, Int32), foreign (ended on another thread), started
-            (not pushed), ours (in annot's domain), and, if operations have sequence numbers, sequence and
-            forward_thread (code); ordered by id.
+        Open ranges end at `last`, the last known host timestamp (ns). The columns are id, thread (code), start, end,
+        label (row of `labels`, Int32), foreign (ended on another thread), started (not pushed), ours (in annot's
+        domain), and, if operations have sequence numbers, sequence and forward_thread (code).
         """
         self._gather()
         threads = self.threads()
@@ -155,16 +143,11 @@ def _distinct(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     key = (text_code.fill_null(-1) + 1) * TEXT_KEY_UNITS["text"]
     for name in ("domain", "role"):
         if name in ranges.columns and ranges[name].count():
-            key += _small_codes(ranges[name]) * TEXT_KEY_UNITS[name]
+            enum = pl.Enum(ranges[name].unique().drop_nulls().cast(pl.String).sort())  # few distinct values
+            key += (ranges[name].cast(enum).to_physical().cast(pl.Int64).fill_null(-1) + 1) * TEXT_KEY_UNITS[name]
     first = pl.DataFrame({"key": key}).with_row_index("row").unique("key", keep="first", maintain_order=True)
     code = column_ops.codes(key, first["key"])
     rows = ranges.select(name for name in _LABEL_COLUMNS if name in ranges.columns)[first["row"]]
     absent = [pl.lit(None, pl.String).alias(name) for name in _LABEL_COLUMNS if name not in rows.columns]
     distinct = rows.with_columns(pl.all().cast(pl.String)).with_columns(absent).select(_LABEL_COLUMNS)
     return distinct.with_columns(pl.col("domain", "text").fill_null("")), code
-
-
-def _small_codes(column: pl.Series) -> pl.Series:
-    """Return a code from 1 for each value of a column with few distinct values, 0 for null (Int64)."""
-    enum = pl.Enum(column.unique().drop_nulls().cast(pl.String).sort())
-    return column.cast(enum).to_physical().cast(pl.Int64).fill_null(-1) + 1

@@ -11,7 +11,7 @@ from annot.attribution import column_ops
 from annot.attribution.bit_layout import LEFT_OUT, by_time, high_of, low_of, pair
 from annot.attribution.crossing_ranges import CrossingRanges
 from annot.attribution.dense_ids import Numbers
-from annot.attribution.innermost import innermost_around, spans_of
+from annot.attribution.nesting import innermost_around, spans_of
 from annot.attribution.process_launches import SharedOwners
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import Steps
@@ -20,12 +20,7 @@ __all__ = ["Launches", "read_launches"]
 
 
 class Launches:
-    """Owner, step and cell of each launch.
-
-    Args:
-        forest: the ranges.
-        steps: the steps of the run. If some are selected, launches in other steps are left out.
-    """
+    """Owner, step and cell of each launch. If steps are selected, launches in other steps are left out."""
 
     def __init__(self, forest: Forest, steps: Steps) -> None:
         self._forest, self.steps = forest, steps
@@ -65,15 +60,10 @@ class Launches:
         self._reached = max(start[-1], start[-1] if self._reached is None else self._reached)
 
     def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series, pl.Series]:
-        """Return the owner, the step and the cell of the launch of each id.
+        """Return the owner, the step and the cell of the launch of each id in a process (code). All are Int32.
 
-        Args:
-            process: code of the process (Int32).
-            correlation: correlation id (Int64).
-
-        Returns:
-            Owner code (see `annot.attribution.bit_layout`), step (-1 outside any step) and cell of `crossing` (-1
-            outside any crossing range). All Int32, null for an unknown launch.
+        The owner code is that of `annot.attribution.bit_layout`. The step is -1 outside any step, the cell of
+        `crossing` is -1 outside any crossing range. All are null for an unknown launch.
         """
         owner, number = self._table.get(process, correlation)
         step, cell = high_of(self._step_cells.known), low_of(self._step_cells.known) - 1

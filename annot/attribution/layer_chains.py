@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import polars as pl
 
 from annot.attribution.column_ops import NONE
 
-__all__ = ["Key", "Keys", "Nodes"]
+__all__ = ["KEY", "Key", "Keys", "Nodes"]
+
+KEY: Final = ("layer", "module", "phase")
+"""Key columns of `annot.attribution.by_layer`."""
 
 Key: TypeAlias = tuple[str, str, str]
 """Layer, module class and phase: the key of a row of the layer table."""
@@ -63,13 +66,7 @@ class Nodes:
         return node
 
     def chain(self, node: int) -> list[int]:
-        """Return the keys of the path of a node, outermost first.
-
-        Example:
-            >>> nodes = Nodes()
-            >>> nodes.chain(nodes.extend(-1, [4, 7]))
-            [4, 7]
-        """
+        """Return the keys of the path of a node, outermost first."""
         keys = []
         while node != NONE:
             keys.append(self.keys[node])
@@ -83,8 +80,7 @@ class Nodes:
     def outermost(self, groups: Sequence[int]) -> list[bool]:
         """Return which nodes are outside other nodes of their group, so that recursive layers count once.
 
-        Args:
-            groups: group of each node, from 0. Group -1 means ungrouped, which is never outermost.
+        Group -1 means ungrouped, which is never outermost.
         """
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
         for node, parent in enumerate(self.parents):

@@ -11,13 +11,14 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.host_times import without_unknown
+from annot.attribution.layer_chains import KEY
 from annot.attribution.memory import MEMORY_COLUMNS
+from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
 
-__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase"]
+__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes"]
 
 _SHAPES_KEPT: Final = 8
-_KEY: Final = ("layer", "module", "phase")
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 _OWN: Final = (
     "calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies",
@@ -27,17 +28,21 @@ _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernel
 
 def by_layer(attribution: Attribution) -> pl.DataFrame:
     """Return a row per layer, module class and phase. `annot.correlate` documents the columns."""
-    rows = _rolled_up(attribution, pl.DataFrame(attribution.forest.keys.names, schema=_KEY, orient="row"))
+    layers = attribution.forest.layers()
+    rows = _rolled_up(attribution, layers, range(layers.height))
     rows = rows.join(_shapes(attribution), on="group", how="left", maintain_order="left")
-    rows = rows.join(_device_columns(attribution), on="group", how="left", maintain_order="left")
+    devices = attribution.busy.group_by(group=pl.col("key").cast(pl.Int64)).agg(  # added up over devices
+        gpu_busy_ns=pl.col("busy_ns").sum(), gpu_span_ns=pl.col("last_ns").max() - pl.col("first_ns").min()
+    )
+    rows = rows.join(devices, on="group", how="left", maintain_order="left")
     rows = rows.with_columns(pl.col("shapes").fill_null([]), pl.col("gpu_busy_ns", "gpu_span_ns").fill_null(0))
     memory = () if attribution.memory is None else MEMORY_COLUMNS
     if attribution.memory is not None:
         rows = rows.join(attribution.memory.rename({"key": "group"}), on="group", how="left", maintain_order="left")
     last = pl.col("layer") == UNATTRIBUTED
-    rows = rows.sort(last, "start", *_KEY, nulls_last=True)
+    rows = rows.sort(last, "start", *KEY, nulls_last=True)
     rows = rows.select(
-        *_KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
+        *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
         "kernels_total", "copies", *memory, "shapes",
     )  # fmt: skip
     return without_unknown(rows, attribution.meta)
@@ -48,12 +53,10 @@ def by_module(attribution: Attribution) -> pl.DataFrame:
 
     Ranges without a module class are left out, so the times do not add up to those of the run.
     """
-    names = pl.DataFrame(attribution.forest.keys.names, schema=_KEY, orient="row")
-    named = (pl.col("module") != "") & (pl.col("layer") != UNATTRIBUTED)
-    groups = names.filter(named).group_by("module", "phase", maintain_order=True)
-    layers = groups.agg(pl.col("layer").n_unique().cast(pl.Int64).alias("layers"))
-    rows = _rolled_up(attribution, names.filter(named).select("module", "phase"), names.select(named).to_series())
-    rows = rows.join(layers, on=["module", "phase"], how="left", maintain_order="left")
+    groups, of_key = modules_of_keys(attribution.forest)
+    layers = attribution.forest.layers().select("layer", pl.Series("group", of_key, pl.Int64)).group_by("group")
+    rows = _rolled_up(attribution, groups, of_key)
+    rows = rows.join(layers.agg(layers=pl.col("layer").n_unique().cast(pl.Int64)), on="group", how="left")
     rows = rows.sort("start", "module", "phase", nulls_last=True)
     rows = rows.select("module", "phase", "layers", "calls", *_TIMES, "kernels", "copies")
     return without_unknown(rows, attribution.meta)
@@ -69,8 +72,9 @@ def by_phase(attribution: Attribution) -> pl.DataFrame:
         phase, calls, host_ns, gpu_ns, kernels, copies. The last row is the unattributed GPU time.
     """
     nodes = attribution.nodes
-    phases, begins = _phases_of_nodes(attribution)
-    table = nodes.with_columns(pl.Series("phase", phases, pl.String), pl.Series("begins", begins, pl.Boolean))
+    phases = phases_of_nodes(attribution.forest)
+    begins = phases.ne_missing(phases.gather(column_ops.known(nodes["parent"])))
+    table = nodes.with_columns(phases, begins.alias("begins"))
     rows = table.group_by("phase", maintain_order=True).agg(
         pl.col("calls").filter("begins").sum(),
         pl.col("host_self_ns").sum().alias("host_ns"),
@@ -90,9 +94,8 @@ def by_kernel(attribution: Attribution) -> pl.DataFrame:
         name, kernel (false for copies and memsets), calls, gpu_ns, mean_ns, min_ns, max_ns, and layers, the number of
         distinct layers that launched it.
     """
-    layers = [layer for layer, _, _ in attribution.forest.keys.names]
-    of_node = [None if layers[key] == UNATTRIBUTED else layers[key] for key in attribution.forest.nodes.keys]
-    names = attribution.names.with_columns(pl.Series("layer", of_node, pl.String).gather(attribution.names["node"]))
+    layers = attribution.forest.layers_of_nodes().select("layer")[attribution.names["node"]]
+    names = attribution.names.hstack(layers.select(pl.when(pl.col("layer") != UNATTRIBUTED).then("layer")))
     rows = names.with_columns(pl.col("name").cast(pl.String)).group_by("name", "kernel").agg(
         pl.col("calls", "gpu_ns").sum(),
         (pl.col("gpu_ns").sum() // pl.col("calls").sum()).alias("mean_ns"),
@@ -124,22 +127,22 @@ def by_op(attribution: Attribution) -> pl.DataFrame:
     return without_unknown(table, attribution.meta)
 
 
-def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series | None = None) -> pl.DataFrame:
-    """Sum up nodes by group. A layer inside itself counts once.
+def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:
+    """Return module and phase of each group of layers with a module class, and the group of each key; -1: none."""
+    numbers: dict[tuple[str, str], int] = {}
+    of_key = [
+        numbers.setdefault((module, phase), len(numbers)) if module and layer != UNATTRIBUTED else column_ops.NONE
+        for layer, module, phase in forest.keys.names
+    ]
+    return pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row"), of_key
 
-    Args:
-        attribution: the attribution.
-        groups: columns to group by, a row per key (per key in a group).
-        member: whether each key is in a group (Boolean). None: all are.
 
-    Returns:
-        The columns of `groups`, group (number of the group), `_OWN`, `_INCLUSIVE` and start.
+def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
+    """Sum up nodes by group of their key. A layer inside itself counts once.
+
+    The result has the columns of the groups, group (its number), `_OWN`, `_INCLUSIVE` and start.
     """
-    nodes, keys = attribution.nodes, attribution.forest.keys.names
-    distinct = groups.unique(maintain_order=True).with_row_index("group")
-    numbers = groups.join(distinct, on=groups.columns, how="left", maintain_order="left")["group"].to_list()
-    group = iter(numbers)
-    of_key = [next(group) if member is None or member[key] else column_ops.NONE for key in range(len(keys))]
+    nodes = attribution.nodes
     of_node = [of_key[key] for key in attribution.forest.nodes.keys]
     table = nodes.with_columns(
         pl.Series("group", of_node, pl.Int64),
@@ -151,8 +154,8 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, member: pl.Series
     )  # fmt: skip
     sums = _with_crossing(attribution, sums, of_key)
     shown = (pl.col("calls") > 0) | (pl.col("kernels_total") > 0) | (pl.col("copies") > 0) | (pl.col("gpu_ns") > 0)
-    distinct = distinct.with_columns(pl.col("group").cast(pl.Int64))
-    return sums.filter(shown).join(distinct, on="group", how="left")
+    numbered = groups.with_columns(group=pl.int_range(pl.len()))
+    return sums.filter(shown).join(numbered, on="group", how="left")
 
 
 def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
@@ -170,32 +173,19 @@ def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequenc
 def _shapes(attribution: Attribution) -> pl.DataFrame:
     """Return the input shapes of each layer, most frequent first."""
     forest = attribution.forest
-    counts = (
-        pl.concat([forest.tree["label"], forest.crossing["label"]]).value_counts(name="len").rename({"label": "row"})
-    )
-    labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes").with_row_index("row")
-    seen = labels.with_columns(pl.col("row").cast(pl.Int32)).drop_nulls("shapes").join(counts, on="row")
-    seen = seen.group_by("group", "shapes").agg(pl.col("len").sum()).sort("len", "shapes", descending=[True, False])
+    row = pl.int_range(pl.len(), dtype=pl.Int32).alias("label")
+    labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes", row).drop_nulls("shapes")
+    seen = labels.join(forest.label_counts(), on="label").group_by("group", "shapes").agg(pl.col("count").sum())
+    seen = seen.sort("count", "shapes", descending=[True, False])
     return seen.group_by("group", maintain_order=True).agg(pl.col("shapes").head(_SHAPES_KEPT))
 
 
-def _device_columns(attribution: Attribution) -> pl.DataFrame:
-    """Return gpu_busy_ns (added up over devices) and gpu_span_ns of each layer."""
-    return attribution.busy.group_by(pl.col("key").cast(pl.Int64).alias("group")).agg(
-        pl.col("busy_ns").sum().alias("gpu_busy_ns"),
-        (pl.col("last_ns").max() - pl.col("first_ns").min()).alias("gpu_span_ns"),
-    )
-
-
-def _phases_of_nodes(attribution: Attribution) -> tuple[list[str], list[bool]]:
-    """Return the phase of each node, and whether the node is the outermost one of that phase."""
-    names = attribution.forest.keys.names
+def phases_of_nodes(forest: Forest) -> pl.Series:
+    """Return the phase of each node, inherited from the innermost node around it with a phase, else other."""
+    names = forest.keys.names
     phases: list[str] = []
-    begins = []
-    for parent, key in zip(attribution.forest.nodes.parents, attribution.forest.nodes.keys, strict=True):
-        around = phases[parent] if parent != column_ops.NONE else ""
+    for parent, key in zip(forest.nodes.parents, forest.nodes.keys, strict=True):
         layer, _, phase = names[key]
-        phase = UNATTRIBUTED if layer == UNATTRIBUTED else phase
-        phases.append((around or "other") if phase == "other" else phase)
-        begins.append(phases[-1] != around)
-    return phases, begins
+        around = phases[parent] if parent != column_ops.NONE else "other"
+        phases.append(UNATTRIBUTED if layer == UNATTRIBUTED else around if phase == "other" else phase)
+    return pl.Series("phase", phases, pl.String)

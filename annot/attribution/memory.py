@@ -19,15 +19,10 @@ _PHASES: Final = ("forward", "backward", "recompute")
 
 
 def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
-    """Return the memory of the layers, or None if the profile has no memory marks.
+    """Return the memory of the layers in the selected steps, or None if the profile has no memory marks.
 
-    Args:
-        source: the profile.
-        forest: the ranges of the selected steps.
-
-    Returns:
-        A row per key with memory marks: key (Int64), memory_source, memory_change_bytes (sum over the calls) and
-        memory_peak_bytes (maximum over the calls).
+    The rows have key (Int64), memory_source, memory_change_bytes (sum over the calls) and memory_peak_bytes (maximum
+    over the calls).
     """
     marks = source.marks
     if marks.is_empty():
@@ -55,7 +50,6 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
 def _keys(forest: Forest, marks: pl.DataFrame) -> pl.Series:
     """Return the key of the layer of the innermost range around each mark (Int64), null outside layers."""
     row = forest.of_threads().owners(forest.threads.codes(marks["thread"]), marks["start"], marks["start"])
-    row = pl.select(pl.when(row != column_ops.NONE).then(row)).to_series()
-    labels = forest.tree["label"].gather(row)
+    labels = forest.tree["label"].gather(column_ops.known(row))
     layered = forest.labels["phase"].is_in(_PHASES).gather(labels)
     return pl.select(pl.when(layered).then(forest.labels["key"].gather(labels)).cast(pl.Int64).alias("key")).to_series()

@@ -15,6 +15,7 @@ process (see `annot.attribution.process_ranges`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -22,17 +23,14 @@ import polars as pl
 from annot.attribution import column_ops
 from annot.labels.tag import DOMAIN
 
-__all__ = ["Nest", "is_ours", "nest"]
+__all__ = ["Nest", "innermost_around", "is_ours", "nest", "spans_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """The tree of the ranges of threads, and the crossing ranges.
+    """The tree of the ranges of threads, and the ranges that cross others or end on another thread.
 
-    Args:
-        tree: the ranges of the tree, with parent (row in this table, -1 at the top; Int32). A parent comes before its
-            children.
-        crossing: the ranges that cross others or end on another thread.
+    The column parent of the tree is a row of this table, -1 at the top (Int32). A parent comes before its children.
     """
 
     tree: pl.DataFrame
@@ -42,31 +40,19 @@ class Nest:
 def nest(ranges: pl.DataFrame) -> Nest:
     """Return the ranges with their parents.
 
-    Args:
-        ranges: thread (Int32), start, end (ns, Int64), foreign (ended on another thread), started (not pushed) and
-            ours (in annot's domain), ordered by id. No end is null or before the start. Further columns are kept.
-
-    Example:
-        >>> two = pl.DataFrame({"start": [0, 5], "end": [20, 10]}).with_columns(thread=pl.lit(9, pl.Int32))
-        >>> false = pl.lit(False)
-        >>> nest(two.with_columns(foreign=false, started=false, ours=false)).tree["parent"].to_list()
-        [-1, 0]
+    The ranges have thread (Int32), start, end (ns, Int64), foreign (ended on another thread), started (not pushed) and
+    ours (in annot's domain), ordered by id. No end is null or before the start. Further columns are kept.
     """
     order = column_ops.order(ranges["thread"], ranges["start"], ranges["end"])
-    is_crossing = _crossing(ranges, order)
+    weight = 2 * (~ranges["started"]).cast(pl.Int32) + ranges["ours"].cast(pl.Int32)
+    columns = (ranges["thread"], ranges["start"], ranges["end"], weight, ranges["foreign"])
+    is_crossing = column_ops.crossing(*(column.gather(order) for column in columns))
     crossing = ranges[order.filter(is_crossing)].drop("started", "ours")
     rest = [ranges.drop("started", "ours", "foreign")]
-    del ranges  # may have tens of millions of rows; the caller keeps no reference either
+    del ranges, columns, weight  # may have tens of millions of rows; the caller keeps no reference either
     tree = _gather_rows(rest.pop(), order.filter(~is_crossing) if crossing.height else order)
     parent, _ = column_ops.parents(tree["thread"], tree["end"])
     return Nest(tree.with_columns(parent.alias("parent")), crossing)
-
-
-def _crossing(ranges: pl.DataFrame, order: pl.Series) -> pl.Series:
-    """Return which ranges, in order, are crossing ranges (Boolean)."""
-    weight = 2 * (~ranges["started"]).cast(pl.Int32) + ranges["ours"].cast(pl.Int32)
-    columns = (ranges["thread"], ranges["start"], ranges["end"], weight, ranges["foreign"])
-    return column_ops.crossing(*(column.gather(order) for column in columns))
 
 
 def _gather_rows(ranges: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
@@ -77,3 +63,38 @@ def _gather_rows(ranges: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
 def is_ours(domain: str) -> pl.Expr:
     """Return whether a domain is annot's (Boolean)."""
     return (pl.col(domain) == DOMAIN).fill_null(False)
+
+
+def spans_of(ranges: pl.DataFrame) -> dict[int, tuple[int, int]]:
+    """Return the first start and the last end (ns) of the ranges of each thread (code)."""
+    spans = ranges.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
+    return {thread: (start, end) for thread, start, end in spans.iter_rows()}
+
+
+def innermost_around(
+    calls: pl.DataFrame,
+    tree: column_ops.Tree,
+    ranges: pl.DataFrame,
+    spans: Mapping[int, tuple[int, int]],
+    threads: Iterable[int],
+) -> pl.Series:
+    """Return the row (Int32) of the innermost range of some threads around each call, -1 outside any range.
+
+    The innermost range is the last one to start, then the first one to end. The calls have start and end (ns), in order
+    of start; `ranges` has start and end of each row of the tree; `spans` is the result of `spans_of`.
+    """
+    starts, ends = ranges["start"], ranges["end"]
+    best = pl.Series("range", [column_ops.NONE], pl.Int32).new_from_index(0, calls.height)
+    for thread in threads:
+        first, last = spans[thread]
+        begin = int(calls["start"].search_sorted(first, "left"))
+        part = calls[begin : int(calls["start"].search_sorted(last, "right"))]
+        there = pl.Series([thread], dtype=pl.Int32).new_from_index(0, part.height)
+        found = tree.owners(there, part["start"], part["end"])
+        hit = (found != column_ops.NONE).arg_true()
+        new, old = found.gather(hit), best.gather(hit + begin)
+        known = column_ops.known(old)
+        later, same = starts.gather(new) > starts.gather(known), starts.gather(new) == starts.gather(known)
+        takes = (later | (same & (ends.gather(new) < ends.gather(known)))).fill_null(True)
+        best = best.scatter((hit + begin).filter(takes), new.filter(takes))
+    return best

@@ -58,12 +58,7 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
 
 
 class _Operations:
-    """Labels of TensorFlow's operations.
-
-    Args:
-        marks: texts of the marks of name scopes.
-        texts: text and domain of all ranges. Texts other than names of operations are ignored.
-    """
+    """Labels of TensorFlow's operations. Texts other than names of operations are ignored."""
 
     def __init__(self, marks: Iterable[str], texts: pl.DataFrame) -> None:
         self._scopes = Scopes(marks)

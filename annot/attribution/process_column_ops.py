@@ -7,7 +7,6 @@ This file is the reference implementation of `annot/native/tables/process_ranges
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -25,17 +24,8 @@ ANY: Final = -1
 def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series) -> pl.Series:
     """Return the row of the shortest range around each range whose key is above its own (Int32), -1 without one.
 
-    Of equally short ranges, the last one is returned.
-
-    Args:
-        start, end: ns (Int64). A range comes after the ranges around it.
-        key: row of `above` (Int32).
-        above: next key above each key (Int32), smaller than the key itself. -1 at the top.
-
-    Example:
-        >>> times = pl.Series([0, 1, 2]), pl.Series([9, 4, 5])
-        >>> enclosing(*times, pl.Series([0, 1, 1], dtype=pl.Int32), pl.Series([-1, 0], dtype=pl.Int32)).to_list()
-        [-1, 0, 0]
+    Of equally short ranges, the last one is returned. A range comes after the ranges around it. `key` is a row of
+    `above` (Int32), which has the next key above each key, smaller than the key itself, -1 at the top.
     """
     native = tables()
     if native is not None:
@@ -49,7 +39,10 @@ def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series
             others = running[around]
             others[:] = [other for other in others if ends[other] >= starts[row]]
             for other in others:
-                if ends[other] >= ends[row] and (best == NONE or _is_inside(other, best, starts, ends)):
+                # Of equally short ranges, the last one is innermost.
+                if ends[other] >= ends[row] and (
+                    best == NONE or (ends[other] - starts[other], -other) < (ends[best] - starts[best], -best)
+                ):
                     best = other
             around = higher[around]
         found.append(best)
@@ -57,26 +50,15 @@ def enclosing(start: pl.Series, end: pl.Series, key: pl.Series, above: pl.Series
     return pl.Series("parent", found, pl.Int32)
 
 
-def _is_inside(new: int, old: int, start: Sequence[int], end: Sequence[int]) -> bool:
-    """Return whether range `new` is shorter than range `old`, or equally short and later in order."""
-    lengths = end[new] - start[new], end[old] - start[old]
-    return lengths[0] < lengths[1] or (lengths[0] == lengths[1] and new > old)
-
-
 def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Series) -> tuple[pl.Series, pl.DataFrame]:
     """Return the innermost ranges at each moment. An open range is innermost if no range inside it is open.
 
     A moment is the time between two consecutive starts or ends. Moment 0 is before the first start. Start and end of a
-    range are inclusive.
+    range are inclusive. `start` ascends, thread codes start at 0, and the parent of a row is smaller than the row, -1
+    at the top.
 
-    Args:
-        start, end: ns (Int64); `start` ascends.
-        thread: thread codes from 0 (Int32).
-        parent: row of the range around each (Int32), smaller than the own row. -1 at the top.
-
-    Returns:
-        The number of innermost ranges at each moment (Int32), and a table of changes: from moment (Int64) on, range
-        (Int32) is the innermost range of thread (Int32, or `ANY`) that started last, -1 without one. Moments ascend.
+    The result is the number of innermost ranges at each moment (Int32), and a table of changes: from moment (Int64) on,
+    range (Int32) is the innermost range of thread (Int32, or `ANY`) that started last, -1 without one. Moments ascend.
     """
     by_end = pl.DataFrame({"end": end, "row": pl.int_range(len(end), dtype=pl.Int32, eager=True)})
     by_end = by_end.sort("end", "row", descending=[False, True])
@@ -92,11 +74,7 @@ def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Se
 
 
 class _Moments:
-    """Scan of all starts and ends that records changes of the innermost ranges.
-
-    Args:
-        thread, parent: thread and parent of each range.
-    """
+    """Scan of all starts and ends that records changes of the innermost ranges."""
 
     def __init__(self, thread: list[int], parent: list[int]) -> None:
         self._thread, self._parent = thread, parent

@@ -22,11 +22,7 @@ __all__ = ["Innermost", "SharedOwners"]
 
 
 class SharedOwners:
-    """Owners of launches among the ranges of their process.
-
-    Args:
-        forest: all ranges.
-    """
+    """Owners of launches among the ranges of their process."""
 
     def __init__(self, forest: Forest) -> None:
         self._tree = forest.tree
@@ -36,32 +32,23 @@ class SharedOwners:
     def owners(self, own: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series) -> pl.Series:
         """Return the owner code of each call (Int32, see `annot.attribution.bit_layout`).
 
-        A call stays in the range of its own thread if that range lies in a layer, or started after the innermost range
-        of the process. annot's own ranges take precedence over ranges of other domains.
-
-        Args:
-            own: row of the innermost range of the call's own thread (Int32, -1 outside any range).
-            process, thread: codes of the process and the thread of each call (Int32).
-            start: start of each call (ns).
+        A call stays in `own`, the innermost range of its own thread (row, Int32, -1 outside any), if that range lies in
+        a layer, or started after the innermost range of the process. annot's own ranges take precedence over ranges of
+        other domains. Process and thread are codes (Int32).
         """
-        path = self._tree["path"].gather(_row(own))
-        undecided = ~self._layers.gather(_row(path.fill_null(column_ops.NONE))).fill_null(False)
+        path = self._tree["path"].gather(column_ops.known(own))
+        undecided = ~self._layers.gather(column_ops.known(path)).fill_null(False)
         for code, rows, innermost in self._groups:
             pending = (undecided & (process == code)).arg_true()
             found, several = innermost.at(thread.gather(pending), start.gather(pending))
-            found = rows.gather(_row(found))
+            found = rows.gather(column_ops.known(found))
             starts = self._tree["start"]
-            inside = starts.gather(_row(own.gather(pending))) > starts.gather(found)
+            inside = starts.gather(column_ops.known(own.gather(pending))) > starts.gather(found)
             takes = (found.is_not_null() & ~inside.fill_null(False)).arg_true()
             decided = pending.gather(takes)
             own = own.scatter(decided, guessed(found, several).gather(takes))
             undecided = undecided.scatter(decided, False)
         return own
-
-
-def _row(rows: pl.Series) -> pl.Series:
-    """Return rows to gather, with null for -1."""
-    return pl.select(pl.when(rows != column_ops.NONE).then(rows)).to_series()
 
 
 def _in_layers(forest: Forest) -> pl.Series:
@@ -93,15 +80,8 @@ def _groups(forest: Forest) -> Iterator[tuple[int, pl.Series, pl.DataFrame]]:
 class Innermost:
     """The innermost ranges of one process at every moment.
 
-    Args:
-        ranges: thread (Int32), start, end (Int64) and parent (row in this table, -1 at the top) in order of start. A
-            parent comes before its children. Start and end are inclusive.
-
-    Example:
-        >>> ranges = {"thread": [1, 2], "start": [0, 5], "end": [20, 30], "parent": [-1, -1]}
-        >>> innermost = Innermost(pl.DataFrame(ranges, schema_overrides={"thread": pl.Int32}))
-        >>> [part.to_list() for part in innermost.at(pl.Series([3, 1, 9], dtype=pl.Int32), pl.Series([4, 6, 31]))]
-        [[0, 0, -1], [False, True, False]]
+    The ranges have thread (Int32), start, end (Int64, inclusive) and parent (row in this table, -1 at the top) in order
+    of start. A parent comes before its children.
     """
 
     def __init__(self, ranges: pl.DataFrame) -> None:
@@ -113,12 +93,7 @@ class Innermost:
         self._changes = changes.sort("moment", maintain_order=True)
 
     def at(self, thread: pl.Series, instant: pl.Series) -> tuple[pl.Series, pl.Series]:
-        """Return the range (row, Int32, or -1) of each call, and whether several ranges were innermost (Boolean).
-
-        Args:
-            thread: code of the thread of each call (Int32).
-            instant: start of each call (ns).
-        """
+        """Return the range (row, Int32, or -1) of each call, and whether several ranges were innermost (Boolean)."""
         moment = self._starts.search_sorted(instant, "right").cast(pl.Int64)
         moment += self._ends.search_sorted(instant, "left").cast(pl.Int64)
         calls = pl.DataFrame({"thread": column_ops.codes(thread.cast(pl.Int64), self._threads), "moment": moment})

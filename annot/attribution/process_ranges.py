@@ -23,7 +23,7 @@ import polars as pl
 
 from annot.attribution import column_ops, process_column_ops
 from annot.attribution.dense_ids import Threads
-from annot.attribution.innermost import innermost_around, spans_of
+from annot.attribution.nesting import innermost_around, spans_of
 from annot.attribution.parsed_labels import TENSORFLOW
 from annot.labels import layer_path
 from annot.labels.foreign import DOMAINS
@@ -34,13 +34,7 @@ LAYER_PHASES: Final = ("forward", "backward", "recompute", "optimizer", "data")
 
 
 def are_shared(ranges: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> pl.Series | None:
-    """Return which ranges belong to a process (Boolean), or None if all belong to threads.
-
-    Args:
-        ranges: thread (code), start, end, label, foreign, started, ours, ordered by id.
-        labels: domain and phase of each label.
-        threads: the process of each thread.
-    """
+    """Return which ranges (by id) belong to a process (Boolean), or None if all belong to threads."""
     if not ranges["started"].any():
         return None
     row = ranges["started"].arg_true()
@@ -71,14 +65,8 @@ def _crossing(candidates: pl.DataFrame) -> pl.Series:
 def placed(shared: pl.DataFrame, thread_ranges: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> pl.DataFrame:
     """Return the ranges of processes in order, with their parents.
 
-    Args:
-        shared: ranges of processes: id, thread, start, end, label.
-        thread_ranges: tree of the ranges of threads, in the order of `annot.attribution.column_ops.order`.
-        labels: the parsed labels.
-        threads: the process of each thread.
-
-    Returns:
-        The columns of `shared` and parent (Int32): a row of `thread_ranges` followed by this table, or -1.
+    The column parent (Int32) is a row of the ranges of threads, which are in the order of
+    `annot.attribution.column_ops.order`, followed by this table, or -1.
     """
     shared = _in_order(shared, labels)
     process = threads.table["process_code"].gather(shared["thread"])
@@ -97,11 +85,7 @@ def _in_order(shared: pl.DataFrame, labels: pl.DataFrame) -> pl.DataFrame:
 
 
 class _Keys:
-    """Numbers of the layers of processes, by domain and phase, with the next outer layer of each.
-
-    Args:
-        labels: domain, layer, phase of each label.
-    """
+    """Numbers of the layers of processes, by domain and phase, with the next outer layer of each."""
 
     def __init__(self, labels: pl.DataFrame) -> None:
         self._rows = labels.select("domain", "phase", "layer").rows()
@@ -122,12 +106,7 @@ class _Keys:
 
 
 def _parents(rows: pl.DataFrame, labels: pl.DataFrame) -> pl.Series:
-    """Return the row of the parent of each range among these ranges (Int32), -1 without a parent.
-
-    Args:
-        rows: process_code, start, end, label of each range, in order.
-        labels: the parsed labels.
-    """
+    """Return the row of the parent of each range among these ranges (Int32), -1 without a parent."""
     keys = _Keys(labels)
     distinct = rows.select("process_code", "label").unique(maintain_order=True)
     numbers = [keys.number(process, label) for process, label in distinct.iter_rows()]
@@ -139,15 +118,7 @@ def _parents(rows: pl.DataFrame, labels: pl.DataFrame) -> pl.Series:
 def _thread_parents(
     shared: pl.DataFrame, thread_ranges: pl.DataFrame, labels: pl.DataFrame, threads: Threads
 ) -> pl.Series:
-    """Return the row in `thread_ranges` (Int32) of the innermost loop or plain range around each range, -1 without one.
-
-    Args:
-        shared: thread, start, end.
-        thread_ranges: thread, start, end, label of the ranges of threads, in the order of
-            `annot.attribution.column_ops.order`.
-        labels: layered, phase, role, domain of each label.
-        threads: the process of each thread.
-    """
+    """Return the row (Int32) in `thread_ranges` of the innermost loop or plain range around each range, or -1."""
     plain = (labels["phase"] == "other") & ~labels["layered"] & (labels["role"] == "annotation")
     plain &= labels["domain"] != TENSORFLOW
     rows = (plain | labels["loop"]).gather(thread_ranges["label"]).arg_true()
@@ -169,9 +140,7 @@ def _thread_parents(
 def overlap(tree: pl.DataFrame, thread_range_count: int) -> pl.DataFrame:
     """Return row (Int32) and overlap_ns of the ranges whose children overlap each other in time.
 
-    Args:
-        tree: start, end, parent. The ranges of processes come last.
-        thread_range_count: number of ranges before them.
+    The ranges of processes come last, after `thread_range_count` rows.
     """
     around = tree["parent"].slice(thread_range_count).unique()
     rows = tree.select("start", "end", row="parent").filter(pl.col("row").is_in(around.implode()))

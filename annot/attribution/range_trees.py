@@ -11,7 +11,7 @@ import polars as pl
 from annot.attribution import column_ops
 from annot.attribution.dense_ids import Threads
 from annot.attribution.ingest import IngestedRanges
-from annot.attribution.layer_chains import Keys, Nodes
+from annot.attribution.layer_chains import KEY, Keys, Nodes
 from annot.attribution.nesting import nest
 from annot.attribution.process_ranges import are_shared, placed
 from annot.attribution.sequence_numbers import paths_of
@@ -60,18 +60,35 @@ class Forest:
         tree = self.tree.head(self.thread_range_count)
         return column_ops.Tree(tree["thread"], tree["start"], tree["end"], tree["parent"])
 
+    def every_range(self) -> pl.DataFrame:
+        """Return thread, start, end and label of the ranges of the tree and of the crossing ranges."""
+        columns = ["thread", "start", "end", "label"]
+        return pl.concat([self.tree.select(columns), self.crossing.select(columns)])
+
+    def label_counts(self) -> pl.DataFrame:
+        """Return label (row in `labels`, Int32) and count of the labels with ranges."""
+        return pl.concat([self.tree["label"], self.crossing["label"]]).value_counts(name="count")
+
+    def layers(self) -> pl.DataFrame:
+        """Return layer, module and phase of each key."""
+        return pl.DataFrame(self.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+
+    def layers_of_nodes(self) -> pl.DataFrame:
+        """Return layer, module and phase that each node adds to its path."""
+        return self.layers()[pl.Series(self.nodes.keys, dtype=pl.Int64)]
+
 
 def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Forest:
     """Nest ranges, parse their labels and put backward operations into the layers of their forward operations.
 
-    Args:
-        ingested: the ranges. It is empty afterwards.
-        last: last known host timestamp (ns). Open ranges end there.
-        marks: texts of the marks of name scopes (see `annot.labels.scope_marks`).
+    The ingested ranges are empty afterwards. Open ranges end at `last`, the last known host timestamp (ns). `marks` are
+    the texts of the marks of name scopes (see `annot.labels.scope_marks`).
     """
     labels, keys = _keyed(ingested.labels(marks))
     threads = ingested.threads()
-    parts = _split(ingested.pop_ranges(last), labels, threads)
+    parts = [ingested.pop_ranges(last)]
+    if (shared := are_shared(parts[0], labels, threads)) is not None:
+        parts = [parts[0].filter(shared), parts[0].filter(~shared)]
     nested = nest(parts.pop())
     tree, thread_range_count = nested.tree, nested.tree.height
     if parts:
@@ -82,12 +99,6 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     crossing = nested.crossing.select(*columns, "foreign")
     open_ranges = ingested.open_ranges
     return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
-
-
-def _split(ranges: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> list[pl.DataFrame]:
-    """Return the ranges of processes, if any, and the ranges of threads."""
-    shared = are_shared(ranges, labels, threads)
-    return [ranges] if shared is None else [ranges.filter(shared), ranges.filter(~shared)]
 
 
 def _keyed(labels: pl.DataFrame) -> tuple[pl.DataFrame, Keys]:

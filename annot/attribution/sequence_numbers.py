@@ -26,15 +26,9 @@ def paths_of(
 ) -> tuple[pl.Series, Nodes, frozenset[int], dict[int, int]]:
     """Return the layer path of each range. Backward operations get the layers of their forward operations.
 
-    Args:
-        tree: parent and label; for operations also thread, start, sequence and forward_thread.
-        labels: role and key of each label.
-        keys: the layers. Backward layers are added.
-        threads: the process of each thread.
-
-    Returns:
-        The node of each range (Int32), all nodes, the nodes of backward layers found by sequence number, and a mapping
-        from the row of the outermost range of each backward operation to the row of its forward operation.
+    The result is the node of each range (Int32), all nodes, the nodes of backward layers found by sequence number, and
+    a mapping from the row of the outermost range of each backward operation to the row of its forward operation.
+    Backward layers are added to the keys.
     """
     key = _own_keys(tree, labels)
     if "sequence" not in tree.columns and labels["around"].count():
@@ -80,8 +74,7 @@ def inside_engine_range(tree: pl.DataFrame, labels: pl.DataFrame) -> pl.Series:
     backward = labels["role"] == "backward"
     if not backward.any():
         return pl.repeat(False, tree.height, dtype=pl.Boolean, eager=True)
-    parent = pl.select(pl.when(tree["parent"] != column_ops.NONE).then(tree["parent"])).to_series()
-    inner, outer = tree["label"], tree["label"].gather(parent)
+    inner, outer = tree["label"], tree["label"].gather(column_ops.known(tree["parent"]))
     name = labels["layer"].rank("dense")
     operation = backward | (labels["role"] == "operator")
     same = (name.gather(inner) == name.gather(outer)) & backward.gather(outer)
@@ -133,10 +126,8 @@ def _with_forward_layers(
 ) -> tuple[pl.Series, Nodes, frozenset[int]]:
     """Rebuild the paths with the backward layers of the forward operation instead of each backward operation.
 
-    Args:
-        tree, key, labels, keys: see `paths_of`.
-        nodes: the current paths.
-        rows: row of each backward operation, forward (node of its forward operation) and label.
+    `nodes` are the current paths; `rows` has row of each backward operation, forward (node of its forward operation)
+    and label. For the rest see `paths_of`.
     """
     # The forward operation may itself run inside the backward pass, as with torch.utils.checkpoint.
     no_layers = loops(labels).union(labels.filter(pl.col("folded") & (pl.col("role") == "backward"))["key"])
@@ -169,17 +160,11 @@ def _expanded(
 
 
 def forward_rows(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return the forward operation of each backward operation.
+    """Return row and forward (row of the forward operation) of the backward operations.
 
     A backward operation is left out if the thread of its forward operation is unknown and several threads of the
-    process used its sequence number.
-
-    Args:
-        operations: row (number of the range), process, thread, start, role (operator or backward), sequence (not
-            null), forward_thread (null if unknown).
-
-    Returns:
-        row and forward (row of the forward operation).
+    process used its sequence number. The operations have row (number of the range), process, thread, start, role
+    (operator or backward), sequence (not null), forward_thread (null if unknown).
     """
     forward = operations.filter(pl.col("role") == "operator").sort("start", maintain_order=True)
     backward = operations.filter(pl.col("role") == "backward").sort("start", maintain_order=True)

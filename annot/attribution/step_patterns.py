@@ -67,12 +67,7 @@ def _in_process(forest: Forest, top: pl.DataFrame) -> pl.DataFrame:
 
 
 def largest_repetition(codes: Sequence[int]) -> Repetition | None:
-    """Return the repetition that covers most of a sequence, or None. Of equal ones, the shortest pattern.
-
-    Example:
-        >>> largest_repetition([9, 1, 2, 1, 2, 1, 2, 8])
-        Repetition(first=1, period=2, times=3)
-    """
+    """Return the repetition that covers most of a sequence, or None. Of equal ones, the shortest pattern."""
     best: Repetition | None = None
     series = pl.Series("code", codes, pl.Int64)
     for period in _periods(codes):

@@ -67,19 +67,16 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
 
 def _phase_ranges(forest: Forest) -> pl.DataFrame:
     """Return process_code, phase, start, end, host_ns of the outermost ranges of each phase."""
-    phases = pl.Series("phase", [forest.keys.names[key][2] for key in forest.nodes.keys], pl.String)
-    batch = pl.Series("batch", [forest.keys.names[key][0] == BATCH for key in forest.nodes.keys], pl.Boolean)
-    path = _rows(forest.tree["path"])
-    tree = forest.tree.select("thread", "start", "end").with_columns(phases.gather(path), batch.gather(path))
-    of_layers = (tree["phase"].is_in(_PHASES) & ~tree["batch"]).fill_null(False)
+    layers = forest.layers_of_nodes().select(pl.col("layer", "phase").gather(column_ops.known(forest.tree["path"])))
+    tree = forest.tree.select("thread", "start", "end").hstack(layers)
+    of_layers = (tree["phase"].is_in(_PHASES) & (tree["layer"] != BATCH)).fill_null(False)
     waits = (tree["phase"] == "data").fill_null(False)
     outermost = (of_layers & ~_inside(of_layers, forest.tree["parent"])) | (
         waits & ~_inside(waits, forest.tree["parent"])
     )
-    crossing = forest.crossing.select("thread", "start", "end").with_columns(
-        forest.labels["phase"].gather(forest.crossing["label"])
-    )
-    every = pl.concat([tree.filter(outermost).drop("batch"), crossing])
+    phase = forest.labels["phase"].gather(forest.crossing["label"])
+    crossing = forest.crossing.select("thread", "start", "end", phase)
+    every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
     every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
     process = forest.threads.table["process_code"].gather(every["thread"])
     return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
@@ -89,17 +86,12 @@ def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
     """Return whether each row has a marked ancestor. Each iteration doubles the distance (pointer jumping)."""
     if not marked.any():
         return marked
-    above = _rows(parent)
+    above = column_ops.known(parent)
     inside = marked.gather(above).fill_null(False)
     while above.null_count() < above.len():
         inside |= inside.gather(above).fill_null(False)
         above = above.gather(above)
     return inside
-
-
-def _rows(rows: pl.Series) -> pl.Series:
-    """Return rows to gather, with null for -1."""
-    return pl.select(pl.when(rows != column_ops.NONE).then(rows)).to_series()
 
 
 def _phase_times(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:

@@ -26,13 +26,12 @@ _LONG: Final = 1.5  # first steps longer than this many times the median are war
 class Steps:
     """The steps of a run.
 
-    Args:
-        table: process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end
-            (ns), batch (number in its epoch, null if unknown) and warmup of all steps, by process and start. Steps of
-            a process do not overlap.
-        found_by: words for the method that found the steps, empty without steps.
-        choice: the selected step numbers, or None for the whole profile, including time outside steps.
-        spans: process, step, start and end of the steps with the waits for data before them; None: those of `table`.
+    table     process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end (ns),
+              batch (number in its epoch, null if unknown) and warmup, by process and start. Steps of a process do not
+              overlap
+    found_by  words for the method that found the steps, empty without steps
+    choice    the selected step numbers, or None for the whole profile, including time outside steps
+    spans     process, step, start and end of the steps with the waits for data before them; None: those of `table`
     """
 
     table: pl.DataFrame
@@ -48,8 +47,7 @@ class Steps:
         table = self.table if self.spans is None else self.spans
         spans = table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
         row = column_ops.Tree(*spans.get_columns()).owners(process, start, start)
-        inside = pl.select(pl.when(row != column_ops.NONE).then(row)).to_series()
-        return self.table["step"].gather(inside).fill_null(column_ops.NONE)
+        return self.table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
 
     def with_waits(self, forest: Forest) -> Steps:
         """Return the steps, each with the wait for data before it, which loops put outside the step."""
@@ -91,16 +89,13 @@ class Steps:
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
     """Return the steps of a run.
 
-    Without a key range, the steps are annot's batch ranges or the steps of torch.profiler, otherwise ranges with a
-    usual name such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats.
-
-    Args:
-        forest: the ranges.
-        key_range: text of the ranges that are the steps, with ``#`` for any number.
-        choice: numbers of the selected steps, or None for the whole profile, including time outside steps.
+    Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are annot's
+    batch ranges or the steps of torch.profiler, otherwise ranges with a usual name such as ``step 12`` or ``batch``,
+    otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
     """
     if key_range is not None:
-        named = _named(forest, f"^{_pattern(key_range)}$")
+        pattern = r"\d+".join(map(re.escape, key_range.split("#")))
+        named = _spans(forest, forest.labels["text"].str.contains(f"^{pattern}$"))
         return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
     methods = (
         (_batches, "batch ranges"),
@@ -135,14 +130,6 @@ def step_slice(text: str) -> slice:
     return slice(int(match[2]) if match[2] else None, int(match[3]) if match[3] else None)
 
 
-def _pattern(key_range: str) -> str:
-    return r"\d+".join(map(re.escape, key_range.split("#")))
-
-
-def _named(forest: Forest, pattern: str) -> pl.DataFrame:
-    return _spans(forest, forest.labels["text"].str.contains(pattern))
-
-
 def _batches(forest: Forest) -> pl.DataFrame:
     """Return the training batches. Without any, return the batches of other stages such as validation."""
     batches = forest.labels["loop"] & (forest.labels["layer"] == BATCH)
@@ -163,8 +150,7 @@ def _usual_names(forest: Forest) -> pl.DataFrame:
 
 def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
     """Return thread, start, end, label and number of the ranges whose label is in `which` (Boolean per label)."""
-    columns = ["thread", "start", "end", "label"]
-    every = pl.concat([forest.tree.select(columns), forest.crossing.select(columns)])
+    every = forest.every_range()
     every = every.filter(which.gather(every["label"]))
     return every.with_columns(forest.labels["number"].gather(every["label"]).alias("number"))
 

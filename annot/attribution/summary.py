@@ -40,6 +40,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
     gpu, lost = int(nodes["gpu_self_ns"].sum()), _unattributed(attribution)
     outside = int(lost["gpu_self_ns"].sum())
     steps = by_step(attribution)
+    span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
+    devices = attribution.device_busy.select("process", "device", "busy_ns", span)
     forest = attribution.forest
     return {
         **{key: attribution.meta.get(key, "") for key in ("source", "format", "producer")},
@@ -55,7 +57,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
-        "devices": _devices(attribution),
+        "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
         "steps": steps.height,
         "step_ns": step_statistics(steps) if known(attribution.meta) else None,
         "steps_found_by": attribution.steps.found_by,
@@ -65,20 +67,12 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
 
 def _unattributed(attribution: Attribution) -> pl.DataFrame:
     """Return reason, gpu_self_ns, kernels and copies of the unattributed GPU activities."""
-    names = attribution.forest.keys.names
-    reason = [names[key][1] if names[key][0] == UNATTRIBUTED else None for key in attribution.forest.nodes.keys]
-    table = attribution.nodes.with_columns(pl.Series("reason", reason, pl.String))
-    return table.drop_nulls("reason").select("reason", "gpu_self_ns", "kernels", "copies")
-
-
-def _devices(attribution: Attribution) -> list[dict[str, Any]]:
-    span = pl.col("last_ns") - pl.col("first_ns")
-    rows = attribution.device_busy.select("process", "device", "busy_ns", span.alias("span_ns"))
-    return rows.sort("process", "device", nulls_last=True).to_dicts()
+    table = attribution.nodes.hstack(attribution.forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
+    return table.select("gpu_self_ns", "kernels", "copies", reason="module")
 
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
-    numbers = {reason: kernels + copies for reason, _, kernels, copies in lost.iter_rows()}
+    numbers = {reason: kernels + copies for _, kernels, copies, reason in lost.iter_rows()}
     found = (
         (
             attribution.forest.open_ranges,

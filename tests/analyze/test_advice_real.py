@@ -12,8 +12,7 @@ from step_rows import ALL_REDUCE, GEMM, Rows
 
 from annot.analyze.advice import Advice, advise
 from annot.analyze.idle import CAUSES, idle_calls, idle_time
-from annot.analyze.step_time import step_time
-from annot.analyze.step_work import step_work
+from annot.analyze.step_time import step_time, step_work
 from annot.attribution import Attribution, attribute
 from annot.read.formats import load
 

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, process, thread
 
-from annot.attribution.nsight_rule import tables as nsight
-from annot.attribution.nsight_rule import tree as nsight_tree
-from annot.attribution.nsight_rule.tables import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
+from annot.attribution import nsight_rule as nsight
+from annot.attribution.nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
 from annot.errors import AnnotError
-from annot.profile.nsight_activity import Activity
-from annot.read.nsys.activity import read_activity
+from annot.read.nsys.activity import Activity, read_activity
 from annot.util.installed_tools import find_nsys
 
 Report = Callable[[Activity], pl.DataFrame]
@@ -82,7 +80,7 @@ def test_what_would_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(nsight, "_PAIRS_LIMIT", 99)
     with pytest.raises(AnnotError, match="100 pairs"):
         nvtx_kern_sum(activity)
-    monkeypatch.setattr(nsight_tree, "_STACKS_LIMIT", 50)
+    monkeypatch.setattr(nsight, "_STACKS_LIMIT", 50)
     with pytest.raises(AnnotError, match="RangeStack"):
         nvtx_gpu_proj_trace(activity)
     assert nvtx_gpu_proj_sum(activity)["Range Instances"].to_list() == [10]

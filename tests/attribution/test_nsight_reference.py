@@ -9,9 +9,8 @@ import polars as pl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from annot.attribution.nsight_rule.containment import in_quadrant, minima_of_runs
-from annot.attribution.nsight_rule.tables import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
-from annot.profile.nsight_activity import Activity
+from annot.attribution.nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
+from annot.read.nsys.activity import Activity
 
 THREADS = (1 << 24 | 7, 1 << 24 | 8, 2 << 24 | 7)
 random_profiles = settings(max_examples=150, deadline=None, database=None, derandomize=True)
@@ -89,31 +88,3 @@ def test_parents_of_many_crossing_ranges(ranges: list[Any], threads: list[int]) 
 def test_times_too_far_apart_for_one_axis(ranges: list[Any], calls: list[Any], work: list[Any]) -> None:
     """Nonsense for times, up to the last of 64 bits, changes nothing."""
     check(build(ranges, calls, work, stretch=2**58))
-
-
-points = st.tuples(st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(-5, 5), st.integers(-2, 2))
-
-
-@random_profiles
-@given(st.lists(points, max_size=40), st.lists(st.tuples(st.integers(-1, 10), st.integers(-1, 10)), max_size=12))
-def test_points_of_a_quadrant(rows: list[Any], queries: list[Any]) -> None:
-    """Minimum and sum are those of the points with an x no less and a y no greater."""
-    table = pl.DataFrame(rows, dict.fromkeys("xyvn", pl.Int64), orient="row")
-    asked = pl.DataFrame(queries, dict.fromkeys("xy", pl.Int64), orient="row")
-    expected = []
-    for x, y in queries:
-        inside = [row for row in rows if row[0] >= x and row[1] <= y]
-        least = min((row[2] for row in inside if row[2] is not None), default=None)
-        expected.append((least, sum(row[3] for row in inside)))
-    assert in_quadrant(table, asked, smallest=["v"], total=["n"]).rows() == expected
-
-
-@random_profiles
-@given(st.lists(st.integers(-9, 9), max_size=40), st.data())
-def test_minima_of_runs(values: list[int], data: st.DataObject) -> None:
-    """The minimum of neighbours is theirs, whatever their number."""
-    begins = data.draw(st.lists(st.integers(0, len(values)), max_size=10))
-    found = [(begin, data.draw(st.integers(0, len(values) - begin))) for begin in begins]
-    table = pl.DataFrame(found, {"begin": pl.Int64, "count": pl.Int64}, orient="row")
-    expected = [min(values[begin : begin + count], default=None) for begin, count in found]
-    assert minima_of_runs(pl.Series(values, dtype=pl.Int64), table).to_list() == expected

@@ -22,7 +22,7 @@ KERNELS: Final = 1_000
 WANTED: Final = 20
 REPORT: Final = """
 import sys
-from annot.attribution.nsight_rule.tables import nvtx_gpu_proj_trace
+from annot.attribution.nsight_rule import nvtx_gpu_proj_trace
 from annot.read.nsys.activity import read_activity
 sys.stdout.write(nvtx_gpu_proj_trace(read_activity(sys.argv[1])).write_csv())
 """

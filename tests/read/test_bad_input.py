@@ -15,7 +15,7 @@ from sqlite_profile import SqliteProfile, training
 import annot
 from annot import AnnotError
 from annot.attribution import attribute, summarize
-from annot.attribution.nsight_rule.tables import nvtx_kern_sum
+from annot.attribution.nsight_rule import nvtx_kern_sum
 from annot.cli.main import main
 from annot.profile import COPIES, KERNELS, RANGES, Profile
 from annot.read.formats import source

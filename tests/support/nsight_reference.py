@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
-from annot.profile.nsight_activity import Activity
+from annot.read.nsys.activity import Activity
 
 Row = dict[str, Any]
 

@@ -2,7 +2,49 @@
 
 from __future__ import annotations
 
-from annot.analyze.advice.facts import Advice, Facts
-from annot.analyze.advice.rules import COLUMNS, RULES, advise, by_advice
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.advice import kernels, loop
+from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.advice.in_keras import in_keras, is_keras
+from annot.attribution import Attribution
+from annot.util.entry_points import loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
+
+RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *kernels.RULES)
+
+COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
+    "layers": pl.List(pl.String),
+}  # fmt: skip
+
+
+def advise(attribution: Attribution) -> list[Advice]:
+    """Return the advice for a profile, the largest possible saving first.
+
+    The rules are `RULES` and those of other packages (entry points of the group ``annot.advice``).
+
+    Args:
+        attribution: the profile.
+
+    Example:
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> advise(attribute(Profile.build({})))
+        []
+    """
+    facts = Facts(attribution)
+    rules = (*RULES, *loaded("annot.advice", ("__call__",)))
+    found = [advice for rule in rules if (advice := rule(facts)) is not None]
+    if found and is_keras(facts):
+        found = [advice for one in found if (advice := in_keras(one)) is not None]
+    return sorted(found, key=lambda advice: -advice.saves)
+
+
+def by_advice(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`."""
+    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution)]
+    return pl.DataFrame(rows, schema=COLUMNS, orient="row")

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import polars as pl
 
 from annot.analyze.bottlenecks import default_peaks
-from annot.analyze.gpu_activities import KEY, device_idle
+from annot.analyze.gpu_activities import device_idle
 from annot.analyze.idle import idle_calls, idle_time
 from annot.analyze.kernel_kinds import MATRIX, with_classes
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
-from annot.analyze.step_time import step_time
-from annot.analyze.step_work import step_work
+from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.labels.tag import Tag, parse
 
-__all__ = ["Advice", "Facts"]
+__all__ = ["Advice", "Facts", "Rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +114,15 @@ class Facts:
 
         Columns: layer, module, phase, name, calls, wall_ns, kernel, kind, library, matrix, tensor.
         """
-        names, keys = self.attribution.forest.keys.names, self.attribution.forest.nodes.keys
         rows = step_work(self.attribution, self.parts.windows)
-        nodes = rows["node"].to_list()
-        columns = [
-            pl.Series(part, [names[keys[node]][index] for node in nodes], pl.String) for index, part in enumerate(KEY)
-        ]
         kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
-        return kinds.drop("node").with_columns(*columns, matrix=pl.col("kind").is_in(MATRIX))
+        layers = self.attribution.forest.layers_of_nodes()[rows["node"]]
+        return kinds.drop("node").hstack(layers).with_columns(matrix=pl.col("kind").is_in(MATRIX))
+
+    @property
+    def source(self) -> str:
+        """Path of the profile as an argument of a command."""
+        return shlex.quote(str(self.attribution.meta.get("source", "PROFILE")))
 
     def share(self, predicate: pl.Expr) -> float:
         """Return the fraction of step time (0 to 1) that the rows of `work` matching a predicate take."""
@@ -174,6 +177,9 @@ class Facts:
             if (tag := parse(text)) is not None and tag.tensors:
                 found.setdefault(tag.layer, []).append(tag)
         return found
+
+
+Rule: TypeAlias = Callable[[Facts], Advice | None]
 
 
 def _of_wall(table: pl.DataFrame, column: str) -> dict[str, float]:

@@ -7,20 +7,12 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.labels.tag import Tag
 
-__all__ = [
-    "channels_last",
-    "cudnn_benchmark",
-    "fusion",
-    "mixed_precision",
-    "multiples_of_eight",
-    "optimizer",
-    "short_kernels",
-]
+__all__ = ["RULES"]
 
 _LAYOUT: Final = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
 """Names of layout conversion kernels in cuDNN, MIOpen (`batched_transpose_…`) and TensorRT."""
@@ -197,3 +189,14 @@ def optimizer(facts: Facts) -> Advice | None:
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share,
     )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    mixed_precision,
+    multiples_of_eight,
+    channels_last,
+    cudnn_benchmark,
+    fusion,
+    short_kernels,
+    optimizer,
+)

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
+from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.step_parts import WORK
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.host_times import known
 from annot.attribution.step_table import step_statistics
 
-__all__ = [
-    "allocations",
-    "batch_size",
-    "collectives",
-    "coverage",
-    "cuda_graphs",
-    "data_loading",
-    "host_bound",
-    "pageable_copies",
-    "stragglers",
-    "synchronous_copies",
-    "uneven_steps",
-]
+__all__ = ["RULES"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
@@ -133,13 +121,12 @@ def host_bound(facts: Facts) -> Advice | None:
     share = python if _fits_a_graph(facts) else python + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
-    source = shlex.quote(str(facts.attribution.meta.get("source", "PROFILE")))
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
         f"For {share:.0%} of step time the GPU is idle while the CPU runs Python and framework code: "
         f"{', '.join(_gaps(facts, share > python))}",
-        f"annot report {source} --by bottleneck\nmodel = torch.compile(model)",
+        f"annot report {facts.source} --by bottleneck\nmodel = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
 
@@ -179,13 +166,12 @@ def stragglers(facts: Facts) -> Advice | None:
     if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
     process, device, longest, wall = rows.sort("busy_ns", descending=True).row(0)
-    source = shlex.quote(str(facts.attribution.meta.get("source", "PROFILE")))
     return Advice(
         "stragglers",
         "Find out why one GPU is busy for longer than the others: uneven batches, a slow CPU or a slow GPU.",
         f"GPU {device} of process {process} is busy {longest / median:.2f} times as long as the median of "
         f"{len(times)} GPUs",
-        f"annot report {source} --by-process",
+        f"annot report {facts.source} --by-process",
         (longest - median) / wall,
     )
 
@@ -213,20 +199,19 @@ def uneven_steps(facts: Facts) -> Advice | None:
         return None
     lengths = facts.steps["host_ns"].sort()
     longer = (lengths - lengths[lengths.len() // 4]).clip(0).sum()
-    source = shlex.quote(str(facts.attribution.meta.get("source", "PROFILE")))
     return Advice(
         "uneven_steps",
         "Find out why step times vary, or compare steps of similar length only.",
         f"the interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median",
-        f"annot report {source} --by step",
+        f"annot report {facts.source} --by step",
         float(longer / lengths.sum()),
     )
 
 
 def coverage(facts: Facts) -> Advice | None:
     """GPU time that was launched outside any range."""
-    nodes, lost = facts.attribution.nodes, _lost(facts)
-    whole = int(nodes["gpu_self_ns"].sum())
+    nodes = facts.attribution.nodes.hstack(facts.attribution.forest.layers_of_nodes())
+    lost, whole = nodes.filter(pl.col("layer") == UNATTRIBUTED), int(nodes["gpu_self_ns"].sum())
     if not whole or lost["gpu_self_ns"].sum() < 0.3 * whole:
         return None
     share, count = int(lost["gpu_self_ns"].sum()) / whole, int((lost["kernels"] + lost["copies"]).sum())
@@ -239,8 +224,16 @@ def coverage(facts: Facts) -> Advice | None:
     )
 
 
-def _lost(facts: Facts) -> pl.DataFrame:
-    """The nodes of unattributed GPU activities."""
-    names, keys = facts.attribution.forest.keys.names, facts.attribution.forest.nodes.keys
-    outside = pl.Series([names[key][0] == UNATTRIBUTED for key in keys], dtype=pl.Boolean)
-    return facts.attribution.nodes.filter(outside)
+RULES: Final[tuple[Rule, ...]] = (
+    data_loading,
+    synchronous_copies,
+    pageable_copies,
+    allocations,
+    cuda_graphs,
+    host_bound,
+    batch_size,
+    stragglers,
+    collectives,
+    uneven_steps,
+    coverage,
+)

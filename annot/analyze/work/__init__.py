@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from annot.analyze.work.call import Call, Cost, UncountableError, Work
+from annot.analyze.work.call import Cost, Work
 from annot.analyze.work.formulas import cost, expected
 from annot.analyze.work.layer_work import (
-    WORK_COLUMNS,
     by_layer_with_work,
     by_text,
     by_work,
@@ -15,10 +14,7 @@ from annot.analyze.work.layer_work import (
 )
 
 __all__ = [
-    "WORK_COLUMNS",
-    "Call",
     "Cost",
-    "UncountableError",
     "Work",
     "by_layer_with_work",
     "by_text",

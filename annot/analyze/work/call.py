@@ -164,18 +164,7 @@ Formula: TypeAlias = Callable[[Call], Cost]
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes per element of a dtype.
-
-    Args:
-        dtype: short name of the dtype, as from `annot.labels.tag.short_dtype`.
-
-    Raises:
-        UncountableError: the dtype is unknown.
-
-    Example:
-        >>> item_size("bf16"), item_size("float8_e4m3fn")
-        (2, 1)
-    """
+    """Return the bytes per element of a dtype, a short name of `annot.labels.tag.short_dtype`."""
     if dtype.startswith("float8_"):
         return 1
     if dtype not in _SIZES:
@@ -184,15 +173,7 @@ def item_size(dtype: str) -> int:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """Return the broadcast shape of several shapes.
-
-    Raises:
-        UncountableError: the shapes cannot be broadcast.
-
-    Example:
-        >>> broadcast((4, 1), (5,))
-        (4, 5)
-    """
+    """Return the broadcast shape of several shapes; UncountableError if they cannot be broadcast."""
     found = []
     for index in range(-max(map(len, shapes), default=0), 0):
         sizes = {shape[index] for shape in shapes if len(shape) >= -index} - {1}

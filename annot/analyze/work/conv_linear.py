@@ -14,19 +14,12 @@ from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
 
-__all__ = ["LAYERS", "OPERATIONS", "product"]
+__all__ = ["LAYERS", "OPERATIONS", "output_sizes", "product"]
 
 
 def product(call: Call, macs: int, inputs: int, outputs: int, weights: int, bias: int = 0,
             gemms: tuple[tuple[int, int, int, int], ...] = ()) -> Cost:  # fmt: skip
-    """Return the cost of a matrix multiplication of inputs and weights.
-
-    Args:
-        call: the call, whose dtype gives the bytes per element.
-        macs: number of multiply-adds.
-        inputs, outputs, weights, bias: number of elements of each.
-        gemms: batch, rows, columns and depth of each GEMM; see `annot.analyze.work.call.Cost`.
-    """
+    """Return the cost of a matrix multiplication of inputs and weights, from multiply-adds and numbers of elements."""
     size, params = call.product_item, weights + bias
     flops = 2 * macs
     return Cost(
@@ -52,10 +45,10 @@ def _bilinear(call: Call) -> Cost:
 
 
 def _convolution(call: Call) -> Cost:
-    """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds; PyTorch's (N, C, …) layout."""
-    batch, channels, sizes = _channels_first(call)
+    """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds."""
+    batch, channels, sizes = _spatial(call)
     out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
-    positions = math.prod(_output_sizes(call, sizes, kernel))
+    positions = math.prod(output_sizes(call, sizes, kernel))
     return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), groups)
 
 
@@ -71,7 +64,7 @@ def _convolved(
 
 def _transposed(call: Call) -> Cost:
     """Count ``N · in · prod(input) · out / groups · prod(kernel)`` multiply-adds: the gradient of a convolution."""
-    batch, channels, sizes = _channels_first(call)
+    batch, channels, sizes = _spatial(call)
     out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
     stride, padding = call.numbers("stride", len(kernel), 1), call.numbers("padding", len(kernel), 0)
     dilation, more = call.numbers("dilation", len(kernel), 1), call.numbers("output_padding", len(kernel), 0)
@@ -92,22 +85,25 @@ def _transposed(call: Call) -> Cost:
 def _kernel(call: Call) -> Shape:
     """Return the kernel sizes; the class name gives the number of dimensions."""
     value = call.arguments.get("kernel")
-    return call.numbers("kernel", len(value) if isinstance(value, tuple) else _dimensions(call))
+    dimensions = next((int(char) for char in call.name if char in "123"), 0)
+    return call.numbers("kernel", len(value) if isinstance(value, tuple) else dimensions)
 
 
-def _dimensions(call: Call) -> int:
-    return next((int(char) for char in call.name if char in "123"), 0)
+def _spatial(call: Call) -> tuple[int, int, Shape]:
+    """Return batch, channels and spatial sizes of an input.
 
-
-def _channels_first(call: Call) -> tuple[int, int, Shape]:
-    """Return batch, channels and spatial sizes of an input; the batch dimension is optional."""
+    In PyTorch the batch dimension is optional. Keras's classes, such as Conv2D, are channels last by default.
+    """
     shape, count = call.shape(), len(_kernel(call))
-    if len(shape) not in (count + 1, count + 2):
+    in_keras = any(f"{number}D" in call.name for number in "123")
+    if len(shape) not in (count + 2, count + 1 + in_keras):
         raise UncountableError
+    if in_keras and call.arguments.get("layout") != "channels_first":
+        return shape[0], shape[-1], shape[1:-1]
     return (shape[0] if len(shape) == count + 2 else 1), shape[-count - 1], shape[-count:]
 
 
-def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
+def output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
     """Return the spatial output sizes of a convolution. PyTorch and Keras define ``same`` and ``valid`` alike."""
     stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
     padding = call.arguments.get("padding", 0)
@@ -120,39 +116,22 @@ def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
     )
 
 
-# ------------------------------------------------------------------ Keras: channels last by default
-
-
-def _keras_input(call: Call, count: int) -> tuple[int, int, Shape]:
-    shape = call.shape()
-    if len(shape) != count + 2:
-        raise UncountableError
-    if call.arguments.get("layout") == "channels_first":
-        return shape[0], shape[1], shape[2:]
-    return shape[0], shape[-1], shape[1:-1]
-
-
-def _keras_convolution(call: Call) -> Cost:
-    kernel = _kernel(call)
-    batch, channels, sizes = _keras_input(call, len(kernel))
-    positions = math.prod(_output_sizes(call, sizes, kernel))
-    out, groups = call.number("out"), call.number("groups", 1)
-    return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), groups)
+# ------------------------------------------------------------------ Keras
 
 
 def _depthwise(call: Call) -> Cost:
     """Count `multiplier` filters per channel."""
     kernel = _kernel(call)
-    batch, channels, sizes = _keras_input(call, len(kernel))
-    positions, out = math.prod(_output_sizes(call, sizes, kernel)), channels * call.number("multiplier", 1)
+    batch, channels, sizes = _spatial(call)
+    positions, out = math.prod(output_sizes(call, sizes, kernel)), channels * call.number("multiplier", 1)
     return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), channels)
 
 
 def _separable(call: Call) -> Cost:
     """Count a depthwise convolution without bias, then a pointwise convolution."""
     kernel = _kernel(call)
-    batch, channels, sizes = _keras_input(call, len(kernel))
-    positions = batch * math.prod(_output_sizes(call, sizes, kernel))
+    batch, channels, sizes = _spatial(call)
+    positions = batch * math.prod(output_sizes(call, sizes, kernel))
     middle, out = channels * call.number("multiplier", 1), call.number("out")
     depth, point = middle * math.prod(kernel), middle * out
     inputs = batch * channels * math.prod(sizes)
@@ -161,7 +140,7 @@ def _separable(call: Call) -> Cost:
 
 def _keras_transposed(call: Call) -> Cost:
     kernel = _kernel(call)
-    batch, channels, sizes = _keras_input(call, len(kernel))
+    batch, channels, sizes = _spatial(call)
     stride, out = call.numbers("stride", len(kernel), 1), call.number("out")
     same = call.arguments.get("padding") == "same"
     positions = math.prod(
@@ -226,7 +205,7 @@ LAYERS: Final[dict[str, Formula]] = {
     "Bilinear": _bilinear,
     **{f"Conv{count}d": _convolution for count in (1, 2, 3)},
     **{f"ConvTranspose{count}d": _transposed for count in (1, 2, 3)},
-    **{f"Conv{count}D": _keras_convolution for count in (1, 2, 3)},
+    **{f"Conv{count}D": _convolution for count in (1, 2, 3)},
     **{f"Conv{count}DTranspose": _keras_transposed for count in (1, 2, 3)},
     **{f"DepthwiseConv{count}D": _depthwise for count in (1, 2)},
     **{f"SeparableConv{count}D": _separable for count in (1, 2)},

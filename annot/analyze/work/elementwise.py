@@ -11,11 +11,12 @@ Source: the definitions in https://docs.pytorch.org/docs/stable/nn.html and http
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
 
-__all__ = ["LAYERS", "OPERATIONS"]
+__all__ = ["LAYERS", "OPERATIONS", "each"]
 
 _ACTIVATIONS: Final = {
     # forward and backward FLOPs per element
@@ -38,16 +39,14 @@ def _free(_: Call) -> Cost:
     return Cost(0, 0, 0)
 
 
-def _each(forward: int, backward: int) -> Formula:
-    def cost(call: Call) -> Cost:
-        count, size = call.count(), call.bytes_of()
-        params = call.number("num", 1) if call.name == "PReLU" else 0
-        return Cost(
-            forward * count, size, size, params * call.item, params, to_inputs=backward * count,
-            to_weights=2 * count * bool(params), needs_inputs=True,
-        )  # fmt: skip
-
-    return cost
+def each(call: Call, forward: int, backward: int, *, needs_inputs: bool = True) -> Cost:
+    """Count FLOPs per element, and two per element for the gradient of the slopes of a PReLU."""
+    count, size = call.count(), call.bytes_of()
+    params = call.number("num", 1) if call.name == "PReLU" else 0
+    return Cost(
+        forward * count, size, size, params * call.item, params, to_inputs=backward * count,
+        to_weights=2 * count * bool(params), needs_inputs=needs_inputs,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------ normalisations
@@ -56,11 +55,8 @@ def _each(forward: int, backward: int) -> Formula:
 def _normalised(call: Call, forward: tuple[int, int], backward: tuple[int, int], params: int) -> Cost:
     """Return the cost of a normalisation.
 
-    Args:
-        call: the call.
-        forward: FLOPs per element without and with parameters.
-        backward: FLOPs per element of the gradients of the input and of the weights.
-        params: number of parameters.
+    `forward` has the FLOPs per element without and with parameters, `backward` those of the gradients of the input and
+    of the weights.
     """
     count, size = call.count(), call.bytes_of()
     return Cost(
@@ -77,17 +73,13 @@ _SQUARES: Final = (3, 4)
 _SQUARES_GRADIENTS: Final = (6, 2)
 
 
-def _of_channels(axis: int) -> Formula:
-    """Return the formula of a normalisation with a scale and a shift per channel; `axis` is the channel dimension."""
-
-    def cost(call: Call) -> Cost:
-        shape = call.shape()
-        if len(shape) < 2:
-            raise UncountableError
-        channels = shape[1 if call.arguments.get("layout") == "channels_first" else axis]
-        return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine"))
-
-    return cost
+def _of_channels(call: Call, axis: int) -> Cost:
+    """Count a normalisation with a scale and a shift per channel; `axis` is the channel dimension."""
+    shape = call.shape()
+    if len(shape) < 2:
+        raise UncountableError
+    channels = shape[1 if call.arguments.get("layout") == "channels_first" else axis]
+    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine"))
 
 
 def _instance(call: Call) -> Cost:
@@ -127,15 +119,12 @@ def _pooled(call: Call, positions: int, window: int, *, average: bool) -> Cost:
     )  # fmt: skip
 
 
-def _pool(count: int, *, average: bool) -> Formula:
-    def cost(call: Call) -> Cost:
-        shape, kernel = call.shape(), call.numbers("kernel", count)
-        if len(shape) <= count:
-            raise UncountableError
-        sizes = _pooled_sizes(call, shape[-count:], kernel)
-        return _pooled(call, math.prod(shape[:-count]) * math.prod(sizes), math.prod(kernel), average=average)
-
-    return cost
+def _pool(call: Call, count: int, *, average: bool) -> Cost:
+    shape, kernel = call.shape(), call.numbers("kernel", count)
+    if len(shape) <= count:
+        raise UncountableError
+    sizes = _pooled_sizes(call, shape[-count:], kernel)
+    return _pooled(call, math.prod(shape[:-count]) * math.prod(sizes), math.prod(kernel), average=average)
 
 
 def _pooled_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
@@ -153,63 +142,47 @@ def _pooled_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
     return tuple(found)
 
 
-def _adaptive(count: int, *, average: bool) -> Formula:
-    def cost(call: Call) -> Cost:
-        shape, out = call.shape(), call.arguments.get("out")
-        target = out if isinstance(out, tuple) else (out,) * count
-        if len(shape) <= count or len(target) != count:
-            raise UncountableError
-        sizes = [size if length is None else length for size, length in zip(shape[-count:], target, strict=True)]
-        positions = math.prod(shape[:-count]) * math.prod(
-            call_size for call_size in sizes if isinstance(call_size, int)
-        )
-        window = max(1, -(-call.count() // max(positions, 1)))
-        return _pooled(call, positions, window, average=average)
-
-    return cost
+def _adaptive(call: Call, count: int, *, average: bool) -> Cost:
+    shape, out = call.shape(), call.arguments.get("out")
+    target = out if isinstance(out, tuple) else (out,) * count
+    if len(shape) <= count or len(target) != count:
+        raise UncountableError
+    sizes = [size if length is None else length for size, length in zip(shape[-count:], target, strict=True)]
+    positions = math.prod(shape[:-count]) * math.prod(size for size in sizes if isinstance(size, int))
+    window = max(1, -(-call.count() // max(positions, 1)))
+    return _pooled(call, positions, window, average=average)
 
 
-def _keras_pool(count: int, *, average: bool) -> Formula:
-    def cost(call: Call) -> Cost:
-        shape, kernel = call.shape(), call.numbers("kernel", count, 2)
-        if len(shape) != count + 2:
-            raise UncountableError
-        first = call.arguments.get("layout") == "channels_first"
-        sizes, others = (shape[2:], shape[:2]) if first else (shape[1:-1], (shape[0], shape[-1]))
-        stride, same = call.numbers("stride", count), call.arguments.get("padding") == "same"
-        positions = math.prod(
-            -(-size // step) if same else (size - length) // step + 1
-            for size, length, step in zip(sizes, kernel, stride, strict=True)
-        )
-        return _pooled(call, math.prod(others) * positions, math.prod(kernel), average=average)
-
-    return cost
+def _keras_pool(call: Call, count: int, *, average: bool) -> Cost:
+    shape, kernel = call.shape(), call.numbers("kernel", count, 2)
+    if len(shape) != count + 2:
+        raise UncountableError
+    first = call.arguments.get("layout") == "channels_first"
+    sizes, others = (shape[2:], shape[:2]) if first else (shape[1:-1], (shape[0], shape[-1]))
+    stride, same = call.numbers("stride", count), call.arguments.get("padding") == "same"
+    positions = math.prod(
+        -(-size // step) if same else (size - length) // step + 1
+        for size, length, step in zip(sizes, kernel, stride, strict=True)
+    )
+    return _pooled(call, math.prod(others) * positions, math.prod(kernel), average=average)
 
 
-def _global_pool(*, average: bool) -> Formula:
-    def cost(call: Call) -> Cost:
-        shape = call.shape()
-        channels = shape[1] if call.arguments.get("layout") == "channels_first" else shape[-1]
-        positions = shape[0] * channels
-        return _pooled(call, positions, call.count() // max(positions, 1), average=average)
-
-    return cost
+def _global_pool(call: Call, *, average: bool) -> Cost:
+    shape = call.shape()
+    positions = shape[0] * shape[1 if call.arguments.get("layout") == "channels_first" else -1]
+    return _pooled(call, positions, call.count() // max(positions, 1), average=average)
 
 
 # ------------------------------------------------------------------ losses and blocks
 
 
-def _loss(forward: int, backward: int) -> Formula:
-    """Return the formula of a loss: FLOPs per input element, plus one for the reduction."""
-
-    def cost(call: Call) -> Cost:
-        count, inputs = call.count(), sum(map(call.bytes_of, range(len(call.tensors))))
-        reduced = call.arguments.get("reduction", "mean") != "none"
-        outputs = 1 if reduced else call.count(min(1, len(call.tensors) - 1))
-        flops, size = count * (forward + reduced), call.item
-        return Cost(flops, inputs, outputs * size, to_inputs=count * backward, needs_inputs=True)
-
-    return cost
+def _loss(call: Call, forward: int, backward: int) -> Cost:
+    """Count FLOPs per input element, plus one for the reduction."""
+    count, inputs = call.count(), sum(map(call.bytes_of, range(len(call.tensors))))
+    reduced = call.arguments.get("reduction", "mean") != "none"
+    outputs = 1 if reduced else call.count(min(1, len(call.tensors) - 1))
+    flops, size = count * (forward + reduced), call.item
+    return Cost(flops, inputs, outputs * size, to_inputs=count * backward, needs_inputs=True)
 
 
 _LOSSES: Final = {
@@ -262,23 +235,25 @@ def _elementwise(call: Call) -> Cost:
 
 
 LAYERS: Final[dict[str, Formula]] = {
-    **{name: _each(*flops) for name, flops in _ACTIVATIONS.items()},
+    **{name: partial(each, forward=ahead, backward=back) for name, (ahead, back) in _ACTIVATIONS.items()},
     **dict.fromkeys(_FREE, _free),
-    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), _of_channels(1)),
-    **dict.fromkeys(("BatchNormalization", "GroupNormalization"), _of_channels(-1)),
+    **dict.fromkeys(
+        ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), partial(_of_channels, axis=1)
+    ),
+    **dict.fromkeys(("BatchNormalization", "GroupNormalization"), partial(_of_channels, axis=-1)),
     **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _instance),
     **dict.fromkeys(("LayerNorm", "LayerNormalization"), _layer_norm),
     **dict.fromkeys(("RMSNorm", "RMSNormalization"), _rms_norm),
     "LocalResponseNorm": _local_response,
-    **{f"MaxPool{count}d": _pool(count, average=False) for count in (1, 2, 3)},
-    **{f"AvgPool{count}d": _pool(count, average=True) for count in (1, 2, 3)},
-    **{f"AdaptiveMaxPool{count}d": _adaptive(count, average=False) for count in (1, 2, 3)},
-    **{f"AdaptiveAvgPool{count}d": _adaptive(count, average=True) for count in (1, 2, 3)},
-    **{f"MaxPooling{count}D": _keras_pool(count, average=False) for count in (1, 2, 3)},
-    **{f"AveragePooling{count}D": _keras_pool(count, average=True) for count in (1, 2, 3)},
-    **{f"GlobalMaxPooling{count}D": _global_pool(average=False) for count in (1, 2, 3)},
-    **{f"GlobalAveragePooling{count}D": _global_pool(average=True) for count in (1, 2, 3)},
-    **{name: _loss(*flops) for name, flops in _LOSSES.items()},
+    **{f"MaxPool{count}d": partial(_pool, count=count, average=False) for count in (1, 2, 3)},
+    **{f"AvgPool{count}d": partial(_pool, count=count, average=True) for count in (1, 2, 3)},
+    **{f"AdaptiveMaxPool{count}d": partial(_adaptive, count=count, average=False) for count in (1, 2, 3)},
+    **{f"AdaptiveAvgPool{count}d": partial(_adaptive, count=count, average=True) for count in (1, 2, 3)},
+    **{f"MaxPooling{count}D": partial(_keras_pool, count=count, average=False) for count in (1, 2, 3)},
+    **{f"AveragePooling{count}D": partial(_keras_pool, count=count, average=True) for count in (1, 2, 3)},
+    **{f"GlobalMaxPooling{count}D": partial(_global_pool, average=False) for count in (1, 2, 3)},
+    **{f"GlobalAveragePooling{count}D": partial(_global_pool, average=True) for count in (1, 2, 3)},
+    **{name: partial(_loss, forward=ahead, backward=back) for name, (ahead, back) in _LOSSES.items()},
     "Upsample": _upsampled,
     **dict.fromkeys(("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"), _sum_of_inputs),
     "Concatenate": _concatenated,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 from annot.analyze.work import conv_linear, elementwise, keras_layers, sequences
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
 from annot.analyze.work.optimizers import UPDATES
 from annot.labels.tag import Tag
+from annot.util.entry_points import loaded_by_name
 
 __all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
 
@@ -48,14 +50,7 @@ OPERATIONS: Final[Mapping[str, Formula]] = {**conv_linear.OPERATIONS, **sequence
 def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
     """Return the cost of a layer, an operation or an optimizer step; None if it is unknown.
 
-    Args:
-        tag: parsed label of the range.
-        alone: whether the call ran without other layers inside.
-
-    Example:
-        >>> from annot.labels.tag import parse
-        >>> cost(parse("fc Linear [128,9216]f32 out=4096 |fwd")).flops == 2 * 128 * 9216 * 4096
-        True
+    `alone` is whether the call ran without other layers inside.
     """
     call = Call.of(tag, alone=alone)
     formula = _table(tag).get(call.name)
@@ -70,21 +65,17 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
 def _table(tag: Tag) -> Mapping[str, Formula]:
     if tag.phase == "optimizer":
         return {} if tag.layer else UPDATES  # with a layer: a call beside the step, such as zero_grad
-    return OPERATIONS if tag.op else LAYERS
+    return OPERATIONS if tag.op else _layers()
+
+
+@cache
+def _layers() -> Mapping[str, Formula]:
+    """Return `LAYERS` and the formulas of other packages: entry points of the group ``annot.formulas``, by class."""
+    return {**LAYERS, **loaded_by_name("annot.formulas", ("__call__",))}
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:
-    """Return the work of a range; None if it is unknown.
-
-    Args:
-        tag: parsed label of the range.
-        alone: whether the call ran without other layers inside.
-
-    Example:
-        >>> from annot.labels.tag import parse
-        >>> expected(parse("fc Linear [2,3]f32 out=4 grad=weight |bwd"))
-        Work(flops=48, bytes_read=56, bytes_written=64, params=16)
-    """
+    """Return the work of a range; None if it is unknown. `alone` is that of `cost`."""
     found = cost(tag, alone=alone)
     if found is None:
         return None

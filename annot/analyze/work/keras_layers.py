@@ -7,11 +7,12 @@ multiplications are counted as in `annot.analyze.work.elementwise`. Random numbe
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 from annot.analyze.work import elementwise, sequences
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError
-from annot.analyze.work.conv_linear import product
+from annot.analyze.work.conv_linear import output_sizes, product
 from annot.labels.tag import TensorSpec
 
 __all__ = ["LAYERS"]
@@ -88,20 +89,11 @@ def _convolution_of_states(call: Call) -> Cost:
         raise UncountableError
     first = call.arguments.get("layout") == "channels_first"
     channels, sizes = (shape[2], shape[3:]) if first else (shape[-1], shape[2:-1])
-    positions, out = math.prod(_output_sizes(call, sizes, kernel)), call.number("out")
+    positions, out = math.prod(output_sizes(call, sizes, kernel)), call.number("out")
     steps, window = shape[0] * shape[1] * positions, math.prod(kernel)
     weights = 4 * out * window * (channels + out)
     outputs = (steps if call.flag("sequences", default=False) else shape[0] * positions) * out
     return product(call, steps * weights, call.count(), outputs, weights, 4 * out * call.flag("bias"))
-
-
-def _output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
-    stride, dilation = call.numbers("stride", len(kernel), 1), call.numbers("dilation", len(kernel), 1)
-    same = call.arguments.get("padding") == "same"
-    return tuple(
-        -(-(size if same else size - wide * (length - 1)) // step)
-        for size, wide, length, step in zip(sizes, dilation, kernel, stride, strict=True)
-    )
 
 
 def _padded(call: Call) -> Cost:
@@ -154,24 +146,12 @@ def _bidirectional(call: Call) -> Cost:
     return Cost(0, 0, 0)
 
 
-def _adaptive(name: str) -> Formula:
-    """Return the formula of PyTorch's layer `name`, applied to a channels-first shape."""
-
-    def cost(call: Call) -> Cost:
-        (spec, *_), shape = call.tensors, call.shape()
-        if call.arguments.get("layout") != "channels_first":
-            shape = (shape[0], shape[-1], *shape[1:-1])
-        return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
-
-    return cost
-
-
-def _each(forward: int, backward: int) -> Formula:
-    def cost(call: Call) -> Cost:
-        count, size = call.count(), call.bytes_of()
-        return Cost(forward * count, size, size, to_inputs=backward * count)
-
-    return cost
+def _adaptive(call: Call, name: str) -> Cost:
+    """Count PyTorch's layer `name`, applied to a channels-first shape."""
+    (spec, *_), shape = call.tensors, call.shape()
+    if call.arguments.get("layout") != "channels_first":
+        shape = (shape[0], shape[-1], *shape[1:-1])
+    return elementwise.LAYERS[name](Call(name, (TensorSpec(shape, spec.dtype),), call.arguments))
 
 
 _ELEMENTS: Final = {
@@ -182,7 +162,10 @@ _ELEMENTS: Final = {
 }  # fmt: skip
 
 LAYERS: Final[dict[str, Formula]] = {
-    **{name: _each(*flops) for name, flops in _ELEMENTS.items()},
+    **{
+        name: partial(elementwise.each, forward=ahead, backward=back, needs_inputs=False)
+        for name, (ahead, back) in _ELEMENTS.items()
+    },
     "EinsumDense": _einsum,
     "ReversibleEmbedding": _reversible,
     **dict.fromkeys(("Attention", "AdditiveAttention"), _attention),
@@ -192,6 +175,6 @@ LAYERS: Final[dict[str, Formula]] = {
     "RepeatVector": _repeated,
     "Dot": _dot,
     "Bidirectional": _bidirectional,
-    **{f"AdaptiveAveragePooling{count}D": _adaptive(f"AdaptiveAvgPool{count}d") for count in (1, 2, 3)},
-    **{f"AdaptiveMaxPooling{count}D": _adaptive(f"AdaptiveMaxPool{count}d") for count in (1, 2, 3)},
+    **{f"AdaptiveAveragePooling{count}D": partial(_adaptive, name=f"AdaptiveAvgPool{count}d") for count in (1, 2, 3)},
+    **{f"AdaptiveMaxPooling{count}D": partial(_adaptive, name=f"AdaptiveMaxPool{count}d") for count in (1, 2, 3)},
 }

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
 from annot.analyze.work.call import Work
 from annot.analyze.work.formulas import cost, expected
 from annot.attribution import Attribution, by_layer, column_ops
+from annot.attribution.layer_chains import KEY, Key
 from annot.labels import layer_path
 from annot.labels.tag import Tag, parse
 
 __all__ = ["IS_LAYER", "WORK_COLUMNS", "by_text", "layer_work", "not_counted", "with_work"]
 
-_Key: TypeAlias = tuple[str, str, str]
-_KEY: Final = ("layer", "module", "phase")
 _PHASES: Final = ("forward", "backward", "recompute")
 _STEP: Final = (pl.col("phase") == "optimizer") & (pl.col("layer") == "") & (pl.col("module") != "")
 
@@ -43,7 +42,6 @@ class _Sum:
     params: int = 0
     calls: int = 0
     void: bool = False
-    unknown: set[str] = field(default_factory=set)
 
     def add(self, work: Work | None, calls: int) -> None:
         """Add `calls` calls of this work each."""
@@ -79,18 +77,13 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
         module, phase, flops (a multiply-add counts as 2), bytes_read, bytes_written, params, counted (Boolean; false:
         the class is unknown or its labels are incomplete, and the work is null).
     """
-    return with_work(by_layer(attribution).filter(IS_LAYER), attribution).select(*_KEY, *WORK_COLUMNS, "counted")
+    return with_work(by_layer(attribution).filter(IS_LAYER), attribution).select(*KEY, *WORK_COLUMNS, "counted")
 
 
 def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers.
-
-    Args:
-        rows: rows of `annot.attribution.by_layer`.
-        attribution: the attributed profile.
-    """
+    """Return rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers."""
     sums = _sums(attribution)
-    found = [sums[key].row() if key in sums else (None,) * 4 + (False,) for key in rows.select(_KEY).iter_rows()]
+    found = [sums[key].row() if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
     return rows.hstack(pl.DataFrame(found, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
 
 
@@ -109,13 +102,9 @@ def not_counted(work: pl.DataFrame) -> tuple[list[str], ...]:
     return tuple(classes.filter(outer=has_layers)["module"].to_list() for has_layers in (False, True))
 
 
-def by_text(attribution: Attribution) -> dict[_Key, list[Tag]]:
-    """Return the parsed distinct labels of each layer, module and phase.
-
-    Args:
-        attribution: the attributed profile.
-    """
-    found: dict[_Key, list[Tag]] = {}
+def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
+    """Return the parsed distinct labels of each layer, module and phase."""
+    found: dict[Key, list[Tag]] = {}
     for text, _ in _texts(attribution):
         tag = parse(text)
         if tag is not None and tag.phase in _PHASES:
@@ -123,11 +112,11 @@ def by_text(attribution: Attribution) -> dict[_Key, list[Tag]]:
     return found
 
 
-def _sums(attribution: Attribution) -> dict[_Key, _Sum]:
+def _sums(attribution: Attribution) -> dict[Key, _Sum]:
     """Return the work by layer, module and phase, from the distinct labels and their numbers of calls."""
     seen = [(tag, calls) for text, calls in _texts(attribution) if (tag := parse(text)) is not None]
     inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
-    sums: dict[_Key, _Sum] = {}
+    sums: dict[Key, _Sum] = {}
     for tag, calls in seen:
         if _is_layer(tag):
             work = expected(tag, alone=tag.layer not in inside)
@@ -146,11 +135,9 @@ def _is_layer(tag: Tag) -> bool:
 def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:
     """Yield each distinct label and its number of calls. A range nested in one with the same label is one call."""
     forest = attribution.forest
-    counts = (
-        pl.concat([forest.tree["label"], forest.crossing["label"]]).value_counts(name="calls").rename({"label": "row"})
-    )
-    texts = forest.labels.select("text").with_row_index("row").with_columns(pl.col("row").cast(pl.Int32))
-    yield from texts.join(counts, on="row", maintain_order="left").select("text", "calls").iter_rows()
+    texts = forest.labels.select("text", label=pl.int_range(pl.len(), dtype=pl.Int32))
+    counted = texts.join(forest.label_counts(), on="label", maintain_order="left")
+    yield from counted.select("text", "count").iter_rows()
 
 
 def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
@@ -160,16 +147,16 @@ def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
     if not operators.any():
         return
     rows = forest.tree.select("label", "path").filter(operators.gather(forest.tree["label"]))
-    phases = [forest.keys.names[key][2] for key in forest.nodes.keys]
+    phases = forest.layers_of_nodes()["phase"]
     for labels, path, calls in rows.group_by("label", "path").len().sort("label", "path").iter_rows():
         tag = parse(forest.labels["text"][labels])
         if tag is not None and tag.phase == "op" and path != column_ops.NONE:
             yield tag, phases[path], calls
 
 
-def _add_operations(sums: dict[_Key, _Sum], operations: Iterator[tuple[Tag, str, int]]) -> None:
+def _add_operations(sums: dict[Key, _Sum], operations: Iterator[tuple[Tag, str, int]]) -> None:
     """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations."""
-    found: dict[_Key, tuple[_Sum, _Sum]] = {}
+    found: dict[Key, tuple[_Sum, _Sum]] = {}
     for tag, phase, calls in operations:
         key = tag.layer, tag.module, phase
         if key in sums and sums[key].void and phase in ("forward", "recompute"):
@@ -190,11 +177,7 @@ _MOVED: Final = (pl.col("bytes_read") + pl.col("bytes_written")).alias("bytes")
 
 
 def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
-    """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown.
-
-    Args:
-        attribution: the attributed profile.
-    """
+    """Return `annot.attribution.by_layer` with flops, bytes (read and written) and params, null if unknown."""
     rows = by_layer(attribution)
     known = rows.columns[:-1]
     return with_work(rows, attribution).select(*known, "flops", _MOVED, "params", rows.columns[-1])

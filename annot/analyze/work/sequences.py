@@ -11,6 +11,7 @@ products of hidden² multiply-adds each. Attention: "Attention Is All You Need" 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, item_size
@@ -59,10 +60,7 @@ def _recurrent(call: Call) -> Cost:
     cost = product(call, tokens * weights, tokens * width, outputs, weights, bias)
     # Backpropagation through time computes gradients of the states even if the inputs need none.
     to_inputs = 2 * tokens * first
-    return Cost(
-        cost.flops, cost.inputs, cost.outputs, cost.weights, cost.params, to_inputs=to_inputs,
-        to_weights=2 * cost.flops - to_inputs,
-    )  # fmt: skip
+    return replace(cost, to_inputs=to_inputs, to_weights=2 * cost.flops - to_inputs)
 
 
 def _attention_sizes(call: Call) -> tuple[int, int, int, int, int, int]:
@@ -87,14 +85,12 @@ def _attention(call: Call) -> Cost:
     bias = 4 * width * call.flag("bias") + 2 * width * call.flag("bias_kv", default=False)
     inputs = batch * (length * width + source * (key + value) * (call.tensors[:1] * 2 != call.tensors[1:3]))
     cost = product(call, projected, inputs, batch * length * width, weights, bias)
-    mixed = 2 * 2 * batch * pairs * width
-    return Cost(
-        cost.flops + mixed, cost.inputs, cost.outputs, cost.weights, cost.params,
-        to_inputs=cost.flops + mixed, to_weights=cost.flops + mixed, gemms=(
-            (2, batch * length, width, width), (1, batch * source, width, key), (1, batch * source, width, value),
-            (batch * heads, length, source, width // heads), (batch * heads, length, width // heads, source),
-        ),
+    flops = cost.flops + 2 * 2 * batch * pairs * width
+    gemms = (
+        (2, batch * length, width, width), (1, batch * source, width, key), (1, batch * source, width, value),
+        (batch * heads, length, source, width // heads), (batch * heads, length, width // heads, source),
     )  # fmt: skip
+    return replace(cost, flops=flops, to_inputs=flops, to_weights=flops, gemms=gemms)
 
 
 def _keras_attention(call: Call) -> Cost:
@@ -127,7 +123,7 @@ def _keras_attention(call: Call) -> Cost:
         moved = heads_in * size, batch * length * heads * deep * size
         return Cost(mixed, *moved, to_inputs=2 * mixed, needs_inputs=True)
     flops = cost.flops + mixed
-    return Cost(flops, cost.inputs, cost.outputs, cost.weights, cost.params, to_inputs=flops, to_weights=flops)
+    return replace(cost, flops=flops, to_inputs=flops, to_weights=flops)
 
 
 def _dot_products(call: Call) -> Cost:

@@ -1,18 +1,22 @@
-"""Reader of SQLite exports for the reports of Nsight Systems: the tables of `annot.profile.nsight_activity`."""
+"""Rows of an Nsight Systems export as its own reports read them.
+
+They differ from the tables of `annot.profile`: repeated rows of an API call with its backtrace and unnamed domains are
+included, CUDA graphs are not.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile.nsight_activity import Activity
 from annot.read.sqlite import MAGIC, Database, open_database
 
-__all__ = ["read_activity"]
+__all__ = ["Activity", "read_activity"]
 
 _DOMAIN: Final = 75
 _STYLES: Final = {59: "PushPop", 60: "StartEnd", 70: "PushPop", 71: "StartEnd"}
@@ -25,6 +29,27 @@ _NEEDED: Final = {
     _RUNTIME: frozenset({"start", "end", "correlationId", "globalTid"}),
     **dict.fromkeys(_ON_GPU, _GPU_COLUMNS),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Ranges, API calls and GPU activities of an export.
+
+    Times are in ns. Columns are Int64, except for name, style (String) and kernel (Boolean).
+
+    Args:
+        ranges: id (row id), thread, start, end, name ("domain:text", may be null), style ("PushPop" or "StartEnd") of
+            all ranges that ended on their own thread. Open ranges end with the last NVTX event.
+        calls: process, thread, start, end, correlation of every row of the API.
+        work: process, correlation, start, end, kernel (false for copies and memsets), name (of the kernel, otherwise
+            null).
+        notes: notes of the reader, a sentence each.
+    """
+
+    ranges: pl.DataFrame
+    calls: pl.DataFrame
+    work: pl.DataFrame
+    notes: tuple[str, ...] = ()
 
 
 def read_activity(path: str | os.PathLike[str]) -> Activity:

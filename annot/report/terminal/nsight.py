@@ -11,9 +11,9 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from annot.attribution.nsight_rule.tables import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
+from annot.attribution.nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
 from annot.errors import AnnotError
-from annot.profile.nsight_activity import Activity
+from annot.read.nsys.activity import Activity
 from annot.report.terminal.layout import Column, fitted_table
 from annot.report.units import printable
 
@@ -56,7 +56,7 @@ class NsightReport:
 
     Args:
         name: name of the report in `nsys stats`.
-        rows: result of the function of that name in `annot.attribution.nsight_rule.tables`.
+        rows: result of the function of that name in `annot.attribution.nsight_rule`.
         meta: source, rule, report and notes.
     """
 

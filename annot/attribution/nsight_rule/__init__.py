@@ -1,1 +1,0 @@
-"""The statistics of ``nsys stats``, computed by the rules of Nsight Systems."""
