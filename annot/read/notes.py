@@ -29,17 +29,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def sentences(notes: Counter[str]) -> list[str]:
-    """Return the notes with their counts.
+    """Return the notes that apply, with their counts.
 
     Args:
-        notes: how often each note applies; the noun in braces gets the number.
+        notes: how often each note applies; the first noun in braces gets the number.
 
     Example:
-        >>> sentences(Counter({"annot skipped {range} without a thread.": 2}))
+        >>> sentences(Counter({"annot skipped {range} without a thread.": 2, "annot skipped {invalid event}.": 0}))
         ['annot skipped 2 ranges without a thread.']
     """
-    return [_sentence(text, number) for text, number in notes.items()]
-
-
-def _sentence(text: str, number: int) -> str:
-    return _NOUN.sub(lambda noun: counted(number, noun[1]), text)
+    known = ((text, number, _NOUN.search(text)) for text, number in notes.items() if number)
+    return [text.replace(noun[0], counted(number, noun[1]), 1) if noun else text for text, number, noun in known]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes"]
+__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes", "parse"]
 
 # FieldDescriptorProto.Type
 DOUBLE: Final = 1
@@ -66,6 +66,24 @@ def message_classes(
     pool.AddSerializedFile(file.SerializeToString())
     found = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in names}
     return SimpleNamespace(**{name: message_factory.GetMessageClass(one) for name, one in found.items()})
+
+
+def parse(kind: Any, data: bytes) -> Any:
+    """Return a message from its bytes.
+
+    Args:
+        kind: a class of `message_classes`.
+        data: the complete message.
+
+    Raises:
+        ValueError: the bytes are not a message.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ValueError(f"a message {kind.DESCRIPTOR.name} is damaged") from None
 
 
 def _describe(field: Any, kind: Any, package: str) -> None:
