@@ -26,7 +26,7 @@ and, if it differs from the default,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -49,6 +49,7 @@ __all__ = [
     "copies_as_work",
     "kernels_as_work",
     "pick",
+    "pick_all",
 ]
 
 Schema: TypeAlias = Mapping[str, type[pl.DataType]]
@@ -216,13 +217,7 @@ class Profile:
         """Return a profile with the given tables. Missing tables are empty, missing columns are null.
 
         Args:
-            meta: metadata.
-            ranges: columns of `RANGES`.
-            marks: columns of `MARKS`.
-            launches: columns of `LAUNCHES`.
-            kernels: columns of `KERNELS`.
-            copies: columns of `COPIES`.
-            metrics: columns of `METRICS`.
+            meta, ranges, marks, launches, kernels, copies, metrics: as for `Profile`.
 
         Raises:
             TypeError: the type of a column differs from the schema.
@@ -301,13 +296,14 @@ def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:
 
 
 def pick(table: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Return the columns of the schema and drop other columns.
-
-    Args:
-        table: a table.
-        schema: names and types of the columns.
+    """Return the columns of the schema, as `conform`, and drop other columns.
 
     Raises:
         TypeError: the type of a column differs from the schema.
     """
     return conform(table.select(name for name in schema if name in table.columns), schema)
+
+
+def pick_all(blocks: Iterable[pl.DataFrame], schema: Schema) -> pl.DataFrame:
+    """Return the rows of all blocks, each as `pick` returns it."""
+    return pl.concat([conform(None, schema), *(pick(block, schema) for block in blocks)])
