@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 __all__ = [
-    "MAX_TIME", "PART_SUFFIX", "RECORD", "Definition", "Kind", "Part", "Section", "UnreadableError", "read_part",
-    "read_text", "retire",
+    "MACHINE", "MAX_TIME", "PART_SUFFIX", "RECORD", "Definition", "Kind", "Part", "Section", "UnreadableError",
+    "global_tid", "read_part", "read_text", "retire",
 ]  # fmt: skip
 
 PART_SUFFIX: Final = ".part"
@@ -27,6 +27,9 @@ RECORD: Final = 32
 
 MAX_TIME: Final = 1 << 62
 """Maximum time in ns. Greater values are damage."""
+
+MACHINE: Final = 1 << 48
+"""The bits of the machine in a globalTid of Nsight Systems."""
 
 _PAGE: Final = 4096
 _MAGIC: Final = b"annotrec"
@@ -133,16 +136,18 @@ class Part:
             )
 
 
-def read_part(path: Path) -> Part:
-    """Read a file except for its events.
+def global_tid(pid: int, thread: int = 0) -> int:
+    """Return the globalTid of Nsight Systems, or the globalPid if `thread` is 0.
 
-    Args:
-        path: the part.
-
-    Raises:
-        UnreadableError: the file is not a part of a recording, or its header is truncated or damaged.
-        OSError: the file cannot be opened.
+    Example:
+        >>> hex(global_tid(0x123, 0x45))
+        '0x1000123000045'
     """
+    return MACHINE | (pid & 0xFFFFFF) << 24 | (thread & 0xFFFFFF)
+
+
+def read_part(path: Path) -> Part:
+    """Read a file except for its events. Raise UnreadableError for a file with another or a damaged header."""
     with path.open("rb") as file:
         part = _read_header(path, file.read(_PAGE))
         for offset, chunk in _chunks(file):
@@ -155,9 +160,6 @@ def retire(path: Path) -> None:
     """Stop the process that writes a part, before the part is deleted.
 
     A process that was forked inside `record` can outlive it. A deleted file uses disk space while a process maps it.
-
-    Args:
-        path: the part.
     """
     with contextlib.suppress(OSError), path.open("r+b") as file:
         file.seek(_RETIRED)
@@ -206,7 +208,7 @@ def _read_chunk(part: Part, offset: int, chunk: bytes) -> None:
 
 def _read_section(part: Part, offset: int, chunk: bytes, begin: int, end: int) -> None:
     _, flags, _, length, time, serial, number, thread = _RECORD.unpack_from(chunk, begin * RECORD)
-    name, at = _read_text(chunk, begin + 1, length)
+    name, at = read_text(chunk, begin + 1, length)
     if name:
         part.thread_names[thread] = name
     levels = {}
@@ -222,29 +224,17 @@ def _read_definitions(chunk: bytes, end: int) -> Iterator[Definition]:
     at = 1
     while at < end:
         kind, _, domain, length, time, number, _, thread = _RECORD.unpack_from(chunk, at * RECORD)
-        text, at = _read_text(chunk, at + 1, length)
+        text, at = read_text(chunk, at + 1, length)
         if Kind.STRING <= kind <= Kind.THREAD_NAME and at <= end:
             yield Definition(Kind(kind), domain, number, thread & 0xFFFFFF, min(time, MAX_TIME), text)
 
 
-def _read_text(chunk: bytes, at: int, length: int) -> tuple[str, int]:
-    """Return the text in the records from index `at`, and the index after them."""
-    end = at + -(-min(length, _MAX_TEXT) // _TEXT_ROOM)
-    return read_text(chunk, at, length), end
-
-
-def read_text(records: bytes, at: int, length: int) -> str:
-    """Return a text in TEXT records.
-
-    Args:
-        records: bytes of the records.
-        at: index of the first TEXT record.
-        length: length of the text in bytes.
-    """
+def read_text(records: bytes, at: int, length: int) -> tuple[str, int]:
+    """Return a text of `length` bytes in the TEXT records from index `at`, and the index after them."""
     length = min(length, _MAX_TEXT)
-    if length <= _TEXT_ROOM:
+    end = at + -(-length // _TEXT_ROOM)
+    if length <= _TEXT_ROOM:  # most texts
         text = records[at * RECORD + 1 : at * RECORD + 1 + length]
     else:
-        count = -(-length // _TEXT_ROOM)
-        text = b"".join(records[slot * RECORD + 1 : (slot + 1) * RECORD] for slot in range(at, at + count))[:length]
-    return text.decode("utf-8", "replace")
+        text = b"".join(records[slot * RECORD + 1 : (slot + 1) * RECORD] for slot in range(at, end))[:length]
+    return text.decode("utf-8", "replace"), end
