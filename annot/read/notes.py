@@ -12,11 +12,7 @@ _NOUN: Final = re.compile(r"\{([^{}]+)\}")
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    Args:
-        number: the count.
-        noun: the singular of a noun with a regular plural.
+    """Return a number with its noun, the singular of a noun with a regular plural.
 
     Example:
         >>> counted(1, "copy"), counted(1234, "copy"), counted(2, "graph launch")
@@ -29,10 +25,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def sentences(notes: Counter[str]) -> list[str]:
-    """Return the notes that apply, with their counts.
-
-    Args:
-        notes: how often each note applies; the first noun in braces gets the number.
+    """Return the notes that apply. The first noun in braces gets the count of the note.
 
     Example:
         >>> sentences(Counter({"annot skipped {range} without a thread.": 2, "annot skipped {invalid event}.": 0}))

@@ -267,11 +267,7 @@ class Database:
 
 @contextmanager
 def open_database(path: Path) -> Iterator[Database]:
-    """Open an SQLite file for reading. Errors of SQLite inside the block become `AnnotError`.
-
-    Raises:
-        AnnotError: the file is not SQLite, or it is truncated or damaged.
-    """
+    """Open an SQLite file for reading. Errors of SQLite inside the block become `AnnotError`."""
     _check_header(path)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:

@@ -157,9 +157,7 @@ class Columns:
     def add(self, events: Iterable[Event]) -> None:
         """Append the events of a block.
 
-        Raises:
-            OverflowError: the file has too many processes or threads.
-            InexactTimesError: read the file again with an exact `TraceFile`.
+        After an `InexactTimesError`, read the file again with an exact `TraceFile`.
         """
         spans, flows, open_ends = _by_category(events)
         self.incomplete += open_ends

@@ -60,11 +60,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read a trace; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated or damaged, or contains no events of torch.profiler.
-    """
+    """Read a trace; see `annot.read.formats.Reader`."""
     try:
         try:
             return _read(path, exact=False)

@@ -118,11 +118,7 @@ class TraceFile:
         self._bytes.close()
 
     def blocks(self) -> Iterator[list[Event]]:
-        """Yield the events in the order of the file, as a list for each block.
-
-        Raises:
-            AnnotError: the file is truncated or damaged, has two lists of events, or decompresses to too many bytes.
-        """
+        """Yield the events in the order of the file, as a list for each block."""
         if self._bytes.window(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             self._bytes.skip(len(codecs.BOM_UTF8))
         first = self._bytes.peek()

@@ -15,7 +15,7 @@ from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import decoded, nanoseconds, number, read_text, split_line
+from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
 from annot.read.ncu.launch_order import DURATIONS, Launch, profile_of
 from annot.read.ncu.nvtx_columns import PUSHED, STARTED, pushed_ranges, started_ranges
 from annot.read.notes import counted
@@ -52,11 +52,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read the output of ncu; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file contains no kernels.
-    """
+    """Read the output of ncu; see `annot.read.formats.Reader`."""
     tables = list(_tables(read_text(path)))
     launches = [launch for table in tables for launch in _launches(table)]
     if not launches:
@@ -174,21 +170,17 @@ def _launch(row: Sequence[str], indices: dict[str, int]) -> Launch:
     def text(column: str) -> str:
         return row[indices[column]] if column in indices else ""
 
-    process = _integer(text("Process ID")) or 0
+    process = integer(text("Process ID")) or 0
     thread, pushed = pushed_ranges(text(PUSHED))
     return Launch(
         process,
         process if thread is None else thread,
         text("Kernel Name"),
-        _integer(text("Device")),
-        _integer(text("Stream")),
+        integer(text("Device")),
+        integer(text("Stream")),
         started=started_ranges(text(STARTED)),
         pushed=pushed,
     )
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:

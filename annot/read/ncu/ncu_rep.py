@@ -36,11 +36,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read a report; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated, damaged or empty, or the package ``ncu-report`` is not installed.
-    """
+    """Read a report; see `annot.read.formats.Reader`."""
     envelope = open_envelope(path)
     with tempfile.TemporaryFile() as output:
         _print_report(path, output)

@@ -40,9 +40,6 @@ _BETWEEN: Final = '"  "'
 def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:
     """Return the thread, and the push/pop ranges of each domain, outermost first.
 
-    Args:
-        field: a value of the column `PUSHED`.
-
     Example:
         >>> pushed_ranges('17  "<default domain>:train:none:none:none:none:ASCII:train" ')[1][""][0].text
         'train'
@@ -57,9 +54,6 @@ def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:
 
 def started_ranges(field: str) -> list[OpenRange]:
     """Return the start/end ranges.
-
-    Args:
-        field: a value of the column `STARTED`.
 
     Example:
         >>> started_ranges(' "77:annot:Epoch 0:none:none:none:none:none:none" ')[0].number

@@ -15,22 +15,16 @@ _NO_CUDA: Final = 0
 
 
 def read_meta(tables: Tables) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` that the export contains.
+    """Return the entries of `Profile.meta` that the export contains. All except producer are optional.
 
-    Args:
-        tables: the export.
-
-    Returns:
-        A dictionary with these entries. All except producer are optional.
-
-            producer: name and version of the exporter, not of the profiler. Can be "".
-            devices: a dictionary for each CUDA GPU, with the columns of the export: name, memoryBandwidth (bytes/s),
-                clockRate (Hz), smCount, totalMemory (bytes), computeMajor, computeMinor, uuid ... `cuDevice` is the
-                device id of kernels.
-            processes: a dictionary for each process of the machine: process (as in the tables), pid, name.
-            utc_start_ns: time 0 of the profile, in ns since 1970.
-            analysis_start_ns: start of the collection in ns.
-            rank, world_size: of a recording of annot.
+    producer: name and version of the exporter, not of the profiler. Can be "".
+    devices: a dictionary for each CUDA GPU, with the columns of the export: name, memoryBandwidth (bytes/s),
+        clockRate (Hz), smCount, totalMemory (bytes), computeMajor, computeMinor, uuid ... `cuDevice` is the
+        device id of kernels.
+    processes: a dictionary for each process of the machine: process (as in the tables), pid, name.
+    utc_start_ns: time 0 of the profile, in ns since 1970.
+    analysis_start_ns: start of the collection in ns.
+    rank, world_size: of a recording of annot.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
     facts: dict[str, Any] = {
@@ -46,14 +40,9 @@ def read_meta(tables: Tables) -> dict[str, Any]:
 
 
 def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` with the ranks of the processes.
+    """Return the entries of `Profile.meta` with rank and world size of each process.
 
-    Args:
-        meta: entries of `Profile.meta`.
-        ranks: rank and world size of each process.
-
-    Returns:
-        The entries, with rank and world_size of each process. If all ranks are equal, the profile itself gets them too.
+    If all ranks are equal, the profile itself gets them too.
 
     Example:
         >>> with_ranks({"processes": [{"process": 7, "pid": 1, "name": "python"}]}, {7: (3, 8)})["rank"]
@@ -71,11 +60,7 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 
 
 def notes_of_recorder(tables: Tables) -> list[str]:
-    """Return notes on events that annot's recorder lost, and on ranges that it closed.
-
-    Args:
-        tables: the recording.
-    """
+    """Return notes on events that annot's recorder lost, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
     counts = {name: _number(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
     notes = [value for name, value in capture if name == "ANNOT_NOTE"]

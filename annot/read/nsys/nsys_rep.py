@@ -43,10 +43,6 @@ def read(path: Path) -> Profile:
     """Export the report to a temporary folder and read the export; see `annot.read.formats.Reader`.
 
     An existing export next to the report is ignored, because it may belong to another report.
-
-    Raises:
-        AnnotError: Nsight Systems is missing or too old for the report, or the report is damaged or contains neither
-            NVTX ranges nor CUDA activity.
     """
     nsys = newest_nsys()
     with path.open("rb") as file:

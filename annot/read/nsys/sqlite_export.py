@@ -29,11 +29,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read an export; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated or damaged, or contains neither NVTX ranges nor CUDA activity.
-    """
+    """Read an export; see `annot.read.formats.Reader`."""
     with open_database(path) as database:
         _check(path, database)
         tables = tables_of(database)

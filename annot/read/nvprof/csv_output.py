@@ -15,7 +15,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, METRICS, RANGES, Profile, Schema
-from annot.read.csv_text import decoded, nanoseconds, number, read_text, split_line
+from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
 from annot.read.notes import counted
 from annot.read.nvprof.csv_sections import Section, kind_of, sections
 
@@ -43,11 +43,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read the output of nvprof; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file contains neither GPU activities nor API calls.
-    """
+    """Read the output of nvprof; see `annot.read.formats.Reader`."""
     notes: list[str] = []
     tables = _Tables()
     found = list(sections(read_text(path), notes))
@@ -111,7 +107,7 @@ class _Tables:
         name, correlation = _numbered(row)
         activity = {
             "process": section.process, "device": _device(row.get("Device") or section.device),
-            "stream": _integer(row.get("Stream", "")), "start": start, "end": end, "correlation": correlation,
+            "stream": integer(row.get("Stream", "")), "start": start, "end": end, "correlation": correlation,
         }  # fmt: skip
         copy = _COPY.fullmatch(name)
         if copy or name == "[CUDA memset]":
@@ -186,7 +182,7 @@ class _Tables:
             name, correlation = _numbered(row, "Kernel")
             index = numbers.get((section.process, correlation))
             if index is None:
-                index = self._untimed(section.process, row["Device"], name, _integer(row["Stream"]), correlation)
+                index = self._untimed(section.process, row["Device"], name, integer(row["Stream"]), correlation)
             for column, text in row.items():
                 if column not in _NO_COUNTERS:
                     self._add_metric(index, column, text, section.units.get(column, ""))
@@ -251,7 +247,7 @@ def _numbered(row: dict[str, str], column: str = "Name") -> tuple[str, int | Non
     """Return name and correlation id. Versions of nvprof without the column Correlation_ID append it to the name."""
     name = row[column]
     if "Correlation_ID" in row:
-        return name, _integer(row["Correlation_ID"])
+        return name, integer(row["Correlation_ID"])
     numbered = _NUMBERED.fullmatch(name)
     return (numbered[1], int(numbered[2])) if numbered else (name, None)
 
@@ -259,11 +255,6 @@ def _numbered(row: dict[str, str], column: str = "Name") -> tuple[str, int | Non
 def _device(text: str) -> int | None:
     found = _IN_PARENTHESES.fullmatch(text)
     return int(found[2]) if found else None
-
-
-def _integer(text: str) -> int | None:
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def _size(row: dict[str, str], section: Section) -> int | None:

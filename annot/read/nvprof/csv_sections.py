@@ -58,11 +58,7 @@ class Section:
 
 
 def kind_of(columns: list[str]) -> Kind | None:
-    """Return the kind of a table, or None if the columns are not a header of nvprof.
-
-    Args:
-        columns: names of the columns.
-    """
+    """Return the kind of a table, or None if the columns are not a header of nvprof."""
     names = set(columns)
     if names >= {"Start", "Duration", "Name"}:
         return "trace"
@@ -74,12 +70,7 @@ def kind_of(columns: list[str]) -> Kind | None:
 
 
 def sections(text: str, notes: list[str]) -> Iterator[Section]:
-    """Yield the tables of a file.
-
-    Args:
-        text: the content of the file.
-        notes: receives warnings of nvprof and the number of unreadable lines.
-    """
+    """Yield the tables of a text. `notes` receives warnings of nvprof and the number of unreadable lines."""
     section: Section | None = None
     process, device, api, nvtx = 0, "", False, False
     delimiter, cut = ",", 0

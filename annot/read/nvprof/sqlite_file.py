@@ -75,11 +75,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read a file of nvprof; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated or damaged, or contains neither NVTX ranges nor CUDA activity.
-    """
+    """Read a file of nvprof; see `annot.read.formats.Reader`."""
     with open_database(path) as database:
         _check(path, database)
         strings = database.scan("StringTable", {"string": "_id_"}, {"value": "value"})

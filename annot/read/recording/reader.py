@@ -23,11 +23,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Assemble the parts of a recording in a temporary folder and read the result.
-
-    Raises:
-        AnnotError: the folder contains no parts, or they cannot be read.
-    """
+    """Assemble the parts of a recording in a temporary folder and read the result."""
     if not sniff(path, b""):
         raise AnnotError(f"{path} is a folder without parts of an annot recording")
     from annot.read.recording.export import assemble  # only this format needs it

@@ -7,16 +7,13 @@ from typing import Any
 
 from annot.read.xplane.plane import Plane, decode, integer
 from annot.read.xplane.proto import messages
+from annot.util.protobuf import parse
 
 __all__ = ["Instructions"]
 
 
 class Instructions:
-    """The compiled programs of a file. A program is decoded on first use.
-
-    Args:
-        planes: the metadata planes of the file.
-    """
+    """The compiled programs in the metadata planes of a file. A program is decoded on first use."""
 
     def __init__(self, planes: Iterable[Plane]) -> None:
         self._programs: dict[int, bytes] = {}
@@ -30,9 +27,7 @@ class Instructions:
     def operation(self, plane: Plane, stats: Mapping[str, Any]) -> str | None:
         """Return the name of the operation of an instruction, or None if it is unknown.
 
-        Args:
-            plane: plane of the event.
-            stats: statistics of the event: `hlo_op`, and `program_id` or `hlo_module`.
+        The event of the plane has the statistics `hlo_op`, and `program_id` or `hlo_module`.
         """
         program = integer(stats["program_id"]) if "program_id" in stats else None
         if program not in self._programs and "hlo_module" in stats:
@@ -54,11 +49,9 @@ class Instructions:
             self._numbers[module] = None if module in self._numbers else program
 
     def _decoded(self, program: bytes) -> Mapping[str, str]:
-        from google.protobuf.message import DecodeError
-
         try:
-            module = messages().HloProto.FromString(program).hlo_module
-        except DecodeError:
+            module = parse(messages().HloProto, program).hlo_module
+        except ValueError:
             self.broken += 1
             return {}
         return {

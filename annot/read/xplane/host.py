@@ -36,10 +36,7 @@ _MOST_STEPS: Final = 1 << 63
 class Host:
     """Events and launches on the host.
 
-    Args:
-        launched: operation of each correlation id, from the planes of the devices.
-        instructions: instructions of the compiled programs.
-        scopes: receives the operations.
+    `launched` has the operation of each correlation id in the planes of the devices. `scopes` receives the operations.
     """
 
     def __init__(self, launched: Mapping[int, str], instructions: Instructions, scopes: Scopes) -> None:

@@ -12,29 +12,17 @@ LIMIT: Final = 1 << 62
 
 
 def decode(name: bytes) -> str:
-    """Return the text of bytes. Invalid UTF-8 becomes U+FFFD.
-
-    Args:
-        name: a bytes field of a message.
-    """
+    """Return the text of bytes. Invalid UTF-8 becomes U+FFFD."""
     return name.decode("utf-8", "replace")
 
 
 def integer(stat: Any) -> int:
-    """Return the signed or unsigned integer of a statistic, 0 for other types.
-
-    Args:
-        stat: a message XStat.
-    """
+    """Return the signed or unsigned integer of a message XStat, 0 for other types."""
     return int(stat.int64_value or stat.uint64_value)
 
 
 class Plane:
-    """A plane.
-
-    Args:
-        message: a message XPlane.
-    """
+    """A message XPlane."""
 
     def __init__(self, message: Any) -> None:
         self.message = message

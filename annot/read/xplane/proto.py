@@ -43,9 +43,6 @@ _FIELDS: Final[dict[str, Fields]] = {
 def messages() -> Any:
     """Return an object with the message classes `XSpace` and `HloProto`. They are created on the first call.
 
-    Raises:
-        ImportError: protobuf is not installed.
-
     Example:
         >>> space = messages().XSpace()
         >>> space.planes.add(name=b"/host:CPU").SerializeToString()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ from annot.errors import AnnotError
 from annot.labels.name_scopes import Scopes
 from annot.labels.scope_marks import SIDE_FILE
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
-from annot.read.notes import counted
+from annot.read.notes import sentences
 from annot.read.xplane.device import Activities, read_device
 from annot.read.xplane.hlo import Instructions
 from annot.read.xplane.host import Host
@@ -44,6 +45,7 @@ from annot.read.xplane.origins import Origins, add_origins, launched_operations
 from annot.read.xplane.plane import Plane, decode
 from annot.read.xplane.proto import messages
 from annot.read.xplane.ranges import Ranges
+from annot.util.protobuf import parse
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -77,12 +79,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read an XPlane file; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated, damaged or too large, protobuf is not installed, or the folder contains
-            several files.
-    """
+    """Read an XPlane file; see `annot.read.formats.Reader`."""
     path = _file_of(path)
     space = _parsed(path)
     try:
@@ -119,13 +116,10 @@ def _without_collection() -> Iterator[None]:
 
 def _parsed(path: Path) -> Any:
     try:
-        space = messages().XSpace
-        from google.protobuf.message import DecodeError
+        return parse(messages().XSpace, path.read_bytes())
     except ImportError:
         raise AnnotError(f"{path} is an XPlane file, which requires protobuf: pip install 'annot[xplane]'") from None
-    try:
-        return space.FromString(path.read_bytes())
-    except DecodeError:
+    except ValueError:
         raise AnnotError(f"{path} is truncated or damaged: it is not a complete XPlane message") from None
     except OSError as error:
         raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
@@ -168,10 +162,8 @@ def _table(activities: Activities, origins: Origins) -> pl.DataFrame:
     columns = {name: getattr(activities, name) for name in ("device", "stream", "start", "end", "correlation")}
     columns |= zip(("origin_thread", "origin_start"), origins, strict=True)
     table = pl.DataFrame(columns, schema=_columns(KERNELS, columns))
-    names = ("name", "kind", "bytes")
-    kinds = pl.DataFrame(
-        [kind[:3] for kind in activities.kinds], schema=_columns({**KERNELS, **COPIES}, names), orient="row"
-    )
+    schema = _columns({**KERNELS, **COPIES}, ("name", "kind", "bytes"))
+    kinds = pl.DataFrame([kind[:3] for kind in activities.kinds], schema=schema, orient="row")
     kinds = kinds[pl.Series(activities.kind, dtype=pl.Int64)]
     known = pl.when(pl.col("correlation") != 0).then("correlation")
     return table.with_columns(known.alias("correlation"), *kinds.get_columns())
@@ -211,16 +203,13 @@ def _profiler_messages(space: Any) -> list[str]:
 
 
 def _notes(activities: Activities, host: Host, instructions: Instructions, origins: Origins) -> list[str]:
-    notes = []
-    if invalid := activities.invalid + host.invalid:
-        notes.append(f"annot skipped {counted(invalid, 'event')} with times out of range.")
-    if broken := instructions.broken:
-        notes.append(
-            f"annot could not decode {counted(broken, 'compiled program')}. Some operations have no name scopes."
-        )
-    if added := sum(start is not None for start in origins[1]):
-        notes.append(
-            f"annot attributes {counted(added, 'GPU activity')} to layers by operation name, because the launch does "
-            "not identify the layer. The host time of these layers includes their GPU time."
-        )
-    return notes
+    by_name = (
+        "annot attributes {GPU activity} to layers by operation name, because the launch does not identify the layer. "
+        "The host time of these layers includes their GPU time."
+    )
+    counts = {
+        "annot skipped {event} with times out of range.": activities.invalid + host.invalid,
+        "annot could not decode {compiled program}. Some operations have no name scopes.": instructions.broken,
+        by_name: sum(start is not None for start in origins[1]),
+    }
+    return sentences(Counter(counts))
