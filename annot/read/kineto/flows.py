@@ -165,9 +165,10 @@ def _linked(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
 
 def _arrows(flows: pl.DataFrame) -> pl.DataFrame:
     keys = ["process", "flow"]
-    begin = flows.filter("begins").select(*keys, from_thread="thread", from_start="start").unique(keys, keep="first")
+    begin = flows.filter("begins").select(*keys, from_thread="thread", from_start="start")
     end = flows.filter(~pl.col("begins")).select(*keys, to_thread="thread", to_start="start")
-    return begin.join(end.unique(keys, keep="first"), on=keys, how="inner", maintain_order="left")
+    begin, end = (half.unique(keys, keep="first", maintain_order=True) for half in (begin, end))
+    return begin.join(end, on=keys, how="inner", maintain_order="left")
 
 
 def _numbered(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:

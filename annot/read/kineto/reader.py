@@ -22,7 +22,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.labels import tag
-from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, ROLES, Profile, Schema, conform, pick
+from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import link_backward, module_texts
 from annot.read.kineto.trace_events import GZIP, TraceFile
@@ -116,16 +116,13 @@ def _texts(top: dict[str, Any]) -> dict[str, str]:
 
 def _names(names: pl.Series, texts: dict[str, str]) -> pl.DataFrame:
     """Return text, domain and category of each span name."""
-    labels = [tag.parse(name) is not None for name in names]
-    domains = [tag.DOMAIN if label else texts.get(name, "") for name, label in zip(names, labels, strict=True)]
-    annot = [label or name in texts for name, label in zip(names, labels, strict=True)]
-    return pl.DataFrame({
-        "text": names,
-        "domain": pl.Series(domains, dtype=pl.String),
-        "from_annot": pl.Series(annot, dtype=pl.Boolean),
-        "annotation_name": names.str.contains(_ANNOTATION_NAME),
-        "backward": names.str.contains(_BACKWARD),
-    })  # fmt: skip
+    domains = [tag.DOMAIN if tag.parse(name) is not None else texts.get(name) for name in names]
+    return pl.DataFrame({"text": names, "domain": pl.Series(domains, dtype=pl.String)}).with_columns(
+        pl.col("domain").fill_null(""),
+        from_annot=pl.col("domain").is_not_null(),
+        annotation_name=pl.col("text").str.contains(_ANNOTATION_NAME),
+        backward=pl.col("text").str.contains(_BACKWARD),
+    )
 
 
 def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
@@ -198,7 +195,7 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
     ranges = ranges.sort("start", "end", "external", descending=[False, True, False], maintain_order=True)
     texts = pl.concat([names["text"], known])
     domains = pl.concat([names["domain"], pl.repeat("", len(known), eager=True)])
-    return conform(ranges.select(
+    return ranges.select(
         "start", "end", "thread", "sequence", "forward_thread",
         id=pl.int_range(pl.len(), dtype=pl.Int64),
         process=_PROCESS,
@@ -207,7 +204,7 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
         text=texts.gather(ranges["name"]),
         domain=domains.gather(ranges["name"]),
         role=pl.Series(ROLES).gather(ranges["role"]),
-    ), RANGES)  # fmt: skip
+    )  # fmt: skip
 
 
 def _role(role: str) -> pl.Expr:

@@ -36,7 +36,7 @@ _SMALL: Final = 1 << 16
 _TAIL: Final = 1 << 14
 _GUESSES: Final = 3
 _BETWEEN: Final = re.compile(rb"\}\s*,\s*(?=\{)")
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_COMMA: Final = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 _SPACE_BYTES: Final = re.compile(rb"[ \t\r\n]*")
 _LONGEST: Final = 1 << 24
 """Maximum bytes of one event, and of all values outside ``traceEvents``. Both are in memory as a whole."""
@@ -85,15 +85,6 @@ class TraceFile:
         path: the file, plain or compressed with gzip.
         exact: decode times as decimals, which is slower. Floats are not exact to the nanosecond from 2^43 µs.
         block: approximate size of a block in bytes.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        ...     _ = file.write(b'{"traceEvents": [{"ph": "X", "ts": 3}], "schemaVersion": 1}')
-        ...     file.flush()
-        ...     with TraceFile(Path(file.name)) as trace:
-        ...         [[event.ts for event in block] for block in trace.blocks()], trace.top
-        ([[3]], {'schemaVersion': 1})
     """
 
     top: dict[str, Any]
@@ -257,15 +248,10 @@ def _values(text: str) -> tuple[list[Any], int]:
             return values, end
         values.append(value)
         end = at
-        at = _space_end(text, at)
-        if text[at : at + 1] != ",":
+        comma = _COMMA.match(text, at)
+        if comma is None:
             return values, end
-        at = _space_end(text, at + 1)
-
-
-def _space_end(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+        at = comma.end()
 
 
 class _Bytes:

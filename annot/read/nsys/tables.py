@@ -26,9 +26,8 @@ from annot.profile import (
 )
 from annot.read.notes import sentences
 from annot.read.nsys import nvtx_events
-from annot.read.nsys.annot_marks import AnnotMarks
 from annot.read.nsys.cuda_graphs import read_origins, with_origins
-from annot.read.nsys.meta import notes_of_recorder, read_meta, with_ranks
+from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_ranks
 from annot.read.nsys.schema import (
     ACTIVITY,
     Tables,
@@ -82,8 +81,7 @@ class Export:
         opened: opens the tables, for each read. `check` must accept them.
         meta: source and format for `Profile.meta`.
         facts: notes on the file.
-        full: read payload, category and color of ranges, and names of API calls. The attribution to layers does not
-            need them.
+        full: read payload, category and color of ranges, and names of API calls, all unused by the attribution.
         calls: read the names of API calls even if not `full`.
     """
 

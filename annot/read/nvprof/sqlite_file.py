@@ -103,16 +103,16 @@ def _check(path: Path, database: Database) -> None:
 
 
 def _notes(database: Database, kernels: pl.DataFrame) -> list[str]:
-    notes = []
-    if not database.has(_MARKER):
-        notes.append("The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.")
-    if kernels["name"].str.starts_with("_Z").any():
-        notes.append("Kernel names are mangled, as nvprof stores them.")
-    if any(database.has(_CUPTI + table) for table in ("METRIC", "EVENT")):
-        notes.append("annot skipped the counters, because the file contains only their ids. Use `nvprof --csv`.")
-    if database.has(_CUPTI + "CDP_KERNEL"):
-        notes.append("annot skipped kernels launched by kernels. The time of the parent kernels includes them.")
-    return notes
+    mangled = bool(kernels["name"].str.starts_with("_Z").any())
+    counters = database.has(_CUPTI + "METRIC") or database.has(_CUPTI + "EVENT")
+    nested = database.has(_CUPTI + "CDP_KERNEL")
+    notes = {
+        "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.": not database.has(_MARKER),
+        "Kernel names are mangled, as nvprof stores them.": mangled,
+        "annot skipped the counters, because the file contains only their ids. Use `nvprof --csv`.": counters,
+        "annot skipped kernels launched by kernels. The time of the parent kernels includes them.": nested,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _launches(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from annot.labels.name_scopes import Scopes
 from annot.profile import LATEST
-from annot.read.xplane.hlo import Instructions
-from annot.read.xplane.plane import LIMIT, Plane, decode, integer
+from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 
 __all__ = ["Activities", "ActivityKind", "read_device"]
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 from annot.labels import tag
 from annot.labels.name_scopes import Scopes, is_operation
 from annot.profile import LATEST
-from annot.read.xplane.hlo import Instructions
-from annot.read.xplane.plane import LIMIT, Plane, decode, integer
+from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 from annot.read.xplane.ranges import Event, Kind
 
 __all__ = ["Host"]
