@@ -39,23 +39,13 @@ def read_text(path: Path) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return UTF-8 text, or UTF-16 text after a byte order mark. Invalid bytes become U+FFFD.
-
-    Example:
-        >>> decoded(codecs.BOM_UTF8 + b"a,b")
-        'a,b'
-    """
+    """Return UTF-8 text, or UTF-16 text after a byte order mark. Invalid bytes become U+FFFD."""
     text = data.decode("utf-16" if data.startswith(_UTF16) else "utf-8-sig", "replace")
     return text.replace("\r\n", "\n").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def split_line(line: str, delimiter: str = ",") -> list[str]:
-    """Return the fields of one line, or an empty list if the line is not CSV.
-
-    Example:
-        >>> split_line('1,"gemm<int, 4>",')
-        ['1', 'gemm<int, 4>', '']
-    """
+    """Return the fields of one line, or an empty list if the line is not CSV."""
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:  # a field above csv.field_size_limit, or a bare carriage return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -295,16 +295,14 @@ def _journal_notes(path: Path) -> list[str]:
         f"{path.name}{suffix} {meaning.format(name=path.name)} "
         f"End the program that writes {path.name}, or open {path.name} once with sqlite3."
         for suffix, (magic, meaning) in _JOURNALS.items()
-        if _starts_with(Path(f"{path}{suffix}"), magic)
+        if _head(Path(f"{path}{suffix}")).startswith(magic)
     ]
 
 
-def _starts_with(path: Path, magic: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError:
-        return False
+def _head(path: Path) -> bytes:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(16)
+    return b""
 
 
 def _check_header(path: Path) -> None:
@@ -344,12 +342,7 @@ _END: Final = object()
 
 
 def prefetch(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items and compute the next one, mostly without the GIL, on a second thread meanwhile.
-
-    Example:
-        >>> list(prefetch(iter("abc")))
-        ['a', 'b', 'c']
-    """
+    """Yield the items and compute the next one, mostly without the GIL, on a second thread meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, _END)
         while (item := coming.result()) is not _END:

@@ -122,7 +122,7 @@ def test_every_cut_is_noticed(tmp_path: Path):
         path = tmp_path / "cut.ncu-rep"
         path.write_bytes(whole[:size])
         try:
-            origins = ncu_rep.open_envelope(path).origins
+            _, origins = ncu_rep.open_envelope(path)
         except AnnotError as error:
             refused.append(str(error))
         else:

@@ -135,19 +135,10 @@ class Columns:
     in `annot.profile` with the process in the higher bits, and `name`, an index into `names`.
     """
 
-    incomplete: int
-    """Number of spans without a valid start or end time."""
-
-    invalid_args: int
-    """Number of spans with arguments of unexpected types."""
-
-    unsupported: Counter[str]
-    """Number of spans by category, for categories that annot does not support."""
-
     def __init__(self) -> None:
-        self.incomplete = 0
-        self.invalid_args = 0
-        self.unsupported = Counter()
+        self.incomplete = 0  # number of spans without a valid start or end time
+        self.invalid_args = 0  # number of spans with arguments of unexpected types
+        self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()

@@ -41,11 +41,6 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
     Args:
         calls: thread, start, end (ns), python (an id that increases with each call, or null), text ("nn.Module: ...").
         backward: thread, start, end (ns) of the operations of the backward pass.
-
-    Example:
-        >>> module_texts(pl.DataFrame({"thread": [1, 1], "start": [0, 2], "end": [9, 5], "python": [1, 2],
-        ...                            "text": ["nn.Module: Net_0", "nn.Module: Linear_3"]}))
-        ['Forward Net |fwd', 'Linear_3 Linear |fwd']
     """
     order = calls.select(_ORDER.arg_sort()).to_series().to_list()
     inside = [False] * calls.height if backward is None else _inside(calls, backward)

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -87,15 +86,9 @@ class TraceFile:
         block: approximate size of a block in bytes.
     """
 
-    top: dict[str, Any]
-    """Keys and values outside ``traceEvents``. Complete after the last block."""
-
-    invalid: int
-    """Number of list items that were skipped, because they are not events or have a field of a wrong type."""
-
     def __init__(self, path: Path, *, exact: bool = False, block: int = 1 << 21) -> None:
-        self.top = {}
-        self.invalid = 0
+        self.top: dict[str, Any] = {}  # keys and values outside `traceEvents`, complete after the last block
+        self.invalid = 0  # number of skipped list items, which are not events or have a field of a wrong type
         self._kept = 0
         self._path = path
         self._block = block
@@ -105,7 +98,7 @@ class TraceFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bytes.close()
 
     def blocks(self) -> Iterator[list[Event]]:

@@ -222,12 +222,7 @@ def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
 
 
 def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:
-    """Return the thread, and the push/pop ranges of each domain, outermost first.
-
-    Example:
-        >>> pushed_ranges('17  "<default domain>:train:none:none:none:none:ASCII:train" ')[1][""][0].text
-        'train'
-    """
+    """Return the thread, and the push/pop ranges of each domain, outermost first."""
     thread = _THREAD.match(field)
     stacks: dict[str, list[OpenRange]] = {}
     for (domain, text), middle in _entries(field, 2):
@@ -237,12 +232,7 @@ def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:
 
 
 def started_ranges(field: str) -> list[OpenRange]:
-    """Return the start/end ranges.
-
-    Example:
-        >>> started_ranges(' "77:annot:Epoch 0:none:none:none:none:none:none" ')[0].number
-        77
-    """
+    """Return the start/end ranges."""
     found = []
     for (name, domain, text), middle in _entries(field, 3):
         known = name.isascii() and name.isdecimal() and len(name) < 21

@@ -18,9 +18,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from annot.errors import AnnotError
 from annot.profile import Profile
@@ -57,7 +56,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read a report; see `annot.read.formats.Reader`."""
-    envelope = open_envelope(path)
+    producer, origins = open_envelope(path)
     with tempfile.TemporaryFile() as output:
         _print_report(path, output)
         output.seek(0)
@@ -65,12 +64,12 @@ def read(path: Path) -> Profile:
     if not launches:
         raise AnnotError(f"{path} is a report of Nsight Compute without results")
     notes = []
-    if envelope.origins is not None and len(envelope.origins) == len(launches):
-        for launch, (process, thread) in zip(launches, envelope.origins, strict=True):
+    if origins is not None and len(origins) == len(launches):
+        for launch, (process, thread) in zip(launches, origins, strict=True):
             launch.process, launch.thread = process, thread
     else:
         notes.append("The process and thread of each launch are unknown. annot assigns all launches to one thread.")
-    return profile_of(path, NAME, envelope.producer, launches, notes)
+    return profile_of(path, NAME, producer, launches, notes)
 
 
 def _print_report(path: Path, output: Any) -> None:
@@ -137,22 +136,12 @@ def _integer(metric: tuple[float, str] | None) -> int | None:
     return None if metric is None or not 0 <= metric[0] < 2**53 else int(metric[0])
 
 
-@dataclass(slots=True)
-class _Envelope:
-    """Producer and origins of the results."""
-
-    producer: str = ""
-    """Name and version of the tool, "" if unknown."""
-    origins: list[tuple[int, int]] | None = field(default_factory=list)
-    """Process and thread of each result, in order. None for an unsupported file version."""
+_Envelope: TypeAlias = tuple[str, list[tuple[int, int]] | None]
+"""Name and version of the tool, "" if unknown, and process and thread of each result, None for unsupported files."""
 
 
 def open_envelope(path: Path) -> _Envelope:
-    """Read the block structure of a report.
-
-    Raises:
-        AnnotError: the file cannot be read, it is truncated or damaged, or protobuf is not installed.
-    """
+    """Return producer and origins in the block structure of a report, or raise AnnotError for a damaged file."""
     try:
         with path.open("rb") as file:
             return _walk(file, path.stat().st_size)
@@ -175,7 +164,7 @@ def _walk(file: BinaryIO, size: int) -> _Envelope:
     kinds = _messages()
     file.seek(len(_MAGIC))
     if parse(kinds.FileHeader, _message(file, size)).version > _VERSION:
-        return _Envelope(origins=None)
+        return "", None
     origins: list[tuple[int, int]] = []
     producer, process = "", 0
     while file.tell() < size:
@@ -191,7 +180,7 @@ def _walk(file: BinaryIO, size: int) -> _Envelope:
             if count >= header.sources:
                 origins.append((process, parse(kinds.Result, message).thread))
             count += 1
-    return _Envelope(producer, origins)
+    return producer, origins
 
 
 def _producer(session: Any) -> str:

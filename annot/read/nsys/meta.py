@@ -110,10 +110,8 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instant(tables: Tables, table: str, column: str) -> int | None:
-    for row in tables.records(table):
-        if isinstance(row.get(column), int):
-            return int(row[column])
-    return None
+    found = (row.get(column) for row in tables.records(table))
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _number(text: str | None) -> int | None:

@@ -278,11 +278,6 @@ def merged(blocks: Iterator[pl.DataFrame], others: pl.DataFrame) -> Iterator[pl.
     """Yield the rows of almost sorted blocks and of another table in the order of their start.
 
     The rows are sorted if those of the blocks are out of order by at most half a block.
-
-    Example:
-        >>> pieces = (pl.DataFrame({"start": starts}) for starts in ([3, 1], [5, 4]))
-        >>> [block["start"].to_list() for block in merged(pieces, pl.DataFrame({"start": [2, 9]}))]
-        [[1], [2, 3, 4], [5, 9]]
     """
     others = _sorted(others)
     held: pl.DataFrame | None = None

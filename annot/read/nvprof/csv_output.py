@@ -58,8 +58,7 @@ def sniff(path: Path, head: bytes) -> bool:
     text = decoded(head)
     if _PROFILING.search(text):
         return True
-    lines = [line for line in text.splitlines() if "Name" in line or "Kernel" in line]
-    return any(_kind_of(split_line(line, "\t" if "\t" in line else ",")) for line in lines)
+    return any(map(_kind_of, text.splitlines()))
 
 
 def read(path: Path) -> Profile:
@@ -291,9 +290,11 @@ class _Section:
     rows: list[dict[str, str]] = field(default_factory=list)  # values by column
 
 
-def _kind_of(columns: list[str]) -> Kind | None:
-    """Return the kind of a table, or None if the columns are not a header of nvprof."""
-    names = set(columns)
+def _kind_of(line: str) -> Kind | None:
+    """Return the kind of a table from its header line, or None for other lines."""
+    if "Name" not in line and "Kernel" not in line:
+        return None
+    names = set(split_line(line, "\t" if "\t" in line else ","))
     if names >= {"Start", "Duration", "Name"}:
         return "trace"
     if names >= {"Time(%)", "Time", "Calls", "Name"}:
@@ -322,7 +323,7 @@ def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
                 yield section
             section = None
             continue
-        if kind := _kind_of_line(line):
+        if kind := _kind_of(line):
             if section:
                 yield section
             delimiter = "\t" if "\t" in line else ","
@@ -348,12 +349,6 @@ def _lines(text: str) -> Iterator[str]:
             begun = []
         yield line
     yield from begun
-
-
-def _kind_of_line(line: str) -> Kind | None:
-    if "Name" not in line and "Kernel" not in line:
-        return None
-    return _kind_of(split_line(line, "\t" if "\t" in line else ","))
 
 
 def _add(section: _Section, line: str, delimiter: str) -> bool:

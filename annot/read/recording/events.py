@@ -38,14 +38,10 @@ class Tally:
     """Counts collected while the events of all processes are read."""
 
     last_time: int = 0
-    open_ranges: int = 0
-    """Number of ranges without an end."""
-    unmatched_pops: int = 0
-    """Number of ends without a start."""
-    lost_ends: int = 0
-    """Number of open ranges whose end is among the lost events."""
-    threads: set[int] = field(default_factory=set)
-    """Threads with events, as `global_tid`."""
+    open_ranges: int = 0  # ranges without an end
+    unmatched_pops: int = 0  # ends without a start
+    lost_ends: int = 0  # open ranges whose end is among the lost events
+    threads: set[int] = field(default_factory=set)  # threads with events, as `global_tid`
 
 
 def read_events(part: Part, tally: Tally) -> Iterator[pl.DataFrame]:

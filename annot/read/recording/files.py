@@ -77,10 +77,8 @@ class Definition:
 
     kind: Kind
     domain: int
-    number: int
-    """Id of the string or category."""
-    thread: int
-    """The thread that defined the name, or the thread with this name."""
+    number: int  # id of the string or category
+    thread: int  # the thread that defined the name, or the thread with this name
     time: int
     text: str
 
@@ -89,21 +87,15 @@ class Definition:
 class Section:
     """Consecutive records of one thread."""
 
-    serial: int
-    """Id of the thread, unique in its process. Operating systems reuse thread ids."""
-    number: int
-    """Index of the section in its thread, from 0."""
-    thread: int
-    """Thread id of the operating system."""
+    serial: int  # id of the thread, unique in its process, while operating systems reuse thread ids
+    number: int  # index of the section in its thread, from 0
+    thread: int  # thread id of the operating system
     time: int
-    gap: bool
-    """Whether events of the thread were lost directly before the section."""
+    gap: bool  # whether events of the thread were lost directly before the section
     levels: dict[int, tuple[int, int]]
     """By domain: number of ranges that stayed open during the preceding gap, and number of open ranges at its end."""
-    offset: int
-    """Offset of the first record in the file, in bytes."""
-    count: int
-    """Number of records."""
+    offset: int  # of the first record in the file, in bytes
+    count: int  # number of records
 
 
 @dataclass(slots=True)
@@ -113,19 +105,14 @@ class Part:
     path: Path
     pid: int
     program: str
-    started: int
-    """Start of the recording in ns on CLOCK_MONOTONIC, which all processes of the machine share."""
-    started_utc: int
-    """Start of the recording in ns since 1970."""
-    stopped: int
-    """End of the recording in ns on the same clock, 0 if the process was killed."""
+    started: int  # start of the recording in ns on CLOCK_MONOTONIC, which all processes of the machine share
+    started_utc: int  # start of the recording in ns since 1970
+    stopped: int  # end of the recording in ns on CLOCK_MONOTONIC, 0 if the process was killed
     lost_events: int
     lost_names: int
-    sections: list[Section] = field(default_factory=list)
-    """Sections in reading order."""
+    sections: list[Section] = field(default_factory=list)  # in reading order
     definitions: list[Definition] = field(default_factory=list)
-    thread_names: dict[int, str] = field(default_factory=dict)
-    """Thread names of the operating system, by thread id."""
+    thread_names: dict[int, str] = field(default_factory=dict)  # of the operating system, by thread id
 
     def read(self, sections: list[Section]) -> bytes:
         """Return the records of sections, concatenated. Missing records are zeros."""

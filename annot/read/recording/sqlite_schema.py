@@ -52,7 +52,8 @@ _EVENT_TYPES: Final = {
 }  # fmt: skip
 _TYPE_OF: Final = {Kind.CATEGORY: 33, Kind.THREAD_NAME: 39, Kind.DOMAIN_NAME: 75, Kind.DOMAIN_END: 76}
 
-_SCHEMA_VERSION: Final = (3, 7, 2)
+_SCHEMA_VERSION: Final = {"": "3.7.2", "_MAJOR": "3", "_MINOR": "7", "_MICRO": "2"}
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
 _PRIORITY: Final = 20
 _LOST_NAME: Final = "(name lost)"
 
@@ -221,12 +222,18 @@ class EventsFile:
         processes = {global_tid(part.pid): (global_tid(part.pid), part.pid, part.program) for part in parts}
         threads = [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()]
         capture = [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *meta.items(), *(("ANNOT_NOTE", note) for note in notes)]
+        exported = [
+            ("EXPORT_PRODUCT_NAME", "annot"),
+            ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
+            *((f"EXPORT_SCHEMA_VERSION{part}", number) for part, number in _SCHEMA_VERSION.items()),
+            ("EXPORT_TIME_UTC", datetime.now(UTC).strftime(_TIME)),
+        ]
         tables: dict[str, list[tuple[Any, ...]]] = {
             "PROCESSES": list(processes.values()),
             "ThreadNames": threads,
             "StringIds": [(number, text) for text, number in names.strings.items()],
             "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
-            "META_DATA_EXPORT": _export_meta(self._path),
+            "META_DATA_EXPORT": exported,
             "META_DATA_CAPTURE": capture,
             "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
             "TARGET_INFO_SESSION_START_TIME": [_start_time(parts[0].started_utc)] if parts else [],
@@ -239,20 +246,6 @@ class EventsFile:
         plain.close()
 
 
-def _export_meta(path: Path) -> list[tuple[str, str]]:
-    major, minor, micro = (str(number) for number in _SCHEMA_VERSION)
-    return [
-        ("EXPORT_PRODUCT_NAME", "annot"),
-        ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
-        ("EXPORT_SCHEMA_VERSION", f"{major}.{minor}.{micro}"),
-        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
-        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
-        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
-        ("EXPORT_TIME_UTC", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")),
-    ]
-
-
 def _start_time(utc_ns: int) -> tuple[int, str, str]:
     utc = datetime.fromtimestamp(utc_ns // 10**9, UTC)
-    form = "%Y-%m-%dT%H:%M:%S"
-    return utc_ns, utc.strftime(form), utc.astimezone().strftime(form)
+    return utc_ns, utc.strftime(_TIME), utc.astimezone().strftime(_TIME)

@@ -43,13 +43,10 @@ class Host:
         self._threads: dict[int, int] = {}
         self._operations: dict[str, Kind] = {}
         self._launching: dict[str, Kind] = {}
-        self.events: list[list[Event]] = []
-        """Events of each thread, unordered."""
+        self.events: list[list[Event]] = []  # of each thread, unordered
         self.launches: dict[str, list[Any]] = {"thread": [], "start": [], "end": [], "correlation": [], "name": []}
-        self.steps = 0
-        """Number of training steps."""
-        self.invalid = 0
-        """Number of events with times out of range."""
+        self.steps = 0  # number of training steps
+        self.invalid = 0  # number of events with times out of range
 
     def read(self, plane: Plane) -> None:
         """Add the events of a host plane."""

@@ -42,13 +42,7 @@ _FIELDS: Final[dict[str, Fields]] = {
 
 @functools.cache
 def messages() -> Any:
-    """Return an object with the message classes `XSpace` and `HloProto`. They are created on the first call.
-
-    Example:
-        >>> space = messages().XSpace()
-        >>> space.planes.add(name=b"/host:CPU").SerializeToString()
-        b'\\x12\\t/host:CPU'
-    """
+    """Return an object with the message classes `XSpace` and `HloProto`. They are created on the first call."""
     return message_classes("annot.xplane", _FIELDS, ("XSpace", "HloProto"))
 
 
@@ -109,8 +103,7 @@ class Instructions:
         self._programs: dict[int, bytes] = {}
         self._numbers: dict[str, int | None] = {}  # None: the name is ambiguous
         self._operations: dict[int, Mapping[str, str]] = {}
-        self.broken = 0
-        """Number of programs that could not be decoded."""
+        self.broken = 0  # number of programs that could not be decoded
         for plane in planes:
             self._add(plane)
 
