@@ -13,15 +13,13 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys import sqlite_export
+from annot.util.installed_tools import Nsys, find_nsys
 from annot.util.progress import tell
-
-if TYPE_CHECKING:
-    from annot.util.installed_tools import Nsys
 
 __all__ = ["NAME", "newest_nsys", "read", "sniff"]
 
@@ -64,8 +62,6 @@ def read(path: Path) -> Profile:
 
 def newest_nsys() -> Nsys | None:
     """Return the newer of nsys on PATH and the newest nsys in the usual folders, or None."""
-    from annot.util.installed_tools import find_nsys  # only this format needs it
-
     found = [find_nsys()]
     if not os.environ.get("ANNOT_NSYS"):
         found.append(find_nsys({"PATH": ""}))
