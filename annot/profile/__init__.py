@@ -1,23 +1,36 @@
-"""Tables of a profile, the common result of all readers."""
+"""Tables of a profile, the common result of all readers, independent of the file format.
 
-from annot.profile.tables import (
-    COPIES,
-    KERNELS,
-    LATEST,
-    LAUNCHES,
-    MARKS,
-    METRICS,
-    RANGES,
-    ROLES,
-    WORK,
-    Profile,
-    Schema,
-    Source,
-    conform,
-    copies_as_work,
-    kernels_as_work,
-    pick,
-)
+Times are integers in ns on one clock per file and may be negative. `process` and `thread` are opaque numbers. Equal
+numbers mean the same process or thread, and a thread number belongs to one process only. Columns that a format lacks
+are null.
+
+`meta` is a dictionary. Every reader sets
+
+    source    str         the file, as named by the user
+    format    str         name of the reader, such as "nsys_sqlite"
+    producer  str         tool that wrote the file, with its version; empty if unknown
+    notes     list[str]   sentences about lost, cut or unsupported data, shown in every report
+
+and, if it differs from the default,
+
+    host_times  bool          false: the file lacks host times, and the times of ranges and launches are only an order
+                              (0, 1, 2, ...)
+    devices       list[dict]  a dictionary per GPU, with the names and units of the file
+    processes     list[dict]  process, pid and name of each process; rank and world_size if known
+    scopes        list[str]   texts of scope marks; see `annot.labels.scope_marks`
+    utc_start_ns  int         time 0 of the profile, in ns since 1970
+    analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems
+    rank        int           rank of the process, if the profile has only one rank
+    world_size  int           number of ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import polars as pl
 
 __all__ = [
     "COPIES",
@@ -36,4 +49,261 @@ __all__ = [
     "copies_as_work",
     "kernels_as_work",
     "pick",
+    "pick_all",
 ]
+
+Schema: TypeAlias = Mapping[str, type[pl.DataType]]
+
+LATEST: Final = 1 << 61
+"""Limit of the absolute value of times (ns), so that all differences fit into 64 bits."""
+
+RANGES: Final[Schema] = {
+    "id": pl.Int64,  # unique in the table; breaks ties between ranges that start and end together
+    "process": pl.Int64,
+    "thread": pl.Int64,  # thread of the start
+    "end_thread": pl.Int64,  # thread of the end, if it differs; otherwise null
+    "domain": pl.String,  # "" is NVTX's default domain
+    "category": pl.String,  # "" means uncategorized
+    "text": pl.String,
+    "kind": pl.String,  # "push": push/pop range; "start": start/end range, which may cross others
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns; null: still open at the end of the capture
+    "payload": pl.String,  # decimal text, so that 64-bit integers stay exact
+    "color": pl.Int64,  # 0xAARRGGBB
+    "role": pl.String,  # one of `annot.profile.ROLES`; null: determined by the text
+    "sequence": pl.Int64,  # autograd's sequence number; the same for a backward and its forward operation
+    "forward_thread": pl.Int64,  # thread of the forward operation of a backward operation; null: unknown
+}
+"""NVTX ranges and ranges of frameworks, on the host."""
+
+ROLES: Final = ("annotation", "module", "operator", "backward")
+"""Roles of ranges: an annotation, or one of the ranges that a framework records: a call of a module (`text` is its path
+or class), an operation, or an operation of the backward pass. The launches of an operation belong to the layer around
+it, those of a backward operation to the layer of its forward operation."""
+
+MARKS: Final[Schema] = {
+    "process": pl.Int64,
+    "thread": pl.Int64,
+    "domain": pl.String,
+    "category": pl.String,
+    "text": pl.String,
+    "start": pl.Int64,  # ns
+    "payload": pl.String,  # see `RANGES`
+}
+"""NVTX marks."""
+
+LAUNCHES: Final[Schema] = {
+    "process": pl.Int64,
+    "thread": pl.Int64,
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "correlation": pl.Int64,  # unique per process only
+    "name": pl.String,
+}
+"""API calls on the host that can launch GPU activities."""
+
+_ORIGIN: Final[Schema] = {
+    "origin_thread": pl.Int64,
+    "origin_start": pl.Int64,  # ns
+}
+"""Host thread and time that determine the layer of a GPU activity instead of its launch: its capture into a CUDA graph,
+or the operation that the file records as its cause. Null: the launch determines the layer."""
+
+KERNELS: Final[Schema] = {
+    "process": pl.Int64,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "correlation": pl.Int64,  # null: unknown launch
+    "name": pl.String,
+    **_ORIGIN,
+}
+"""Kernels on a device. A CUDA graph that was traced as a whole is one kernel."""
+
+COPIES: Final[Schema] = {
+    "process": pl.Int64,
+    "device": pl.Int64,
+    "stream": pl.Int64,
+    "start": pl.Int64,  # ns
+    "end": pl.Int64,  # ns
+    "correlation": pl.Int64,
+    "kind": pl.String,  # "HtoD", "DtoH", "DtoD", ..., "memset"
+    "bytes": pl.Int64,
+    **_ORIGIN,
+}
+"""Copies and memsets on a device."""
+
+WORK: Final[Schema] = {
+    **{name: dtype for name, dtype in KERNELS.items() if name not in _ORIGIN},
+    "kernel": pl.Boolean,  # false: a copy or memset, whose name is its kind in parentheses
+    **_ORIGIN,
+}
+"""GPU activities: kernels, copies and memsets."""
+
+METRICS: Final[Schema] = {
+    "kernel": pl.Int64,  # row of the table of kernels, from 0
+    "name": pl.String,
+    "value": pl.Float64,
+    "unit": pl.String,
+}
+"""Hardware counters of individual kernels."""
+
+
+class Source(Protocol):
+    """Input of the attribution: a `Profile`, or a file larger than memory that is read in blocks.
+
+    Blocks may omit columns that are entirely null. String columns may be `pl.Categorical` or `pl.Enum`.
+    """
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Metadata; the module docstring lists the keys."""
+
+    @property
+    def marks(self) -> pl.DataFrame:
+        """Rows of `MARKS`. Marks unrelated to layers may be omitted."""
+
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all ranges (rows of `RANGES`). Each call starts from the beginning."""
+
+    def last_launch(self) -> int | None:
+        """Return the end of the last API call (ns), or None without API calls."""
+
+    def launch_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all API calls (rows of `LAUNCHES`). Each call starts from the beginning."""
+
+    def work_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield all GPU activities (rows of `WORK`), by start if the file is in order.
+
+        Each call starts from the beginning.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One recorded run as tables.
+
+    Args:
+        ranges: a row per range (`RANGES`).
+        marks: a row per mark (`MARKS`).
+        launches: a row per API call (`LAUNCHES`).
+        kernels: a row per kernel (`KERNELS`).
+        copies: a row per copy or memset (`COPIES`).
+        metrics: a row per kernel and counter (`METRICS`).
+        meta: metadata; the module docstring lists the keys.
+    """
+
+    ranges: pl.DataFrame
+    marks: pl.DataFrame
+    launches: pl.DataFrame
+    kernels: pl.DataFrame
+    copies: pl.DataFrame
+    metrics: pl.DataFrame
+    meta: dict[str, Any]
+
+    @classmethod
+    def build(
+        cls,
+        meta: dict[str, Any],
+        *,
+        ranges: pl.DataFrame | None = None,
+        marks: pl.DataFrame | None = None,
+        launches: pl.DataFrame | None = None,
+        kernels: pl.DataFrame | None = None,
+        copies: pl.DataFrame | None = None,
+        metrics: pl.DataFrame | None = None,
+    ) -> Profile:
+        """Return a profile with the given tables. Missing tables are empty, missing columns are null.
+
+        Args:
+            meta, ranges, marks, launches, kernels, copies, metrics: as for `Profile`.
+
+        Raises:
+            TypeError: the type of a column differs from the schema.
+            ValueError: a table has a column that is missing from the schema.
+
+        Example:
+            >>> kernel = {"process": 1, "start": 10, "end": 25, "correlation": 7, "name": "gemm"}
+            >>> profile = Profile.build({"source": "by hand"}, kernels=pl.DataFrame([kernel]))
+            >>> profile.kernels.select("name", "start", "device").row(0)
+            ('gemm', 10, None)
+            >>> profile.ranges.height
+            0
+        """
+        return cls(
+            conform(ranges, RANGES),
+            conform(marks, MARKS),
+            conform(launches, LAUNCHES),
+            conform(kernels, KERNELS),
+            conform(copies, COPIES),
+            conform(metrics, METRICS),
+            {"source": "", "format": "", "producer": "", "notes": []} | meta,
+        )
+
+    def range_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield the table of ranges; see `Source`."""
+        yield self.ranges
+
+    def last_launch(self) -> int | None:
+        """Return the end of the last API call; see `Source`."""
+        return max(self.launches["end"].top_k(1), default=None)
+
+    def launch_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield the table of API calls; see `Source`."""
+        yield self.launches
+
+    def work_blocks(self) -> Iterator[pl.DataFrame]:
+        """Yield kernels, copies and memsets as one table, in order of start; see `Source`."""
+        yield pl.concat([kernels_as_work(self.kernels), copies_as_work(self.copies)]).sort("start", maintain_order=True)
+
+
+def kernels_as_work(kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of `KERNELS` as rows of `WORK`."""
+    return kernels.with_columns(kernel=pl.lit(True)).select(list(WORK))
+
+
+def copies_as_work(copies: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of `COPIES` as rows of `WORK`: ``(copy HtoD)``, ``(memset)``."""
+    kind = pl.col("kind")
+    name = pl.format("({})", pl.when(kind == "memset").then(kind).otherwise(pl.format("copy {}", kind)))
+    return copies.with_columns(name.alias("name"), kernel=pl.lit(False)).select(list(WORK))
+
+
+def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:
+    """Return the table with exactly the columns of the schema, in its order.
+
+    Args:
+        table: columns of the schema. Missing columns become null.
+        schema: names and types of the columns.
+
+    Raises:
+        TypeError: the type of a column differs from the schema.
+        ValueError: the table has a column that is missing from the schema.
+    """
+    if table is None:
+        return pl.DataFrame(schema=dict(schema))
+    unknown = [name for name in table.columns if name not in schema]
+    if unknown:
+        raise ValueError(f"columns must be among {', '.join(schema)}, got {', '.join(unknown)}")
+    for name, dtype in table.schema.items():
+        if dtype not in (schema[name], pl.Null):
+            raise TypeError(f"column {name} must be {schema[name].__name__}, got {dtype}")
+    return table.select(
+        pl.col(name).cast(dtype) if name in table.columns else pl.lit(None, dtype).alias(name)
+        for name, dtype in schema.items()
+    )
+
+
+def pick(table: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    """Return the columns of the schema, as `conform`, and drop other columns.
+
+    Raises:
+        TypeError: the type of a column differs from the schema.
+    """
+    return conform(table.select(name for name in schema if name in table.columns), schema)
+
+
+def pick_all(blocks: Iterable[pl.DataFrame], schema: Schema) -> pl.DataFrame:
+    """Return the rows of all blocks, each as `pick` returns it."""
+    return pl.concat([conform(None, schema), *(pick(block, schema) for block in blocks)])

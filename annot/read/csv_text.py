@@ -16,7 +16,7 @@ from typing import Final
 
 from annot.errors import AnnotError
 
-__all__ = ["decoded", "nanoseconds", "number", "read_text", "split_line"]
+__all__ = ["decoded", "integer", "nanoseconds", "number", "read_text", "split_line"]
 
 _UTF16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -31,14 +31,7 @@ _NANOSECONDS: Final = {
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file with line feeds as line ends.
-
-    Args:
-        path: a file in UTF-8 or UTF-16.
-
-    Raises:
-        AnnotError: the file cannot be read.
-    """
+    """Return the text of a file in UTF-8 or UTF-16, with line feeds as line ends."""
     try:
         return decoded(path.read_bytes())
     except OSError as error:
@@ -46,34 +39,23 @@ def read_text(path: Path) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return UTF-8 text, or UTF-16 text after a byte order mark. Invalid bytes become U+FFFD.
-
-    Args:
-        data: the content of a file, or its beginning.
-
-    Example:
-        >>> decoded(codecs.BOM_UTF8 + b"a,b")
-        'a,b'
-    """
+    """Return UTF-8 text, or UTF-16 text after a byte order mark. Invalid bytes become U+FFFD."""
     text = data.decode("utf-16" if data.startswith(_UTF16) else "utf-8-sig", "replace")
     return text.replace("\r\n", "\n").replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def split_line(line: str, delimiter: str = ",") -> list[str]:
-    """Return the fields of one line, or an empty list if the line is not CSV.
-
-    Args:
-        line: the line, without its line feed.
-        delimiter: "," or a tab.
-
-    Example:
-        >>> split_line('1,"gemm<int, 4>",')
-        ['1', 'gemm<int, 4>', '']
-    """
+    """Return the fields of one line, or an empty list if the line is not CSV."""
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:  # a field above csv.field_size_limit, or a bare carriage return
         return []
+
+
+def integer(text: str) -> int | None:
+    """Return the integer in a text of fewer than 19 digits, or None for any other text."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def number(text: str) -> float | None:
@@ -81,9 +63,6 @@ def number(text: str) -> float | None:
 
     The profilers format numbers in the locale of the profiled program. In an ambiguous text, a comma separates
     thousands and a point separates decimals.
-
-    Args:
-        text: the text, such as "1,234.5".
 
     Example:
         >>> number("1,234.5"), number("1.234,5"), number("0,25"), number("1,024"), number("nan")
@@ -99,9 +78,7 @@ def number(text: str) -> float | None:
 def nanoseconds(text: str, unit: str) -> int | None:
     """Return a time in ns, or None if the text is not a number or the unit is not a unit of time.
 
-    Args:
-        text: the number.
-        unit: "ns", "us", "ms", "s", or a long form such as "usecond".
+    Units are "ns", "us", "ms", "s", or a long form such as "usecond".
 
     Example:
         >>> nanoseconds("35863.518000", "us"), nanoseconds("1,5", "msecond"), nanoseconds("3", "byte")

@@ -12,11 +12,7 @@ _NOUN: Final = re.compile(r"\{([^{}]+)\}")
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    Args:
-        number: the count.
-        noun: the singular of a noun with a regular plural.
+    """Return a number with its noun, the singular of a noun with a regular plural.
 
     Example:
         >>> counted(1, "copy"), counted(1234, "copy"), counted(2, "graph launch")
@@ -29,17 +25,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def sentences(notes: Counter[str]) -> list[str]:
-    """Return the notes with their counts.
-
-    Args:
-        notes: how often each note applies; the noun in braces gets the number.
+    """Return the notes that apply. The first noun in braces gets the count of the note.
 
     Example:
-        >>> sentences(Counter({"annot skipped {range} without a thread.": 2}))
+        >>> sentences(Counter({"annot skipped {range} without a thread.": 2, "annot skipped {invalid event}.": 0}))
         ['annot skipped 2 ranges without a thread.']
     """
-    return [_sentence(text, number) for text, number in notes.items()]
-
-
-def _sentence(text: str, number: int) -> str:
-    return _NOUN.sub(lambda noun: counted(number, noun[1]), text)
+    known = ((text, number, _NOUN.search(text)) for text, number in notes.items() if number)
+    return [text.replace(noun[0], counted(number, noun[1]), 1) if noun else text for text, number, noun in known]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -35,7 +35,6 @@ MAGIC: Final = b"SQLite format 3\x00"
 _MISSING: Final = -(2**63) + 1
 _BATCH_ROWS: Final = "65536"
 _BLOCK_ROWS: Final = 1 << 18
-_MOST_ROWS: Final = 1 << 26
 _NUMBER: Final = "row number"
 _ROWID: Final = ("rowid", "_rowid_", "oid")
 
@@ -47,7 +46,6 @@ class _Request:
     table: str
     integers: Mapping[str, str]
     texts: Mapping[str, str]
-    where: str
     where_in: tuple[str, Sequence[int]] | None
 
     @property
@@ -58,24 +56,11 @@ class _Request:
     @property
     def condition(self) -> str:
         """SQL condition on the rows."""
-        if self.where_in is None:
-            return f"({self.where})"
-        column, values = self.where_in
-        return f"({self.where}) AND {column} IN ({', '.join(map(str, values))})"
+        return f"{self.where_in[0]} IN ({', '.join(map(str, self.where_in[1]))})" if self.where_in else "1"
 
 
 _Field = tuple[int, str]
 """Index of a column in the record, -1 for the rowid, and kind: integer, text, or alias (an alias of the rowid)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A request in terms of the pages of the table."""
-
-    root: int
-    columns: Sequence[tuple[str, int, str]]
-    absent: Sequence[pl.Expr]
-    where_in: tuple[int, str, Sequence[int]] | None
 
 
 class _NeedsQueryError(Exception):
@@ -104,9 +89,9 @@ class Database:
         """Return whether the table exists and has rows."""
         return table in self.columns and bool(self.rows(f"SELECT 1 FROM {_quoted(table)} LIMIT 1"))
 
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query with a small result. Invalid UTF-8 becomes U+FFFD."""
-        return self._plain.execute(query).fetchall()
+        return self._plain.execute(query, values).fetchall()
 
     def column(self, table: str, *names: str) -> str:
         """Return the SQL of the first of these columns that exists in the table, or NULL."""
@@ -121,23 +106,20 @@ class Database:
         table: str,
         integers: Mapping[str, str],
         texts: Mapping[str, str],
-        where: str = "1",
         *,
         where_in: tuple[str, Sequence[int]] | None = None,
     ) -> pl.DataFrame:
         """Return columns of a table, in the order of its rows.
 
-        A scan is about ten times faster if all SQL expressions are column names, as `column` returns them, and `where`
-        has its default.
+        A scan is about ten times faster if all SQL expressions are column names, as `column` returns them.
 
         Args:
             table: name of the table.
             integers: SQL expression of each Int64 column, by its name in the result.
             texts: SQL expression of each String column, by its name in the result. NULL becomes "".
-            where: SQL condition on the rows.
             where_in: SQL expression of an integer, and its allowed values.
         """
-        request = _Request(table, integers, texts, where, where_in)
+        request = _Request(table, integers, texts, where_in)
         try:
             frames = list(self._from_pages(request, _BLOCK_ROWS))
         except _NeedsQueryError:
@@ -149,23 +131,12 @@ class Database:
         table: str,
         integers: Mapping[str, str],
         texts: Mapping[str, str],
-        where: str = "1",
         *,
         where_in: tuple[str, Sequence[int]] | None = None,
         rows: int = _BLOCK_ROWS,
     ) -> Iterator[pl.DataFrame]:
-        """Yield the rows of `scan` in blocks. The table can be larger than the memory.
-
-        Args:
-            table, integers, texts, where, where_in: as for `scan`.
-            rows: maximum rows per block. Blocks are not empty.
-
-        Raises:
-            ValueError: `rows` is out of range.
-        """
-        if not 1 <= rows <= _MOST_ROWS:
-            raise ValueError(f"rows must be from 1 to {_MOST_ROWS:,}, got {rows}")
-        request = _Request(table, integers, texts, where, where_in)
+        """Yield the rows of `scan` in blocks of 1 to `rows` rows. The table can be larger than the memory."""
+        request = _Request(table, integers, texts, where_in)
         total = self._last_row(table) if has_listener() else None
         done = 0
         try:
@@ -184,13 +155,13 @@ class Database:
 
     def _from_pages(self, request: _Request, rows: int) -> Iterator[pl.DataFrame]:
         native = tables()
-        plan = None if native is None else self._plan(request)
-        if plan is None:
+        if native is None:
             raise _NeedsQueryError
+        root, columns, absent, where_in = self._plan(request)
         try:
-            for batch in prefetch(native.Scan(self._path, plan.root, plan.columns, rows, plan.where_in)):
+            for batch in prefetch(native.Scan(self._path, root, columns, rows, where_in)):
                 frame = pl.DataFrame({name: pl.Series(array) for name, array in batch.items()})
-                yield frame.with_columns(plan.absent).select(request.empty.columns) if plan.absent else frame
+                yield frame.with_columns(absent).select(request.empty.columns) if absent else frame
         except native.Unsupported:
             raise _NeedsQueryError from None
         except ValueError as error:
@@ -198,18 +169,19 @@ class Database:
         except OSError as error:
             raise AnnotError(f"{self._path} cannot be read: {error.strerror}") from None
 
-    def _plan(self, request: _Request) -> _Plan | None:
-        """Return the plan to read a request from the pages, or None if it contains more than column names."""
-        roots = self.rows(
-            f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = {_literal(request.table)}"
-        )
-        if request.where != "1" or not roots or not isinstance(roots[0][0], int):
-            return None
+    def _plan(
+        self, request: _Request
+    ) -> tuple[int, list[tuple[str, int, str]], list[pl.Expr], tuple[int, str, Sequence[int]] | None]:
+        """Return root page, record fields, absent columns and condition of a request that has only column names."""
+        roots = self.rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", request.table)
+        if not roots or not isinstance(roots[0][0], int):
+            raise _NeedsQueryError
         if self._rowid(request.table) is None:  # SQLite stores a WITHOUT ROWID table as an index
-            return None
+            raise _NeedsQueryError
         fields = self._fields(request.table)
+        texts = {name: (number, "text") for name, (number, kind) in fields.items() if kind == "integer"}
         requested = [(name, sql, fields.get(sql)) for name, sql in request.integers.items()]
-        requested += [(name, sql, _as_text(fields.get(sql))) for name, sql in request.texts.items()]
+        requested += [(name, sql, texts.get(sql)) for name, sql in request.texts.items()]
         columns = [(name, *field) for name, _, field in requested if field]
         types = request.empty.schema
         absent = [
@@ -217,12 +189,10 @@ class Database:
             for name, sql, _ in requested
             if sql == "NULL"
         ]
-        if not columns or len(columns) + len(absent) < len(requested):
-            return None
-        if request.where_in is None:
-            return _Plan(roots[0][0], columns, absent, None)
-        column, values = request.where_in
-        return _Plan(roots[0][0], columns, absent, (*fields[column], values)) if column in fields else None
+        column, values = request.where_in or (None, ())
+        if not columns or len(columns) + len(absent) < len(requested) or (column and column not in fields):
+            raise _NeedsQueryError
+        return roots[0][0], columns, absent, (*fields[column], values) if column else None
 
     def _fields(self, table: str) -> dict[str, _Field]:
         """Return the record field of each column, by each SQL spelling of its name."""
@@ -297,14 +267,7 @@ class Database:
 
 @contextmanager
 def open_database(path: Path) -> Iterator[Database]:
-    """Open an SQLite file for reading. Errors of SQLite inside the block become `AnnotError`.
-
-    Args:
-        path: the file.
-
-    Raises:
-        AnnotError: the file is not SQLite, or it is truncated or damaged.
-    """
+    """Open an SQLite file for reading. Errors of SQLite inside the block become `AnnotError`."""
     _check_header(path)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
@@ -332,16 +295,14 @@ def _journal_notes(path: Path) -> list[str]:
         f"{path.name}{suffix} {meaning.format(name=path.name)} "
         f"End the program that writes {path.name}, or open {path.name} once with sqlite3."
         for suffix, (magic, meaning) in _JOURNALS.items()
-        if _starts_with(Path(f"{path}{suffix}"), magic)
+        if _head(Path(f"{path}{suffix}")).startswith(magic)
     ]
 
 
-def _starts_with(path: Path, magic: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError:
-        return False
+def _head(path: Path) -> bytes:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(16)
+    return b""
 
 
 def _check_header(path: Path) -> None:
@@ -357,10 +318,6 @@ def _check_header(path: Path) -> None:
     size = path.stat().st_size
     if size < announced:
         raise AnnotError(f"{path} is truncated: it has {size:,} of {announced:,} bytes")
-
-
-def _as_text(field: _Field | None) -> _Field | None:
-    return (field[0], "text") if field and field[1] == "integer" else None
 
 
 def _decoded(column: pl.Series) -> pl.Series:
@@ -379,26 +336,13 @@ def _quoted(name: str) -> str:
     return f'"{doubled}"'
 
 
-def _literal(text: str) -> str:
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'"
-
-
 T = TypeVar("T")
 
 _END: Final = object()
 
 
 def prefetch(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items and compute the next one on a second thread meanwhile.
-
-    Args:
-        items: an iterator whose `next` runs mostly without the GIL. Its exceptions are raised here.
-
-    Example:
-        >>> list(prefetch(iter("abc")))
-        ['a', 'b', 'c']
-    """
+    """Yield the items and compute the next one, mostly without the GIL, on a second thread meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, _END)
         while (item := coming.result()) is not _END:

@@ -114,11 +114,7 @@ def find_nsys(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
 
 
 def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Path, str] | None:
-    """Find a working Nsight Compute on PATH, or else in the default installation folders.
-
-    Args:
-        environ: environment variables. ``ANNOT_NCU`` names the only command to try; otherwise ``PATH`` is searched.
-        root: the folder that contains the default installation folders.
+    """Find a working Nsight Compute as `find_nsys` finds Nsight Systems; ``ANNOT_NCU`` names the only command to try.
 
     Returns:
         The path of the `ncu` command and its version; None if there is none.

@@ -6,11 +6,11 @@ the same process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes"]
+__all__ = ["BYTES", "DOUBLE", "FLOAT", "INT32", "INT64", "STRING", "UINT64", "Fields", "message_classes", "parse"]
 
 # FieldDescriptorProto.Type
 DOUBLE: Final = 1
@@ -31,7 +31,7 @@ def message_classes(
     package: str,
     messages: Mapping[str, Fields],
     names: Iterable[str],
-    present: tuple[str, Iterable[str]] | None = None,
+    present: tuple[str, Collection[str]] | None = None,
 ) -> Any:
     """Return the classes of some messages.
 
@@ -57,27 +57,37 @@ def message_classes(
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
+        in_one_of = present[1] if present is not None and present[0] == name else ()
+        if in_one_of:
+            message.oneof_decl.add(name="one_of")
         for field, number, kind in fields:
-            label = _MANY if isinstance(kind, list) else _ONE
-            _describe(message.field.add(name=field, number=number, label=label), kind, package)
-        if present is not None and present[0] == name:
-            _make_one_of(message, present[1])
+            single, label = (kind[0], _MANY) if isinstance(kind, list) else (kind, _ONE)
+            added = message.field.add(name=field, number=number, label=label)
+            if isinstance(single, str):
+                added.type, added.type_name = _MESSAGE, f".{package}.{single}"
+            else:
+                added.type = single
+            if field in in_one_of:
+                added.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     found = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in names}
     return SimpleNamespace(**{name: message_factory.GetMessageClass(one) for name, one in found.items()})
 
 
-def _describe(field: Any, kind: Any, package: str) -> None:
-    single = kind[0] if isinstance(kind, list) else kind
-    if isinstance(single, str):
-        field.type, field.type_name = _MESSAGE, f".{package}.{single}"
-    else:
-        field.type = single
+def parse(kind: Any, data: bytes) -> Any:
+    """Return a message from its bytes.
 
+    Args:
+        kind: a class of `message_classes`.
+        data: the complete message.
 
-def _make_one_of(message: Any, names: Iterable[str]) -> None:
-    message.oneof_decl.add(name="one_of")
-    for field in message.field:
-        if field.name in names:
-            field.oneof_index = 0
+    Raises:
+        ValueError: the bytes are not a message.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise ValueError(f"a message {kind.DESCRIPTOR.name} is damaged") from None

@@ -18,7 +18,7 @@ from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.csv_text import nanoseconds, number
 from annot.read.ncu import csv_export
-from annot.read.ncu.nvtx_columns import PUSHED, STARTED, pushed_ranges, started_ranges
+from annot.read.ncu.csv_export import PUSHED, STARTED, pushed_ranges, started_ranges
 
 DATA = Path(__file__).parents[1] / "data"
 NAMED = '"ID","Process ID","Process Name","Host Name","Kernel Name","Kernel Time","Context","Stream"'

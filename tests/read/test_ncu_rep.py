@@ -18,7 +18,7 @@ from shared_data import shared
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.ncu import csv_export, envelope, ncu_rep
+from annot.read.ncu import csv_export, ncu_rep
 
 DATA = Path(__file__).parents[1] / "data"
 needs_library = pytest.mark.skipif(importlib.util.find_spec("ncu_report") is None, reason="needs ncu-report")
@@ -122,7 +122,7 @@ def test_every_cut_is_noticed(tmp_path: Path):
         path = tmp_path / "cut.ncu-rep"
         path.write_bytes(whole[:size])
         try:
-            origins = envelope.open_envelope(path).origins
+            _, origins = ncu_rep.open_envelope(path)
         except AnnotError as error:
             refused.append(str(error))
         else:
@@ -145,7 +145,7 @@ def test_flipped_bits_in_the_frame_end_in_a_sentence(tmp_path: Path):
             data[chance.randrange(4, len(data))] ^= 1 << chance.randrange(8)
         path.write_bytes(data)
         with contextlib.suppress(AnnotError):
-            envelope.open_envelope(path)
+            ncu_rep.open_envelope(path)
             read_frames += 1
     assert read_frames < 400
 

@@ -19,7 +19,7 @@ from annot import AnnotError
 from annot.attribution import attribute, by_layer
 from annot.profile import Profile
 from annot.read.xplane import reader as xplane
-from annot.read.xplane.proto import messages
+from annot.read.xplane.plane import messages
 
 _BERT = "xplane/tf_bert_gpu8_multi_worker.xplane.pb"
 _TRANSFORMER = "bert_span_labeler/bert_encoder_1/transformer"

@@ -10,7 +10,7 @@ from typing import Any
 from fuzz_bytes import INTEGERS, TEXTS, damaged
 from xplane_profile import XPlaneProfile
 
-from annot.read.xplane.proto import messages
+from annot.read.xplane.plane import messages
 
 __all__ = ["xplane"]
 

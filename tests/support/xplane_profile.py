@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from annot.read.xplane.proto import messages
+from annot.read.xplane.plane import messages
 
 
 class PlaneWriter:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import groupby
-from typing import Any, Final, Generic, TypeVar
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 import polars as pl
@@ -50,6 +51,18 @@ _COARSE: Final = float(1 << 43)
 
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
+_THREAD: Final = {**_SPAN, "thread": pl.Int64}
+_ACTIVITY: Final = _SPAN | dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64)
+_TABLES: Final[dict[str, dict[str, Any]]] = {
+    "ranges": {**_THREAD, **dict.fromkeys(("external", "sequence", "forward"), pl.Int64), "kind": pl.Int8},
+    "modules": {**_THREAD, "python": pl.Int64},
+    "launches": {**_THREAD, "correlation": pl.Int64},
+    "kernels": _ACTIVITY,
+    "copies": _ACTIVITY,
+    "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
+    "flows": {"start": pl.Int64, "thread": pl.Int64, "flow": pl.Int64, "begins": pl.Boolean},
+}
+"""Columns of the tables, with `length` instead of `end`."""
 
 
 class InexactTimesError(Exception):
@@ -79,35 +92,25 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     external_lower_case: int | None = msgspec.field(name="external id", default=None)
 
 
-_Args = TypeVar("_Args", bound=msgspec.Struct)
-
-
-class _Details(Generic[_Args]):
+class _Details:
     """Decode the arguments of many events at once, or one by one if some have unexpected types."""
 
-    def __init__(self, kind: type[_Args]) -> None:
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
         self._kind = kind
-        self._keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
-        self._all: msgspec.json.Decoder[list[_Args]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
+        self.keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+        self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
 
-    def of(self, events: Sequence[Event]) -> list[_Args]:
-        """Return the arguments of events.
-
-        Raises:
-            msgspec.MsgspecError: an argument has an unexpected type.
-        """
+    def of(self, events: Sequence[Event]) -> list[Any]:
+        """Return the arguments of events, or raise MsgspecError if one has an unexpected type."""
         return self._all.decode(b"[" + b",".join([event.args for event in events]) + b"]")
 
-    def of_one(self, text: msgspec.Raw) -> tuple[_Args, bool]:
+    def of_one(self, text: msgspec.Raw) -> tuple[Any, bool]:
         """Return the arguments, None if their type is unexpected, and whether all types were expected."""
-        try:
-            given = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            given = None
+        given = _decoded(text)
         if not isinstance(given, dict):
             return self._kind(), given is None
-        found = {name: _integer(given.get(key)) for name, key in self._keys.items()}
-        valid = all((found[name] is None) == (given.get(key) is None) for name, key in self._keys.items())
+        found = {name: _integer(given.get(key)) for name, key in self.keys.items()}
+        valid = all((found[name] is None) == (given.get(key) is None) for name, key in self.keys.items())
         return self._kind(**found), valid
 
 
@@ -118,25 +121,24 @@ _ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
 
 
 class Columns:
-    """The events of a file as columns.
+    """The events of a file as tables, each of which can be read once.
 
-    The tables have the columns `start` and `end` in ns since the base time of the file, `thread` as in `annot.profile`
-    with the process in the higher bits, and `name`, an index into `names`. Each table can be read once.
+        ranges          operations and annotations, with `kind`
+        modules         calls of `nn.Module`, with `python`, an id that increases with each call
+        launches        calls of the CUDA runtime and driver
+        kernels         kernels
+        copies          copies and memsets
+        counter_ranges  ranges of hardware counters, with `row` (of `counters`)
+        flows           both ends of the arrows from forward to backward
+
+    The tables have the columns `start` and, except for flows, `end` in ns since the base time of the file, `thread` as
+    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`.
     """
 
-    incomplete: int
-    """Number of spans without a valid start or end time."""
-
-    invalid_args: int
-    """Number of spans with arguments of unexpected types."""
-
-    unsupported: Counter[str]
-    """Number of spans by category, for categories that annot does not support."""
-
     def __init__(self) -> None:
-        self.incomplete = 0
-        self.invalid_args = 0
-        self.unsupported = Counter()
+        self.incomplete = 0  # number of spans without a valid start or end time
+        self.invalid_args = 0  # number of spans with arguments of unexpected types
+        self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()
@@ -146,16 +148,19 @@ class Columns:
     def add(self, events: Iterable[Event]) -> None:
         """Append the events of a block.
 
-        Raises:
-            OverflowError: the file has too many processes or threads.
-            InexactTimesError: read the file again with an exact `TraceFile`.
+        After an `InexactTimesError`, read the file again with an exact `TraceFile`.
         """
         spans, flows, open_ends = _by_category(events)
         self.incomplete += open_ends
         for category, members in spans.items():
             self._add_spans(category.lower(), members)
         if flows:
-            self._append("flows", self._flow_columns(flows))
+            self._append("flows", {
+                "start": _microseconds([event.ts for event in flows]),
+                "thread": self._threads_of(flows),
+                "flow": _integers([self._flows[event.id] for event in flows]),
+                "begins": [event.ph == "s" for event in flows],
+            })  # fmt: skip
 
     @property
     def names(self) -> pl.Series:
@@ -167,102 +172,56 @@ class Columns:
         """Values of the hardware counters: row (of `counter_ranges`), name and value."""
         return pl.concat([pl.DataFrame(schema=_COUNTER), *self._frames.pop("counters", [])])
 
-    def ranges(self) -> pl.DataFrame:
-        """Return operations and annotations, with `kind` and the arguments `external`, `sequence` and `forward`."""
-        more = dict.fromkeys(("external", "sequence", "forward"), pl.Int64)
-        return self._frame("ranges", {**_SPAN, "thread": pl.Int64, "kind": pl.Int8, **more})
-
-    def modules(self) -> pl.DataFrame:
-        """Return calls of `nn.Module`, with `python`, an id that increases with each call."""
-        return self._frame("modules", {**_SPAN, "thread": pl.Int64, "python": pl.Int64})
-
-    def launches(self) -> pl.DataFrame:
-        """Return calls of the CUDA runtime and driver, with `correlation`."""
-        return self._frame("launches", {**_SPAN, "thread": pl.Int64, "correlation": pl.Int64})
-
-    def kernels(self) -> pl.DataFrame:
-        """Return kernels, with `correlation`, `device`, `stream`, `bytes` and `external`, without `thread`."""
-        return self._frame("kernels", _ACTIVITY)
-
-    def copies(self) -> pl.DataFrame:
-        """Return copies and memsets, with the columns of `kernels`."""
-        return self._frame("copies", _ACTIVITY)
-
-    def counter_ranges(self) -> pl.DataFrame:
-        """Return ranges of hardware counters, with `device` and `row` (of `counters`), without `thread`."""
-        return self._frame("counted", {**_SPAN, "device": pl.Int64, "row": pl.Int64})
-
-    def flows(self) -> pl.DataFrame:
-        """Return both ends of the arrows from forward to backward: thread, start, `flow` and `begins`."""
-        return self._frame("flows", {"start": pl.Int64, "thread": pl.Int64, "flow": pl.Int64, "begins": pl.Boolean})
-
-    def _frame(self, table: str, schema: dict[str, Any]) -> pl.DataFrame:
-        frames = self._frames.pop(table, [])
+    def table(self, name: str) -> pl.DataFrame:
+        """Return the rows of a table with valid times, and count the others in `incomplete`."""
         # The times of a block are integers, floats or decimals.
-        alike = [_in_nanoseconds(pl.concat(group)) for _, group in groupby(frames, lambda frame: frame.dtypes)]
-        frame = (
-            pl.concat(alike) if alike else pl.DataFrame(schema={**schema, "end": pl.Int64}).drop("length", strict=False)
-        )
-        absent = pl.col("end").is_null() if "length" in schema else pl.col("start").is_null()
-        lost = frame.select(absent.sum()).item()
+        groups = groupby(self._frames.pop(name, [pl.DataFrame(schema=_TABLES[name])]), lambda frame: frame.dtypes)
+        frame = pl.concat([_in_nanoseconds(pl.concat(group)) for _, group in groups])
+        absent = frame["end" if "end" in frame.columns else "start"].is_null()
+        lost = int(absent.sum())
         self.incomplete += lost
         return frame.filter(~absent) if lost else frame
 
-    def _append(self, table: str, columns: dict[str, pl.Series | list[Any]]) -> None:
+    def _append(self, table: str, columns: Mapping[str, pl.Series | list[Any]]) -> None:
         self._frames[table].append(pl.DataFrame(columns))
 
     def _add_spans(self, category: str, events: list[Event]) -> None:
         if category in _RANGES:
-            self._add_ranges(_RANGES[category], events)
+            kind = pl.repeat(_RANGES[category], len(events), dtype=pl.Int8, eager=True)
+            self._append("ranges", {**self._thread_span(events, _RANGE_DETAILS), "kind": kind})
         elif category == _PYTHON_FUNCTION:
-            self._add_modules(events)
+            # annot does not use calls of other Python functions, which are frequent.
+            if modules := [event for event in events if event.name.startswith(_MODULE)]:
+                self._append("modules", self._thread_span(modules, _MODULE_DETAILS))
         elif category.endswith(("runtime", "driver")):
-            found = self._details(_LAUNCH_DETAILS, events)
-            correlation = _integers([args.correlation for args in found])
-            self._append(
-                "launches", {**self._span(events), "thread": self._threads_of(events), "correlation": correlation}
-            )
+            self._append("launches", self._thread_span(events, _LAUNCH_DETAILS))
         elif category == "kernel" or category in _COPIES:
-            table = "kernels" if category == "kernel" else "copies"
-            self._append(table, {**self._span(events), **_activities(self._details(_ACTIVITY_DETAILS, events))})
+            details = self._details(_ACTIVITY_DETAILS, events)
+            details["external"] = details["external"].fill_null(details.pop("external_lower_case"))
+            self._append("kernels" if category == "kernel" else "copies", {**self._span(events), **details})
         elif category == _COUNTER_RANGE:
-            pids = [event.pid for event in events]
             rows = range(self._counter_rows, self._counter_rows + len(events))
             self._counter_rows += len(events)
             self._frames["counters"].append(_counters(rows, events))
-            self._append(
-                "counted", {**self._span(events), "device": _integers(list(map(_integer, pids))), "row": list(rows)}
-            )
+            device = _integers([_integer(event.pid) for event in events])
+            self._append("counter_ranges", {**self._span(events), "device": device, "row": list(rows)})
         elif category not in _IGNORED:
             self.unsupported[events[0].cat] += len(events)
 
-    def _details(self, details: _Details[_Args], events: Sequence[Event]) -> list[_Args]:
+    def _details(self, details: _Details, events: Sequence[Event]) -> dict[str, pl.Series]:
+        """Return each argument as a column."""
         try:
-            return details.of(events)
+            found = details.of(events)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            found = [details.of_one(event.args) for event in events]
-            self.invalid_args += sum(not valid for _, valid in found)
-            return [args for args, _ in found]
+            each = [details.of_one(event.args) for event in events]
+            self.invalid_args += sum(not valid for _, valid in each)
+            found = [args for args, _ in each]
+        return {name: _integers(list(map(attrgetter(name), found))) for name in details.keys}
 
-    def _add_ranges(self, kind: int, events: list[Event]) -> None:
-        found = self._details(_RANGE_DETAILS, events)
-        self._append("ranges", {
-            **self._span(events),
-            "thread": self._threads_of(events),
-            "kind": pl.repeat(kind, len(events), dtype=pl.Int8, eager=True),
-            "external": _integers([args.external for args in found]),
-            "sequence": _integers([args.sequence for args in found]),
-            "forward": _integers([args.forward for args in found]),
-        })  # fmt: skip
+    def _thread_span(self, events: Sequence[Event], details: _Details) -> dict[str, pl.Series]:
+        return {**self._span(events), "thread": self._threads_of(events), **self._details(details, events)}
 
-    def _add_modules(self, events: list[Event]) -> None:
-        # annot does not use calls of other Python functions, which are frequent.
-        events = [event for event in events if event.name.startswith(_MODULE)]
-        if events:
-            python = _integers([args.python for args in self._details(_MODULE_DETAILS, events)])
-            self._append("modules", {**self._span(events), "thread": self._threads_of(events), "python": python})
-
-    def _span(self, events: Sequence[Event]) -> dict[str, pl.Series | list[Any]]:
+    def _span(self, events: Sequence[Event]) -> dict[str, pl.Series]:
         names = self._names
         return {
             "start": _microseconds([event.ts for event in events]),
@@ -273,19 +232,6 @@ class Columns:
     def _threads_of(self, events: Sequence[Event]) -> pl.Series:
         threads = self._threads
         return pl.Series([threads[event.pid][event.tid] for event in events], dtype=pl.Int64)
-
-    def _flow_columns(self, events: Sequence[Event]) -> dict[str, pl.Series | list[Any]]:
-        return {
-            "start": _microseconds([event.ts for event in events]),
-            "thread": self._threads_of(events),
-            "flow": _integers([self._flows[event.id] for event in events]),
-            "begins": [event.ph == "s" for event in events],
-        }
-
-
-_ACTIVITY: Final = {
-    **_SPAN, "correlation": pl.Int64, "device": pl.Int64, "stream": pl.Int64, "bytes": pl.Int64, "external": pl.Int64,
-}  # fmt: skip
 
 
 def _by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[Event], int]:
@@ -304,18 +250,6 @@ def _by_category(events: Iterable[Event]) -> tuple[dict[str, list[Event]], list[
         else:
             others[event.ph] += 1
     return spans, flows, others["B"]
-
-
-def _activities(found: Sequence[_ActivityArgs]) -> dict[str, pl.Series | list[Any]]:
-    return {
-        "correlation": _integers([args.correlation for args in found]),
-        "device": _integers([args.device for args in found]),
-        "stream": _integers([args.stream for args in found]),
-        "bytes": _integers([args.bytes for args in found]),
-        "external": _integers([args.external for args in found]).fill_null(
-            _integers([args.external_lower_case for args in found])
-        ),
-    }
 
 
 def _microseconds(
@@ -385,11 +319,16 @@ def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
     return pl.DataFrame(found, _COUNTER, orient="row")
 
 
-def _numbers_in(args: msgspec.Raw) -> dict[str, float]:
+def _decoded(text: msgspec.Raw) -> Any:
+    """Return the value of JSON text, None if it is invalid."""
     try:
-        given = msgspec.json.decode(args)
+        return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}
+        return None
+
+
+def _numbers_in(args: msgspec.Raw) -> dict[str, float]:
+    given = _decoded(args)
     numbers = (int, float)
     return {name: float(value) for name, value in given.items() if type(value) in numbers} if given else {}
 

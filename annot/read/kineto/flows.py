@@ -41,14 +41,6 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
     Args:
         calls: thread, start, end (ns), python (an id that increases with each call, or null), text ("nn.Module: ...").
         backward: thread, start, end (ns) of the operations of the backward pass.
-
-    Returns:
-        The label of each call, in the order of `calls`.
-
-    Example:
-        >>> module_texts(pl.DataFrame({"thread": [1, 1], "start": [0, 2], "end": [9, 5], "python": [1, 2],
-        ...                            "text": ["nn.Module: Net_0", "nn.Module: Linear_3"]}))
-        ['Forward Net |fwd', 'Linear_3 Linear |fwd']
     """
     order = calls.select(_ORDER.arg_sort()).to_series().to_list()
     inside = [False] * calls.height if backward is None else _inside(calls, backward)
@@ -127,7 +119,7 @@ def _text(call: _Call, one: bool, models: set[str], texts: dict[tuple[tuple[str,
 
 
 def link_backward(operations: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
-    """Fill missing sequence numbers from arrows and add the column `forward_thread`.
+    """Fill missing sequence numbers from arrows and add the column `forward_thread`. The order of the rows changes.
 
     A backward operation names its forward thread by a small id of autograd ("Fwd thread id"). `forward_thread` comes
     from the first of these sources:
@@ -140,9 +132,6 @@ def link_backward(operations: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame
         operations: process, thread, start (ns), sequence, forward (autograd id, 0 in the forward pass) and backward
             (bool). An operation without ids at the end of an arrow becomes a backward operation.
         flows: both ends of the arrows: process, thread, start (ns), flow, begins (bool).
-
-    Returns:
-        The rows, in a different order.
     """
     numbered = pl.col("sequence").is_not_null() | pl.col("forward").is_not_null() | pl.col("backward")
     linked, others = operations.filter(numbered), operations.filter(~numbered)
@@ -171,9 +160,10 @@ def _linked(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:
 
 def _arrows(flows: pl.DataFrame) -> pl.DataFrame:
     keys = ["process", "flow"]
-    begin = flows.filter("begins").select(*keys, from_thread="thread", from_start="start").unique(keys, keep="first")
+    begin = flows.filter("begins").select(*keys, from_thread="thread", from_start="start")
     end = flows.filter(~pl.col("begins")).select(*keys, to_thread="thread", to_start="start")
-    return begin.join(end.unique(keys, keep="first"), on=keys, how="inner", maintain_order="left")
+    begin, end = (half.unique(keys, keep="first", maintain_order=True) for half in (begin, end))
+    return begin.join(end, on=keys, how="inner", maintain_order="left")
 
 
 def _numbered(operations: pl.DataFrame, arrows: pl.DataFrame) -> pl.DataFrame:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import re
 import zlib
+from collections import Counter
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -21,11 +22,11 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.labels import tag
-from annot.profile import COPIES, KERNELS, LAUNCHES, METRICS, RANGES, ROLES, Profile, Schema, conform, pick
+from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import link_backward, module_texts
 from annot.read.kineto.trace_events import GZIP, TraceFile
-from annot.read.notes import counted
+from annot.read.notes import counted, sentences
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -59,11 +60,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read a trace; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated or damaged, or contains no events of torch.profiler.
-    """
+    """Read a trace; see `annot.read.formats.Reader`."""
     try:
         try:
             return _read(path, exact=False)
@@ -80,23 +77,19 @@ def _read(path: Path, exact: bool) -> Profile:
             columns.add(block)
     base = _base(file.top)
     names = _names(columns.names, _texts(file.top))
-    launches = _listed(columns.launches(), base, names)
-    operations = _with_base(columns.ranges(), base)
-    modules = _listed(columns.modules(), base, names)
+    launches = _listed(columns.table("launches"), base, names)
+    operations = _with_base(columns.table("ranges"), base)
+    modules = _listed(columns.table("modules"), base, names)
     processes = _Processes(launches, operations)
-    kernels = processes.assign(_listed(columns.kernels(), base, names))
-    copies = processes.assign(_listed(columns.copies(), base, names))
-    counter_ranges = _listed(columns.counter_ranges(), base, names)
+    kernels = processes.assign(_listed(columns.table("kernels"), base, names))
+    copies = processes.assign(_listed(columns.table("copies"), base, names))
+    counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
         raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
-    ranges = _ranges(
-        operations,
-        modules,
-        names,
-        columns.flows().with_columns(pl.col("start") + base, process=_PROCESS),
-    )
+    flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
+    ranges = _ranges(operations, modules, names, flows)
     notes += _notes(columns, file.invalid, processes.ambiguous)
     return Profile.build(
         {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
@@ -123,16 +116,13 @@ def _texts(top: dict[str, Any]) -> dict[str, str]:
 
 def _names(names: pl.Series, texts: dict[str, str]) -> pl.DataFrame:
     """Return text, domain and category of each span name."""
-    labels = [tag.parse(name) is not None for name in names]
-    domains = [tag.DOMAIN if label else texts.get(name, "") for name, label in zip(names, labels, strict=True)]
-    annot = [label or name in texts for name, label in zip(names, labels, strict=True)]
-    return pl.DataFrame({
-        "text": names,
-        "domain": pl.Series(domains, dtype=pl.String),
-        "from_annot": pl.Series(annot, dtype=pl.Boolean),
-        "annotation_name": names.str.contains(_ANNOTATION_NAME),
-        "backward": names.str.contains(_BACKWARD),
-    })  # fmt: skip
+    domains = [tag.DOMAIN if tag.parse(name) is not None else texts.get(name) for name in names]
+    return pl.DataFrame({"text": names, "domain": pl.Series(domains, dtype=pl.String)}).with_columns(
+        pl.col("domain").fill_null(""),
+        from_annot=pl.col("domain").is_not_null(),
+        annotation_name=pl.col("text").str.contains(_ANNOTATION_NAME),
+        backward=pl.col("text").str.contains(_BACKWARD),
+    )
 
 
 def _with_base(spans: pl.DataFrame, base: int) -> pl.DataFrame:
@@ -205,7 +195,7 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
     ranges = ranges.sort("start", "end", "external", descending=[False, True, False], maintain_order=True)
     texts = pl.concat([names["text"], known])
     domains = pl.concat([names["domain"], pl.repeat("", len(known), eager=True)])
-    return conform(ranges.select(
+    return ranges.select(
         "start", "end", "thread", "sequence", "forward_thread",
         id=pl.int_range(pl.len(), dtype=pl.Int64),
         process=_PROCESS,
@@ -214,7 +204,7 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
         text=texts.gather(ranges["name"]),
         domain=domains.gather(ranges["name"]),
         role=pl.Series(ROLES).gather(ranges["role"]),
-    ), RANGES)  # fmt: skip
+    )  # fmt: skip
 
 
 def _role(role: str) -> pl.Expr:
@@ -250,24 +240,14 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
 
 
 def _notes(columns: Columns, invalid: int, ambiguous: int) -> list[str]:
-    unsupported = columns.unsupported.total()
-    notes = [
-        (
-            columns.incomplete,
-            f"annot skipped {counted(columns.incomplete, 'event')} without valid start and end times.",
-        ),
-        (invalid, f"annot skipped {counted(invalid, 'invalid event')}."),
-        (
-            columns.invalid_args,
-            f"annot ignored arguments of unexpected types in {counted(columns.invalid_args, 'event')}.",
-        ),
-        (unsupported, f"annot skipped {counted(unsupported, 'event')} of unsupported categories{_others(columns)}."),
-        (
-            ambiguous,
-            f"annot found {counted(ambiguous, 'correlation id')} in several processes and uses the first process.",
-        ),
-    ]
-    return [note for count, note in notes if count]
+    counts = {
+        "annot skipped {event} without valid start and end times.": columns.incomplete,
+        "annot skipped {invalid event}.": invalid,
+        "annot ignored arguments of unexpected types in {event}.": columns.invalid_args,
+        f"annot skipped {{event}} of unsupported categories{_others(columns)}.": columns.unsupported.total(),
+        "annot found {correlation id} in several processes and uses the first process.": ambiguous,
+    }
+    return sentences(Counter(counts))
 
 
 def _others(columns: Columns) -> str:
@@ -281,28 +261,25 @@ _LAUNCH: Final = r"^(cuda|cu|hip)\w*Launch\w*Kernel"
 
 def with_counters(
     kernels: pl.DataFrame, ranges: pl.DataFrame, counters: pl.DataFrame, launches: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+) -> tuple[pl.DataFrame, pl.DataFrame | None, list[str]]:
     """Return kernels, their metrics, and notes. Without kernels, the ranges of the counters become kernels.
 
-    Args:
-        kernels: the kernels with times, in the order of their start.
-        ranges: start, text, device and row of each range of hardware counters, in the order of their start.
-        counters: row (of `ranges`), name and value of each counter.
-        launches: process, correlation and text of each launch, in the order of their start.
+    All tables are in the order of their start. `counters` has the row of `ranges`, name and value of each counter.
     """
+    notes: list[str] = []
     if ranges.is_empty():
-        return kernels, pl.DataFrame(schema=dict(METRICS)), []
+        return kernels, None, notes
     if kernels.is_empty():
         kernels, notes = _untimed(ranges, launches)
-    elif kernels.height == ranges.height:
-        notes = []
-    else:
-        note = (
+    elif kernels.height != ranges.height:
+        notes.append(
             f"The trace contains hardware counters of {counted(ranges.height, 'kernel')}, but times of "
             f"{kernels.height:,}. annot skipped the counters, because it cannot match them."
         )
-        return kernels, pl.DataFrame(schema=dict(METRICS)), [note]
-    return kernels, _metrics(ranges["row"], counters), notes
+        return kernels, None, notes
+    rows = ranges.select("row", kernel=pl.int_range(pl.len(), dtype=pl.Int64))
+    metrics = rows.join(counters, on="row", how="inner", maintain_order="left_right")
+    return kernels, metrics.select("kernel", "name", "value"), notes
 
 
 def _untimed(ranges: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
@@ -319,9 +296,3 @@ def _untimed(ranges: pl.DataFrame, launches: pl.DataFrame) -> tuple[pl.DataFrame
         "cannot match them."
     )
     return kernels, notes
-
-
-def _metrics(rows: pl.Series, counters: pl.DataFrame) -> pl.DataFrame:
-    kernels = rows.to_frame("row").with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("kernel"))
-    metrics = kernels.join(counters, on="row", how="inner", maintain_order="left_right")
-    return metrics.select("kernel", "name", "value")

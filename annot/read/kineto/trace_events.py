@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -36,7 +35,7 @@ _SMALL: Final = 1 << 16
 _TAIL: Final = 1 << 14
 _GUESSES: Final = 3
 _BETWEEN: Final = re.compile(rb"\}\s*,\s*(?=\{)")
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_COMMA: Final = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 _SPACE_BYTES: Final = re.compile(rb"[ \t\r\n]*")
 _LONGEST: Final = 1 << 24
 """Maximum bytes of one event, and of all values outside ``traceEvents``. Both are in memory as a whole."""
@@ -85,26 +84,11 @@ class TraceFile:
         path: the file, plain or compressed with gzip.
         exact: decode times as decimals, which is slower. Floats are not exact to the nanosecond from 2^43 µs.
         block: approximate size of a block in bytes.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        ...     _ = file.write(b'{"traceEvents": [{"ph": "X", "ts": 3}], "schemaVersion": 1}')
-        ...     file.flush()
-        ...     with TraceFile(Path(file.name)) as trace:
-        ...         [[event.ts for event in block] for block in trace.blocks()], trace.top
-        ([[3]], {'schemaVersion': 1})
     """
 
-    top: dict[str, Any]
-    """Keys and values outside ``traceEvents``. Complete after the last block."""
-
-    invalid: int
-    """Number of list items that were skipped, because they are not events or have a field of a wrong type."""
-
     def __init__(self, path: Path, *, exact: bool = False, block: int = 1 << 21) -> None:
-        self.top = {}
-        self.invalid = 0
+        self.top: dict[str, Any] = {}  # keys and values outside `traceEvents`, complete after the last block
+        self.invalid = 0  # number of skipped list items, which are not events or have a field of a wrong type
         self._kept = 0
         self._path = path
         self._block = block
@@ -114,15 +98,11 @@ class TraceFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bytes.close()
 
     def blocks(self) -> Iterator[list[Event]]:
-        """Yield the events in the order of the file, as a list for each block.
-
-        Raises:
-            AnnotError: the file is truncated or damaged, has two lists of events, or decompresses to too many bytes.
-        """
+        """Yield the events in the order of the file, as a list for each block."""
         if self._bytes.window(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             self._bytes.skip(len(codecs.BOM_UTF8))
         first = self._bytes.peek()
@@ -261,15 +241,10 @@ def _values(text: str) -> tuple[list[Any], int]:
             return values, end
         values.append(value)
         end = at
-        at = _space_end(text, at)
-        if text[at : at + 1] != ",":
+        comma = _COMMA.match(text, at)
+        if comma is None:
             return values, end
-        at = _space_end(text, at + 1)
-
-
-def _space_end(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+        at = comma.end()
 
 
 class _Bytes:

@@ -3,6 +3,16 @@
 The page "details" has a row per kernel and metric, the page "raw" a row per kernel. Other lines of the
 program and of ncu can stand before, between and after the rows. ncu quotes every field, but does not escape quotes in a
 field. Its rows are therefore split at ``","``. Files written by another program are plain CSV.
+
+The two NVTX columns contain the ranges around a kernel, as lists of quoted entries, separated by two spaces. The column
+of push/pop ranges begins with the thread id::
+
+    4733  "<default domain>:train:none:none:none:none:ASCII:train"  "annot:fc:Uint64:12:RGB:0xff00ff00:ASCII:fc"
+     "77:annot:Epoch 0:none:none:none:none:none:none"
+
+An entry consists of [id:]domain:text, type and value of the payload, type and value of the color, and type and text of
+the message. ncu 2022.3 does not escape quotes and colons in texts. The parser therefore searches for payload and color,
+in the middle of an entry.
 """
 
 from __future__ import annotations
@@ -15,15 +25,28 @@ from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
-from annot.read.csv_text import decoded, nanoseconds, number, read_text, split_line
-from annot.read.ncu.launch_order import DURATIONS, Launch, profile_of
-from annot.read.ncu.nvtx_columns import PUSHED, STARTED, pushed_ranges, started_ranges
+from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
+from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
 from annot.read.notes import counted
 
-__all__ = ["NAME", "read", "sniff"]
+__all__ = ["NAME", "PUSHED", "STARTED", "pushed_ranges", "read", "sniff", "started_ranges"]
 
 NAME: Final = "ncu_csv"
 
+PUSHED: Final = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+"""Column of push/pop ranges."""
+
+STARTED: Final = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+"""Column of start/end ranges."""
+
+# The repetitions are bounded to limit backtracking.
+_MIDDLE: Final = re.compile(
+    r":(?:none:none|(?:Uint64|Int64|Double|Uint32|Int32|Float):(?P<number>[^:\"]{1,64})|Json\w{0,16}:.{0,256}?)"
+    r":[A-Za-z]{0,16}:(?:none|0x(?P<color>[0-9A-Fa-f]{1,8})|):[A-Za-z]{0,16}:",
+    re.DOTALL,
+)
+_THREAD: Final = re.compile(r"\s*([0-9]{1,10})\b")
+_BETWEEN: Final = '"  "'
 _NEEDED: Final = {"ID", "Process ID", "Kernel Name"}
 _METRIC: Final = ("Metric Name", "Metric Unit", "Metric Value")
 _OTHER: Final = frozenset(
@@ -52,11 +75,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read the output of ncu; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file contains no kernels.
-    """
+    """Read the output of ncu; see `annot.read.formats.Reader`."""
     tables = list(_tables(read_text(path)))
     launches = [launch for table in tables for launch in _launches(table)]
     if not launches:
@@ -174,21 +193,17 @@ def _launch(row: Sequence[str], indices: dict[str, int]) -> Launch:
     def text(column: str) -> str:
         return row[indices[column]] if column in indices else ""
 
-    process = _integer(text("Process ID")) or 0
+    process = integer(text("Process ID")) or 0
     thread, pushed = pushed_ranges(text(PUSHED))
     return Launch(
         process,
         process if thread is None else thread,
         text("Kernel Name"),
-        _integer(text("Device")),
-        _integer(text("Stream")),
+        integer(text("Device")),
+        integer(text("Stream")),
         started=started_ranges(text(STARTED)),
         pushed=pushed,
     )
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
@@ -204,3 +219,50 @@ def _add_metric(launch: Launch, name: str, unit: str, text: str) -> None:
         known = [other for other, _ in launch.metrics if other in DURATIONS]
         if min(known, key=DURATIONS.index) == name:
             launch.duration = nanoseconds(text, unit)
+
+
+def pushed_ranges(field: str) -> tuple[int | None, dict[str, list[OpenRange]]]:
+    """Return the thread, and the push/pop ranges of each domain, outermost first."""
+    thread = _THREAD.match(field)
+    stacks: dict[str, list[OpenRange]] = {}
+    for (domain, text), middle in _entries(field, 2):
+        opened = _range(domain, text, None, middle)
+        stacks.setdefault(opened.domain, []).append(opened)
+    return int(thread[1]) if thread else None, stacks
+
+
+def started_ranges(field: str) -> list[OpenRange]:
+    """Return the start/end ranges."""
+    found = []
+    for (name, domain, text), middle in _entries(field, 3):
+        known = name.isascii() and name.isdecimal() and len(name) < 21
+        found.append(_range(domain, text, int(name) if known else None, middle))
+    return found
+
+
+def _range(domain: str, text: str, number: int | None, middle: re.Match[str]) -> OpenRange:
+    color = middle["color"]
+    named = "" if domain == DEFAULT_DOMAIN else domain
+    return OpenRange(named, text, number, middle["number"], int(color, 16) if color else None)
+
+
+def _entries(field: str, width: int) -> Iterator[tuple[list[str], re.Match[str]]]:
+    """Yield the middle of each entry and the `width` fields before it. The last of these fields is the text."""
+    start = field.find('"') + 1
+    while start and (middle := _MIDDLE.search(field, start)):
+        parts = field[start : middle.start()].split(":", width - 1)
+        parts += [""] * (width - len(parts))
+        yield parts, middle
+        start = _next_entry(field, parts[-1], middle.end())
+
+
+def _next_entry(field: str, text: str, message: int) -> int:
+    """Return the index of the next entry, or 0.
+
+    The message repeats the text of the range or is "none". Any other message ends at the first separator.
+    """
+    for known in (text, "none"):
+        if field.startswith(known + _BETWEEN, message):
+            return message + len(known + _BETWEEN)
+    end = field.find(_BETWEEN, message)
+    return 0 if end < 0 else end + len(_BETWEEN)

@@ -30,56 +30,32 @@ DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration_measured_user"
 
 @dataclass(frozen=True, slots=True)
 class OpenRange:
-    """A range that was open when a kernel was launched.
+    """A range that was open when a kernel was launched."""
 
-    Args:
-        domain: its NVTX domain, "" for the default domain.
-        text: its message.
-        number: id of a start/end range, if the file contains it.
-        payload: its numeric payload, as text.
-        color: 0xAARRGGBB.
-    """
-
-    domain: str
+    domain: str  # "" for the default domain
     text: str
-    number: int | None = None
-    payload: str | None = None
-    color: int | None = None
+    number: int | None = None  # id of a start/end range, if the file contains it
+    payload: str | None = None  # the number as text
+    color: int | None = None  # 0xAARRGGBB
 
 
 @dataclass(slots=True)
 class Launch:
-    """A kernel launch.
-
-    Args:
-        process, thread: ids of the launching process and thread.
-        name: name of the kernel.
-        device, stream: ids of the device and stream.
-        duration: duration in ns, None if it was not measured.
-        started: open start/end ranges, unordered.
-        pushed: open push/pop ranges by domain, outermost first.
-        metrics: value of each metric, by name and unit.
-    """
+    """A kernel launch."""
 
     process: int
     thread: int
     name: str
     device: int | None = None
     stream: int | None = None
-    duration: int | None = None
-    started: Sequence[OpenRange] = ()
-    pushed: Mapping[str, Sequence[OpenRange]] = field(default_factory=dict)
-    metrics: dict[tuple[str, str], float] = field(default_factory=dict)
+    duration: int | None = None  # ns; None if it was not measured
+    started: Sequence[OpenRange] = ()  # open start/end ranges, unordered
+    pushed: Mapping[str, Sequence[OpenRange]] = field(default_factory=dict)  # by domain, outermost first
+    metrics: dict[tuple[str, str], float] = field(default_factory=dict)  # by name and unit
 
 
 def profile_of(path: Path, name: str, producer: str, launches: Sequence[Launch], notes: Iterable[str]) -> Profile:
-    """Return the profile of launches.
-
-    Args:
-        path, name, producer: source, format and producer for `Profile.meta`.
-        launches: the launches, in order.
-        notes: notes of the reader.
-    """
+    """Return the profile of launches in order; `name` is the format and `notes` are those of the reader."""
     ranges = _ranges(launches)
     notes = [*notes, *_notes(launches, ranges)]
     meta = {"source": str(path), "format": name, "producer": producer, "notes": notes, "host_times": False}
@@ -93,15 +69,11 @@ def profile_of(path: Path, name: str, producer: str, launches: Sequence[Launch],
 
 
 def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
-    notes = []
-    if ranges:
-        notes.append(
-            "Nsight Compute does not record host times. Consecutive calls of the same layer count as one call."
-        )
-    else:
-        notes.append(
-            "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers. Run ncu with --nvtx."
-        )
+    notes = [
+        "Nsight Compute does not record host times. Consecutive calls of the same layer count as one call."
+        if ranges
+        else "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers. Run ncu with --nvtx."
+    ]
     if any(len(launch.pushed) > 1 for launch in launches):
         notes.append(
             "The nesting of ranges in different NVTX domains is unknown. The range around more kernels counts as outer."
@@ -115,17 +87,8 @@ def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
 
 
 def _calls(launches: Sequence[Launch]) -> pl.DataFrame:
-    count = len(launches)
-    instants = pl.Series(range(count), dtype=pl.Int64)
-    columns = {
-        "process": [launch.process for launch in launches],
-        "thread": [launch.thread for launch in launches],
-        "start": instants,
-        "end": instants,
-        "correlation": instants + 1,
-        "name": [None] * count,
-    }
-    return pl.DataFrame(columns, schema=dict(LAUNCHES))
+    rows = [(launch.process, launch.thread, at, at, at + 1, None) for at, launch in enumerate(launches)]
+    return pl.DataFrame(rows, schema=dict(LAUNCHES), orient="row")
 
 
 def _kernels(launches: Sequence[Launch]) -> pl.DataFrame:
@@ -141,16 +104,12 @@ def _kernels(launches: Sequence[Launch]) -> pl.DataFrame:
 
 
 def _metrics(launches: Sequence[Launch]) -> pl.DataFrame:
-    kernels: list[int] = []
-    names: list[str] = []
-    units: list[str] = []
-    values: list[float] = []
-    for index, launch in enumerate(launches):
-        kernels += [index] * len(launch.metrics)
-        names += [name for name, _ in launch.metrics]
-        units += [unit for _, unit in launch.metrics]
-        values += launch.metrics.values()
-    return pl.DataFrame({"kernel": kernels, "name": names, "value": values, "unit": units}, schema=dict(METRICS))
+    rows = [
+        (index, name, value, unit)
+        for index, launch in enumerate(launches)
+        for (name, unit), value in launch.metrics.items()
+    ]
+    return pl.DataFrame(rows, schema=dict(METRICS), orient="row")
 
 
 class _Process:
@@ -206,10 +165,8 @@ class _Process:
 
 def _common(before: Sequence[tuple[int, OpenRange]], now: Sequence[OpenRange]) -> int:
     """Return the length of the common prefix of two stacks."""
-    for index, ((_, old), new) in enumerate(zip(before, now, strict=False)):
-        if old != new:
-            return index
-    return min(len(before), len(now))
+    pairs = enumerate(zip(before, now, strict=False))
+    return next((index for index, ((_, old), new) in pairs if old != new), min(len(before), len(now)))
 
 
 def _ranges(launches: Sequence[Launch]) -> list[dict[str, Any]]:

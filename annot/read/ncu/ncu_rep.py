@@ -1,10 +1,16 @@
 """Reader for Nsight Compute reports (``.ncu-rep``) through NVIDIA's package ``ncu-report``.
 
 The package is proprietary and only this module needs it. It is therefore an optional dependency: ``annot[ncu]``.
+
+The package does not return processes and threads, and does not detect a truncated file. This module reads both from
+the block structure of the file, which NVIDIA documents in the ``.proto`` files of Nsight Compute (extras/FileFormat).
+After the magic comes a message FileHeader, then blocks. A block is a message BlockHeader and a payload of messages:
+sources, results and range results. Four bytes with the size precede each message.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -13,35 +19,44 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.csv_text import nanoseconds
-from annot.read.ncu.envelope import MAGIC, open_envelope
 from annot.read.ncu.launch_order import DEFAULT_DOMAIN, DURATIONS, Launch, OpenRange, profile_of
+from annot.util.protobuf import BYTES, INT64, UINT64, Fields, message_classes, parse
 
-__all__ = ["NAME", "read", "sniff"]
+__all__ = ["NAME", "open_envelope", "read", "sniff"]
 
 NAME: Final = "ncu_rep"
 
 _WORKER: Final = Path(__file__).with_name("worker.py")
 _SECONDS: Final = 120
 _SECONDS_PER_MEGABYTE: Final = 2
+_MAGIC: Final = b"NVR\x00"
+
+_VERSION: Final = 7  # file version of Nsight Compute 2022 to 2026
+_FIELDS: Final[dict[str, Fields]] = {
+    "FileHeader": (("version", 1, UINT64),),
+    "BlockHeader": (
+        ("sources", 1, UINT64), ("session", 3, "Session"), ("payload", 5, UINT64), ("process", 6, "Process"),
+    ),
+    "Session": (("process", 1, INT64), ("components", 8, ["Component"])),
+    "Component": (("name", 1, BYTES), ("version", 2, BYTES)),
+    "Process": (("process", 1, INT64),),
+    "Result": (("thread", 1, INT64),),
+}  # fmt: skip
 
 
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether the file has the magic of a report; see `annot.read.formats.Reader`."""
-    return head.startswith(MAGIC)
+    return head.startswith(_MAGIC)
 
 
 def read(path: Path) -> Profile:
-    """Read a report; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated, damaged or empty, or the package ``ncu-report`` is not installed.
-    """
-    envelope = open_envelope(path)
+    """Read a report; see `annot.read.formats.Reader`."""
+    producer, origins = open_envelope(path)
     with tempfile.TemporaryFile() as output:
         _print_report(path, output)
         output.seek(0)
@@ -49,12 +64,12 @@ def read(path: Path) -> Profile:
     if not launches:
         raise AnnotError(f"{path} is a report of Nsight Compute without results")
     notes = []
-    if envelope.origins is not None and len(envelope.origins) == len(launches):
-        for launch, (process, thread) in zip(launches, envelope.origins, strict=True):
+    if origins is not None and len(origins) == len(launches):
+        for launch, (process, thread) in zip(launches, origins, strict=True):
             launch.process, launch.thread = process, thread
     else:
         notes.append("The process and thread of each launch are unknown. annot assigns all launches to one thread.")
-    return profile_of(path, NAME, envelope.producer, launches, notes)
+    return profile_of(path, NAME, producer, launches, notes)
 
 
 def _print_report(path: Path, output: Any) -> None:
@@ -119,3 +134,67 @@ def _range(opened: list[Any]) -> OpenRange:
 
 def _integer(metric: tuple[float, str] | None) -> int | None:
     return None if metric is None or not 0 <= metric[0] < 2**53 else int(metric[0])
+
+
+_Envelope: TypeAlias = tuple[str, list[tuple[int, int]] | None]
+"""Name and version of the tool, "" if unknown, and process and thread of each result, None for unsupported files."""
+
+
+def open_envelope(path: Path) -> _Envelope:
+    """Return producer and origins in the block structure of a report, or raise AnnotError for a damaged file."""
+    try:
+        with path.open("rb") as file:
+            return _walk(file, path.stat().st_size)
+    except ImportError:
+        raise AnnotError(
+            f"{path} is a report of Nsight Compute, which requires protobuf: pip install 'annot[ncu]'"
+        ) from None
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise AnnotError(f"{path} is a truncated or damaged report of Nsight Compute: {error}") from None
+
+
+@functools.cache
+def _messages() -> Any:
+    return message_classes("annot.ncu", _FIELDS, ("FileHeader", "BlockHeader", "Result"))
+
+
+def _walk(file: BinaryIO, size: int) -> _Envelope:
+    kinds = _messages()
+    file.seek(len(_MAGIC))
+    if parse(kinds.FileHeader, _message(file, size)).version > _VERSION:
+        return "", None
+    origins: list[tuple[int, int]] = []
+    producer, process = "", 0
+    while file.tell() < size:
+        header = parse(kinds.BlockHeader, _message(file, size))
+        process = header.process.process or header.session.process or process
+        producer = producer or _producer(header.session)
+        end = file.tell() + header.payload
+        if end > size:
+            raise ValueError(f"it has {size:,} of at least {end:,} bytes")
+        count = 0
+        while file.tell() < end:
+            message = _message(file, end)
+            if count >= header.sources:
+                origins.append((process, parse(kinds.Result, message).thread))
+            count += 1
+    return producer, origins
+
+
+def _producer(session: Any) -> str:
+    """Return Nsight Compute and its version from the session's list of components."""
+    for component in session.components:
+        if component.name.startswith(b"Nsight Compute"):
+            return f"Nsight Compute {component.version.decode('utf-8', 'replace')}"
+    return ""
+
+
+def _message(file: BinaryIO, end: int) -> bytes:
+    at = file.tell()
+    size = file.read(4)
+    length = int.from_bytes(size, "little")
+    if len(size) < 4 or at + 4 + length > end:
+        raise ValueError(f"the message at byte {at:,} ends after byte {end:,}")
+    return file.read(length)

@@ -23,11 +23,7 @@ _MEMORY = 8 << 30  # bytes of address space; reports have some megabytes
 
 
 def main(path: str) -> None:
-    """Print a report.
-
-    Args:
-        path: the ``.ncu-rep`` file.
-    """
+    """Print a report."""
     _limit_memory()
     with os.fdopen(os.dup(1), "w", encoding="ascii") as out:
         os.dup2(2, 1)  # the library prints to stdout: redirect it to stderr

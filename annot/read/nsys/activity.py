@@ -14,6 +14,8 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
+from annot.read.nsys.schema import Tables, check_columns, fetch, process_of, read_strings, resolve
+from annot.read.nsys.sqlite_export import tables_of
 from annot.read.sqlite import MAGIC, Database, open_database
 
 __all__ = ["Activity", "read_activity"]
@@ -64,13 +66,12 @@ def read_activity(path: str | os.PathLike[str]) -> Activity:
     path = Path(path)
     _check_format(path)
     with open_database(path) as database:
-        for table, needed in _NEEDED.items():
-            if missing := sorted(needed - database.columns.get(table, needed)):
-                raise AnnotError(f"{path} is not an Nsight Systems export: {table} lacks the column {missing[0]}")
+        check_columns(path, database.columns, _NEEDED)
         if not database.columns.keys() & _NEEDED.keys():
             raise AnnotError(f"{path} is an SQLite file without NVTX ranges and CUDA activity")
-        strings = _strings(database)
-        return Activity(_ranges(database, strings), _calls(database), _gpu(database, strings), tuple(database.notes))
+        tables = tables_of(database)
+        strings = read_strings(tables)
+        return Activity(_ranges(database, strings), _calls(tables), _gpu(tables, strings), tuple(database.notes))
 
 
 def _check_format(path: Path) -> None:
@@ -81,12 +82,6 @@ def _check_format(path: Path) -> None:
         raise AnnotError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if magic != MAGIC:
         raise AnnotError(f"{path} is not an SQLite export of Nsight Systems, which `--rule nsight` requires")
-
-
-def _strings(database: Database) -> pl.DataFrame:
-    if database.columns.get("StringIds", frozenset()) < {"id", "value"}:
-        return pl.DataFrame(schema={"string": pl.Int64, "value": pl.String})
-    return database.scan("StringIds", {"string": "id"}, {"value": "value"}).unique("string", keep="first")
 
 
 def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
@@ -105,10 +100,10 @@ def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
     integers |= {name: database.column(table, column) for name, column in optional.items()}
     text = database.column(table, "text")
     integers["nameless"] = f"{text} IS NULL"
-    types = ", ".join(map(str, (_DOMAIN, *_STYLES)))
-    rows = database.scan(table, integers, {"text": text}, where=f"eventType IN ({types})")
-    rows = rows.join(strings, on="string", how="left", maintain_order="left").with_columns(
-        pl.coalesce("value", pl.when(pl.col("nameless") == 0).then("text")).alias("name"),
+    rows = database.scan(table, integers, {"text": text}, where_in=("eventType", (_DOMAIN, *_STYLES)))
+    name = resolve(rows["string"], strings)
+    rows = rows.with_columns(
+        pl.coalesce(name, pl.when(pl.col("nameless") == 0).then("text")).alias("name"),
         pl.col("end").fill_null(pl.lit(_last_instant(database), pl.Int64)),
     )
     ranges = rows.filter(
@@ -127,7 +122,7 @@ def _last_instant(database: Database) -> int | None:
 
 def _in_domains(ranges: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Prefix range names with the domain name. Domain ids are unique per process only."""
-    process = _process("thread").alias("process")
+    process = process_of("thread")
     domains = rows.filter(pl.col("type") == _DOMAIN).sort("start").with_columns(process)
     domains = domains.select("process", "domain", prefix="name").drop_nulls()
     domains = domains.unique(["process", "domain"], keep="first")
@@ -136,29 +131,21 @@ def _in_domains(ranges: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     return ranges.with_columns(pl.when(pl.col("prefix").is_null()).then("name").otherwise(prefixed).alias("name"))
 
 
-def _process(column: str) -> pl.Expr:
-    return pl.col(column) & pl.lit(~0xFFFFFF, pl.Int64)
-
-
-def _calls(database: Database) -> pl.DataFrame:
+def _calls(tables: Tables) -> pl.DataFrame:
     names = ("process", "thread", "start", "end", "correlation")
-    if _RUNTIME not in database.columns:
+    if _RUNTIME not in tables.columns:
         return pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
-    integers = {"thread": "globalTid", "start": "start", "end": '"end"', "correlation": "correlationId"}
-    rows = database.scan(_RUNTIME, integers, {}).drop_nulls()
-    return rows.filter(pl.col("start") <= pl.col("end")).select(_process("thread").alias("process"), *names[1:])
+    columns = {"thread": "globalTid", "start": "start", "end": "end", "correlation": "correlationId"}
+    rows = fetch(tables, _RUNTIME, columns).drop_nulls()
+    return rows.filter(pl.col("start") <= pl.col("end")).select(process_of("thread"), *names[1:])
 
 
-def _gpu(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
-    names = ("process", "correlation", "start", "end")
-    empty = dict.fromkeys(names, pl.Int64) | {"kernel": pl.Boolean, "name": pl.String}
+def _gpu(tables: Tables, strings: pl.DataFrame) -> pl.DataFrame:
+    columns = {"process": "globalPid", "correlation": "correlationId", "start": "start", "end": "end"}
+    empty = dict.fromkeys(columns, pl.Int64) | {"kernel": pl.Boolean, "name": pl.String}
     parts = [pl.DataFrame(schema=empty)]
-    for table in _ON_GPU:
-        if table not in database.columns:
-            continue
-        integers = {"process": "globalPid", "correlation": "correlationId", "start": "start", "end": '"end"'}
-        integers["string"] = database.column(table, "demangledName")
-        rows = database.scan(table, integers, {}).drop_nulls(["start", "end"])
-        rows = rows.join(strings, on="string", how="left", maintain_order="left")
-        parts.append(rows.select(*names, kernel=pl.lit(table == _KERNEL), name="value"))
+    for table in (table for table in _ON_GPU if table in tables.columns):
+        rows = fetch(tables, table, columns | {"string": "demangledName"}).drop_nulls(["start", "end"])
+        name = resolve(rows["string"], strings).alias("name")
+        parts.append(rows.select(*columns, kernel=pl.lit(table == _KERNEL)).with_columns(name))
     return pl.concat(parts)

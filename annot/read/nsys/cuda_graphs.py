@@ -30,13 +30,8 @@ _INT64: Final = pl.Int64
 def read_origins(tables: Tables) -> pl.DataFrame:
     """Return the captured nodes of an export and their clones.
 
-    Args:
-        tables: the export.
-
-    Returns:
-        process, node: Int64, unique pairs.
-        origin_thread, origin_start: Int64, thread and time (ns) of the capture of the node.
-        Nodes with incomplete, contradictory or circular records are left out.
+    The columns are process and node (unique pairs), origin_thread and origin_start: thread and time (ns) of the
+    capture. Nodes with incomplete, contradictory or circular records are left out.
     """
     table = next((name for name in _TABLES if tables.columns.get(name, frozenset()) >= _NEEDED), None)
     if table is None:
@@ -49,9 +44,7 @@ def read_origins(tables: Tables) -> pl.DataFrame:
 def with_origins(activities: pl.DataFrame, origins: pl.DataFrame) -> pl.DataFrame:
     """Add origin_thread and origin_start to GPU activities. They are null outside CUDA graphs and for unknown nodes.
 
-    Args:
-        activities: a table with "process" and "node". "node" is null or 0 outside CUDA graphs.
-        origins: from `read_origins`.
+    The column node is null or 0 outside CUDA graphs.
     """
     if activities["node"].null_count() == activities.height:
         return activities.with_columns(pl.lit(None, _INT64).alias(name) for name in _ORIGIN)

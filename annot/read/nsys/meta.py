@@ -1,36 +1,37 @@
-"""Metadata of an Nsight Systems export: exporter, time, GPUs and processes."""
+"""Metadata of an Nsight Systems export: exporter, time, GPUs, processes, and facts in the marks of annot."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from annot.read.notes import counted
+import polars as pl
+
+from annot.labels import memory_marks
+from annot.labels.rank_marks import parse_rank
+from annot.labels.scope_marks import START
+from annot.labels.tag import DOMAIN, NOTE
+from annot.read.notes import sentences
 from annot.read.nsys.schema import Tables
 
-__all__ = ["notes_of_recorder", "read_meta", "with_ranks"]
+__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_ranks"]
 
 _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
 
 def read_meta(tables: Tables) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` that the export contains.
+    """Return the entries of `Profile.meta` that the export contains. All except producer are optional.
 
-    Args:
-        tables: the export.
-
-    Returns:
-        A dictionary with these entries. All except producer are optional.
-
-            producer: name and version of the exporter, not of the profiler. Can be "".
-            devices: a dictionary for each CUDA GPU, with the columns of the export: name, memoryBandwidth (bytes/s),
-                clockRate (Hz), smCount, totalMemory (bytes), computeMajor, computeMinor, uuid ... `cuDevice` is the
-                device id of kernels.
-            processes: a dictionary for each process of the machine: process (as in the tables), pid, name.
-            utc_start_ns: time 0 of the profile, in ns since 1970.
-            analysis_start_ns: start of the collection in ns.
-            rank, world_size: of a recording of annot.
+    producer: name and version of the exporter, not of the profiler. Can be "".
+    devices: a dictionary for each CUDA GPU, with the columns of the export: name, memoryBandwidth (bytes/s),
+        clockRate (Hz), smCount, totalMemory (bytes), computeMajor, computeMinor, uuid ... `cuDevice` is the
+        device id of kernels.
+    processes: a dictionary for each process of the machine: process (as in the tables), pid, name.
+    utc_start_ns: time 0 of the profile, in ns since 1970.
+    analysis_start_ns: start of the collection in ns.
+    rank, world_size: of a recording of annot.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
     facts: dict[str, Any] = {
@@ -46,14 +47,9 @@ def read_meta(tables: Tables) -> dict[str, Any]:
 
 
 def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
-    """Return the entries of `Profile.meta` with the ranks of the processes.
+    """Return the entries of `Profile.meta` with rank and world size of each process.
 
-    Args:
-        meta: entries of `Profile.meta`.
-        ranks: rank and world size of each process.
-
-    Returns:
-        The entries, with rank and world_size of each process. If all ranks are equal, the profile itself gets them too.
+    If all ranks are equal, the profile itself gets them too.
 
     Example:
         >>> with_ranks({"processes": [{"process": 7, "pid": 1, "name": "python"}]}, {7: (3, 8)})["rank"]
@@ -71,19 +67,14 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 
 
 def notes_of_recorder(tables: Tables) -> list[str]:
-    """Return notes on events that annot's recorder lost, and on ranges that it closed.
-
-    Args:
-        tables: the recording.
-    """
+    """Return notes on events that annot's recorder lost, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
     counts = {name: _number(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
-    notes = [value for name, value in capture if name == "ANNOT_NOTE"]
-    if lost := counts.get("ANNOT_LOST_EVENTS"):
-        notes.append(f"The recorder could not write {counted(lost, 'event')}.")
-    if unended := counts.get("ANNOT_OPEN_RANGES"):
-        notes.append(f"The recorder closed {counted(unended, 'range')} at the end of the recording.")
-    return notes
+    noted = {
+        "The recorder could not write {event}.": counts.get("ANNOT_LOST_EVENTS", 0),
+        "The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0),
+    }
+    return [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
 
 
 def _entries(tables: Tables, table: str) -> list[tuple[str, str]]:
@@ -119,11 +110,34 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instant(tables: Tables, table: str, column: str) -> int | None:
-    for row in tables.records(table):
-        if isinstance(row.get(column), int):
-            return int(row[column])
-    return None
+    found = (row.get(column) for row in tables.records(table))
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None
+
+
+class AnnotMarks:
+    """Facts in the marks that were added so far, without repetitions."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
+        self.notes: list[str] = []  # sentences for the report
+        self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.scope_marks`
+        self.has_memory = False  # whether the marks include those of `annot.labels.memory_marks`
+
+    def add(self, marks: pl.DataFrame) -> None:
+        """Add rows of `annot.profile.MARKS`, in the order of the file."""
+        own = marks.filter(pl.col("domain") == DOMAIN)
+        if own.is_empty():
+            return
+        text = pl.col("text").cast(pl.String)
+        scopes = own.select(text).filter(text.str.starts_with(START))["text"].unique(maintain_order=True)
+        self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
+        notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
+        self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
+        self.has_memory |= bool(own.select(text.str.starts_with(f"{memory_marks.CATEGORY} ").any()).item())
+        ranks = own.filter(text.str.starts_with("Rank ")).sort("start")
+        known = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
+        self.ranks |= {process: rank for process, rank in known if rank is not None}

@@ -13,15 +13,13 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys import sqlite_export
+from annot.util.installed_tools import Nsys, find_nsys
 from annot.util.progress import tell
-
-if TYPE_CHECKING:
-    from annot.util.installed_tools import Nsys
 
 __all__ = ["NAME", "newest_nsys", "read", "sniff"]
 
@@ -43,10 +41,6 @@ def read(path: Path) -> Profile:
     """Export the report to a temporary folder and read the export; see `annot.read.formats.Reader`.
 
     An existing export next to the report is ignored, because it may belong to another report.
-
-    Raises:
-        AnnotError: Nsight Systems is missing or too old for the report, or the report is damaged or contains neither
-            NVTX ranges nor CUDA activity.
     """
     nsys = newest_nsys()
     with path.open("rb") as file:
@@ -68,8 +62,6 @@ def read(path: Path) -> Profile:
 
 def newest_nsys() -> Nsys | None:
     """Return the newer of nsys on PATH and the newest nsys in the usual folders, or None."""
-    from annot.util.installed_tools import find_nsys  # only this format needs it
-
     found = [find_nsys()]
     if not os.environ.get("ANNOT_NSYS"):
         found.append(find_nsys({"PATH": ""}))

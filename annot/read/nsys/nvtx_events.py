@@ -37,12 +37,7 @@ _REALS: Final = ("doubleValue", "floatValue")
 
 
 class Names:
-    """Names of domains and categories. Their ids are unique per process only.
-
-    Args:
-        tables: the export.
-        strings: its strings, from `annot.read.nsys.schema.read_strings`.
-    """
+    """Names of domains and categories. Their ids are unique per process only."""
 
     def __init__(self, tables: Tables, strings: pl.DataFrame) -> None:
         columns = {name: _COLUMNS[name] for name in ("type", "thread", "domain_id", "string")} | _CATEGORIES
@@ -82,14 +77,9 @@ class Names:
 
 
 def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: bool) -> Iterator[pl.DataFrame]:
-    """Yield ranges and marks, for `as_ranges` and `as_marks`.
+    """Yield ranges and marks, for `as_ranges` and `as_marks`, if `full` with payload, category and color.
 
-    Args:
-        tables: the export.
-        strings: its strings, from `annot.read.nsys.schema.read_strings`. As `pl.Categorical` they take a quarter of
-            the memory.
-        names: the names of its domains and categories.
-        full: read payload, category and color.
+    Strings as `pl.Categorical` take a quarter of the memory.
     """
     columns = _COLUMNS | ({name: name for name in _INTEGERS} | _CATEGORIES | _COLORS if full else {})
     if TABLE not in tables.columns:
@@ -115,9 +105,7 @@ def _without_imported_findings(rows: pl.DataFrame) -> pl.DataFrame:
 def as_ranges(events: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
     """Return the ranges among events, with the columns `annot.profile.RANGES`.
 
-    Args:
-        events: from `event_blocks`.
-        notes: counts ranges without valid times or thread, which are skipped.
+    `notes` counts ranges without valid times or thread, which are skipped.
     """
     marks = events["type"] == _MARK
     ranges = with_times(events.filter(~marks) if marks.any() else events, "range", notes, open_ends=True)
@@ -128,11 +116,7 @@ def as_ranges(events: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
 
 
 def as_marks(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the marks with a time and a thread, with the columns `annot.profile.MARKS`.
-
-    Args:
-        events: from `event_blocks`.
-    """
+    """Return the marks with a time and a thread, with the columns `annot.profile.MARKS`."""
     marks = events.filter(pl.col("type") == _MARK).drop_nulls(["start", "thread"])
     return marks.select(name for name in MARKS if name in marks.columns)
 

@@ -56,11 +56,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read an export; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: a file is truncated or damaged, or the folder contains neither NVTX ranges nor CUDA activity.
-    """
+    """Read an export; see `annot.read.formats.Reader`."""
     with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
         out = Path(scratch)
         command = [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path), str(path), scratch]
@@ -75,26 +71,14 @@ def read(path: Path) -> Profile:
 
 
 def read_here(path: Path) -> Profile:
-    """Read an export in this process. A damaged file can end the process; `read` uses a child process instead.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        AnnotError: as for `read`.
-    """
+    """Read an export in this process. A damaged file can end the process; `read` uses a child process instead."""
     tables = _ParquetTables(path)
     check(path, tables, "a folder of Parquet files")
     return read_profile(lambda: nullcontext(tables), {"source": str(path), "format": NAME})
 
 
 def read_into(path: Path, out: Path) -> None:
-    """Read an export in this process and write the profile or the error message to a folder. `read` reads it there.
-
-    Args:
-        path: the export.
-        out: an empty folder.
-    """
+    """Write the profile or the error message to an empty folder in this process. `read` reads it there."""
     meta: dict[str, Any] | str
     try:
         profile = read_here(path)

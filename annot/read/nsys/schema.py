@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import polars as pl
 
+from annot.errors import AnnotError
 from annot.profile import LATEST
 
 __all__ = [
-    "ACTIVITY",
-    "ROW",
-    "Tables",
-    "fetch",
-    "fetch_blocks",
-    "process_of",
-    "read_strings",
-    "resolve",
+    "ACTIVITY", "ROW", "Tables", "check_columns", "fetch", "fetch_blocks", "process_of", "read_strings", "resolve",
     "with_times",
-]
+]  # fmt: skip
 
 ACTIVITY: Final = "CUPTI_ACTIVITY_KIND_"
 """Prefix of the tables with CUDA activity."""
@@ -48,14 +43,7 @@ class Tables(Protocol):
         texts: Mapping[str, str],
         where_in: tuple[str, Sequence[int]] | None = None,
     ) -> pl.DataFrame:
-        """Return columns of a table. All of them must exist; `fetch` fills missing ones.
-
-        Args:
-            table: name of the table.
-            integers: source column, or `ROW`, of each Int64 column, by its name in the result.
-            texts: source column of each String column, by its name in the result. Null becomes "".
-            where_in: an integer column and its allowed values.
-        """
+        """Return existing columns of a table; see `fetch`. Null texts become ""."""
 
     def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
         """Yield the rows of `scan` in blocks that are not empty. The table can be larger than the memory."""
@@ -74,12 +62,11 @@ def fetch(
     texts: Mapping[str, str] | None = None,
     where_in: tuple[str, Sequence[int]] | None = None,
 ) -> pl.DataFrame:
-    """Return columns of a table. Missing integer columns are null, missing text columns are "".
+    """Return columns of an existing table. Missing integer columns are null, missing text columns are "".
 
     Args:
-        tables: the export.
-        table: name of an existing table.
-        integers: source column of each Int64 column, by its name in the result.
+        tables, table: the export and the name of the table.
+        integers: source column, or `ROW`, of each Int64 column, by its name in the result.
         texts: source column of each String column, by its name in the result.
         where_in: an existing integer column and its allowed values.
     """
@@ -91,15 +78,20 @@ def fetch(
 def fetch_blocks(
     tables: Tables, table: str, integers: Mapping[str, str], texts: Mapping[str, str] | None = None
 ) -> Iterator[pl.DataFrame]:
-    """Yield the rows of `fetch` in blocks that are not empty. A missing table yields no blocks.
-
-    Args:
-        tables, table, integers, texts: as for `fetch`.
-    """
+    """Yield the rows of `fetch` in blocks that are not empty. A missing table yields no blocks."""
     texts = texts or {}
     if table in tables.columns:
         for rows in tables.blocks(table, _existing(tables, table, integers), _existing(tables, table, texts)):
             yield _completed(rows, integers, texts)
+
+
+def check_columns(
+    path: Path, columns: Mapping[str, Set[str]], needed: Mapping[str, Set[str]], kind: str = "an Nsight Systems export"
+) -> None:
+    """Raise `AnnotError` if an existing table lacks one of its needed columns."""
+    for table, names in needed.items():
+        if missing := sorted(names - columns.get(table, names)):
+            raise AnnotError(f"{path} is not {kind}: {table} lacks the column {missing[0]}")
 
 
 def _existing(tables: Tables, table: str, columns: Mapping[str, str]) -> dict[str, str]:
@@ -114,23 +106,14 @@ def _completed(rows: pl.DataFrame, integers: Mapping[str, str], texts: Mapping[s
 
 
 def read_strings(tables: Tables) -> pl.DataFrame:
-    """Return the table StringIds: "string" (Int64, unique) and "value" (String).
-
-    Args:
-        tables: the export.
-    """
+    """Return the table StringIds: "string" (Int64, unique) and "value" (String)."""
     if not {"id", "value"} <= tables.columns.get("StringIds", frozenset()):
         return pl.DataFrame(schema={"string": pl.Int64, "value": pl.String})
     return tables.scan("StringIds", {"string": "id"}, {"value": "value"}).unique("string", keep="first")
 
 
 def resolve(ids: pl.Series, strings: pl.DataFrame) -> pl.Series:
-    """Return the strings of ids. Null and unknown ids give null.
-
-    Args:
-        ids: ids in StringIds, Int64.
-        strings: from `read_strings`.
-    """
+    """Return the strings of ids in StringIds, from `read_strings`. Null and unknown ids give null."""
     if ids.null_count() == len(ids):
         return pl.Series(ids.name, [None], strings.schema["value"]).new_from_index(0, len(ids))
     joined = ids.to_frame("string").join(strings, on="string", how="left", maintain_order="left")
@@ -142,21 +125,14 @@ def process_of(column: str) -> pl.Expr:
 
     The ids are <hardware:8><vm:8><pid:24><tid:24>. The result keeps everything except the tid, because processes on
     two machines can have the same pid.
-
-    Args:
-        column: name of the column with the ids.
     """
     return (pl.col(column) & pl.lit(~0xFFFFFF, pl.Int64)).alias("process")
 
 
 def with_times(rows: pl.DataFrame, noun: str, notes: Counter[str], *, open_ends: bool = False) -> pl.DataFrame:
-    """Return the rows with valid times: a start, and an end that is not before it.
+    """Return the rows with valid times in ns: a start, and an end that is not before it.
 
-    Args:
-        rows: a table with "start" and "end" in ns.
-        noun: what a row is, in the singular.
-        notes: counts the rows that are skipped; see `annot.read.notes.sentences`.
-        open_ends: keep rows without an end.
+    `notes` counts the skipped rows as `noun`. Rows without an end are kept if `open_ends`.
     """
     ends = pl.col("end").is_between("start", LATEST).fill_null(open_ends)
     usable = rows.select((pl.col("start").is_between(-LATEST, LATEST) & ends).fill_null(False)).to_series()

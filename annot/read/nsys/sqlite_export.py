@@ -16,7 +16,7 @@ from annot.read.nsys.schema import ROW, Tables
 from annot.read.nsys.tables import Export, check, read_profile
 from annot.read.sqlite import MAGIC, Database, open_database
 
-__all__ = ["NAME", "read", "sniff", "stream"]
+__all__ = ["NAME", "read", "sniff", "stream", "tables_of"]
 
 NAME: Final = "nsys_sqlite"
 
@@ -29,27 +29,15 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read an export; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated or damaged, or contains neither NVTX ranges nor CUDA activity.
-    """
+    """Read an export; see `annot.read.formats.Reader`."""
     with open_database(path) as database:
-        tables = _SqliteTables(database)
         _check(path, database)
+        tables = tables_of(database)
         return read_profile(lambda: nullcontext(tables), {"source": str(path), "format": NAME}, database.notes)
 
 
 def stream(path: Path, *, calls: bool = False) -> Export:
-    """Open an export that is read in blocks when its rows are needed; see `annot.read.formats.source`.
-
-    Args:
-        path: the SQLite file.
-        calls: read the names of API calls.
-
-    Raises:
-        AnnotError: as for `read`. It can also occur later, while blocks are read.
-    """
+    """Open an export that is read in blocks when its rows are needed; see `annot.read.formats.source`."""
     with open_database(path) as database:
         _check(path, database)
         notes = database.notes
@@ -68,6 +56,11 @@ def _check(path: Path, database: Database) -> None:
 def _opened(path: Path) -> Iterator[Tables]:
     with open_database(path) as database:
         yield _SqliteTables(database)
+
+
+def tables_of(database: Database) -> Tables:
+    """Return the tables of an SQLite file."""
+    return _SqliteTables(database)
 
 
 class _SqliteTables:

@@ -22,14 +22,22 @@ from annot.profile import (
     conform,
     copies_as_work,
     kernels_as_work,
-    pick,
-)  # fmt: skip
+    pick_all,
+)
 from annot.read.notes import sentences
 from annot.read.nsys import nvtx_events
-from annot.read.nsys.annot_marks import AnnotMarks
 from annot.read.nsys.cuda_graphs import read_origins, with_origins
-from annot.read.nsys.meta import notes_of_recorder, read_meta, with_ranks
-from annot.read.nsys.schema import ACTIVITY, Tables, fetch_blocks, process_of, read_strings, resolve, with_times
+from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_ranks
+from annot.read.nsys.schema import (
+    ACTIVITY,
+    Tables,
+    check_columns,
+    fetch_blocks,
+    process_of,
+    read_strings,
+    resolve,
+    with_times,
+)
 
 __all__ = ["Export", "check", "read_profile"]
 
@@ -48,7 +56,6 @@ _GPU_COLUMNS: Final = {
     "stream": "streamId", "node": "graphNodeId",
 }  # fmt: skip
 
-_NO_COPIES: Final = conform(None, COPIES)
 _COPY_KINDS: Final = {
     0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
     9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
@@ -56,28 +63,15 @@ _COPY_KINDS: Final = {
 
 
 def check(path: Path, tables: Tables, kind: str) -> None:
-    """Raise if the tables are not those of an export, or if the export is empty.
-
-    Args:
-        path: the file, for the message.
-        tables: its tables.
-        kind: format of the file, for the message.
-
-    Raises:
-        AnnotError: the file contains neither NVTX ranges nor CUDA activity, or a table lacks a required column.
-    """
-    activity = [table for table in tables.columns if table.startswith(ACTIVITY)]
-    if nvtx_events.TABLE not in tables.columns and not activity:
+    """Raise `AnnotError` if the export, a file of this kind, lacks NVTX ranges and CUDA activity or a needed column."""
+    if not any(table == nvtx_events.TABLE or table.startswith(ACTIVITY) for table in tables.columns):
         if "StringIds" in tables.columns:
             raise AnnotError(f"{path} is a profile without NVTX ranges and without CUDA activity")
         found = ", ".join(sorted(tables.columns)[:4]) or "no tables"
         raise AnnotError(
             f"{path} is {kind} but not a profile: it has no table {nvtx_events.TABLE}. It contains {found}."
         )
-    for table, needed in _NEEDED.items():
-        missing = sorted(needed - tables.columns.get(table, needed))
-        if missing:
-            raise AnnotError(f"{path} is not an Nsight Systems export: {table} lacks the column {missing[0]}")
+    check_columns(path, tables.columns, _NEEDED)
 
 
 class Export:
@@ -87,8 +81,7 @@ class Export:
         opened: opens the tables, for each read. `check` must accept them.
         meta: source and format for `Profile.meta`.
         facts: notes on the file.
-        full: read payload, category and color of ranges, and names of API calls. The attribution to layers does not
-            need them.
+        full: read payload, category and color of ranges, and names of API calls, all unused by the attribution.
         calls: read the names of API calls even if not `full`.
     """
 
@@ -109,46 +102,38 @@ class Export:
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield ranges; see `annot.profile.Source`."""
+        return (ranges for ranges, _ in self._event_blocks(full=False))
+
+    def events(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return all ranges and marks, with the columns `annot.profile.RANGES` and `annot.profile.MARKS`."""
+        kind = pl.col("kind").cast(pl.String)
+        blocks = [(ranges.with_columns(kind), marks) for ranges, marks in self._event_blocks(full=True)]
+        return pick_all((ranges for ranges, _ in blocks), RANGES), pick_all((marks for _, marks in blocks), MARKS)
+
+    def _event_blocks(self, *, full: bool) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Yield ranges and marks of each block."""
         notes, found = self._counter("ranges"), False
         self._annot_marks = AnnotMarks()
         with self._opened() as tables:
             names = nvtx_events.Names(tables, self._strings)
-            for events in nvtx_events.event_blocks(tables, self._strings, names, full=False):
-                ranges = nvtx_events.as_ranges(events, notes)
-                self._annot_marks.add(nvtx_events.as_marks(events))
+            for events in nvtx_events.event_blocks(tables, self._strings, names, full=full):
+                ranges, marks = nvtx_events.as_ranges(events, notes), nvtx_events.as_marks(events)
+                self._annot_marks.add(marks)
                 self._seen.update(ranges["process"].unique())
                 found |= not ranges.is_empty()
-                yield ranges
+                yield ranges, marks
         self._notes["none"] = Counter(() if found else _no_ranges(names.domains))
-
-    def events(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return all ranges and marks, with the columns `annot.profile.RANGES` and `annot.profile.MARKS`."""
-        notes = self._counter("ranges")
-        self._annot_marks = AnnotMarks()
-        ranges, marks = [conform(None, RANGES)], [conform(None, MARKS)]
-        with self._opened() as tables:
-            names = nvtx_events.Names(tables, self._strings)
-            for events in nvtx_events.event_blocks(tables, self._strings, names, full=True):
-                events = events.with_columns(pl.col("kind").cast(pl.String))
-                ranges.append(pick(nvtx_events.as_ranges(events, notes), RANGES))
-                marks.append(pick(nvtx_events.as_marks(events), MARKS))
-                self._annot_marks.add(marks[-1])
-        together = pl.concat(ranges)
-        self._seen.update(together["process"].unique())
-        self._notes["none"] = Counter(_no_ranges(names.domains) if together.is_empty() else ())
-        return together, pl.concat(marks)
 
     @property
     def marks(self) -> pl.DataFrame:
         """The marks with payloads if they include memory marks. Read the ranges first."""
-        marks = [conform(None, MARKS)]
-        if self._annot_marks.has_memory:
-            with self._opened() as tables:
-                names = nvtx_events.Names(tables, self._strings)
-                blocks = nvtx_events.event_blocks(tables, self._strings, names, full=True)
-                texts = pl.col("text", "domain", "category").cast(pl.String)
-                marks += [pick(nvtx_events.as_marks(events).with_columns(texts), MARKS) for events in blocks]
-        return pl.concat(marks)
+        if not self._annot_marks.has_memory:
+            return conform(None, MARKS)
+        with self._opened() as tables:
+            names = nvtx_events.Names(tables, self._strings)
+            blocks = nvtx_events.event_blocks(tables, self._strings, names, full=True)
+            texts = pl.col("text", "domain", "category").cast(pl.String)
+            return pick_all((nvtx_events.as_marks(events).with_columns(texts) for events in blocks), MARKS)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -183,7 +168,7 @@ class Export:
     def work_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield kernels, copies and memsets by start time, as `merged` orders them; see `annot.profile.Source`."""
         with self._opened() as tables:
-            copies = copies_as_work(pl.concat([_NO_COPIES, *(pick(rows, COPIES) for rows in self.copies(tables))]))
+            copies = copies_as_work(pick_all(self.copies(tables), COPIES))
             kernels = (kernels_as_work(rows) for rows in self.kernels(tables))
             yield from merged(kernels, copies.with_columns(pl.col("name").cast(self._text)))
 
@@ -266,19 +251,13 @@ def _calls(rows: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
 def read_profile(
     opened: Callable[[], AbstractContextManager[Tables]], meta: dict[str, Any], facts: Sequence[str] = ()
 ) -> Profile:
-    """Return the profile in the tables of an export.
-
-    Args:
-        opened: opens the tables. `check` must accept them.
-        meta: source and format for `Profile.meta`.
-        facts: notes on the file.
-    """
+    """Return the profile in the tables of an export; the arguments are those of `Export`."""
     export = Export(opened, meta, facts, full=True)
     ranges, marks = export.events()
-    launches = pl.concat([conform(None, LAUNCHES), *(pick(rows, LAUNCHES) for rows in export.launch_blocks())])
+    launches = pick_all(export.launch_blocks(), LAUNCHES)
     with opened() as tables:
-        kernels = pl.concat([conform(None, KERNELS), *(pick(rows, KERNELS) for rows in export.kernels(tables))])
-        copies = pl.concat([_NO_COPIES, *(pick(rows, COPIES) for rows in export.copies(tables))])
+        kernels = pick_all(export.kernels(tables), KERNELS)
+        copies = pick_all(export.copies(tables), COPIES)
     return Profile.build(export.meta, ranges=ranges, marks=marks, launches=launches, kernels=kernels, copies=copies)
 
 
@@ -296,18 +275,9 @@ def _no_ranges(domains: int) -> list[str]:
 
 
 def merged(blocks: Iterator[pl.DataFrame], others: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the rows of blocks and of a table in the order of their start.
+    """Yield the rows of almost sorted blocks and of another table in the order of their start.
 
     The rows are sorted if those of the blocks are out of order by at most half a block.
-
-    Args:
-        blocks: blocks of a table with a column start, almost sorted.
-        others: additional rows, in any order.
-
-    Example:
-        >>> pieces = (pl.DataFrame({"start": starts}) for starts in ([3, 1], [5, 4]))
-        >>> [block["start"].to_list() for block in merged(pieces, pl.DataFrame({"start": [2, 9]}))]
-        [[1], [2, 3, 4], [5, 9]]
     """
     others = _sorted(others)
     held: pl.DataFrame | None = None

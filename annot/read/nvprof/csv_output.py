@@ -3,21 +3,27 @@
 A trace contains the times of each kernel and copy. With ``--print-api-trace`` it also contains API calls and NVTX
 ranges, but not their threads. A summary row stands for many calls. It stays one row, and a note tells the user. nvprof
 rounds times to six digits of their unit.
+
+Messages of nvprof begin with ``==PID==``, or with ``========`` for an imported profile. Several processes can write to
+one file, mixed with lines of the profiled program. A table is a header, usually a line of units, and rows up to the
+next message of nvprof.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import COPIES, KERNELS, LAUNCHES, MARKS, METRICS, RANGES, Profile, Schema
-from annot.read.csv_text import decoded, nanoseconds, number, read_text, split_line
-from annot.read.notes import counted
-from annot.read.nvprof.csv_sections import Section, kind_of, sections
+from annot.read.csv_text import decoded, integer, nanoseconds, number, read_text, split_line
+from annot.read.notes import counted, sentences
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -32,25 +38,34 @@ _VALUE: Final = re.compile(r"([-+]?[0-9][0-9.,]*(?:e[-+]?[0-9]+)?)\s*([^0-9\s]\S
 _BYTES: Final = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 _NO_COUNTERS: Final = frozenset({"Device", "Context", "Stream", "Kernel", "Correlation_ID"})
 
+Kind: TypeAlias = Literal["trace", "summary", "counters", "counter trace"]
+"""Single calls and GPU activities, totals, counter totals, or counters of single kernels."""
+
+_MESSAGE: Final = re.compile(r"==([0-9]{1,10})==|========")
+_DEVICE: Final = re.compile(r'\s*Device "(.*)"')
+_UNITS: Final = frozenset(
+    {"", "%", "s", "ms", "us", "ns", "B", "KB", "MB", "GB", "TB", "B/s", "KB/s", "MB/s", "GB/s", "TB/s"}
+)
+# nvprof does not escape quotes in the text of a range.
+_NVTX_ROW: Final = re.compile(r'([^"]{0,400}),"(\[(?:Range start|Range end|Marker)\] .*)"(?:,[0-9]*)?', re.DOTALL)
+_BEGUN: Final = re.compile(r'[^"\n]{0,400},"\[(?:Range start|Range end|Marker)\] ')
+_END: Final = ('"', '",')
+_MOST_LINES: Final = 256
+
 
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether the head contains a message or a table header of nvprof; see `annot.read.formats.Reader`."""
     text = decoded(head)
     if _PROFILING.search(text):
         return True
-    lines = [line for line in text.splitlines() if "Name" in line or "Kernel" in line]
-    return any(kind_of(split_line(line, "\t" if "\t" in line else ",")) for line in lines)
+    return any(map(_kind_of, text.splitlines()))
 
 
 def read(path: Path) -> Profile:
-    """Read the output of nvprof; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file contains neither GPU activities nor API calls.
-    """
+    """Read the output of nvprof; see `annot.read.formats.Reader`."""
     notes: list[str] = []
     tables = _Tables()
-    found = list(sections(read_text(path), notes))
+    found = list(_sections(read_text(path), notes))
     traced = {section.process for section in found if section.kind == "trace"}
     for section in found:
         if section.kind == "trace":
@@ -89,7 +104,7 @@ class _Tables:
         self._taken: set[int] = set()
         self._totals = self._unmatched_ends = self._invalid = 0
 
-    def add_trace(self, section: Section) -> None:
+    def add_trace(self, section: _Section) -> None:
         """Add rows with times: GPU activities, API calls and NVTX."""
         for row in section.rows:
             start = nanoseconds(row["Start"], section.units.get("Start", ""))
@@ -107,11 +122,11 @@ class _Tables:
                 times = {"start": start, "end": start + duration, "correlation": correlation, "name": name}
                 self.launches.append({"process": section.process, "thread": 0} | times)
 
-    def _add_activity(self, section: Section, row: dict[str, str], start: int, end: int) -> None:
+    def _add_activity(self, section: _Section, row: dict[str, str], start: int, end: int) -> None:
         name, correlation = _numbered(row)
         activity = {
             "process": section.process, "device": _device(row.get("Device") or section.device),
-            "stream": _integer(row.get("Stream", "")), "start": start, "end": end, "correlation": correlation,
+            "stream": integer(row.get("Stream", "")), "start": start, "end": end, "correlation": correlation,
         }  # fmt: skip
         copy = _COPY.fullmatch(name)
         if copy or name == "[CUDA memset]":
@@ -137,7 +152,7 @@ class _Tables:
         else:
             self._unmatched_ends += 1
 
-    def add_summary(self, section: Section) -> None:
+    def add_summary(self, section: _Section) -> None:
         """Add totals: a row with the sum of the durations of all calls."""
         for row in section.rows:
             total = nanoseconds(row["Time"], section.units.get("Time", ""))
@@ -158,7 +173,7 @@ class _Tables:
                     if length is not None:
                         self._add_metric(kernels, f"duration.{column.lower()}", str(length), "ns")
 
-    def add_counters(self, section: Section) -> None:
+    def add_counters(self, section: _Section) -> None:
         """Add counter totals, to the row with the time of the kernel if there is exactly one."""
         for row in section.rows:
             name, counter = row["Kernel"], row.get("Metric Name") or row.get("Event Name") or ""
@@ -175,7 +190,7 @@ class _Tables:
             for column, suffix in (("Min", "min"), ("Max", "max"), ("Avg", "avg"), ("Total", "sum")):
                 self._add_metric(self._rows_of_counters[key], f"{counter}.{suffix}", row.get(column, ""))
 
-    def add_counter_trace(self, section: Section) -> None:
+    def add_counter_trace(self, section: _Section) -> None:
         """Add counters of single kernels, to the row with the times of the kernel if it exists."""
         numbers = {
             (row["process"], row["correlation"]): index
@@ -186,7 +201,7 @@ class _Tables:
             name, correlation = _numbered(row, "Kernel")
             index = numbers.get((section.process, correlation))
             if index is None:
-                index = self._untimed(section.process, row["Device"], name, _integer(row["Stream"]), correlation)
+                index = self._untimed(section.process, row["Device"], name, integer(row["Stream"]), correlation)
             for column, text in row.items():
                 if column not in _NO_COUNTERS:
                     self._add_metric(index, column, text, section.units.get(column, ""))
@@ -215,43 +230,38 @@ class _Tables:
 
     def notes(self) -> list[str]:
         """Return notes on what the tables lack."""
-        found = []
-        if self._totals:
-            found.append("The rows are totals over all calls of a kernel, as nvprof printed them.")
-        if self._ranges:
-            found.append(
-                "The CSV output of nvprof has no threads. annot puts all calls and ranges of a process on one thread."
-            )
-        elif self.launches or self.kernels:
-            found.append("The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.")
-        if self._unmatched_ends:
-            found.append(f"annot skipped {counted(self._unmatched_ends, 'range end')} without a start.")
-        if self._invalid:
-            found.append(f"annot skipped {counted(self._invalid, 'row')} without a valid time or GPU activity.")
-        return found
+        no_threads = (
+            "The CSV output of nvprof has no threads. annot puts all calls and ranges of a process on one thread."
+        )
+        no_ranges = "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers."
+        counts = {
+            "The rows are totals over all calls of a kernel, as nvprof printed them.": self._totals,
+            no_threads: len(self._ranges),
+            no_ranges: 0 if self._ranges else len(self.launches) + len(self.kernels),
+            "annot skipped {range end} without a start.": self._unmatched_ends,
+            "annot skipped {row} without a valid time or GPU activity.": self._invalid,
+        }
+        return sentences(Counter(counts))
 
     def profile(self, meta: dict[str, Any]) -> Profile:
         """Return the profile."""
-        return Profile.build(
-            meta,
-            ranges=_frame(self._ranges, RANGES),
-            marks=_frame(self._marks, MARKS),
-            launches=_frame(self.launches, LAUNCHES),
-            kernels=_frame(self.kernels, KERNELS),
-            copies=_frame(self.copies, COPIES),
-            metrics=_frame(self._metrics, METRICS),
-        )
-
-
-def _frame(rows: list[dict[str, Any]], schema: Schema) -> pl.DataFrame:
-    return pl.DataFrame(rows, schema=dict(schema), orient="row")
+        tables: dict[str, tuple[list[dict[str, Any]], Schema]] = {
+            "ranges": (self._ranges, RANGES),
+            "marks": (self._marks, MARKS),
+            "launches": (self.launches, LAUNCHES),
+            "kernels": (self.kernels, KERNELS),
+            "copies": (self.copies, COPIES),
+            "metrics": (self._metrics, METRICS),
+        }
+        frames = {name: pl.DataFrame(rows, schema, orient="row") for name, (rows, schema) in tables.items()}
+        return Profile.build(meta, **frames)
 
 
 def _numbered(row: dict[str, str], column: str = "Name") -> tuple[str, int | None]:
     """Return name and correlation id. Versions of nvprof without the column Correlation_ID append it to the name."""
     name = row[column]
     if "Correlation_ID" in row:
-        return name, _integer(row["Correlation_ID"])
+        return name, integer(row["Correlation_ID"])
     numbered = _NUMBERED.fullmatch(name)
     return (numbered[1], int(numbered[2])) if numbered else (name, None)
 
@@ -261,11 +271,99 @@ def _device(text: str) -> int | None:
     return int(found[2]) if found else None
 
 
-def _integer(text: str) -> int | None:
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
-
-
-def _size(row: dict[str, str], section: Section) -> int | None:
+def _size(row: dict[str, str], section: _Section) -> int | None:
     value, factor = number(row.get("Size", "")), _BYTES.get(section.units.get("Size", ""))
     return None if value is None or factor is None else round(value * factor)
+
+
+@dataclass(slots=True)
+class _Section:
+    """A table."""
+
+    kind: Kind
+    process: int  # 0 if unknown
+    header: list[str]
+    device: str = ""  # name in nvprof, if the whole table belongs to one device
+    api: bool = False  # the table contains only API calls
+    nvtx: bool = False  # the table repeats the rows of another table in one NVTX range
+    units: dict[str, str] = field(default_factory=dict)  # by column
+    rows: list[dict[str, str]] = field(default_factory=list)  # values by column
+
+
+def _kind_of(line: str) -> Kind | None:
+    """Return the kind of a table from its header line, or None for other lines."""
+    if "Name" not in line and "Kernel" not in line:
+        return None
+    names = set(split_line(line, "\t" if "\t" in line else ","))
+    if names >= {"Start", "Duration", "Name"}:
+        return "trace"
+    if names >= {"Time(%)", "Time", "Calls", "Name"}:
+        return "summary"
+    if names >= {"Device", "Kernel", "Invocations"}:
+        return "counters"
+    return "counter trace" if names >= {"Device", "Stream", "Kernel"} else None
+
+
+def _sections(text: str, notes: list[str]) -> Iterator[_Section]:
+    """Yield the tables of a text. `notes` receives warnings of nvprof and the number of unreadable lines."""
+    section: _Section | None = None
+    process, device, api, nvtx = 0, "", False, False
+    delimiter, cut = ",", 0
+    warned: dict[str, None] = {}
+    for line in _lines(text):
+        if prefix := _MESSAGE.match(line):
+            message = line[prefix.end() :].strip()
+            process = int(prefix[1] or 0)
+            device = found[1] if (found := _DEVICE.match(message)) else device
+            if message.endswith(("result:", "calls:")):
+                api, nvtx, device = message.startswith("API"), message.startswith("NVTX"), ""
+            if message.startswith(("Warning:", "Error:")):
+                warned[message] = None
+            if section:
+                yield section
+            section = None
+            continue
+        if kind := _kind_of(line):
+            if section:
+                yield section
+            delimiter = "\t" if "\t" in line else ","
+            section = _Section(kind, process, split_line(line, delimiter), device, api, nvtx)
+        elif section:
+            cut += not _add(section, line, delimiter)
+    if section:
+        yield section
+    notes += [f"nvprof printed: {message}" for message in list(warned)[:8]]
+    if cut:
+        notes.append(f"annot skipped {counted(cut, 'line')}, truncated or from another program.")
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a file. The text of a range can contain line feeds; it stays one line."""
+    begun: list[str] = []
+    for line in text.split("\n"):
+        if begun or _BEGUN.match(line):
+            begun.append(line)
+            if not line.endswith(_END) and len(begun) < _MOST_LINES:
+                continue
+            line = "\n".join(begun)
+            begun = []
+        yield line
+    yield from begun
+
+
+def _add(section: _Section, line: str, delimiter: str) -> bool:
+    """Add a row. Return whether the line is a row or empty."""
+    if not line.strip():
+        return True
+    if (mark := _NVTX_ROW.fullmatch(line)) and "Name" in section.header:
+        start = split_line(mark[1])[:1] or [""]
+        section.rows.append(dict.fromkeys(section.header, "") | {"Start": start[0], "Name": mark[2]})
+        return True
+    fields = split_line(line, delimiter)
+    if len(fields) != len(section.header):
+        return False
+    if not section.rows and not section.units and _UNITS.issuperset(fields):
+        section.units = dict(zip(section.header, fields, strict=True))
+    else:
+        section.rows.append(dict(zip(section.header, fields, strict=True)))
+    return True

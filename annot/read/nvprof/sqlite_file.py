@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, conform, pick
+from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all
 from annot.read.notes import sentences
-from annot.read.nsys.schema import resolve, with_times
+from annot.read.nsys.schema import check_columns, resolve, with_times
 from annot.read.sqlite import MAGIC, Database, open_database
 
 __all__ = ["NAME", "read", "sniff"]
@@ -28,20 +29,17 @@ _CUPTI: Final = "CUPTI_ACTIVITY_KIND_"
 _MARKER: Final = _CUPTI + "MARKER"
 _KERNELS: Final = ("CONCURRENT_KERNEL", "KERNEL")
 _COPIES: Final = ("MEMCPY", "MEMCPY2")
-_CALLS: Final = ("RUNTIME", "DRIVER")
 _GPU_COLUMNS: Final = frozenset({"start", "end", "correlationId"})
 _NEEDED: Final = {
     "StringTable": frozenset({"_id_", "value"}),
     _MARKER: frozenset({"flags", "timestamp", "id", "objectId", "name"}),
-    **{_CUPTI + table: _GPU_COLUMNS | {"processId", "threadId", "cbid"} for table in _CALLS},
+    **{_CUPTI + table: _GPU_COLUMNS | {"processId", "threadId", "cbid"} for table in ("RUNTIME", "DRIVER")},
     **{_CUPTI + table: _GPU_COLUMNS for table in (*_KERNELS, *_COPIES, "MEMSET", "GRAPH_TRACE")},
 }
 
 _INSTANT, _START, _END = 1, 2, 4  # CUpti_ActivityFlag of a marker
 _OF_PROCESS: Final = 1  # CUPTI_ACTIVITY_OBJECT_PROCESS: a start/end range; push/pop ranges belong to a thread
 _ARGB: Final = 2  # CUPTI_ACTIVITY_FLAG_MARKER_COLOR_ARGB: the color is set
-
-_NO_KERNELS: Final = conform(None, KERNELS)
 
 _COPY_KINDS: Final = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
@@ -62,6 +60,7 @@ _DRIVER: Final = {
     442: "cuLaunchKernel", 477: "cuLaunchCooperativeKernel", 478: "cuLaunchCooperativeKernel",
     514: "cuGraphLaunch", 515: "cuGraphLaunch", 652: "cuLaunchKernelEx", 653: "cuLaunchKernelEx",
 }  # fmt: skip
+_CALLS: Final = {"RUNTIME": _RUNTIME, "DRIVER": _DRIVER}
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -76,20 +75,16 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read a file of nvprof; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated or damaged, or contains neither NVTX ranges nor CUDA activity.
-    """
+    """Read a file of nvprof; see `annot.read.formats.Reader`."""
     with open_database(path) as database:
         _check(path, database)
         strings = database.scan("StringTable", {"string": "_id_"}, {"value": "value"})
         strings = strings.filter(pl.col("string") != 0).unique("string", keep="first")
         counted: Counter[str] = Counter()
-        launches = _launches(database, counted)
+        launches = pick_all(_launches(database, counted), LAUNCHES)
         markers = _markers(database, strings, launches)
-        kernels = pl.concat([_kernels(database, strings, counted), _graphs(database, counted)])
-        copies = pl.concat([*(_copies(database, table, counted) for table in _COPIES), _memsets(database, counted)])
+        kernels = pick_all(_kernels(database, strings, counted), KERNELS)
+        copies = pick_all(_copies(database, counted), COPIES)
         notes = [*database.notes, *sentences(counted), *_notes(database, kernels)]
         return Profile.build(
             {"source": str(path), "format": NAME, "producer": "nvprof", "notes": notes},
@@ -104,85 +99,68 @@ def read(path: Path) -> Profile:
 def _check(path: Path, database: Database) -> None:
     if not any(database.has(table) for table in _NEEDED if table.startswith(_CUPTI)):
         raise AnnotError(f"{path} is an nvprof file without NVTX ranges and without CUDA activity")
-    for table, needed in _NEEDED.items():
-        missing = sorted(needed - database.columns.get(table, needed))
-        if missing:
-            raise AnnotError(f"{path} is not a supported nvprof file: {table} lacks the column {missing[0]}")
+    check_columns(path, database.columns, _NEEDED, "a supported nvprof file")
 
 
 def _notes(database: Database, kernels: pl.DataFrame) -> list[str]:
-    notes = []
-    if not database.has(_MARKER):
-        notes.append("The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.")
-    if kernels["name"].str.starts_with("_Z").any():
-        notes.append("Kernel names are mangled, as nvprof stores them.")
-    if any(database.has(_CUPTI + table) for table in ("METRIC", "EVENT")):
-        notes.append("annot skipped the counters, because the file contains only their ids. Use `nvprof --csv`.")
-    if database.has(_CUPTI + "CDP_KERNEL"):
-        notes.append("annot skipped kernels launched by kernels. The time of the parent kernels includes them.")
-    return notes
+    mangled = bool(kernels["name"].str.starts_with("_Z").any())
+    counters = database.has(_CUPTI + "METRIC") or database.has(_CUPTI + "EVENT")
+    nested = database.has(_CUPTI + "CDP_KERNEL")
+    notes = {
+        "The profile has no NVTX ranges, so annot cannot attribute GPU time to layers.": not database.has(_MARKER),
+        "Kernel names are mangled, as nvprof stores them.": mangled,
+        "annot skipped the counters, because the file contains only their ids. Use `nvprof --csv`.": counters,
+        "annot skipped kernels launched by kernels. The time of the parent kernels includes them.": nested,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
-def _launches(database: Database, notes: Counter[str]) -> pl.DataFrame:
-    names = zip(_CALLS, (_RUNTIME, _DRIVER), strict=True)
-    return pl.concat([_calls(database, table, of_table, notes) for table, of_table in names])
-
-
-def _calls(database: Database, table: str, names: dict[int, str], notes: Counter[str]) -> pl.DataFrame:
-    if _CUPTI + table not in database.columns:
-        return conform(None, LAUNCHES)
+def _launches(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
     integers = {
         "process": "processId", "thread": "threadId & 0xFFFFFFFF", "start": "start", "end": '"end"',
         "correlation": "correlationId", "number": "cbid",
     }  # fmt: skip
-    rows = _timed(database.scan(_CUPTI + table, integers, {}), "API call", notes)
-    known = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
-    numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
-    return pick(rows.with_columns(pl.coalesce(known, numbered).alias("name")), LAUNCHES)
+    for table, names in _CALLS.items():
+        for rows in _timed(database, table, integers, "API call", notes):
+            known = pl.col("number").replace_strict(names, default=None, return_dtype=pl.String)
+            numbered = pl.format("{} call {}", pl.lit(table.lower()), pl.col("number"))
+            yield rows.with_columns(pl.coalesce(known, numbered).alias("name"))
 
 
-def _timed(rows: pl.DataFrame, noun: str, notes: Counter[str]) -> pl.DataFrame:
-    """Return the rows with valid times. CUPTI sets both times to 0 if it cannot collect them."""
-    known = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
-    return with_times(rows.with_columns(known.alias("start")), noun, notes)
+def _timed(
+    database: Database, table: str, integers: dict[str, str], noun: str, notes: Counter[str]
+) -> Iterator[pl.DataFrame]:
+    """Yield the rows of an existing table with valid times. CUPTI sets both to 0 if it cannot collect them."""
+    if _CUPTI + table in database.columns:
+        known = pl.when((pl.col("start") != 0) | (pl.col("end") != 0)).then("start")
+        rows = database.scan(_CUPTI + table, integers, {}).with_columns(known.alias("start"))
+        yield with_times(rows, noun, notes)
 
 
-def _activities(database: Database, table: str, notes: Counter[str], **more: str) -> pl.DataFrame:
+def _activities(database: Database, table: str, noun: str, notes: Counter[str], **more: str) -> Iterator[pl.DataFrame]:
     integers = {"start": "start", "end": '"end"', "correlation": "correlationId"}
-    optional = {"device": "deviceId", "stream": "streamId"} | more
-    integers |= {name: database.column(_CUPTI + table, column) for name, column in optional.items()}
-    noun = "kernel" if "KERNEL" in table or "GRAPH" in table else "copy"
-    return _timed(database.scan(_CUPTI + table, integers, {}), noun, notes)
+    if _CUPTI + table in database.columns:
+        optional = {"device": "deviceId", "stream": "streamId"} | more
+        integers |= {name: database.column(_CUPTI + table, column) for name, column in optional.items()}
+    return _timed(database, table, integers, noun, notes)
 
 
-def _kernels(database: Database, strings: pl.DataFrame, notes: Counter[str]) -> pl.DataFrame:
-    tables = [table for table in _KERNELS if _CUPTI + table in database.columns]
-    rows = [_activities(database, table, notes, name="name") for table in tables]
-    named = [part.with_columns(resolve(part["name"], strings).fill_null("")) for part in rows]
-    return pl.concat([_NO_KERNELS, *(pick(part, KERNELS) for part in named)])
+def _kernels(database: Database, strings: pl.DataFrame, notes: Counter[str]) -> Iterator[pl.DataFrame]:
+    """Yield kernels, and the launches of CUDA graphs that were traced as a whole."""
+    for table in _KERNELS:
+        for rows in _activities(database, table, "kernel", notes, name="name"):
+            yield rows.with_columns(resolve(rows["name"], strings).fill_null(""))
+    for rows in _activities(database, "GRAPH_TRACE", "kernel", notes, graph="graphId"):
+        yield rows.with_columns(name=pl.format("CUDA graph {}", pl.col("graph").fill_null(0)))
 
 
-def _graphs(database: Database, notes: Counter[str]) -> pl.DataFrame:
-    """Return the launches of CUDA graphs that were traced as a whole."""
-    if _CUPTI + "GRAPH_TRACE" not in database.columns:
-        return _NO_KERNELS
-    rows = _activities(database, "GRAPH_TRACE", notes, graph="graphId")
-    return pick(rows.with_columns(name=pl.format("CUDA graph {}", pl.col("graph").fill_null(0))), KERNELS)
-
-
-def _copies(database: Database, table: str, notes: Counter[str]) -> pl.DataFrame:
-    if _CUPTI + table not in database.columns:
-        return conform(None, COPIES)
-    rows = _activities(database, table, notes, bytes="bytes", copy="copyKind")
+def _copies(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
     kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
-    return pick(rows.with_columns(kind.alias("kind")), COPIES)
-
-
-def _memsets(database: Database, notes: Counter[str]) -> pl.DataFrame:
-    if _CUPTI + "MEMSET" not in database.columns:
-        return conform(None, COPIES)
-    rows = _activities(database, "MEMSET", notes, bytes="bytes")
-    return pick(rows.with_columns(kind=pl.lit("memset")), COPIES)
+    for table in _COPIES:
+        for rows in _activities(database, table, "copy", notes, bytes="bytes", copy="copyKind"):
+            yield rows.with_columns(kind.alias("kind"))
+    for rows in _activities(database, "MEMSET", "copy", notes, bytes="bytes"):
+        yield rows.with_columns(kind=pl.lit("memset"))
 
 
 def _with_process(activities: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.read.recording.files import MAX_TIME, RECORD, Kind, Part, Section, read_text
+from annot.read.recording.files import MAX_TIME, RECORD, Kind, Part, Section, global_tid, read_text
 
 __all__ = ["MARK", "PUSHED", "STARTED", "Tally", "read_events"]
 
@@ -35,28 +35,19 @@ _EVENT: Final = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts collected while events are read."""
+    """Counts collected while the events of all processes are read."""
 
     last_time: int = 0
-    open_ranges: int = 0
-    """Number of ranges without an end."""
-    unmatched_pops: int = 0
-    """Number of ends without a start."""
-    lost_ends: int = 0
-    """Number of open ranges whose end is among the lost events."""
-    threads: set[int] = field(default_factory=set)
+    open_ranges: int = 0  # ranges without an end
+    unmatched_pops: int = 0  # ends without a start
+    lost_ends: int = 0  # open ranges whose end is among the lost events
+    threads: set[int] = field(default_factory=set)  # threads with events, as `global_tid`
 
 
 def read_events(part: Part, tally: Tally) -> Iterator[pl.DataFrame]:
-    """Read the ranges and marks of a process.
+    """Yield the ranges and marks of a process as `_as_table`, and add to the counts.
 
-    Args:
-        part: the process.
-        tally: receives the counts.
-
-    Yields:
-        Tables with the columns start, end (null for a mark, and for a range without an end), type, range,
-        domain, string, category, color, flags, payload, thread, end_thread, inline.
+    The end is null for marks and for ranges without an end.
     """
     opened = pl.DataFrame(schema=_EVENT)
     halves: list[pl.DataFrame] = []
@@ -65,15 +56,15 @@ def read_events(part: Part, tally: Tally) -> Iterator[pl.DataFrame]:
         if not cut.is_empty():
             tally.open_ranges += cut.height
             tally.lost_ends += cut.height
-            yield _as_table(cut, PUSHED, end="end")
+            yield _as_table(cut, PUSHED)
         events = _decode(part.read(sections), sections)
         if events.is_empty():
             continue
-        tally.threads.update(section.thread for section in sections)
-        tally.last_time = max(tally.last_time, _latest(events))
+        tally.threads.update(global_tid(part.pid, section.thread) for section in sections)
+        tally.last_time = max([tally.last_time, *events["time"].top_k(1)])
         tally.unmatched_pops += events.filter(pl.col("kind") == Kind.STRAY_POP).height
         ranges, opened = _pair_pushes(opened, events, tally)
-        yield _as_table(ranges, PUSHED, end="end")
+        yield _as_table(ranges, PUSHED)
         yield _as_table(events.filter(pl.col("kind") == Kind.MARK), MARK)
         halves.append(events.filter(pl.col("kind").is_in([Kind.START, Kind.END])))
     tally.open_ranges += opened.height
@@ -89,7 +80,9 @@ def _batches(sections: list[Section]) -> Iterator[list[Section]]:
     previous: Section | None = None
     for section in sections:
         if previous is not None and previous.serial == section.serial and section.number != previous.number + 1:
-            section = _after_missing_section(section)
+            # The predecessor is missing: a gap of unknown depth is before the section.
+            levels = {domain: (0, level) for domain, (_, level) in section.levels.items()}
+            section = replace(section, gap=True, levels=levels)
         broken = section.gap and section.number > 0
         if batch and (broken or count + section.count > _BATCH_RECORDS):
             yield batch
@@ -99,11 +92,6 @@ def _batches(sections: list[Section]) -> Iterator[list[Section]]:
         previous = section
     if batch:
         yield batch
-
-
-def _after_missing_section(section: Section) -> Section:
-    """Return a section with a gap of unknown depth before it, for a section whose predecessor is missing."""
-    return replace(section, gap=True, levels={domain: (0, level) for domain, (_, level) in section.levels.items()})
 
 
 def _cut_at_gaps(opened: pl.DataFrame, sections: list[Section]) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -151,7 +139,7 @@ def _with_inline(frame: pl.DataFrame, data: bytes) -> pl.DataFrame:
     if with_text.is_empty():
         return frame.with_columns(inline=pl.lit(None, pl.String))
     after = with_text["row"] + 1 + (with_text["flags"] & _HAS_EXTRA != 0).cast(pl.UInt32)
-    texts = [read_text(data, at, length) for at, length in zip(after, with_text["string"], strict=True)]
+    texts = [read_text(data, at, length)[0] for at, length in zip(after, with_text["string"], strict=True)]
     inline = pl.DataFrame({"row": with_text["row"], "inline": texts}, schema_overrides={"inline": pl.String})
     return frame.join(inline, on="row", how="left", maintain_order="left")
 
@@ -172,11 +160,6 @@ def _keyed(frame: pl.DataFrame, sections: list[Section]) -> pl.DataFrame:
     return frame.with_columns(
         thread=threads.gather(frame["section"]), key=position + serials.gather(frame["section"]) * (1 << 40)
     ).select(*_EVENT, "range")
-
-
-def _latest(events: pl.DataFrame) -> int:
-    latest = events["time"].max()
-    return latest if isinstance(latest, int) else 0
 
 
 def _pair_pushes(opened: pl.DataFrame, events: pl.DataFrame, tally: Tally) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -205,24 +188,22 @@ def _pair_starts(halves: pl.DataFrame, tally: Tally) -> pl.DataFrame:
     tally.open_ranges += ranges.height - int(matched)
     elsewhere = pl.col("end_thread") != pl.col("thread")
     ranges = ranges.with_columns(end_thread=pl.when(elsewhere).then("end_thread"))
-    return _as_table(ranges, STARTED, end="end")
+    return _as_table(ranges, STARTED)
 
 
-def _as_table(events: pl.DataFrame, type_: int, end: str | None = None) -> pl.DataFrame:
+def _as_table(events: pl.DataFrame, type_: int) -> pl.DataFrame:
     absent = pl.lit(None, pl.Int64)
+    ended = "end" in events.columns
     has_text = pl.col("flags") & _HAS_TEXT != 0
     return events.select(
-        pl.col("time").alias("start"),
-        (pl.col(end) if end else absent).alias("end"),
-        pl.lit(type_, pl.Int64).alias("type"),
-        (pl.col("range") if type_ == STARTED else absent).alias("range"),
-        "domain",
-        pl.when(~has_text, pl.col("string") != 0).then("string").alias("string"),
-        pl.when(pl.col("category") != 0).then("category").alias("category"),
-        pl.when(pl.col("flags") & _HAS_COLOR != 0).then("color").alias("color"),
-        (pl.col("flags") & 7).alias("payload_type"),
-        "payload",
-        "thread",
-        (pl.col("end_thread") if end else absent).alias("end_thread"),
-        "inline",
-    )
+        "domain", "payload", "thread", "inline",
+        start="time",
+        end="end" if ended else absent,
+        end_thread="end_thread" if ended else absent,
+        type=pl.lit(type_, pl.Int64),
+        range="range" if type_ == STARTED else absent,
+        string=pl.when(~has_text, pl.col("string") != 0).then("string"),
+        category=pl.when(pl.col("category") != 0).then("category"),
+        color=pl.when(pl.col("flags") & _HAS_COLOR != 0).then("color"),
+        payload_type=pl.col("flags") & 7,
+    )  # fmt: skip

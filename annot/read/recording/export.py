@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +16,10 @@ import adbc_driver_manager as adbc
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.read.notes import counted
-from annot.read.recording.events import Tally, read_events
+from annot.read.notes import sentences
+from annot.read.recording.events import MARK, Tally, read_events
 from annot.read.recording.files import PART_SUFFIX, Part, UnreadableError, read_part
-from annot.read.recording.sqlite_schema import EventsFile, Names, events_table, global_tid
+from annot.read.recording.sqlite_schema import EventsFile, Names, events_table
 
 __all__ = ["Recording", "assemble"]
 
@@ -51,9 +52,6 @@ def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None) -
         out: the SQLite file to write. An existing file is replaced when the new file is complete.
         meta: additional entries of the table META_DATA_CAPTURE.
 
-    Returns:
-        The summary of the recording.
-
     Raises:
         AnnotError: no part can be read, or `out` cannot be written.
     """
@@ -61,7 +59,7 @@ def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None) -
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with EventsFile(temporary) as file:
-            recording = _Assembly(file, found, notes).run(meta or {})
+            recording = _write(file, found, notes, meta or {})
         os.replace(temporary, out)
     except (OSError, adbc.Error, *EventsFile.errors) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
@@ -93,90 +91,51 @@ def _read_parts(folder: Path) -> tuple[list[Part], list[str]]:
     return found, notes
 
 
-class _Assembly:
-    """State of `assemble`."""
-
-    def __init__(self, file: EventsFile, parts: list[Part], notes: list[str]) -> None:
-        self.file = file
-        self.parts = parts
-        self.notes = notes
-        self.names = Names()
-        self.tally = Tally()
-        self.ranges = self.marks = 0
-        self.threads: set[int] = set()
-        self.unended: list[pl.DataFrame] = []
-
-    def run(self, meta: Mapping[str, str]) -> Recording:
-        """Write all tables and return the summary."""
-        origin = self.parts[0].started if self.parts else 0
-        for part in self.parts:
-            self._add(part, origin)
-        end = max([self.tally.last_time, *(part.stopped for part in self.parts), origin]) - origin
-        for frame in self.unended:
-            self.file.insert(frame.with_columns(end=pl.max_horizontal("start", pl.lit(end))))
-        recording = self._summary()
-        self.file.describe(self.parts, self.names, end, {**_counts(recording), **meta}, recording.notes)
-        return recording
-
-    def _add(self, part: Part, origin: int) -> None:
-        domains = self.names.add(part)
-        self.file.insert(self.names.rows(part, domains, origin))
-        strings = self.names.strings_of(part)
-        tally = Tally()
+def _write(file: EventsFile, parts: list[Part], notes: list[str], meta: Mapping[str, str]) -> Recording:
+    """Write all tables and return the summary."""
+    origin = parts[0].started if parts else 0
+    names, tally = Names(), Tally()
+    unended: list[pl.DataFrame] = []
+    ranges = marks = 0
+    for part in parts:
+        domains = names.add(part)
+        file.insert(names.rows(part, domains, origin))
+        strings = names.strings_of(part)
         for events in read_events(part, tally):
-            if events.is_empty():
-                continue
             table = events_table(events, part.pid, origin, domains, strings)
-            unended = table["end"].is_null() & (table["eventType"] != 34)
-            marks = int((table["eventType"] == 34).sum())
-            self.marks += marks
-            self.ranges += table.height - marks
-            if unended.any():
-                self.unended.append(table.filter(unended))
-                table = table.filter(~unended)
-            self.file.insert(table)
-        self.threads.update(global_tid(part.pid, thread) for thread in tally.threads)
-        self._count(tally)
-
-    def _count(self, tally: Tally) -> None:
-        self.tally.last_time = max(self.tally.last_time, tally.last_time)
-        self.tally.open_ranges += tally.open_ranges
-        self.tally.unmatched_pops += tally.unmatched_pops
-        self.tally.lost_ends += tally.lost_ends
-
-    def _summary(self) -> Recording:
-        lost_names = sum(part.lost_names for part in self.parts)
-        pops, ends = self.tally.unmatched_pops, self.tally.lost_ends
-        counts = [
-            (
-                pops,
-                f"The recording contains {counted(pops, 'range end')} without a start, which was lost or not recorded.",
-            ),
-            (
-                ends,
-                f"The recorder lost the end of {counted(ends, 'range')}. annot uses the time when recording resumed.",
-            ),
-            (
-                lost_names,
-                f"The recorder could not write {counted(lost_names, 'name')} of ranges, domains or categories.",
-            ),
-        ]
-        return Recording(
-            events=self.ranges + self.marks,
-            ranges=self.ranges,
-            marks=self.marks,
-            processes=len({part.pid for part in self.parts}),
-            threads=len(self.threads),
-            open_ranges=self.tally.open_ranges,
-            unmatched_pops=self.tally.unmatched_pops,
-            lost=sum(part.lost_events for part in self.parts),
-            notes=[*self.notes, *(note for count, note in counts if count)],
-        )
-
-
-def _counts(recording: Recording) -> dict[str, str]:
-    return {
+            is_mark = table["eventType"] == MARK
+            marks += int(is_mark.sum())
+            ranges += int((~is_mark).sum())
+            is_open = table["end"].is_null() & ~is_mark
+            unended.append(table.filter(is_open))
+            file.insert(table.filter(~is_open))
+    end = max([tally.last_time, *(part.stopped for part in parts), origin]) - origin
+    for frame in unended:
+        file.insert(frame.with_columns(end=pl.max_horizontal("start", pl.lit(end))))
+    recording = Recording(
+        events=ranges + marks,
+        ranges=ranges,
+        marks=marks,
+        processes=len({part.pid for part in parts}),
+        threads=len(tally.threads),
+        open_ranges=tally.open_ranges,
+        unmatched_pops=tally.unmatched_pops,
+        lost=sum(part.lost_events for part in parts),
+        notes=[*notes, *_notes(tally, parts)],
+    )
+    counts = {
         "ANNOT_LOST_EVENTS": str(recording.lost),
         "ANNOT_OPEN_RANGES": str(recording.open_ranges),
         "ANNOT_UNMATCHED_POPS": str(recording.unmatched_pops),
     }
+    file.describe(parts, names, end, {**counts, **meta}, recording.notes)
+    return recording
+
+
+def _notes(tally: Tally, parts: list[Part]) -> list[str]:
+    counts = {
+        "The recording contains {range end} without a start, which was lost or not recorded.": tally.unmatched_pops,
+        "The recorder lost the end of {range}. annot uses the time when recording resumed.": tally.lost_ends,
+        "The recorder could not write {name} of ranges, domains or categories.": sum(part.lost_names for part in parts),
+    }
+    return sentences(Counter(counts))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 __all__ = [
-    "MAX_TIME", "PART_SUFFIX", "RECORD", "Definition", "Kind", "Part", "Section", "UnreadableError", "read_part",
-    "read_text", "retire",
+    "MACHINE", "MAX_TIME", "PART_SUFFIX", "RECORD", "Definition", "Kind", "Part", "Section", "UnreadableError",
+    "global_tid", "read_part", "read_text", "retire",
 ]  # fmt: skip
 
 PART_SUFFIX: Final = ".part"
@@ -27,6 +27,9 @@ RECORD: Final = 32
 
 MAX_TIME: Final = 1 << 62
 """Maximum time in ns. Greater values are damage."""
+
+MACHINE: Final = 1 << 48
+"""The bits of the machine in a globalTid of Nsight Systems."""
 
 _PAGE: Final = 4096
 _MAGIC: Final = b"annotrec"
@@ -74,10 +77,8 @@ class Definition:
 
     kind: Kind
     domain: int
-    number: int
-    """Id of the string or category."""
-    thread: int
-    """The thread that defined the name, or the thread with this name."""
+    number: int  # id of the string or category
+    thread: int  # the thread that defined the name, or the thread with this name
     time: int
     text: str
 
@@ -86,21 +87,15 @@ class Definition:
 class Section:
     """Consecutive records of one thread."""
 
-    serial: int
-    """Id of the thread, unique in its process. Operating systems reuse thread ids."""
-    number: int
-    """Index of the section in its thread, from 0."""
-    thread: int
-    """Thread id of the operating system."""
+    serial: int  # id of the thread, unique in its process, while operating systems reuse thread ids
+    number: int  # index of the section in its thread, from 0
+    thread: int  # thread id of the operating system
     time: int
-    gap: bool
-    """Whether events of the thread were lost directly before the section."""
+    gap: bool  # whether events of the thread were lost directly before the section
     levels: dict[int, tuple[int, int]]
     """By domain: number of ranges that stayed open during the preceding gap, and number of open ranges at its end."""
-    offset: int
-    """Offset of the first record in the file, in bytes."""
-    count: int
-    """Number of records."""
+    offset: int  # of the first record in the file, in bytes
+    count: int  # number of records
 
 
 @dataclass(slots=True)
@@ -110,19 +105,14 @@ class Part:
     path: Path
     pid: int
     program: str
-    started: int
-    """Start of the recording in ns on CLOCK_MONOTONIC, which all processes of the machine share."""
-    started_utc: int
-    """Start of the recording in ns since 1970."""
-    stopped: int
-    """End of the recording in ns on the same clock, 0 if the process was killed."""
+    started: int  # start of the recording in ns on CLOCK_MONOTONIC, which all processes of the machine share
+    started_utc: int  # start of the recording in ns since 1970
+    stopped: int  # end of the recording in ns on CLOCK_MONOTONIC, 0 if the process was killed
     lost_events: int
     lost_names: int
-    sections: list[Section] = field(default_factory=list)
-    """Sections in reading order."""
+    sections: list[Section] = field(default_factory=list)  # in reading order
     definitions: list[Definition] = field(default_factory=list)
-    thread_names: dict[int, str] = field(default_factory=dict)
-    """Thread names of the operating system, by thread id."""
+    thread_names: dict[int, str] = field(default_factory=dict)  # of the operating system, by thread id
 
     def read(self, sections: list[Section]) -> bytes:
         """Return the records of sections, concatenated. Missing records are zeros."""
@@ -133,16 +123,18 @@ class Part:
             )
 
 
-def read_part(path: Path) -> Part:
-    """Read a file except for its events.
+def global_tid(pid: int, thread: int = 0) -> int:
+    """Return the globalTid of Nsight Systems, or the globalPid if `thread` is 0.
 
-    Args:
-        path: the part.
-
-    Raises:
-        UnreadableError: the file is not a part of a recording, or its header is truncated or damaged.
-        OSError: the file cannot be opened.
+    Example:
+        >>> hex(global_tid(0x123, 0x45))
+        '0x1000123000045'
     """
+    return MACHINE | (pid & 0xFFFFFF) << 24 | (thread & 0xFFFFFF)
+
+
+def read_part(path: Path) -> Part:
+    """Read a file except for its events. Raise UnreadableError for a file with another or a damaged header."""
     with path.open("rb") as file:
         part = _read_header(path, file.read(_PAGE))
         for offset, chunk in _chunks(file):
@@ -155,9 +147,6 @@ def retire(path: Path) -> None:
     """Stop the process that writes a part, before the part is deleted.
 
     A process that was forked inside `record` can outlive it. A deleted file uses disk space while a process maps it.
-
-    Args:
-        path: the part.
     """
     with contextlib.suppress(OSError), path.open("r+b") as file:
         file.seek(_RETIRED)
@@ -206,7 +195,7 @@ def _read_chunk(part: Part, offset: int, chunk: bytes) -> None:
 
 def _read_section(part: Part, offset: int, chunk: bytes, begin: int, end: int) -> None:
     _, flags, _, length, time, serial, number, thread = _RECORD.unpack_from(chunk, begin * RECORD)
-    name, at = _read_text(chunk, begin + 1, length)
+    name, at = read_text(chunk, begin + 1, length)
     if name:
         part.thread_names[thread] = name
     levels = {}
@@ -222,29 +211,17 @@ def _read_definitions(chunk: bytes, end: int) -> Iterator[Definition]:
     at = 1
     while at < end:
         kind, _, domain, length, time, number, _, thread = _RECORD.unpack_from(chunk, at * RECORD)
-        text, at = _read_text(chunk, at + 1, length)
+        text, at = read_text(chunk, at + 1, length)
         if Kind.STRING <= kind <= Kind.THREAD_NAME and at <= end:
             yield Definition(Kind(kind), domain, number, thread & 0xFFFFFF, min(time, MAX_TIME), text)
 
 
-def _read_text(chunk: bytes, at: int, length: int) -> tuple[str, int]:
-    """Return the text in the records from index `at`, and the index after them."""
-    end = at + -(-min(length, _MAX_TEXT) // _TEXT_ROOM)
-    return read_text(chunk, at, length), end
-
-
-def read_text(records: bytes, at: int, length: int) -> str:
-    """Return a text in TEXT records.
-
-    Args:
-        records: bytes of the records.
-        at: index of the first TEXT record.
-        length: length of the text in bytes.
-    """
+def read_text(records: bytes, at: int, length: int) -> tuple[str, int]:
+    """Return a text of `length` bytes in the TEXT records from index `at`, and the index after them."""
     length = min(length, _MAX_TEXT)
-    if length <= _TEXT_ROOM:
+    end = at + -(-length // _TEXT_ROOM)
+    if length <= _TEXT_ROOM:  # most texts
         text = records[at * RECORD + 1 : at * RECORD + 1 + length]
     else:
-        count = -(-length // _TEXT_ROOM)
-        text = b"".join(records[slot * RECORD + 1 : (slot + 1) * RECORD] for slot in range(at, at + count))[:length]
-    return text.decode("utf-8", "replace")
+        text = b"".join(records[slot * RECORD + 1 : (slot + 1) * RECORD] for slot in range(at, end))[:length]
+    return text.decode("utf-8", "replace"), end

@@ -10,6 +10,7 @@ from typing import Final
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys import sqlite_export
+from annot.read.recording.export import assemble
 from annot.read.recording.files import PART_SUFFIX
 
 __all__ = ["NAME", "read", "sniff"]
@@ -23,15 +24,9 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Assemble the parts of a recording in a temporary folder and read the result.
-
-    Raises:
-        AnnotError: the folder contains no parts, or they cannot be read.
-    """
+    """Assemble the parts of a recording in a temporary folder and read the result."""
     if not sniff(path, b""):
         raise AnnotError(f"{path} is a folder without parts of an annot recording")
-    from annot.read.recording.export import assemble  # only this format needs it
-
     with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
         out = Path(scratch) / "recording.sqlite"
         assemble(path, out)

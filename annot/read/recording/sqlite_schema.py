@@ -14,11 +14,12 @@ import adbc_driver_manager as adbc
 import adbc_driver_sqlite
 import polars as pl
 
-from annot.read.recording.files import Kind, Part
+from annot.profile import conform
+from annot.read.recording.files import MACHINE, Kind, Part, global_tid
 
-__all__ = ["EventsFile", "Names", "events_table", "global_tid"]
+__all__ = ["EventsFile", "Names", "events_table"]
 
-_EVENTS: Final[dict[str, Any]] = {
+_EVENTS: Final[dict[str, type[pl.DataType]]] = {
     "start": pl.Int64, "end": pl.Int64, "eventType": pl.Int64, "rangeId": pl.Int64, "category": pl.Int64,
     "color": pl.Int64, "text": pl.String, "globalTid": pl.Int64, "endGlobalTid": pl.Int64, "textId": pl.Int64,
     "domainId": pl.Int64, "uint64Value": pl.Int64, "int64Value": pl.Int64, "doubleValue": pl.Float64,
@@ -26,18 +27,16 @@ _EVENTS: Final[dict[str, Any]] = {
     "jsonText": pl.String,
 }  # fmt: skip
 
-_TABLES: Final = """
+_SQL_TYPES: Final[dict[type[pl.DataType], str]] = {pl.Int64: "INTEGER", pl.Float64: "REAL", pl.String: "TEXT"}
+_REQUIRED: Final = {"start": " NOT NULL", "eventType": " NOT NULL"}
+_COLUMNS: Final = ", ".join(f"{name} {_SQL_TYPES[kind]}{_REQUIRED.get(name, '')}" for name, kind in _EVENTS.items())
+_TABLES: Final = f"""
 PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
 CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT);
 CREATE TABLE ThreadNames (nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER);
-CREATE TABLE NVTX_EVENTS (
-    start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, category INTEGER,
-    color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER, domainId INTEGER,
-    uint64Value INTEGER, int64Value INTEGER, doubleValue REAL, uint32Value INTEGER, int32Value INTEGER,
-    floatValue REAL, jsonTextId INTEGER, jsonText TEXT
-);
+CREATE TABLE NVTX_EVENTS ({_COLUMNS});
 CREATE TABLE ENUM_NSYS_EVENT_TYPE (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
 CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT);
 CREATE TABLE META_DATA_CAPTURE (name TEXT NOT NULL, value TEXT);
@@ -53,24 +52,10 @@ _EVENT_TYPES: Final = {
 }  # fmt: skip
 _TYPE_OF: Final = {Kind.CATEGORY: 33, Kind.THREAD_NAME: 39, Kind.DOMAIN_NAME: 75, Kind.DOMAIN_END: 76}
 
-_SCHEMA_VERSION: Final = (3, 7, 2)
-_MACHINE: Final = 1 << 48
+_SCHEMA_VERSION: Final = {"": "3.7.2", "_MAJOR": "3", "_MINOR": "7", "_MICRO": "2"}
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
 _PRIORITY: Final = 20
 _LOST_NAME: Final = "(name lost)"
-
-
-def global_tid(pid: int, thread: int = 0) -> int:
-    """Return the globalTid of Nsight Systems, or the globalPid if `thread` is 0.
-
-    Args:
-        pid: process id.
-        thread: thread id.
-
-    Example:
-        >>> hex(global_tid(0x123, 0x45))
-        '0x1000123000045'
-    """
-    return _MACHINE | (pid & 0xFFFFFF) << 24 | (thread & 0xFFFFFF)
 
 
 def events_table(
@@ -82,8 +67,7 @@ def events_table(
         events: from `annot.read.recording.events.read_events`.
         pid: id of their process.
         origin: time 0 of the profile, in ns on the clock of the events.
-        domains: domain ids of the profile, by domain id of the recording.
-        strings: ids in StringIds, by string id of the recording.
+        domains, strings: ids of domains and strings in the profile, by their ids in the recording.
     """
     text_id = pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64)
     nameless = pl.col("string").is_not_null() & text_id.is_null()
@@ -93,20 +77,17 @@ def events_table(
         "payload",
         pl.col("start") - origin,
         pl.col("end") - origin,
-        pl.col("type").alias("eventType"),
-        pl.col("range").alias("rangeId"),
         "category",
         "color",
-        pl.when(nameless).then(pl.lit(_LOST_NAME)).otherwise("inline").alias("text"),
-        (process + pl.col("thread")).alias("globalTid"),
-        (process + pl.col("end_thread")).alias("endGlobalTid"),
-        text_id.alias("textId"),
-        pl.col("domain").replace(domains).alias("domainId"),
+        eventType="type",
+        rangeId="range",
+        text=pl.when(nameless).then(pl.lit(_LOST_NAME)).otherwise("inline"),
+        globalTid=process + pl.col("thread"),
+        endGlobalTid=process + pl.col("end_thread"),
+        textId=text_id,
+        domainId=pl.col("domain").replace(domains),
     )
-    return _with_payloads(table).select(
-        pl.col(name) if name in table.columns or name in _PAYLOADS else pl.lit(None, dtype).alias(name)
-        for name, dtype in _EVENTS.items()
-    )
+    return conform(_with_payloads(table).drop("payload", "payload_type"), _EVENTS)
 
 
 _LOW: Final = pl.col("payload") & 0xFFFFFFFF
@@ -118,7 +99,6 @@ _INTEGERS: Final = {
     "int32Value": (5, (_LOW ^ _SIGN).cast(pl.Int64) - _SIGN),
 }
 _FLOATS: Final = {"doubleValue": (3, "Q", "d"), "floatValue": (6, "I", "f")}
-_PAYLOADS: Final = frozenset([*_INTEGERS, *_FLOATS])
 
 
 def _with_payloads(table: pl.DataFrame) -> pl.DataFrame:
@@ -187,7 +167,7 @@ class Names:
                 "domainId": domain,
             }
             rows.append(row)
-        return pl.DataFrame(rows, schema=_EVENTS)
+        return pl.DataFrame(rows, schema=_EVENTS, orient="row")
 
     def _is_new(self, pid: int, domain: int) -> bool:
         """Return whether a domain has no row yet. The reports of Nsight Systems count its ranges once per row."""
@@ -236,24 +216,26 @@ class EventsFile:
     def describe(self, parts: list[Part], names: Names, end: int, meta: Mapping[str, str], notes: list[str]) -> None:
         """Write all other tables.
 
-        Args:
-            parts: the processes, by start of the recording.
-            names: their strings and threads.
-            end: end of the recording, in ns since its start.
-            meta: entries of META_DATA_CAPTURE.
-            notes: notes, as additional entries of META_DATA_CAPTURE.
+        `parts` are by start of the recording, which ends `end` ns later. `meta` and `notes` are entries of
+        META_DATA_CAPTURE.
         """
         processes = {global_tid(part.pid): (global_tid(part.pid), part.pid, part.program) for part in parts}
         threads = [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()]
         capture = [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *meta.items(), *(("ANNOT_NOTE", note) for note in notes)]
+        exported = [
+            ("EXPORT_PRODUCT_NAME", "annot"),
+            ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
+            *((f"EXPORT_SCHEMA_VERSION{part}", number) for part, number in _SCHEMA_VERSION.items()),
+            ("EXPORT_TIME_UTC", datetime.now(UTC).strftime(_TIME)),
+        ]
         tables: dict[str, list[tuple[Any, ...]]] = {
             "PROCESSES": list(processes.values()),
             "ThreadNames": threads,
             "StringIds": [(number, text) for text, number in names.strings.items()],
             "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
-            "META_DATA_EXPORT": _export_meta(self._path),
+            "META_DATA_EXPORT": exported,
             "META_DATA_CAPTURE": capture,
-            "ANALYSIS_DETAILS": [(_MACHINE, end, 0, end)],
+            "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
             "TARGET_INFO_SESSION_START_TIME": [_start_time(parts[0].started_utc)] if parts else [],
         }
         with sqlite3.connect(self._path) as plain:
@@ -264,20 +246,6 @@ class EventsFile:
         plain.close()
 
 
-def _export_meta(path: Path) -> list[tuple[str, str]]:
-    major, minor, micro = (str(number) for number in _SCHEMA_VERSION)
-    return [
-        ("EXPORT_PRODUCT_NAME", "annot"),
-        ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
-        ("EXPORT_SCHEMA_VERSION", f"{major}.{minor}.{micro}"),
-        ("EXPORT_SCHEMA_VERSION_MAJOR", major),
-        ("EXPORT_SCHEMA_VERSION_MINOR", minor),
-        ("EXPORT_SCHEMA_VERSION_MICRO", micro),
-        ("EXPORT_TIME_UTC", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")),
-    ]
-
-
 def _start_time(utc_ns: int) -> tuple[int, str, str]:
     utc = datetime.fromtimestamp(utc_ns // 10**9, UTC)
-    form = "%Y-%m-%dT%H:%M:%S"
-    return utc_ns, utc.strftime(form), utc.astimezone().strftime(form)
+    return utc_ns, utc.strftime(_TIME), utc.astimezone().strftime(_TIME)

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from annot.labels.name_scopes import Scopes
 from annot.profile import LATEST
-from annot.read.xplane.hlo import Instructions
-from annot.read.xplane.plane import LIMIT, Plane, decode, integer
+from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 
 __all__ = ["Activities", "ActivityKind", "read_device"]
 
@@ -34,82 +33,47 @@ Step: TypeAlias = tuple[int, int, str]
 
 
 class ActivityKind(NamedTuple):
-    """Properties that many activities share.
-
-    Args:
-        name: name of the kernel, copy or memset.
-        kind: kind of a copy or memset, as in `annot.profile.COPIES`. None for a kernel.
-        bytes: size of a copy or memset in bytes, if known.
-        operation: name of the operation that launched it, None if unknown.
-    """
+    """Properties that many activities share."""
 
     name: str
-    kind: str | None
-    bytes: int | None
-    operation: str | None
+    kind: str | None  # of a copy or memset, as in `annot.profile.COPIES`; None for a kernel
+    bytes: int | None  # of a copy or memset, if known
+    operation: str | None  # name of the operation that launched it, if known
 
 
 @dataclass(slots=True)
 class Activities:
-    """Activities of the devices, as columns of equal length.
-
-    Args:
-        device: id of the device.
-        stream: id of the stream.
-        start: start in ns.
-        end: end in ns.
-        correlation: correlation id of the launch, 0 if unknown.
-        kind: index into `kinds`.
-        kinds: the index of each kind.
-        steps: steps of the first device with steps.
-        invalid: number of events with times out of range.
-    """
+    """Activities of the devices, as columns of equal length. Times are in ns."""
 
     device: list[int] = field(default_factory=list)
     stream: list[int] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
-    correlation: list[int] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
+    correlation: list[int] = field(default_factory=list)  # 0 if the launch is unknown
+    kind: list[int] = field(default_factory=list)  # index of `kinds`
     kinds: dict[ActivityKind, int] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    invalid: int = 0
+    steps: list[Step] = field(default_factory=list)  # of the first device with steps
+    invalid: int = 0  # number of events with times out of range
 
 
 def read_device(plane: Plane, activities: Activities, instructions: Instructions, scopes: Scopes) -> None:
-    """Append the activities of a device.
-
-    Args:
-        plane: the plane of the device.
-        activities: receives the activities.
-        instructions: instructions of the compiled programs.
-        scopes: receives the operations.
-    """
+    """Append the activities of a device."""
     named = [(decode(line.name), line) for line in plane.message.lines]
     streams = [line for name, line in named if name.startswith(_STREAM)]
-    reader = _Reader(plane, activities, instructions, scopes)
-    for line in streams:
-        reader.read(line, _timed(line, activities))
-    if not streams:
-        reader = _Reader(plane, activities, instructions, scopes, of_instructions=True)
-        for line in (line for name, line in named if name == _OPERATIONS):
-            reader.read(line, _leaves(_timed(line, activities)))
+    reader = _Reader(plane, activities, instructions, scopes, of_instructions=not streams)
+    for line in streams or [line for name, line in named if name == _OPERATIONS]:
+        timed = _timed(line, activities)
+        reader.read(line, timed if streams else _leaves(timed))
     if not activities.steps:
-        timed = (event for name, line in named if name == _STEPS for event in _timed(line, activities))
-        activities.steps = [(start, end, plane.names.get(event.metadata_id, "")) for event, start, end in timed]
+        steps = (event for name, line in named if name == _STEPS for event in _timed(line, activities))
+        activities.steps = [(start, end, plane.names.get(event.metadata_id, "")) for event, start, end in steps]
 
 
 class _Reader:
     """Read the lines of a plane. The events are kernels or, with `of_instructions`, XLA instructions."""
 
     def __init__(
-        self,
-        plane: Plane,
-        activities: Activities,
-        instructions: Instructions,
-        scopes: Scopes,
-        *,
-        of_instructions: bool = False,
+        self, plane: Plane, activities: Activities, instructions: Instructions, scopes: Scopes, of_instructions: bool
     ) -> None:
         self._plane, self._activities, self._instructions, self._scopes = plane, activities, instructions, scopes
         self._of_instructions = of_instructions
@@ -145,9 +109,7 @@ class _Reader:
     def _kind(self, key: tuple[int, ...], stats: list[tuple[str, Any]]) -> int | None:
         """Return the index of an event's kind, or None if the event is not an activity.
 
-        Args:
-            key: metadata ids of the event and its statistics, and values of the statistics. Texts are references.
-            stats: the statistics.
+        The key has the metadata ids of the event and its statistics, and their values. Texts are references.
         """
         if 0 in key:  # an inline text, which has no reference
             return self._new_kind(key[0], dict(stats))

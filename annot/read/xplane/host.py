@@ -9,8 +9,7 @@ from typing import Any, Final
 from annot.labels import tag
 from annot.labels.name_scopes import Scopes, is_operation
 from annot.profile import LATEST
-from annot.read.xplane.hlo import Instructions
-from annot.read.xplane.plane import LIMIT, Plane, decode, integer
+from annot.read.xplane.plane import LIMIT, Instructions, Plane, decode, integer
 from annot.read.xplane.ranges import Event, Kind
 
 __all__ = ["Host"]
@@ -36,10 +35,7 @@ _MOST_STEPS: Final = 1 << 63
 class Host:
     """Events and launches on the host.
 
-    Args:
-        launched: operation of each correlation id, from the planes of the devices.
-        instructions: instructions of the compiled programs.
-        scopes: receives the operations.
+    `launched` has the operation of each correlation id in the planes of the devices. `scopes` receives the operations.
     """
 
     def __init__(self, launched: Mapping[int, str], instructions: Instructions, scopes: Scopes) -> None:
@@ -47,13 +43,10 @@ class Host:
         self._threads: dict[int, int] = {}
         self._operations: dict[str, Kind] = {}
         self._launching: dict[str, Kind] = {}
-        self.events: list[list[Event]] = []
-        """Events of each thread, unordered."""
+        self.events: list[list[Event]] = []  # of each thread, unordered
         self.launches: dict[str, list[Any]] = {"thread": [], "start": [], "end": [], "correlation": [], "name": []}
-        self.steps = 0
-        """Number of training steps."""
-        self.invalid = 0
-        """Number of events with times out of range."""
+        self.steps = 0  # number of training steps
+        self.invalid = 0  # number of events with times out of range
 
     def read(self, plane: Plane) -> None:
         """Add the events of a host plane."""

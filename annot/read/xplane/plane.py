@@ -1,40 +1,67 @@
-"""A plane of an XPlane file, with access to the names of its events and statistics."""
+"""The messages of XPlane files: planes with the names of their events and statistics, and compiled programs.
+
+The fields are those of ``tsl/profiler/protobuf/xplane.proto``, and of the messages in ``xla/service/hlo.proto`` that
+name instructions. Unused fields are omitted. Text fields are declared as bytes, because profiles contain invalid UTF-8.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["LIMIT", "Plane", "decode", "integer"]
+from annot.util.protobuf import BYTES, DOUBLE, INT64, UINT64, Fields, message_classes, parse
+
+__all__ = ["LIMIT", "Instructions", "Plane", "decode", "integer", "messages"]
+
+_FIELDS: Final[dict[str, Fields]] = {
+    "XSpace": (("planes", 1, ["XPlane"]), ("errors", 2, [BYTES]), ("warnings", 3, [BYTES])),
+    "XPlane": (
+        ("id", 1, INT64), ("name", 2, BYTES), ("lines", 3, ["XLine"]), ("event_metadata", 4, ["XEventEntry"]),
+        ("stat_metadata", 5, ["XStatEntry"]), ("stats", 6, ["XStat"]),
+    ),
+    "XLine": (("id", 1, INT64), ("name", 2, BYTES), ("timestamp_ns", 3, INT64), ("events", 4, ["XEvent"])),
+    "XEvent": (
+        ("metadata_id", 1, INT64), ("offset_ps", 2, INT64), ("duration_ps", 3, INT64), ("stats", 4, ["XStat"]),
+    ),
+    "XStat": (
+        ("metadata_id", 1, INT64), ("double_value", 2, DOUBLE), ("uint64_value", 3, UINT64),
+        ("int64_value", 4, INT64), ("str_value", 5, BYTES), ("bytes_value", 6, BYTES), ("ref_value", 7, UINT64),
+    ),
+    "XEventEntry": (("key", 1, INT64), ("value", 2, "XEventMetadata")),  # entry of a map field
+    "XEventMetadata": (("name", 2, BYTES), ("stats", 5, ["XStat"])),
+    "XStatEntry": (("key", 1, INT64), ("value", 2, "XStatMetadata")),
+    "XStatMetadata": (("name", 2, BYTES),),
+    "HloProto": (("hlo_module", 1, "HloModuleProto"),),
+    "HloModuleProto": (("name", 1, BYTES), ("computations", 3, ["HloComputationProto"]), ("id", 5, INT64)),
+    "HloComputationProto": (("instructions", 2, ["HloInstructionProto"]),),
+    "HloInstructionProto": (("name", 1, BYTES), ("metadata", 7, "OpMetadata")),
+    "OpMetadata": (("op_name", 2, BYTES),),
+}  # fmt: skip
+
+
+@functools.cache
+def messages() -> Any:
+    """Return an object with the message classes `XSpace` and `HloProto`. They are created on the first call."""
+    return message_classes("annot.xplane", _FIELDS, ("XSpace", "HloProto"))
+
 
 LIMIT: Final = 1 << 62
 """Correlation ids are smaller. Greater values are damage."""
 
 
 def decode(name: bytes) -> str:
-    """Return the text of bytes. Invalid UTF-8 becomes U+FFFD.
-
-    Args:
-        name: a bytes field of a message.
-    """
+    """Return the text of bytes. Invalid UTF-8 becomes U+FFFD."""
     return name.decode("utf-8", "replace")
 
 
 def integer(stat: Any) -> int:
-    """Return the signed or unsigned integer of a statistic, 0 for other types.
-
-    Args:
-        stat: a message XStat.
-    """
+    """Return the signed or unsigned integer of a message XStat, 0 for other types."""
     return int(stat.int64_value or stat.uint64_value)
 
 
 class Plane:
-    """A plane.
-
-    Args:
-        message: a message XPlane.
-    """
+    """A message XPlane."""
 
     def __init__(self, message: Any) -> None:
         self.message = message
@@ -50,12 +77,11 @@ class Plane:
 
     def constants(self, stat_names: Mapping[int, str]) -> dict[int, dict[str, Any]]:
         """Return the selected statistics of the event metadata, by event metadata id."""
-        found = {entry.key: self.found(entry.value.stats, stat_names) for entry in self.message.event_metadata}
+        found = {
+            entry.key: {name: stat for stat in entry.value.stats if (name := stat_names.get(stat.metadata_id))}
+            for entry in self.message.event_metadata
+        }
         return {number: stats for number, stats in found.items() if stats}
-
-    def found(self, stats: Iterable[Any], stat_names: Mapping[int, str]) -> dict[str, Any]:
-        """Return the selected statistics by name."""
-        return {name: stat for stat in stats if (name := stat_names.get(stat.metadata_id))}
 
     def text(self, stat: Any) -> str:
         """Return the text of a statistic, or "". The text can be a reference to the name of another statistic."""
@@ -68,3 +94,52 @@ class Plane:
 
     def _value(self, stat: Any) -> str | int | float:
         return self.text(stat) or integer(stat) or float(stat.double_value) or 0
+
+
+class Instructions:
+    """The compiled programs in the metadata planes of a file. A program is decoded on first use."""
+
+    def __init__(self, planes: Iterable[Plane]) -> None:
+        self._programs: dict[int, bytes] = {}
+        self._numbers: dict[str, int | None] = {}  # None: the name is ambiguous
+        self._operations: dict[int, Mapping[str, str]] = {}
+        self.broken = 0  # number of programs that could not be decoded
+        for plane in planes:
+            self._add(plane)
+
+    def operation(self, plane: Plane, stats: Mapping[str, Any]) -> str | None:
+        """Return the name of the operation of an instruction, or None if it is unknown.
+
+        The event of the plane has the statistics `hlo_op`, and `program_id` or `hlo_module`.
+        """
+        program = integer(stats["program_id"]) if "program_id" in stats else None
+        if program not in self._programs and "hlo_module" in stats:
+            program = self._numbers.get(plane.text(stats["hlo_module"]))
+        if program is None or program not in self._programs:
+            return None
+        if program not in self._operations:
+            self._operations[program] = self._decoded(self._programs[program])
+        return self._operations[program].get(plane.text(stats["hlo_op"]))
+
+    def _add(self, plane: Plane) -> None:
+        stat_names = plane.stat_names(("hlo proto", "program_id"))
+        for number, stats in plane.constants(stat_names).items():
+            if "hlo proto" not in stats:
+                continue
+            module = plane.names[number].partition("(")[0]  # "jit_step(18)"
+            program = integer(stats["program_id"]) if "program_id" in stats else number
+            self._programs[program] = stats["hlo proto"].bytes_value
+            self._numbers[module] = None if module in self._numbers else program
+
+    def _decoded(self, program: bytes) -> Mapping[str, str]:
+        try:
+            module = parse(messages().HloProto, program).hlo_module
+        except ValueError:
+            self.broken += 1
+            return {}
+        return {
+            decode(instruction.name): decode(instruction.metadata.op_name)
+            for computation in module.computations
+            for instruction in computation.instructions
+            if instruction.metadata.op_name
+        }

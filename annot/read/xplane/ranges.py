@@ -23,21 +23,17 @@ _END_OF_TIME: Final = 1 << 62
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """Text and role of the ranges of one kind of events.
-
-    Args:
-        text: text of the range.
-        role: role of the range: operator, annotation, or None for a range of the user. Frameworks record their own
-            events as annotations too, so that an annotation inside an operator becomes an operator.
-        operation: name of the operation that the event runs or launches. Its name scopes become ranges.
-        launch: whether the event only launches the operation. It then gets ranges only outside events of operations
-            with the same name scopes or, without name scopes, with the same name.
-    """
+    """Text and role of the ranges of one kind of events."""
 
     text: str
     role: str | None = _OPERATOR
+    """Operator, annotation, or None for a range of the user. Frameworks record their own events as annotations too, so
+    that an annotation inside an operator becomes an operator."""
     operation: str | None = None
+    """Name of the operation that the event runs or launches. Its name scopes become ranges."""
     launch: bool = False
+    """Whether the event only launches the operation. It then gets ranges only outside events of operations with the
+    same name scopes or, without name scopes, with the same name."""
 
 
 Event: TypeAlias = tuple[int, int, int, Kind]
@@ -65,9 +61,7 @@ class _Frame:
 class Ranges:
     """The ranges of a file, collected thread by thread.
 
-    Args:
-        levels: returns the texts of an operation's scopes, outermost first.
-        limit: maximum number of ranges.
+    `levels` returns the texts of an operation's scopes, outermost first. `limit` is the maximum number of ranges.
     """
 
     def __init__(self, levels: Callable[[str], Sequence[str]], limit: int) -> None:
@@ -81,15 +75,9 @@ class Ranges:
         return len(self._starts)
 
     def add(self, thread: int, events: Sequence[Event], *, shares: bool = False) -> None:
-        """Add the events of one thread.
+        """Add the events of one thread, in the order of nesting, or raise OverflowError above the limit.
 
-        Args:
-            thread: index of the thread.
-            events: events in the order of nesting.
-            shares: whether operations outside any event can share the ranges of their scopes.
-
-        Raises:
-            OverflowError: the number of ranges exceeds the limit.
+        If `shares`, operations outside any event can share the ranges of their scopes.
         """
         stack = [_Frame(_END_OF_TIME, (), False, shares)]
         inside = stack[0]
@@ -125,13 +113,9 @@ class Ranges:
     def table(self) -> pl.DataFrame:
         """Return the ranges: id, thread, start (ns), end (ns), text, role. Outer ranges have smaller ids."""
         labels = pl.DataFrame(list(self._labels), schema={"text": pl.String, "role": pl.String}, orient="row")
-        columns = {"thread": self._threads, "start": self._starts, "end": self._ends}
-        return pl.DataFrame(
-            {name: pl.Series(column, dtype=pl.Int64) for name, column in columns.items()},
-        ).with_columns(
-            labels[pl.Series(self._texts, dtype=pl.Int64)].get_columns(),
-            id=pl.int_range(len(self), dtype=pl.Int64),
-        )  # fmt: skip
+        columns = {"thread": self._threads, "start": self._starts, "end": self._ends, "id": range(len(self))}
+        table = pl.DataFrame({name: pl.Series(column, dtype=pl.Int64) for name, column in columns.items()})
+        return table.hstack(labels[pl.Series(self._texts, dtype=pl.Int64)])
 
     def _learn(self, kind: Kind) -> tuple[int, tuple[int, ...]]:
         levels = () if kind.operation is None else self._levels(kind.operation)

@@ -25,25 +25,26 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
 from annot.errors import AnnotError
+from annot.labels import tag
 from annot.labels.name_scopes import Scopes
 from annot.labels.scope_marks import SIDE_FILE
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
-from annot.read.notes import counted
+from annot.read.notes import sentences
 from annot.read.xplane.device import Activities, read_device
-from annot.read.xplane.hlo import Instructions
 from annot.read.xplane.host import Host
-from annot.read.xplane.origins import Origins, add_origins, launched_operations
-from annot.read.xplane.plane import Plane, decode
-from annot.read.xplane.proto import messages
-from annot.read.xplane.ranges import Ranges
+from annot.read.xplane.plane import Instructions, Plane, decode, messages
+from annot.read.xplane.ranges import Kind, Ranges
+from annot.util.protobuf import parse
 
 __all__ = ["NAME", "read", "sniff"]
 
@@ -77,12 +78,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Profile:
-    """Read an XPlane file; see `annot.read.formats.Reader`.
-
-    Raises:
-        AnnotError: the file is truncated, damaged or too large, protobuf is not installed, or the folder contains
-            several files.
-    """
+    """Read an XPlane file; see `annot.read.formats.Reader`."""
     path = _file_of(path)
     space = _parsed(path)
     try:
@@ -119,13 +115,10 @@ def _without_collection() -> Iterator[None]:
 
 def _parsed(path: Path) -> Any:
     try:
-        space = messages().XSpace
-        from google.protobuf.message import DecodeError
+        return parse(messages().XSpace, path.read_bytes())
     except ImportError:
         raise AnnotError(f"{path} is an XPlane file, which requires protobuf: pip install 'annot[xplane]'") from None
-    try:
-        return space.FromString(path.read_bytes())
-    except DecodeError:
+    except ValueError:
         raise AnnotError(f"{path} is truncated or damaged: it is not a complete XPlane message") from None
     except OSError as error:
         raise AnnotError(f"{path} cannot be read: {error.strerror}") from None
@@ -138,7 +131,7 @@ def _profile(path: Path, space: Any) -> Profile:
     instructions = Instructions(plane for plane in planes if plane.name == _METADATA)
     for plane in devices:
         read_device(plane, activities, instructions, scopes)
-    operations = launched_operations(activities)
+    operations = _launched_operations(activities)
     host = Host(operations, instructions, scopes)
     for plane in planes:
         if plane.name.startswith("/host:") and plane.name not in _IGNORED:
@@ -149,7 +142,7 @@ def _profile(path: Path, space: Any) -> Profile:
     recorded = len(ranges) > 0 or bool(host.launches["start"])
     if not recorded and not activities.start:
         raise AnnotError(": ".join([f"{path} contains no events of a host or device", *_profiler_messages(space)[:1]]))
-    origins = add_origins(activities, host, operations, scopes, ranges)
+    origins = _add_origins(activities, host, operations, scopes, ranges)
     meta = _meta(path, planes, devices) | ({} if recorded else {"host_times": False})
     meta["notes"] = [*_profiler_messages(space), *_notes(activities, host, instructions, origins)]
     process = pl.lit(_PROCESS, pl.Int64).alias("process")
@@ -164,14 +157,12 @@ def _profile(path: Path, space: Any) -> Profile:
     )
 
 
-def _table(activities: Activities, origins: Origins) -> pl.DataFrame:
+def _table(activities: Activities, origins: _Origins) -> pl.DataFrame:
     columns = {name: getattr(activities, name) for name in ("device", "stream", "start", "end", "correlation")}
     columns |= zip(("origin_thread", "origin_start"), origins, strict=True)
     table = pl.DataFrame(columns, schema=_columns(KERNELS, columns))
-    names = ("name", "kind", "bytes")
-    kinds = pl.DataFrame(
-        [kind[:3] for kind in activities.kinds], schema=_columns({**KERNELS, **COPIES}, names), orient="row"
-    )
+    schema = _columns({**KERNELS, **COPIES}, ("name", "kind", "bytes"))
+    kinds = pl.DataFrame([kind[:3] for kind in activities.kinds], schema=schema, orient="row")
     kinds = kinds[pl.Series(activities.kind, dtype=pl.Int64)]
     known = pl.when(pl.col("correlation") != 0).then("correlation")
     return table.with_columns(known.alias("correlation"), *kinds.get_columns())
@@ -210,17 +201,77 @@ def _profiler_messages(space: Any) -> list[str]:
     return [" ".join(decode(text[:_LONGEST_NOTE]).split()) for text in (*space.errors, *space.warnings)][:_MOST_NOTES]
 
 
-def _notes(activities: Activities, host: Host, instructions: Instructions, origins: Origins) -> list[str]:
-    notes = []
-    if invalid := activities.invalid + host.invalid:
-        notes.append(f"annot skipped {counted(invalid, 'event')} with times out of range.")
-    if broken := instructions.broken:
-        notes.append(
-            f"annot could not decode {counted(broken, 'compiled program')}. Some operations have no name scopes."
-        )
-    if added := sum(start is not None for start in origins[1]):
-        notes.append(
-            f"annot attributes {counted(added, 'GPU activity')} to layers by operation name, because the launch does "
-            "not identify the layer. The host time of these layers includes their GPU time."
-        )
-    return notes
+def _notes(activities: Activities, host: Host, instructions: Instructions, origins: _Origins) -> list[str]:
+    by_name = (
+        "annot attributes {GPU activity} to layers by operation name, because the launch does not identify the layer. "
+        "The host time of these layers includes their GPU time."
+    )
+    counts = {
+        "annot skipped {event} with times out of range.": activities.invalid + host.invalid,
+        "annot could not decode {compiled program}. Some operations have no name scopes.": instructions.broken,
+        by_name: sum(start is not None for start in origins[1]),
+    }
+    return sentences(Counter(counts))
+
+
+_Origins = tuple[list[int | None], list[int | None]]
+"""Thread and time (ns) of the range of each activity. None if the launch determines the range."""
+
+
+def _launched_operations(activities: Activities) -> dict[int, str]:
+    """Return the operation of each correlation id. A CUDA graph launch has several operations; the first one counts."""
+    known = [kind.operation for kind in activities.kinds]
+    operations: dict[int, str] = {}
+    for correlation, kind in zip(activities.correlation, activities.kind, strict=True):
+        if correlation and (operation := known[kind]) is not None:
+            operations.setdefault(correlation, operation)
+    return operations
+
+
+def _add_origins(
+    activities: Activities, host: Host, operations: Mapping[int, str], scopes: Scopes, ranges: Ranges
+) -> _Origins:
+    """Add ranges around activities whose launch does not lead to their operation, and return their thread and time.
+
+    Each stream gets a new thread. On this thread, the activities replace the launches. Overlapping activities end where
+    the next one begins. If the host has no training steps, the steps of the devices are added too.
+    """
+    streams = _without_origin(activities, frozenset(host.launches["correlation"]), operations, scopes)
+    threads: list[int | None] = [None] * len(activities.start)
+    starts: list[int | None] = [None] * len(activities.start)
+    named = [kind.operation or kind.name for kind in activities.kinds]
+    kinds = [Kind(scopes.add(operation).name, operation=operation) for operation in named]
+    for rows in streams:
+        thread = host.thread()
+        rows.sort(key=activities.start.__getitem__)
+        events = []
+        for row, after in pairwise([*rows, rows[-1]]):
+            start, end = activities.start[row], activities.end[row]
+            end = end if after == row else min(end, activities.start[after])
+            events.append((start, -end, row, kinds[activities.kind[row]]))
+            threads[row], starts[row] = thread, start
+        ranges.add(thread, sorted(events), shares=True)
+    if streams and not host.steps:
+        steps = [(start, -end, row, _step(name)) for row, (start, end, name) in enumerate(activities.steps)]
+        ranges.add(host.thread(), sorted(steps))
+    return threads, starts
+
+
+def _without_origin(
+    activities: Activities, launches: frozenset[int], operations: Mapping[int, str], scopes: Scopes
+) -> list[list[int]]:
+    """Return the rows of activities whose launch does not lead to their operation, for each stream."""
+    streams: dict[tuple[int, int], list[int]] = {}
+    levels = [None if kind.operation is None else scopes.levels(kind.operation) for kind in activities.kinds]
+    for row, (correlation, kind) in enumerate(zip(activities.correlation, activities.kind, strict=True)):
+        if levels[kind] is None:
+            continue
+        if correlation not in launches or scopes.levels(operations[correlation]) != levels[kind]:
+            streams.setdefault((activities.device[row], activities.stream[row]), []).append(row)
+    return list(streams.values())
+
+
+def _step(name: str) -> Kind:
+    if name.isdecimal() and len(name) < 19:
+        return Kind(tag.format(tag.Tag(phase="step", step=int(name))), None)
+    return Kind(name, "annotation")
