@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
@@ -192,13 +193,5 @@ def _decorate_class(cls: type, options: Options) -> type:
     for name, member in list(vars(cls).items()):
         public = not name.startswith("_") or name in ("__init__", "__call__")
         if public and (inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod, property))):
-            named = Options(
-                f"{prefix}.{name}",
-                options.domain,
-                options.category,
-                options.color,
-                options.payload,
-                options.shapes,
-            )
-            setattr(cls, name, _decorate(member, named))
+            setattr(cls, name, _decorate(member, dataclasses.replace(options, message=f"{prefix}.{name}")))
     return cls

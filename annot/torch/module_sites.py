@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from annot.emit import client, guard
+from annot.emit.layer_filter import Choice
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.torch.hyperparameters import gradients, hyperparameters
-from annot.torch.layer_filter import Choice
 from annot.torch.module_paths import (
     MAX_PATHS,
     class_name,

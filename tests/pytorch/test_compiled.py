@@ -26,7 +26,7 @@ from annot import correlate, emit_ranges, load  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
 from annot.torch import compiled, compiled_layers, module_calls, module_sites  # noqa: E402
-from annot.torch.layer_filter import EVERYTHING  # noqa: E402
+from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
