@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from annot.collect import nsys_launcher
@@ -34,7 +33,6 @@ class NsysCollector:
     suffix = ".sqlite"
 
     def __init__(self, nsys: Nsys) -> None:
-        """Use an installed Nsight Systems."""
         self.nsys = nsys
 
     def run(self, job: Job) -> int:
@@ -94,15 +92,7 @@ class NsysCollector:
 
 
 def report_of(out: Path) -> Path:
-    """Return the path of the Nsight Systems report of a profile.
-
-    Args:
-        out: path of the profile.
-
-    Example:
-        >>> report_of(Path("run.sqlite"))
-        PosixPath('run.nsys-rep')
-    """
+    """Return the path of the Nsight Systems report of a profile: ``run.nsys-rep`` for ``run.sqlite``."""
     return out.with_suffix(".nsys-rep")
 
 
@@ -202,18 +192,11 @@ def _lost_by_signal(status: int) -> list[str]:
 
 
 def _count_ranges(exported: Path) -> int:
-    with _open(exported) as database:
-        tables = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchall()
-        if not tables:
-            return 0
-        (count,) = database.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()
-        return int(count)
-
-
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[sqlite3.Connection]:
     try:
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            yield database
+        with contextlib.closing(sqlite3.connect(exported)) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchall():
+                return 0
+            (count,) = database.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()
+            return int(count)
     except sqlite3.Error as error:
-        raise AnnotError(f"the export {path} is not a readable SQLite file: {error}") from None
+        raise AnnotError(f"the export {exported} is not a readable SQLite file: {error}") from None

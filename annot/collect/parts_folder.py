@@ -114,11 +114,7 @@ def _lock_of_other(folder: Path) -> int:
 
 
 def _check_unused(folder: Path, lock: int) -> None:
-    """Lock the folder.
-
-    Raises:
-        AnnotError: a process uses the folder, or it holds files of the user.
-    """
+    """Lock the folder. Raise AnnotError if a process uses it, or if it holds files of the user."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         current = os.stat(folder / LOCK)

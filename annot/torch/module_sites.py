@@ -278,7 +278,6 @@ class Sites:
             self._on_change()
             del self.dead[:count]
 
-    @guard.guarded("a module that was added to its model later runs without a range")
     def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
         """Return the site of a module that was added after its model or is not registered in it, or None.
 
@@ -286,6 +285,10 @@ class Sites:
         calls it, then in the whole model. If it is in neither, for example a global, its path is that of the caller
         with its class name, provided it has parameters or children. Without a caller, only a loss gets a site.
         """
+        note = "a module that was added to its model later runs without a range"
+        return guard.attempt(self._discover, module, caller, otherwise=None, note=note)
+
+    def _discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
         if id(module) in self.by_id:
             return None
         original = inner(module)
