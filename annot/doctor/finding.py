@@ -28,12 +28,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Machine:
-    """Files and environment variables of the machine to check.
-
-    Args:
-        root: root folder of the file system.
-        environ: environment variables.
-    """
+    """Files below a root folder, and environment variables, of the machine to check."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -41,6 +36,10 @@ class Machine:
     def exists(self, path: str) -> bool:
         """Return whether an absolute path exists below the root."""
         return (self.root / path.lstrip("/")).exists()
+
+    def has_switch(self, name: str) -> bool:
+        """Return whether an environment variable is set to a value other than 0."""
+        return self.environ.get(name, "") not in ("", "0")
 
     def text(self, path: str) -> str:
         """Return the text of a file, empty if it cannot be read."""

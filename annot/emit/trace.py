@@ -149,11 +149,14 @@ class Trace:
 
 
 def _check(options: Options) -> None:
-    allowed = {"domain": (str,), "category": (str, type(None)), "color": (str, int, type(None))}
-    for name, types in allowed.items():
-        value = getattr(options, name)
-        if not isinstance(value, types):
-            raise TypeError(f"{name} must be {_type_names(types)}, got {value!r}")
+    allowed = (
+        ("domain", str, "str"),
+        ("category", str | None, "str or None"),
+        ("color", str | int | None, "str or int or None"),
+    )
+    for name, types, expected in allowed:
+        if not isinstance(getattr(options, name), types):
+            raise TypeError(f"{name} must be {expected}, got {getattr(options, name)!r}")
     if options.payload is not None and not isinstance(options.payload, (int, float)):
         raise TypeError(f"payload must be an int or a float, got {options.payload!r}")
     if isinstance(options.payload, int) and not -(2**63) <= options.payload < 2**63:
@@ -164,10 +167,6 @@ def _check(options: Options) -> None:
         raise ValueError(f"domain and category must not contain NUL, got {options.domain!r} and {options.category!r}")
     if options.message is not None and not isinstance(options.message, str):
         raise TypeError(f"the message must be a str, got {options.message!r}")
-
-
-def _type_names(types: tuple[type, ...]) -> str:
-    return " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
 
 
 def _decorate(target: Any, options: Options) -> Any:

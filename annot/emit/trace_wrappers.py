@@ -67,12 +67,16 @@ class TracedFunction(wrapt.FunctionWrapper[..., Any]):
         return self
 
 
-class Steps(wrapt.ObjectProxy[Any]):
-    """Generator or coroutine with a range around each step."""
+class Stepped(wrapt.ObjectProxy[Any]):
+    """Proxy with the event of the range around each step."""
 
     def __init__(self, wrapped: Any, event: Any) -> None:
         super().__init__(wrapped)
         self._self_event = event
+
+
+class Steps(Stepped):
+    """Generator or coroutine with a range around each step."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -99,12 +103,8 @@ class Steps(wrapt.ObjectProxy[Any]):
         return client.inside(self._self_event, run, args, {})
 
 
-class AsyncSteps(wrapt.ObjectProxy[Any]):
+class AsyncSteps(Stepped):
     """Async generator with a range around each step."""
-
-    def __init__(self, wrapped: Any, event: Any) -> None:
-        super().__init__(wrapped)
-        self._self_event = event
 
     def __aiter__(self) -> AsyncSteps:
         return self

@@ -57,24 +57,17 @@ _METHODS: Final = {
     "barrier": "barrier",
     "monitored_barrier": "monitored_barrier",
 }
-_FUNCTIONS: Final = {
-    "all_gather_single": "all_gather_into_tensor",
-    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "all_reduce": "all_reduce",
-    "all_reduce_coalesced": "all_reduce_coalesced",
-    "all_to_all_single": "all_to_all_single",
-    "broadcast": "broadcast",
-    "permute_tensor": "permute_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "wait_tensor": "wait",
-}
-_OLD_FUNCTIONS: Final = {  # later releases deprecate these, and they call the functions above
-    "all_gather_tensor": "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-}
+_FUNCTIONS: Final = (
+    *("all_gather_single", "all_gather_single_coalesced", "all_reduce", "all_reduce_coalesced", "all_to_all_single"),
+    *("broadcast", "permute_tensor", "reduce_scatter_single", "reduce_scatter_single_coalesced", "wait_tensor"),
+)
+"""Functional collectives. Methods of the same name have the same operation."""
+
+_OLD_FUNCTIONS: Final = (  # later releases deprecate these, and they call the functions above
+    *("all_gather_tensor", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor"),
+    "reduce_scatter_tensor_coalesced",
+)
+_OPERATIONS: Final = _METHODS | {"all_gather_tensor": "all_gather_into_tensor", "wait_tensor": "wait"}
 _c10d: Any = sys.modules.get("torch._C._distributed_c10d")
 _FUNCTIONAL: Final = "torch.distributed._functional_collectives"
 _KIND: Final = "collective"
@@ -95,9 +88,9 @@ def install(patches: Patches) -> None:
     patches.surround(parallel, "_post_forward", "reducer", events.of_reducer)
     functional = sys.modules.get(_FUNCTIONAL)
     if functional is not None:
-        old = {} if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
-        for name, operation in (_FUNCTIONS | old).items():
-            patches.surround(functional, name, _KIND, events.of_function(operation))
+        old = () if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
+        for name in (*_FUNCTIONS, *old):
+            patches.surround(functional, name, _KIND, events.of_function(_OPERATIONS.get(name, name)))
 
 
 def awaited() -> Any:
