@@ -50,7 +50,12 @@ class NsysCollector:
     def convert(self, job: Job, status: int) -> Collected:
         """Import the capture if needed, export it, and keep the report; see `Collector.convert`."""
         report, exported = job.parts / "report.nsys-rep", job.parts / "report.sqlite"
-        notes = [*_warnings(job), *_lost_by_signal(status)]
+        notes = [f"Nsight Systems: {line}" for line in _log_lines(job) if line.upper().startswith("WARNING")]
+        if status > 128:
+            # nsys 2022.4 loses up to some thousand ranges of a process that ends by a signal or an uncaught
+            # KeyboardInterrupt.
+            lost = "Nsight Systems may lose its last ranges; use --collector recorder"
+            notes.append(f"signal {status - 128} ended the command. {lost}")
         if not report.exists():
             self._import(job, report)
         job.say(f"exporting to {job.out}")
@@ -175,20 +180,6 @@ def _log_lines(job: Job) -> list[str]:
 def _last_lines(job: Job, status: int | None) -> str:
     lines = " / ".join(_log_lines(job)[-3:])
     return lines or (f"exit status {status}" if status is not None else "no output")
-
-
-def _warnings(job: Job) -> list[str]:
-    return [f"Nsight Systems: {line}" for line in _log_lines(job) if line.upper().startswith("WARNING")]
-
-
-def _lost_by_signal(status: int) -> list[str]:
-    # nsys 2022.4 loses up to some thousand ranges of a process that ends by a signal or an uncaught
-    # KeyboardInterrupt.
-    if status <= 128:
-        return []
-    return [
-        f"signal {status - 128} ended the command. Nsight Systems may lose its last ranges; use --collector recorder"
-    ]
 
 
 def _count_ranges(exported: Path) -> int:

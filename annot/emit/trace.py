@@ -6,12 +6,38 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 from annot.emit import client, guard
-from annot.emit.trace_options import Options
+from annot.emit.shapes import tensor_specs
+from annot.labels import tag
 
 __all__ = ["Trace", "mark", "trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Arguments of `trace`."""
+
+    message: str | None = None
+    domain: str = client.DOMAIN
+    category: str | None = None
+    color: str | int | None = None
+    payload: float | None = None
+    shapes: bool = False
+
+    def event(self, text: str) -> Any:
+        """Return the event with this text."""
+        return client.event(text, domain=self.domain, category=self.category, color=self.color, payload=self.payload)
+
+    def event_of_call(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the event with `text` and the tensor arguments of a call."""
+        # Reading the shape of an argument may raise.
+        nothing: tuple[tuple[tag.TensorSpec, ...], int] = (), 0
+        specs, omitted = guard.attempt(tensor_specs, args, kwargs, otherwise=nothing)
+        return self.event(tag.format(tag.Tag(layer=text, tensors=specs, omitted=omitted)))
+
 
 F = TypeVar("F", bound="Callable[..., Any] | property | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -183,7 +209,8 @@ def _decorate(target: Any, options: Options) -> Any:
     if isinstance(target, property):
         getter = target.fget and _decorate(target.fget, options)
         return property(getter, target.fset, target.fdel, target.__doc__)
-    return trace_wrappers.wrap(target, options)
+    of_call = options.event_of_call if options.shapes else None
+    return trace_wrappers.wrap(target, options.message, options.event, of_call)
 
 
 def _decorate_class(cls: type, options: Options) -> type:

@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 import wrapt
@@ -82,13 +82,19 @@ class Compiled:
     def patch(self) -> None:
         """Patch the functions that run graphs, then those that generate code. Each group is patched as a whole."""
         for group in (_RUNS, _GENERATES):
-            found = [(method, make) for names, make in group.items() if (method := _find(*names)) is not None]
+            found = [(method, patch) for names, patch in group.items() if (method := _find(*names)) is not None]
             if len(found) < len(group):
                 client.warn_once(_NOT_HERE.format(torch.__version__))
                 return
-            for (cls, name), make in found:
-                original = vars(cls)[name]
-                self._patches.replace(cls, name, functools.wraps(original)(make(self, original)))
+            for (cls, name), patch in found:
+                self._patches.replace(cls, name, self._calling(patch, vars(cls)[name]))
+
+    def _calling(self, patch: Callable[..., Any], original: Any) -> Any:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return patch(self, original, *args, **kwargs)
+
+        return method
 
     # ---------------------------------------------------------------- runs
 
@@ -221,60 +227,42 @@ def _await_inductor() -> None:
 # ---------------------------------------------------------------- patches of Inductor
 
 
-def _run(compiled: Compiled, original: Any) -> Any:
-    def __call__(graph: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        layers = compiled.layers_of(graph)
-        if layers is None:
-            return original(graph, *args, **kwargs)
-        return compiled_ranges.run(graph, original, layers, args, kwargs)
-
-    return __call__
+def _run(compiled: Compiled, original: Any, graph: Any, /, *args: Any, **kwargs: Any) -> Any:
+    layers = compiled.layers_of(graph)
+    if layers is None:
+        return original(graph, *args, **kwargs)
+    return compiled_ranges.run(graph, original, layers, args, kwargs)
 
 
-def _write_header(compiled: Compiled, original: Any) -> Any:
-    def write_header(wrapper: Any) -> None:
-        original(wrapper)
-        wrapper.imports.splice(_HEADER, strip=True)
-
-    return write_header
+def _write_header(compiled: Compiled, original: Any, wrapper: Any) -> None:
+    original(wrapper)
+    wrapper.imports.splice(_HEADER, strip=True)
 
 
-def _generate_kernel_call(compiled: Compiled, original: Any) -> Any:
-    def generate_kernel_call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        scheduler = getattr(_current_graph(), "scheduler", None)
-        if compiled.in_extern(scheduler):
-            return original(wrapper, *args, **kwargs)
-        return compiled.around(
-            wrapper, lambda: compiled_layers.being_called(scheduler), lambda: original(wrapper, *args, **kwargs)
-        )
-
-    return generate_kernel_call
+def _kernel_call(compiled: Compiled, original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+    scheduler = getattr(_current_graph(), "scheduler", None)
+    if compiled.in_extern(scheduler):
+        return original(wrapper, *args, **kwargs)
+    return compiled.around(
+        wrapper, lambda: compiled_layers.being_called(scheduler), lambda: original(wrapper, *args, **kwargs)
+    )
 
 
-def _enter_context(compiled: Compiled, original: Any) -> Any:
-    def enter_context(scheduler: Any, node: Any) -> Any:
-        scheduler.annot_node = node  # before PyTorch 2.8 the scheduler does not store its current node
-        return original(scheduler, node)
-
-    return enter_context
+def _enter_context(compiled: Compiled, original: Any, scheduler: Any, node: Any) -> Any:
+    scheduler.annot_node = node  # before PyTorch 2.8 the scheduler does not store its current node
+    return original(scheduler, node)
 
 
-def _codegen_extern_call(compiled: Compiled, original: Any) -> Any:
-    def codegen_extern_call(scheduler: Any, scheduler_node: Any) -> Any:
-        return compiled.extern_call(scheduler, scheduler_node, lambda: original(scheduler, scheduler_node))
-
-    return codegen_extern_call
+def _codegen_extern_call(compiled: Compiled, original: Any, scheduler: Any, scheduler_node: Any) -> Any:
+    return compiled.extern_call(scheduler, scheduler_node, lambda: original(scheduler, scheduler_node))
 
 
-def _key_of_cache(compiled: Compiled, original: Any) -> Any:
+def _key_of_cache(compiled: Compiled, original: Any, details: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
     # Cached code contains the paths of layers. The cache key of a graph does not, so they are added to it.
-    def __init__(details: Any, gm: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(details, gm, *args, **kwargs)
-        nodes = gm.graph.nodes if gm is not None else ()
-        named = _attempt_layers(lambda: [tuple(compiled.layers([node])) for node in nodes], [])
-        details.annot_layers = (compiled_ranges.FORMAT, *named)
-
-    return __init__
+    original(details, gm, *args, **kwargs)
+    nodes = gm.graph.nodes if gm is not None else ()
+    named = _attempt_layers(lambda: [tuple(compiled.layers([node])) for node in nodes], [])
+    details.annot_layers = (compiled_ranges.FORMAT, *named)
 
 
 def _find(module: str, path: str, *needed: str) -> tuple[Any, str] | None:
@@ -289,16 +277,17 @@ def _find(module: str, path: str, *needed: str) -> tuple[Any, str] | None:
     return None
 
 
+_Patched: TypeAlias = dict[tuple[str, ...], Callable[..., Any]]
+"""Patches by module, method, and names of parameters and fields that the patch needs."""
+
 _INDUCTOR: Final = "torch._inductor.compile_fx"
-_RUNS: Final = {
+_RUNS: Final[_Patched] = {
     ("torch._inductor.output_code", "CompiledFxGraph.__call__", "fx_kwargs", "source_code"): _run,
 }
-_GENERATES: Final = {
+_GENERATES: Final[_Patched] = {
     ("torch._inductor.codecache", "FxGraphHashDetails.__init__", "gm"): _key_of_cache,
     ("torch._inductor.scheduler", "Scheduler.enter_context", "node"): _enter_context,
     ("torch._inductor.scheduler", "Scheduler.codegen_extern_call", "scheduler_node"): _codegen_extern_call,
     ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.write_header", "self"): _write_header,
-    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.generate_kernel_call", "kernel_name"): (
-        _generate_kernel_call
-    ),
+    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.generate_kernel_call", "kernel_name"): _kernel_call,
 }
