@@ -29,11 +29,7 @@ _WRITTEN_BY_ANNOT: Final = re.compile(
 
 
 class PartsFolder:
-    """Folder of one recording, locked by this process.
-
-    Args:
-        out: path of the profile.
-        force: reuse the folder of a killed recording.
+    """Folder of the recording of a profile, locked by this process. `force` reuses the folder of a killed recording.
 
     Raises:
         FileExistsError: the folder exists, and `force` is False.
@@ -142,9 +138,8 @@ def _has_writer(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.fcntl(
-            file, fcntl.F_SETSIG, signal.SIGURG
-        )  # sent if a process opens the file meanwhile; ignored by default
+        # The kernel sends SIGURG if a process opens the file meanwhile. It is ignored by default.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except BlockingIOError:

@@ -173,9 +173,8 @@ def _make(operation: str, group: str, tensors: list[Any]) -> Any:
 
 
 def _name_of_wait(number: int | None) -> str:
-    name = guard.attempt(
-        lambda: _c10d.OpType(number).name.lower(), otherwise="unknown"
-    )  # OpType may differ between releases
+    # OpType may differ between releases.
+    name = guard.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")
     return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
 
 
@@ -196,9 +195,8 @@ def _name(group: Any) -> str:
 def _group_among(values: tuple[Any, ...]) -> Any:
     """Return the process group in the arguments of a functional collective, given as a group or a mesh."""
     for value in values:
-        found = guard.attempt(
-            _group_of, value, otherwise=None
-        )  # fails for a list of ranks and for a mesh of several dimensions
+        # Fails for a list of ranks and for a mesh of several dimensions.
+        found = guard.attempt(_group_of, value, otherwise=None)
         if found is not None:
             return found
     return None

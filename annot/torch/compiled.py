@@ -45,14 +45,7 @@ _NO_LAYERS: Final = (
 
 
 class Compiled:
-    """Ranges of compiled graphs, from `install` to `remove`.
-
-    Args:
-        calls: the `Calls` that record the module calls of each thread.
-        sites: the sites of the modules.
-        forward: ranges in forward graphs.
-        backward: ranges in backward graphs.
-    """
+    """Ranges of compiled graphs, from `install` to `remove`."""
 
     def __init__(self, calls: Any, sites: Any, *, forward: bool, backward: bool) -> None:
         self._calls = calls
@@ -128,10 +121,7 @@ class Compiled:
     def around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
         """Write code that opens the range of a kernel before its call and closes it after.
 
-        Args:
-            wrapper: Inductor's wrapper code generator.
-            find: returns the scheduler nodes that the kernel implements.
-            write_call: writes the call of the kernel.
+        `find` returns the scheduler nodes that the kernel implements, and `write_call` writes its call.
         """
         text = _attempt_layers(lambda: self._text(find()), "")
         if text:
@@ -181,9 +171,7 @@ def _current_graph() -> Any:
 class _Graph:
     """Name of a compiled graph, and its events for each module that calls it.
 
-    Args:
-        graph: the CompiledFxGraph of Inductor.
-        names: number of graphs with each name so far. Graphs from Inductor's cache may share a graph id.
+    `names` counts the graphs of each name so far. Graphs from Inductor's cache may share a graph id.
     """
 
     def __init__(self, graph: Any, names: Counter[tuple[str, bool]]) -> None:

@@ -85,9 +85,8 @@ class Meter:
         self._counter = counter
         self._texts = memory_marks.text_of("change", counter.source), memory_marks.text_of("peak", counter.source)
         self._lock = fork_safe()
-        self._open: dict[
-            int, list[_Open]
-        ] = {}  # by thread id: pool threads of autograd lose their threading.local between tasks
+        # By thread id, because pool threads of autograd lose their threading.local between tasks.
+        self._open: dict[int, list[_Open]] = {}
 
     def push(self, event: Any) -> None:
         """Open the range of `event` on this thread."""

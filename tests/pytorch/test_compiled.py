@@ -24,9 +24,9 @@ from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from annot import correlate, emit_ranges, load  # noqa: E402
 from annot.emit import client  # noqa: E402
+from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
 from annot.torch import compiled, compiled_layers, module_calls, module_sites  # noqa: E402
-from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
