@@ -77,21 +77,17 @@ class Collector(Protocol):
         """
 
 
-def resolve_command(command: Sequence[str], path: str | None = None) -> str:
-    """Return the path of the executable of a command. `path` replaces ``$PATH``.
+def resolve_command(command: Sequence[str]) -> str:
+    """Return the path of the executable of a command.
 
     Raises:
         CommandError: the command was not found (status 127) or is not executable (126).
-
-    Example:
-        >>> resolve_command(["sh", "-c", "exit 3"], "/bin")
-        '/bin/sh'
     """
     name = command[0]
-    found = shutil.which(name, path=path)
+    found = shutil.which(name)
     if found:
         return found
-    folders = [""] if "/" in name else (path or os.environ.get("PATH", os.defpath)).split(os.pathsep)
+    folders = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep)
     for candidate in (os.path.join(folder, name) for folder in folders) if name else ():
         if os.path.isdir(candidate):
             raise CommandError(f"{candidate} is a folder, not a command", 126)

@@ -6,10 +6,11 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Check", "Machine", "State", "version_of"]
+__all__ = ["Check", "Machine", "State", "folder_of", "version_of"]
 
 State = Literal["ok", "note", "problem"]
 
@@ -47,6 +48,12 @@ class Machine:
             return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+
+def folder_of(package: str) -> Path | None:
+    """Return the folder of an installed package, without an import. None if it is not installed."""
+    spec = PathFinder.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def version_of(package: str) -> str | None:

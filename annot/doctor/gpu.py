@@ -7,11 +7,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
-from annot.doctor.finding import Check, Machine, version_of
+from annot.doctor.finding import Check, Machine, folder_of, version_of
 from annot.util.installed_tools import Nsys, has_gpu_driver
 
 __all__ = ["Build", "builds", "checks_of", "examine"]
@@ -77,12 +76,12 @@ def _cuda_of_driver() -> tuple[int, ...] | None:
 
 def builds() -> Iterator[Build]:
     """Yield the installed frameworks. Their CUDA versions are read from files, without an import."""
-    if folder := _folder("torch"):
-        text = _text(folder / "version.py")
+    if folder := folder_of("torch"):
+        text = Machine().text(f"{folder}/version.py")
         hip = _assigned(text, "hip")
         yield Build("torch", version_of("torch") or "", _numbers(_assigned(text, "cuda")), hip and f"ROCm {hip}")
-    if folder := _folder("tensorflow"):
-        text = _text(folder / "python/platform/build_info.py")
+    if folder := folder_of("tensorflow"):
+        text = Machine().text(f"{folder}/python/platform/build_info.py")
         version = next(filter(None, map(version_of, ("tensorflow", "tensorflow-cpu"))), "")
         cuda = re.search(r"'cuda_version', '([\d.]+)'", text)
         yield Build("tensorflow", version, _numbers(cuda[1] if cuda else None))
@@ -136,22 +135,10 @@ def _framework(build: Build, cuda: tuple[int, ...] | None, there: bool) -> Check
 def _nsys_and_cuda(nsys: Nsys | None, cuda: tuple[int, ...] | None) -> list[Check]:
     if nsys is None or cuda is None or nsys.version >= _FIRST_NSYS.get(cuda[0], ()):
         return []
-    first = ".".join(map(str, _FIRST_NSYS[cuda[0]]))
+    first = _dotted(_FIRST_NSYS[cuda[0]])
     text = f"{nsys.version_text} is older than CUDA {_dotted(cuda)} of the driver and may not record kernels"
     remedy = f"sudo apt install nsight-systems-cli  # {first} or later, from NVIDIA's repository"
     return [Check("Nsight Systems and CUDA", "note", text, remedy)]
-
-
-def _folder(package: str) -> Path | None:
-    spec = PathFinder.find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _assigned(text: str, name: str) -> str | None:

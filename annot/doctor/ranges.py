@@ -14,7 +14,7 @@ from typing import Final
 
 from annot import native
 from annot.collect.collectors import choose, collect
-from annot.doctor.finding import Check, Machine, State, version_of
+from annot.doctor.finding import Check, Machine, State, folder_of, version_of
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release
 
@@ -157,9 +157,10 @@ def _operations_mode() -> tuple[str, bool]:
 
 def _names_mode() -> str:
     """Return whether TensorFlow emits its own ranges, the only ranges under XLA, as text."""
-    library = _framework_library()
-    if library is None:
+    folder = folder_of("tensorflow")
+    if folder is None or not (folder / _LIBRARY).exists():
         return f"no ranges, because {_LIBRARY} was not found"
+    library = folder / _LIBRARY
     try:
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             missing = [feature for feature, symbol in _REQUIRED.items() if content.find(symbol) < 0]
@@ -168,9 +169,3 @@ def _names_mode() -> str:
     if missing:
         return f"no ranges, because this TensorFlow lacks {' and '.join(missing)}"
     return "ranges from TensorFlow"
-
-
-def _framework_library() -> Path | None:
-    spec = importlib.util.find_spec("tensorflow")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    return next((folder / _LIBRARY for folder in folders if (folder / _LIBRARY).exists()), None)

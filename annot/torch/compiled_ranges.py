@@ -50,12 +50,7 @@ def pop() -> None:
 
 
 def encode(phase: tag.Phase, layers: Iterable[tuple[str, str]]) -> str:
-    """Return the argument of `push` for the generated code: the phase, then path and class of each layer of the kernel.
-
-    Example:
-        >>> encode("forward", [(".fc", "Linear"), (".act", "GELU")]).split()
-        ['forward', '.fc', 'Linear', '.act', 'GELU']
-    """
+    """Return the argument of `push` for the generated code: the phase, then path and class of each layer."""
     return _SEPARATOR.join([phase, *(word for layer in layers for word in layer)])
 
 
