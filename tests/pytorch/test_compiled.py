@@ -424,7 +424,7 @@ def test_a_release_that_is_unknown_runs_without_layers(tmp_path: Path, monkeypat
     model = Net().left
     call = torch.compile(model)
     known = dict(compiled._GENERATES)
-    known["torch._inductor.scheduler", "Scheduler.no_such_method", "self"] = compiled._codegen_extern_call
+    known["torch._inductor.scheduler", "Scheduler.no_such_method", "self"] = compiled.Compiled.write_extern_call
     monkeypatch.setattr(compiled, "_GENERATES", known)
 
     def body() -> None:
