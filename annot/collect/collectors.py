@@ -1,25 +1,28 @@
-"""Run a command under a collector and convert its output to one profile file."""
+"""Collectors by name, and `collect`: run a command under a collector and convert its output to one profile file."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
+import shlex
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from annot.collect.nsys import NsysCollector, report_of
 from annot.collect.parts_folder import PartsFolder
-from annot.collect.recorder import RecorderCollector
-from annot.collect.run import Collected, Collector, CommandError, Job, resolve_command
-from annot.collect.torch_profiler import TorchCollector
+from annot.collect.run import Collected, Collector, CommandError, Job, built_recorder, resolve_command, run_child
 from annot.errors import AnnotError
-from annot.util.installed_tools import find_nsys
+from annot.util.installed_tools import find_nsys, python_of
 
 __all__ = ["COLLECTORS", "Collector", "CommandError", "Outcome", "choose", "collect"]
 
 COLLECTORS = ("auto", "nsys", "recorder", "torch")
 """Names that `choose` accepts."""
+
+_SITE = Path(__file__).parent / "site"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,82 @@ class Outcome:
     """Contents of the profile; None if it could not be written."""
     problem: str | None = None
     """Why the profile could not be written."""
+
+
+class RecorderCollector:
+    """Collector for all NVTX calls of the command and its children, with annot's recorder as NVTX injection library."""
+
+    name = "recorder"
+    suffix = ".sqlite"
+
+    def run(self, job: Job) -> int:
+        """Run the command with the recorder loaded; see `annot.collect.run.Collector.run`."""
+        library = built_recorder()
+        job.say(f"recording with {library}")
+        recording = {"NVTX_INJECTION64_PATH": library, "ANNOT_RECORD_DIR": str(job.parts)}
+        return run_child(job, environ={**os.environ, **recording})
+
+    def convert(self, job: Job, status: int) -> Collected:
+        """Assemble the files of all processes; see `annot.collect.run.Collector.convert`."""
+        from annot.read.recording.export import assemble
+
+        meta = {
+            "ANNOT_COMMAND": shlex.join(job.command),
+            "ANNOT_FOLDER": os.getcwd(),
+            "ANNOT_HOST": socket.gethostname(),
+            "ANNOT_COLLECTOR": self.name,
+            "ANNOT_VERSION": importlib.metadata.version("annot"),
+            "ANNOT_EXIT_STATUS": str(status),
+        }
+        recording = assemble(job.parts, job.out, meta=meta)
+        notes = []
+        if recording.lost:
+            notes.append(f"{recording.lost} events could not be written and are missing. Check for a full disk.")
+        if recording.open_ranges:
+            notes.append(f"{recording.open_ranges} ranges were still open when their process ended")
+        return Collected(recording.ranges, (*notes, *recording.notes))
+
+
+class TorchCollector:
+    """Collector for the first Python process of the command, from the import of torch to its exit.
+
+    The profile is the Chrome trace of torch.profiler, compressed if its name ends in ``.gz``.
+    """
+
+    name = "torch"
+    suffix = ".json.gz"
+
+    def run(self, job: Job) -> int:
+        """Run the command with torch.profiler set up by `sitecustomize`; see `annot.collect.run.Collector.run`."""
+        if python_of(job.executable) is None:
+            raise AnnotError(
+                f"{job.command[0]} is not a Python command: --collector torch needs `python ...` "
+                "or a script with Python in its first line (#!)"
+            )
+        job.say("running under torch.profiler")
+        path = os.pathsep.join(filter(None, [str(_SITE), os.environ.get("PYTHONPATH")]))
+        prepared = {"PYTHONPATH": path, "ANNOT_ENABLE": "1", "ANNOT_TORCH_TRACE": str(self._trace(job))}
+        if "PYTHONPATH" in os.environ:
+            prepared["ANNOT_PYTHONPATH"] = os.environ["PYTHONPATH"]
+        return run_child(job, environ={**os.environ, **prepared})
+
+    def convert(self, job: Job, status: int) -> Collected:
+        """Check the trace and move it to ``job.out``; see `annot.collect.run.Collector.convert`."""
+        from annot.read.formats import load
+
+        trace = self._trace(job)
+        if not trace.exists():
+            raise AnnotError(
+                "torch.profiler wrote no trace: the first Python process of the command did not import torch, "
+                "was killed, or ran with -I, -E or -S. For a program without PyTorch, use --collector nsys or "
+                "recorder"
+            )
+        ranges = load(trace).ranges.height
+        os.replace(trace, job.out)
+        return Collected(ranges)
+
+    def _trace(self, job: Job) -> Path:
+        return job.parts / ("trace.json.gz" if job.out.suffix == ".gz" else "trace.json")
 
 
 def choose(name: str = "auto") -> Collector:
@@ -81,9 +160,6 @@ def collect(
         out: path of the profile; None: the first unused name of annot1, annot2, ... in the current folder.
         force: replace an existing `out`.
         say: receives progress messages, one line each.
-
-    Returns:
-        Exit status, path and contents of the profile.
 
     Raises:
         CommandError: the command does not exist or cannot be executed.

@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from annot.collect import nsys_launcher
@@ -34,7 +33,6 @@ class NsysCollector:
     suffix = ".sqlite"
 
     def __init__(self, nsys: Nsys) -> None:
-        """Use an installed Nsight Systems."""
         self.nsys = nsys
 
     def run(self, job: Job) -> int:
@@ -52,7 +50,12 @@ class NsysCollector:
     def convert(self, job: Job, status: int) -> Collected:
         """Import the capture if needed, export it, and keep the report; see `Collector.convert`."""
         report, exported = job.parts / "report.nsys-rep", job.parts / "report.sqlite"
-        notes = [*_warnings(job), *_lost_by_signal(status)]
+        notes = [f"Nsight Systems: {line}" for line in _log_lines(job) if line.upper().startswith("WARNING")]
+        if status > 128:
+            # nsys 2022.4 loses up to some thousand ranges of a process that ends by a signal or an uncaught
+            # KeyboardInterrupt.
+            lost = "Nsight Systems may lose its last ranges; use --collector recorder"
+            notes.append(f"signal {status - 128} ended the command. {lost}")
         if not report.exists():
             self._import(job, report)
         job.say(f"exporting to {job.out}")
@@ -94,15 +97,7 @@ class NsysCollector:
 
 
 def report_of(out: Path) -> Path:
-    """Return the path of the Nsight Systems report of a profile.
-
-    Args:
-        out: path of the profile.
-
-    Example:
-        >>> report_of(Path("run.sqlite"))
-        PosixPath('run.nsys-rep')
-    """
+    """Return the path of the Nsight Systems report of a profile: ``run.nsys-rep`` for ``run.sqlite``."""
     return out.with_suffix(".nsys-rep")
 
 
@@ -187,33 +182,12 @@ def _last_lines(job: Job, status: int | None) -> str:
     return lines or (f"exit status {status}" if status is not None else "no output")
 
 
-def _warnings(job: Job) -> list[str]:
-    return [f"Nsight Systems: {line}" for line in _log_lines(job) if line.upper().startswith("WARNING")]
-
-
-def _lost_by_signal(status: int) -> list[str]:
-    # nsys 2022.4 loses up to some thousand ranges of a process that ends by a signal or an uncaught
-    # KeyboardInterrupt.
-    if status <= 128:
-        return []
-    return [
-        f"signal {status - 128} ended the command. Nsight Systems may lose its last ranges; use --collector recorder"
-    ]
-
-
 def _count_ranges(exported: Path) -> int:
-    with _open(exported) as database:
-        tables = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchall()
-        if not tables:
-            return 0
-        (count,) = database.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()
-        return int(count)
-
-
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[sqlite3.Connection]:
     try:
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            yield database
+        with contextlib.closing(sqlite3.connect(exported)) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchall():
+                return 0
+            (count,) = database.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()
+            return int(count)
     except sqlite3.Error as error:
-        raise AnnotError(f"the export {path} is not a readable SQLite file: {error}") from None
+        raise AnnotError(f"the export {exported} is not a readable SQLite file: {error}") from None

@@ -29,11 +29,7 @@ _WRITTEN_BY_ANNOT: Final = re.compile(
 
 
 class PartsFolder:
-    """Folder of one recording, locked by this process.
-
-    Args:
-        out: path of the profile.
-        force: reuse the folder of a killed recording.
+    """Folder of the recording of a profile, locked by this process. `force` reuses the folder of a killed recording.
 
     Raises:
         FileExistsError: the folder exists, and `force` is False.
@@ -114,11 +110,7 @@ def _lock_of_other(folder: Path) -> int:
 
 
 def _check_unused(folder: Path, lock: int) -> None:
-    """Lock the folder.
-
-    Raises:
-        AnnotError: a process uses the folder, or it holds files of the user.
-    """
+    """Lock the folder. Raise AnnotError if a process uses it, or if it holds files of the user."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         current = os.stat(folder / LOCK)
@@ -146,9 +138,8 @@ def _has_writer(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.fcntl(
-            file, fcntl.F_SETSIG, signal.SIGURG
-        )  # sent if a process opens the file meanwhile; ignored by default
+        # The kernel sends SIGURG if a process opens the file meanwhile. It is ignored by default.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except BlockingIOError:

@@ -57,7 +57,9 @@ class record:  # noqa: N801  (lower case, as the context managers of contextlib)
 
     def __enter__(self) -> Self:
         self.recording = None
-        library = _library()
+        from annot.collect.run import built_recorder
+
+        library = built_recorder()
         self._check_path()
         recorder = ctypes.CDLL(library)
         obstacle = _obstacle(library, recorder)
@@ -159,18 +161,6 @@ _BLIND: Final = (
     "not recorded"
 )
 _REMEDY: Final = "Enter `record` earlier, or use `annot run`."
-
-
-def _library() -> str:
-    from annot import native
-
-    library = native.recorder_library()
-    if library is None:
-        raise AnnotError(
-            "the recorder is not built: install a C compiler (Debian: apt install gcc), then reinstall annot: "
-            f"{native.build_command()}"
-        )
-    return str(library)
 
 
 def _obstacle(library: str, recorder: ctypes.CDLL) -> str | None:

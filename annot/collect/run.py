@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from annot import native
 from annot.collect.signal_relay import Relay
 from annot.errors import AnnotError
 
 __all__ = [
-    "Collected",
-    "Collector",
-    "CommandError",
-    "Job",
-    "meta_of",
-    "resolve_command",
-    "run_child",
-    "shell_status",
-]
+    "Collected", "Collector", "CommandError", "Job", "built_recorder", "resolve_command", "run_child", "shell_status",
+]  # fmt: skip
 
 
 class CommandError(AnnotError):
@@ -71,49 +63,31 @@ class Collector(Protocol):
     """Suffix of the default profile name."""
 
     def run(self, job: Job) -> int:
-        """Run the command and record to ``job.parts``.
-
-        Args:
-            job: the command.
-
-        Returns:
-            Exit status, as a shell reports it.
+        """Run the command and record to ``job.parts``. Return its exit status as a shell reports it.
 
         Raises:
             AnnotError: the command was not run.
         """
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Convert the recorded data to the file ``job.out``.
-
-        Args:
-            job: the command.
-            status: its exit status.
+        """Convert the recorded data to the file ``job.out``. `status` is the exit status of the command.
 
         Raises:
             AnnotError: the data cannot be converted.
         """
 
 
-def resolve_command(command: Sequence[str], path: str | None = None) -> str:
+def resolve_command(command: Sequence[str]) -> str:
     """Return the path of the executable of a command.
-
-    Args:
-        command: command and arguments, as typed.
-        path: folders to search; None: ``$PATH``.
 
     Raises:
         CommandError: the command was not found (status 127) or is not executable (126).
-
-    Example:
-        >>> resolve_command(["sh", "-c", "exit 3"], "/bin")
-        '/bin/sh'
     """
     name = command[0]
-    found = shutil.which(name, path=path)
+    found = shutil.which(name)
     if found:
         return found
-    folders = [""] if "/" in name else (path or os.environ.get("PATH", os.defpath)).split(os.pathsep)
+    folders = [""] if "/" in name else os.environ.get("PATH", os.defpath).split(os.pathsep)
     for candidate in (os.path.join(folder, name) for folder in folders) if name else ():
         if os.path.isdir(candidate):
             raise CommandError(f"{candidate} is a folder, not a command", 126)
@@ -130,14 +104,7 @@ def _hint(name: str) -> str:
 
 
 def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
-    """Run the command of `job` with the streams of this process and wait for it.
-
-    Args:
-        job: the command.
-        environ: complete environment of the command.
-
-    Returns:
-        Exit status, as a shell reports it.
+    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it.
 
     Raises:
         CommandError: the file cannot be executed.
@@ -165,19 +132,16 @@ def shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def meta_of(job: Job, collector: str, status: int) -> dict[str, str]:
-    """Return the metadata of a profile: command, folder, host, collector, version and exit status.
+def built_recorder() -> str:
+    """Return the path of the recorder library.
 
-    Args:
-        job: the command.
-        collector: name of the collector.
-        status: exit status of the command.
+    Raises:
+        AnnotError: the recorder is not built.
     """
-    return {
-        "ANNOT_COMMAND": shlex.join(job.command),
-        "ANNOT_FOLDER": os.getcwd(),
-        "ANNOT_HOST": socket.gethostname(),
-        "ANNOT_COLLECTOR": collector,
-        "ANNOT_VERSION": importlib.metadata.version("annot"),
-        "ANNOT_EXIT_STATUS": str(status),
-    }
+    library = native.recorder_library()
+    if library is None:
+        raise AnnotError(
+            "the recorder is not built: install a C compiler (Debian: apt install gcc), then reinstall annot: "
+            f"{native.build_command()}"
+        )
+    return str(library)

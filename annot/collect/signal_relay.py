@@ -19,14 +19,12 @@ class Relay:
 
     Ctrl-C signals every process of the foreground group, `kill PID` only one. In a shared group, a signal is forwarded
     only if the group did not receive it.
+
+    Args:
+        shared_group: whether the script runs in the process group of this process.
     """
 
     def __init__(self, *, shared_group: bool) -> None:
-        """Create the relay.
-
-        Args:
-            shared_group: whether the script runs in the process group of this process.
-        """
         self._witness = _Witness() if shared_group else None
         self._send: Callable[[int], object] | None = None
         self._waiting: list[int] = []
@@ -47,11 +45,7 @@ class Relay:
             self._witness.dismiss()
 
     def to(self, send: Callable[[int], object]) -> None:
-        """Set the receiver and send it the signals that arrived earlier.
-
-        Args:
-            send: function that takes a signal number.
-        """
+        """Set the receiver, a function of a signal number, and send it the signals that arrived earlier."""
         self._send = send
         while self._waiting:
             with contextlib.suppress(ProcessLookupError):

@@ -16,11 +16,7 @@ __all__ = ["profile_when_imported"]
 
 
 def profile_when_imported(output: str) -> None:
-    """Start torch.profiler when torch is imported, and write the trace when the process ends.
-
-    Args:
-        output: path of the Chrome trace, compressed if it ends in ``.gz``.
-    """
+    """Start torch.profiler when torch is imported, and write the Chrome trace to `output` when the process ends."""
     wrapt.register_post_import_hook(lambda torch: _start(torch, output), "torch")
 
 

@@ -15,11 +15,7 @@ __all__ = ["Check", "Machine", "State", "examine"]
 
 
 def examine(collector: str = "auto") -> list[Check]:
-    """Run all checks, and record test ranges as `annot run` does.
-
-    Args:
-        collector: value of ``--collector`` of `annot run`.
-    """
+    """Run all checks, and record test ranges as `annot run` does. `collector` is its ``--collector``."""
     machine = Machine()
     nsys = find_nsys()
     return [

@@ -36,22 +36,14 @@ _REMEDIES: Final = {
 
 
 def examine(machine: Machine) -> list[Check]:
-    """Check for a container and WSL, and for features that they restrict.
-
-    Args:
-        machine: the machine to check.
-    """
+    """Check for a container and WSL, and for features that they restrict."""
     container = container_of(machine)
     found = [] if container is None else [_container(machine, container), *_filter(machine, container)]
     return [*found, *_memory(machine, container), *_wsl(machine)]
 
 
 def container_of(machine: Machine) -> str | None:
-    """Return the container runtime of this process: Docker, Podman, Kubernetes or None.
-
-    Args:
-        machine: the machine to check.
-    """
+    """Return the container runtime of this process: Docker, Podman, Kubernetes or None."""
     groups = machine.text("/proc/1/cgroup")
     if machine.environ.get("KUBERNETES_SERVICE_HOST") or "kubepods" in groups:
         return "Kubernetes"
@@ -78,18 +70,13 @@ def _filter(machine: Machine, container: str) -> list[Check]:
 
 
 def _memory(machine: Machine, container: str | None) -> list[Check]:
-    size = _shared_memory(machine)
-    if size is None or size >= _SMALL_MEMORY:
+    found = re.findall(r"^\S+ /dev/shm \S+ \S*?\bsize=(\d+)([kmg]?)", machine.text("/proc/self/mounts"), re.MULTILINE)
+    size = int(found[-1][0]) * _UNITS[found[-1][1]] if found else _SMALL_MEMORY  # mounts may have no size limit
+    if size >= _SMALL_MEMORY:
         return []
     text = f"/dev/shm is limited to {size >> 20} MiB: DataLoader workers may fail with a bus error"
     remedy = _REMEDIES[container]["shm"] if container else "sudo mount -o remount,size=8g /dev/shm"
     return [Check("shared memory", "note", text, remedy)]
-
-
-def _shared_memory(machine: Machine) -> int | None:
-    """Return the size limit of ``/dev/shm`` in bytes; None if its mount options lack one."""
-    found = re.findall(r"^\S+ /dev/shm \S+ \S*?\bsize=(\d+)([kmg]?)", machine.text("/proc/self/mounts"), re.MULTILINE)
-    return int(found[-1][0]) * _UNITS[found[-1][1]] if found else None
 
 
 def _wsl(machine: Machine) -> list[Check]:

@@ -6,10 +6,11 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Check", "Machine", "State", "version_of"]
+__all__ = ["Check", "Machine", "State", "folder_of", "version_of"]
 
 State = Literal["ok", "note", "problem"]
 
@@ -28,12 +29,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Machine:
-    """Files and environment variables of the machine to check.
-
-    Args:
-        root: root folder of the file system.
-        environ: environment variables.
-    """
+    """Files below a root folder, and environment variables, of the machine to check."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -42,12 +38,22 @@ class Machine:
         """Return whether an absolute path exists below the root."""
         return (self.root / path.lstrip("/")).exists()
 
+    def has_switch(self, name: str) -> bool:
+        """Return whether an environment variable is set to a value other than 0."""
+        return self.environ.get(name, "") not in ("", "0")
+
     def text(self, path: str) -> str:
         """Return the text of a file, empty if it cannot be read."""
         try:
             return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+
+def folder_of(package: str) -> Path | None:
+    """Return the folder of an installed package, without an import. None if it is not installed."""
+    spec = PathFinder.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def version_of(package: str) -> str | None:

@@ -7,14 +7,13 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
-from annot.doctor.finding import Check, Machine, version_of
+from annot.doctor.finding import Check, Machine, folder_of, version_of
 from annot.util.installed_tools import Nsys, has_gpu_driver
 
-__all__ = ["Build", "builds", "checks_of", "cuda_of_driver", "examine"]
+__all__ = ["Build", "builds", "checks_of", "examine"]
 
 _DRIVER: Final = "/proc/driver/nvidia/version"
 _INSTALL_DRIVER: Final = "sudo apt install nvidia-driver && sudo reboot"
@@ -26,34 +25,25 @@ _FIRST_NSYS: Final = {12: (2022, 4), 13: (2025, 3)}
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An installed framework.
-
-    Args:
-        name: name of the package.
-        version: version of the package.
-        cuda: CUDA version that it is built for, as (major, minor); None: without CUDA.
-        other: other platform that it is built for, such as ROCm.
-    """
+    """An installed framework."""
 
     name: str
     version: str
     cuda: tuple[int, ...] | None
+    """CUDA version that it is built for, as (major, minor); None: without CUDA."""
     other: str | None = None
+    """Other platform that it is built for, such as ROCm."""
 
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
-    """Check the driver and the software that must match it.
-
-    Args:
-        machine: the machine to check.
-        nsys: the Nsight Systems that `annot run` uses, or None.
-    """
-    cuda = cuda_of_driver() if has_gpu_driver(machine.root) else None
-    return [*checks_of(machine, cuda, list(builds()), nsys), _keras()]
+    """Check the driver and the software that must match it. `nsys` is the one that `annot run` uses."""
+    cuda = _cuda_of_driver() if has_gpu_driver(machine.root) else None
+    keras = Check("keras", "ok", version_of("keras") or "not installed")
+    return [*checks_of(machine, cuda, list(builds()), nsys), keras]
 
 
 def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build], nsys: Nsys | None) -> list[Check]:
-    """Compare the installed software with the driver.
+    """Compare the installed frameworks and Nsight Systems with the driver.
 
     Args:
         machine: the machine to check.
@@ -62,7 +52,8 @@ def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build]
         nsys: the Nsight Systems that `annot run` uses, or None.
     """
     there = has_gpu_driver(machine.root)
-    missing = [Check(name, "ok", "not installed") for name in ("torch", "tensorflow") if not _has(found, name)]
+    names = {build.name for build in found}
+    missing = [Check(name, "ok", "not installed") for name in ("torch", "tensorflow") if name not in names]
     return [
         _driver(machine, cuda, there),
         *_runtime(machine),
@@ -72,7 +63,7 @@ def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build]
     ]
 
 
-def cuda_of_driver() -> tuple[int, ...] | None:
+def _cuda_of_driver() -> tuple[int, ...] | None:
     """Return the newest CUDA version that the driver supports, such as ``(12, 4)``; None if it does not respond."""
     number = ctypes.c_int()
     try:
@@ -85,23 +76,15 @@ def cuda_of_driver() -> tuple[int, ...] | None:
 
 def builds() -> Iterator[Build]:
     """Yield the installed frameworks. Their CUDA versions are read from files, without an import."""
-    if folder := _folder("torch"):
-        text = _text(folder / "version.py")
+    if folder := folder_of("torch"):
+        text = Machine().text(f"{folder}/version.py")
         hip = _assigned(text, "hip")
         yield Build("torch", version_of("torch") or "", _numbers(_assigned(text, "cuda")), hip and f"ROCm {hip}")
-    if folder := _folder("tensorflow"):
-        text = _text(folder / "python/platform/build_info.py")
+    if folder := folder_of("tensorflow"):
+        text = Machine().text(f"{folder}/python/platform/build_info.py")
         version = next(filter(None, map(version_of, ("tensorflow", "tensorflow-cpu"))), "")
         cuda = re.search(r"'cuda_version', '([\d.]+)'", text)
         yield Build("tensorflow", version, _numbers(cuda[1] if cuda else None))
-
-
-def _has(found: list[Build], name: str) -> bool:
-    return any(build.name == name for build in found)
-
-
-def _keras() -> Check:
-    return Check("keras", "ok", version_of("keras") or "not installed")
 
 
 def _driver(machine: Machine, cuda: tuple[int, ...] | None, there: bool) -> Check:
@@ -152,22 +135,10 @@ def _framework(build: Build, cuda: tuple[int, ...] | None, there: bool) -> Check
 def _nsys_and_cuda(nsys: Nsys | None, cuda: tuple[int, ...] | None) -> list[Check]:
     if nsys is None or cuda is None or nsys.version >= _FIRST_NSYS.get(cuda[0], ()):
         return []
-    first = ".".join(map(str, _FIRST_NSYS[cuda[0]]))
+    first = _dotted(_FIRST_NSYS[cuda[0]])
     text = f"{nsys.version_text} is older than CUDA {_dotted(cuda)} of the driver and may not record kernels"
     remedy = f"sudo apt install nsight-systems-cli  # {first} or later, from NVIDIA's repository"
     return [Check("Nsight Systems and CUDA", "note", text, remedy)]
-
-
-def _folder(package: str) -> Path | None:
-    spec = PathFinder.find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _assigned(text: str, name: str) -> str | None:

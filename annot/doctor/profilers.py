@@ -14,51 +14,42 @@ _INSTALL_NSYS = "sudo apt install nsight-systems"
 
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
-    """Check NVIDIA's profilers.
-
-    Args:
-        machine: the machine to check.
-        nsys: the Nsight Systems that `annot run` uses, or None.
-    """
-    return [_nsys(machine, nsys), *_import_of(nsys), *_writing_of(nsys), _ncu(machine)]
+    """Check NVIDIA's profilers. `nsys` is the one that `annot run` uses."""
+    parts = [] if nsys is None else [_import_of(nsys), _writing_of(nsys)]
+    return [_nsys(machine, nsys), *parts, _ncu(machine)]
 
 
 def _nsys(machine: Machine, nsys: Nsys | None) -> Check:
     if nsys is not None:
         return Check("Nsight Systems", "ok", f"{nsys.version_text} at {nsys.path}")
-    named = machine.environ.get("ANNOT_NSYS")
-    if named:
+    if named := machine.environ.get("ANNOT_NSYS"):
         return Check("Nsight Systems", "note", f"ANNOT_NSYS is {named}, which does not respond", "unset ANNOT_NSYS")
     text = "not found. GPU times need it or --collector torch. Ranges do not need it"
     return Check("Nsight Systems", "note", text, _INSTALL_NSYS)
 
 
-def _import_of(nsys: Nsys | None) -> list[Check]:
-    if nsys is None:
-        return []
+def _import_of(nsys: Nsys) -> Check:
     if nsys.imports_by_itself:
-        return [Check("import of reports", "ok", "Nsight Systems finds its importer")]
+        return Check("import of reports", "ok", "Nsight Systems finds its importer")
     importer = nsys.importer()
     if importer is None:
         text = "the importer, which converts captures to reports, is not installed"
-        return [Check("import of reports", "problem", text, _INSTALL_NSYS)]
+        return Check("import of reports", "problem", text, _INSTALL_NSYS)
     text = f"Nsight Systems does not find its importer. annot calls {importer}"
-    return [Check("import of reports", "note", text, nsys.link_command())]
+    return Check("import of reports", "note", text, nsys.link_command())
 
 
-def _writing_of(nsys: Nsys | None) -> list[Check]:
+def _writing_of(nsys: Nsys) -> Check:
     """Check the tool that `annot report --format nsys-rep` writes with."""
-    if nsys is None:
-        return []
     name = "writing into reports"
     if has_nsys_writer():
-        return [Check(name, "ok", "with nsys_writer of Nsight Systems")]
+        return Check(name, "ok", "with nsys_writer of Nsight Systems")
     importer, package = nsys.nvtxt_importer(), nsys.writer_package()
     if importer is not None:
-        return [Check(name, "ok", f"with {importer}")]
+        return Check(name, "ok", f"with {importer}")
     text = "nsys_writer and ImportNvtxt of Nsight Systems are not installed"
     remedy = _INSTALL_NSYS if package is None else shlex.join([sys.executable, "-m", "pip", "install", str(package)])
-    return [Check(name, "note", text, remedy)]
+    return Check(name, "note", text, remedy)
 
 
 def _ncu(machine: Machine) -> Check:
@@ -66,8 +57,7 @@ def _ncu(machine: Machine) -> Check:
     if found is not None:
         path, version = found
         return Check("Nsight Compute", "ok", f"{version} at {path}")
-    named = machine.environ.get("ANNOT_NCU")
-    if named:
+    if named := machine.environ.get("ANNOT_NCU"):
         return Check("Nsight Compute", "note", f"ANNOT_NCU is {named}, which does not respond", "unset ANNOT_NCU")
     if not has_gpu_driver(machine.root):
         return Check("Nsight Compute", "ok", "not found. It is not needed without a GPU")

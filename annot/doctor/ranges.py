@@ -14,7 +14,7 @@ from typing import Final
 
 from annot import native
 from annot.collect.collectors import choose, collect
-from annot.doctor.finding import Check, Machine, State, version_of
+from annot.doctor.finding import Check, Machine, State, folder_of, version_of
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release
 
@@ -35,31 +35,27 @@ _INJECTIONS: Final = {
     "NVTX_INJECTION64_PATH": "annot run overrides it",
     "CUDA_INJECTION64_PATH": "it receives the kernels, and Nsight Systems or torch.profiler may record none",
 }
+_LIBRARY: Final = "libtensorflow_framework.so.2"
+_REQUIRED: Final = {
+    "NVTX (GPU builds only)": b"NVTX_INJECTION64_PATH",  # every NVTX client reads this environment variable
+    "the symbol that enables its annotations": b"_ZN3tsl8profiler15AnnotationStack6EnableEb",
+}
+"""Features that TensorFlow's own ranges need, and byte strings that its library contains if it has them."""
 
 
 def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
-    """Check everything about ranges except the self-test.
-
-    Args:
-        machine: the machine to check.
-        nsys: the Nsight Systems that `annot run` uses, or None.
-    """
+    """Check everything about ranges except the self-test. `nsys` is the one that `annot run` uses."""
     return [*switches(machine), *_native_parts(), nvtx_package(version_of("nvtx"), nsys), *_tensorflow_modes()]
 
 
 def switches(machine: Machine) -> list[Check]:
-    """Check for variables that disable ranges or pass them to another tool.
-
-    Args:
-        machine: the machine to check.
-    """
+    """Check for variables that disable ranges or pass them to another tool."""
     environ = machine.environ
     checks = [
         Check("environment", "problem", f"{name}={environ[name]} disables annot's ranges", f"unset {name}")
-        for name in _SWITCHES
-        if environ.get(name, "") not in ("", "0")
+        for name in filter(machine.has_switch, _SWITCHES)
     ]
-    if environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
+    if machine.has_switch("ANNOT_DISABLE_NATIVE"):
         text = "ANNOT_DISABLE_NATIVE disables the C extensions: ranges cost more, and reports take longer"
         checks.append(Check("environment", "note", text, "unset ANNOT_DISABLE_NATIVE"))
     for name, consequence in _INJECTIONS.items():
@@ -97,12 +93,7 @@ def _native_part(name: str, built: bool) -> Check:
 
 
 def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
-    """Check whether the `nvtx` package works with annot and Nsight Systems.
-
-    Args:
-        version: version of the package; None: not installed.
-        nsys: the Nsight Systems that `annot run` uses, or None.
-    """
+    """Check whether this version of the `nvtx` package works with annot and Nsight Systems. None: not installed."""
     if version is None:
         remedy = f"{sys.executable} -m pip install nvtx"
         return Check("nvtx package", "note", "not installed. annot needs it if its C extension is not built", remedy)
@@ -122,17 +113,13 @@ def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
 def _tensorflow_modes() -> list[Check]:
     if importlib.util.find_spec("tensorflow") is None:
         return []
-    operations, fast = operations_mode()
-    text = f"graphs: {operations}; XLA: {names_mode()}; eager mode: ranges from Python"
+    operations, fast = _operations_mode()
+    text = f"graphs: {operations}; XLA: {_names_mode()}; eager mode: ranges from Python"
     return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else native.build_command())]
 
 
 def self_test(name: str) -> Check:
-    """Record three ranges as `annot run` does, and count the recorded ranges.
-
-    Args:
-        name: name of the collector, or ``auto``.
-    """
+    """Record three ranges as `annot run` does with this collector, and count the recorded ranges."""
     command = [sys.executable, "-c", _SELF_TEST]
     with tempfile.TemporaryDirectory(prefix="annot-doctor-") as folder:
         try:
@@ -152,48 +139,33 @@ def self_test(name: str) -> Check:
 
 def _alternative(failed: str) -> str:
     """Return the command to try after a collector failed. The recorder needs only annot's C extension."""
-    off = [name for name in _SWITCHES if os.environ.get(name, "") not in ("", "0")]
-    if off:
+    if off := [*filter(Machine().has_switch, _SWITCHES)]:
         return f"unset {' '.join(off)}"
     if failed == "recorder" or native.recorder_library() is None:
         return native.build_command()
     return "annot run --collector recorder -- python train.py"
 
 
-_LIBRARY: Final = "libtensorflow_framework.so.2"
-_SWITCH: Final = b"_ZN3tsl8profiler15AnnotationStack6EnableEb"
-_NVTX: Final = b"NVTX_INJECTION64_PATH"
-"""Environment variable that every NVTX client reads."""
-
-
-def operations_mode() -> tuple[str, bool]:
+def _operations_mode() -> tuple[str, bool]:
     """Return the source of ranges in TensorFlow graphs, or why graphs have no ranges; and whether they have any."""
-    if os.environ.get("ANNOT_DISABLE_NATIVE", "") not in ("", "0"):
+    if Machine().has_switch("ANNOT_DISABLE_NATIVE"):
         return "no ranges, because ANNOT_DISABLE_NATIVE is set", False
     if native.emitter() is None or native.tf_library() is None:
         return "no ranges, because annot's C extensions are not built", False
     return "ranges from annot's C library", True
 
 
-def names_mode() -> str:
+def _names_mode() -> str:
     """Return whether TensorFlow emits its own ranges, the only ranges under XLA, as text."""
-    library = _framework_library()
-    if library is None:
+    folder = folder_of("tensorflow")
+    if folder is None or not (folder / _LIBRARY).exists():
         return f"no ranges, because {_LIBRARY} was not found"
+    library = folder / _LIBRARY
     try:
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            missing = [feature for feature, symbol in _REQUIRED if content.find(symbol) < 0]
+            missing = [feature for feature, symbol in _REQUIRED.items() if content.find(symbol) < 0]
     except (OSError, ValueError) as error:
         return f"no ranges, because {library} cannot be read: {error}"
     if missing:
         return f"no ranges, because this TensorFlow lacks {' and '.join(missing)}"
     return "ranges from TensorFlow"
-
-
-_REQUIRED: Final = (("NVTX (GPU builds only)", _NVTX), ("the symbol that enables its annotations", _SWITCH))
-
-
-def _framework_library() -> Path | None:
-    spec = importlib.util.find_spec("tensorflow")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
-    return next((folder / _LIBRARY for folder in folders if (folder / _LIBRARY).exists()), None)

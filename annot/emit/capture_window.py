@@ -17,9 +17,8 @@ NO_CUDA = "capture=True: CUDA is not available. Only the range 'capture' marks t
 class Capture:
     """Collection window of one profiler. It can open and close any number of times.
 
-    Args:
-        tell_cuda: calls the CUDA profiler API of the framework with ``start`` or ``stop``. It reports a failure as one
-            warning.
+    `tell_cuda` calls the CUDA profiler API of the framework with ``start`` or ``stop``. It reports a failure as one
+    warning.
     """
 
     def __init__(self, tell_cuda: Callable[[str], None]) -> None:

@@ -12,8 +12,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from annot import native
 from annot.emit.nvtx_package import PackageClient
@@ -62,52 +61,7 @@ _categories: dict[tuple[str, str], int] = {}
 _categories_lock = fork_safe()
 
 
-class Client(Protocol):
-    """Interface of both clients. `push` and `pop` nest per thread, `start` and `end` may overlap."""
-
-    Event: Any
-
-    def attach(self) -> bool:
-        """Look for an NVTX tool. Return whether one is attached."""
-
-    def detach(self) -> None:
-        """Send nothing to NVTX until the next `attach`."""
-
-    def name_category(self, domain: str, number: int, name: str) -> None:
-        """Register the name of a category with the tool."""
-
-    def watch_profiler(self, profiler: Any, range_type: Any) -> None:
-        """Also open each range in torch.profiler while it runs."""
-
-    def push(self, event: Any) -> None:
-        """Open the range of `event` on this thread."""
-
-    def pop(self) -> None:
-        """Close the range that this thread opened last."""
-
-    def depth(self) -> int:
-        """Return how many ranges this thread has open."""
-
-    def pop_to(self, depth: int) -> None:
-        """Close ranges of this thread until `depth` are open."""
-
-    def start(self, event: Any) -> Any:
-        """Open a range that may overlap others, and return its handle for `end`."""
-
-    def end(self, started: Any) -> None:
-        """Close a range that `start` opened."""
-
-    def mark(self, event: Any) -> None:
-        """Emit a mark."""
-
-    def inside(self, event: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``function(*args, **kwargs)`` inside the range of `event`. The range also closes if the call raises."""
-
-    def wrapper(self, event: Any) -> Any:
-        """Return a wrapt wrapper that calls the function inside the range of `event`."""
-
-
-_client: Client = native.emitter() or PackageClient()
+_client: PackageClient = native.emitter() or PackageClient()
 IS_NATIVE: Final = not isinstance(_client, PackageClient)
 """Whether the client is the C extension."""
 
@@ -227,8 +181,10 @@ def event(
     elif keep:
         _texts.add((text, domain))
     # A text with a payload is sent with each range: a registration per payload would fill the memory of the tool.
-    made = _make(text, domain, category, color, payload, keep=keep and payload is None)
-    if keep and payload is None:
+    keep = keep and payload is None
+    number = _category(_encodable(domain), _encodable(category)) if category else 0
+    made = _client.Event(text, _encodable(domain), number, _argb(color, category), payload, keep)
+    if keep:
         _events[text, domain, category, color] = made
     return made
 
@@ -255,20 +211,6 @@ def _shorter(text: str) -> str:
     if parsed is None:
         return "(other)"
     return tag.format(dataclasses.replace(parsed, tensors=(), omitted=0, arguments=()))
-
-
-def _make(
-    text: str,
-    domain: str,
-    category: str | None,
-    color: str | int | None,
-    payload: float | None,
-    *,
-    keep: bool,
-) -> Any:
-    domain = _encodable(domain)
-    number = _category(domain, _encodable(category)) if category else 0
-    return _client.Event(text, domain, number, _argb(color, category), payload, keep)
 
 
 def _category(domain: str, name: str) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from annot import native
 from annot.emit import client
 
-__all__ = ["attempt", "exit_method", "guarded", "recurs", "to_the_end"]
+__all__ = ["attempt", "exit_method", "recurs", "to_the_end"]
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def attempt(work: Callable[..., T], *args: Any, otherwise: T, note: str = "") -> T:
@@ -39,19 +37,6 @@ def attempt(work: Callable[..., T], *args: Any, otherwise: T, note: str = "") ->
         if note:
             client.warn_once(f"{note}: {type(error).__name__}: {error}")
         return otherwise
-
-
-def guarded(note: str) -> Callable[[F], F]:
-    """Decorate a function so that it returns None if it fails, with a warning that starts with `note`."""
-
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def run(*args: Any) -> Any:
-            return attempt(function, *args, otherwise=None, note=note)
-
-        return cast("F", run)
-
-    return decorate
 
 
 def _to_the_end(work: Callable[..., None], *args: Any) -> None:

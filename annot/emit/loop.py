@@ -5,14 +5,11 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from annot.emit import client
 from annot.labels.tag import Phase, Tag
 from annot.labels.tag import format as format_tag
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["batch", "batches", "epoch", "epochs"]
 
@@ -148,9 +145,7 @@ class NumberedRange:
         )
         self._started.append(client.start(event))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         started = self._started.pop()
         if started is not None:
             client.end(started)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from annot.emit import client, guard, loop
 from annot.emit.schedule import Schedule
 from annot.util.locks import fork_safe
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["SwitchedBlock"]
 
@@ -68,13 +65,7 @@ class SwitchedBlock(ABC):
 
     __exit__: Callable[..., None] = guard.exit_method
 
-    def _exit(
-        self,
-        done: list[str],
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def _exit(self, done: list[str], kind: object, error: object, where: object) -> None:
         unused = self._schedule is not None and not self._step and not self._by_hand and not done
         self._leave(done)
         if unused and error is None and self._is_wanted():

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 from annot.emit import client, guard
-from annot.emit.trace_options import Options
+from annot.emit.shapes import tensor_specs
+from annot.labels import tag
 
 __all__ = ["Trace", "mark", "trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Arguments of `trace`."""
+
+    message: str | None = None
+    domain: str = client.DOMAIN
+    category: str | None = None
+    color: str | int | None = None
+    payload: float | None = None
+    shapes: bool = False
+
+    def event(self, text: str) -> Any:
+        """Return the event with this text."""
+        return client.event(text, domain=self.domain, category=self.category, color=self.color, payload=self.payload)
+
+    def event_of_call(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the event with `text` and the tensor arguments of a call."""
+        # Reading the shape of an argument may raise.
+        nothing: tuple[tuple[tag.TensorSpec, ...], int] = (), 0
+        specs, omitted = guard.attempt(tensor_specs, args, kwargs, otherwise=nothing)
+        return self.event(tag.format(tag.Tag(layer=text, tensors=specs, omitted=omitted)))
+
 
 F = TypeVar("F", bound="Callable[..., Any] | property | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -148,11 +175,14 @@ class Trace:
 
 
 def _check(options: Options) -> None:
-    allowed = {"domain": (str,), "category": (str, type(None)), "color": (str, int, type(None))}
-    for name, types in allowed.items():
-        value = getattr(options, name)
-        if not isinstance(value, types):
-            raise TypeError(f"{name} must be {_type_names(types)}, got {value!r}")
+    allowed = (
+        ("domain", str, "str"),
+        ("category", str | None, "str or None"),
+        ("color", str | int | None, "str or int or None"),
+    )
+    for name, types, expected in allowed:
+        if not isinstance(getattr(options, name), types):
+            raise TypeError(f"{name} must be {expected}, got {getattr(options, name)!r}")
     if options.payload is not None and not isinstance(options.payload, (int, float)):
         raise TypeError(f"payload must be an int or a float, got {options.payload!r}")
     if isinstance(options.payload, int) and not -(2**63) <= options.payload < 2**63:
@@ -163,10 +193,6 @@ def _check(options: Options) -> None:
         raise ValueError(f"domain and category must not contain NUL, got {options.domain!r} and {options.category!r}")
     if options.message is not None and not isinstance(options.message, str):
         raise TypeError(f"the message must be a str, got {options.message!r}")
-
-
-def _type_names(types: tuple[type, ...]) -> str:
-    return " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
 
 
 def _decorate(target: Any, options: Options) -> Any:
@@ -183,7 +209,8 @@ def _decorate(target: Any, options: Options) -> Any:
     if isinstance(target, property):
         getter = target.fget and _decorate(target.fget, options)
         return property(getter, target.fset, target.fdel, target.__doc__)
-    return trace_wrappers.wrap(target, options)
+    of_call = options.event_of_call if options.shapes else None
+    return trace_wrappers.wrap(target, options.message, options.event, of_call)
 
 
 def _decorate_class(cls: type, options: Options) -> type:
@@ -192,13 +219,5 @@ def _decorate_class(cls: type, options: Options) -> type:
     for name, member in list(vars(cls).items()):
         public = not name.startswith("_") or name in ("__init__", "__call__")
         if public and (inspect.isfunction(member) or isinstance(member, (staticmethod, classmethod, property))):
-            named = Options(
-                f"{prefix}.{name}",
-                options.domain,
-                options.category,
-                options.color,
-                options.payload,
-                options.shapes,
-            )
-            setattr(cls, name, _decorate(member, named))
+            setattr(cls, name, _decorate(member, dataclasses.replace(options, message=f"{prefix}.{name}")))
     return cls

@@ -7,31 +7,35 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wrapt
 
 from annot.emit import client
-
-if TYPE_CHECKING:
-    from annot.emit.trace_options import Options
 
 __all__ = ["wrap"]
 
 EventOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def wrap(function: Any, options: Options) -> Any:
-    """Return `function` with a range around its running parts."""
+def wrap(
+    function: Any, text: str | None, make_event: Callable[[str], Any], make_event_of_call: Callable[..., Any] | None
+) -> Any:
+    """Return `function` with a range around its running parts.
+
+    The text is by default the name of the function. `make_event_of_call` makes an event from a text and the arguments
+    of a call. If it is None, all calls share the event that `make_event` makes from the text.
+    """
     plain = getattr(function, "__func__", function)
-    text = options.message if options.message is not None else _name(plain)
+    if text is None:
+        text = str(getattr(plain, "__qualname__", None) or type(plain).__qualname__)
+    event = make_event(text) if make_event_of_call is None else None
+    event_of = _always(event) if make_event_of_call is None else functools.partial(make_event_of_call, text)
     if inspect.isasyncgenfunction(plain):
-        return TracedFunction(function, _stepwise(_event_of(text, options), AsyncSteps))
+        return TracedFunction(function, _stepwise(event_of, AsyncSteps))
     if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
-        return TracedFunction(function, _stepwise(_event_of(text, options), Steps))
-    if options.shapes:
-        return TracedFunction(function, _around(_event_of(text, options)))
-    return TracedFunction(function, client.wrapper(options.event(text)))
+        return TracedFunction(function, _stepwise(event_of, Steps))
+    return TracedFunction(function, client.wrapper(event) if event is not None else _around(event_of))
 
 
 class TracedMethod(wrapt.BoundFunctionWrapper[..., Any]):
@@ -67,12 +71,16 @@ class TracedFunction(wrapt.FunctionWrapper[..., Any]):
         return self
 
 
-class Steps(wrapt.ObjectProxy[Any]):
-    """Generator or coroutine with a range around each step."""
+class Stepped(wrapt.ObjectProxy[Any]):
+    """Proxy with the event of the range around each step."""
 
     def __init__(self, wrapped: Any, event: Any) -> None:
         super().__init__(wrapped)
         self._self_event = event
+
+
+class Steps(Stepped):
+    """Generator or coroutine with a range around each step."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -99,12 +107,8 @@ class Steps(wrapt.ObjectProxy[Any]):
         return client.inside(self._self_event, run, args, {})
 
 
-class AsyncSteps(wrapt.ObjectProxy[Any]):
+class AsyncSteps(Stepped):
     """Async generator with a range around each step."""
-
-    def __init__(self, wrapped: Any, event: Any) -> None:
-        super().__init__(wrapped)
-        self._self_event = event
 
     def __aiter__(self) -> AsyncSteps:
         return self
@@ -129,14 +133,7 @@ def _by_name(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-def _event_of(text: str, options: Options) -> EventOf:
-    if options.shapes:
-        return lambda args, kwargs: options.event_of_call(text, args, kwargs)
-    event = options.event(text)
+def _always(event: Any) -> EventOf:
     return lambda args, kwargs: event
 
 

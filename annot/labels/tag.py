@@ -67,49 +67,31 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 Scalar: TypeAlias = bool | int | float | str | None
 Value: TypeAlias = Scalar | tuple[Scalar, ...]
 
-_CODES: Final[dict[Phase, str]] = {
-    "forward": "fwd",
-    "backward": "bwd",
-    "recompute": "re",
-    "optimizer": "opt",
-    "data": "data",
-    "epoch": "epoch",
-    "step": "step",
-    "op": "op",
-    "collective": "coll",
-    "other": "other",
+_WORDS: Final[dict[Phase, tuple[str, str]]] = {
+    "forward": ("fwd", "Forward"),
+    "backward": ("bwd", "Backward"),
+    "recompute": ("re", "Recompute"),
+    "optimizer": ("opt", "Optimizer"),
+    "data": ("data", "Data"),
+    "epoch": ("epoch", "Epoch"),
+    "step": ("step", "Batch"),
+    "op": ("op", "Operation"),
+    "collective": ("coll", "Collective"),
+    "other": ("other", "Other"),
 }
-_TITLES: Final[dict[Phase, str]] = {
-    "forward": "Forward",
-    "backward": "Backward",
-    "recompute": "Recompute",
-    "optimizer": "Optimizer",
-    "data": "Data",
-    "epoch": "Epoch",
-    "step": "Batch",
-    "op": "Operation",
-    "collective": "Collective",
-    "other": "Other",
-}
-_PHASE_OF_CODE: Final[dict[str, Phase]] = {code: phase for phase, code in _CODES.items()}
+"""Code and title of each phase."""
 
-_DTYPES: Final[dict[str, str]] = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint64": "u64",
-    "uint32": "u32",
-    "uint16": "u16",
-    "uint8": "u8",
-    "complex128": "c128",
-    "complex64": "c64",
-    "complex32": "c32",
+_TITLES: Final = {title for _, title in _WORDS.values()}
+_PHASE_OF_CODE: Final[dict[str, Phase]] = {code: phase for phase, (code, _) in _WORDS.items()}
+
+_SIZES: Final = {
+    ("float", "f"): (16, 32, 64),
+    ("bfloat", "bf"): (16,),
+    ("int", "i"): (8, 16, 32, 64),
+    ("uint", "u"): (8, 16, 32, 64),
+    ("complex", "c"): (32, 64, 128),
 }
+_DTYPES: Final = {f"{long}{bits}": f"{short}{bits}" for (long, short), sizes in _SIZES.items() for bits in sizes}
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _LAYER = rf'(?:{_QUOTED}|(?!\+)[^\s"\[|=]+)'
@@ -130,7 +112,7 @@ _BARE_DTYPE = re.compile(r"\w*")
 _BARE_WORD = re.compile(_WORD)
 _NUMBER = re.compile(r"[0-9]+")
 _INTEGER = re.compile(r"-?[0-9]+")
-_NEEDS_QUOTES = re.compile(r'[\s"\[|=]')
+_NEEDS_QUOTES = re.compile(r'^\+|[\s"\[|=]')
 _CONSTANTS: Final[dict[str, Scalar]] = {"None": None, "True": True, "False": False}
 _NOT_BARE: Final = {*_CONSTANTS, "inf", "nan"}
 
@@ -203,13 +185,14 @@ def format(tag: Tag) -> str:
         >>> format(Tag("fc", "Linear", "backward"))
         'fc Linear |bwd'
     """
-    if tag.phase not in _CODES:
+    if tag.phase not in _WORDS:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {tag.phase!r}")
     if tag.omitted < 0 or (tag.step is not None and tag.step < 0):
         raise ValueError(f"omitted and step must not be negative, got {tag.omitted} and {tag.step}")
     if bool(tag.op) != (tag.phase == "op"):
         raise ValueError(f"op must be set in the phase op, and only there, got {tag.op!r} in {tag.phase!r}")
-    words = [_name(tag.layer) if tag.layer else _TITLES[tag.phase]]
+    code, title = _WORDS[tag.phase]
+    words = [_name(tag.layer) if tag.layer else title]
     words += [_quote(name) if _NUMBER.fullmatch(name) else _name(name) for name in (tag.module, tag.op) if name]
     if tag.step is not None:
         words.append(str(tag.step))
@@ -217,7 +200,7 @@ def format(tag: Tag) -> str:
     if tag.omitted:
         words.append(f"+{tag.omitted}")
     words += [f"{_word(name)}={_format_value(value)}" for name, value in tag.arguments]
-    words.append(f"|{_CODES[tag.phase]}")
+    words.append(f"|{code}")
     return " ".join(words)
 
 
@@ -239,7 +222,7 @@ def parse(text: str) -> Tag | None:
         module, op = op, ""
     try:
         tag = Tag(
-            "" if match["layer"] == _TITLES[phase] else _unquote(match["layer"]),
+            "" if match["layer"] == _WORDS[phase][1] else _unquote(match["layer"]),
             _unquote(module),
             phase,
             tuple(_tensor(*parts) for parts in _TENSOR_PARTS.findall(match["tensors"])),
@@ -265,12 +248,7 @@ def short_dtype(name: str) -> str:
 
 
 def _name(name: str) -> str:
-    bare = (
-        name.isprintable()
-        and not name.startswith("+")
-        and not _NEEDS_QUOTES.search(name)
-        and name not in _TITLES.values()
-    )
+    bare = name.isprintable() and not _NEEDS_QUOTES.search(name) and name not in _TITLES
     return name if bare else _quote(name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -22,10 +22,7 @@ _tracing: Final[Callable[[], Any]] = torch._guards.TracingContext.try_get
 class Engine:
     """Autograd's engine with ranges. All attributes except `run_backward` are forwarded to the engine.
 
-    Args:
-        engine: the original value of `torch.autograd.Variable._execution_engine`.
-        calls: the `Calls` of the open block. `retire` sets it to None.
-        ranges: open ranges. If False, `calls` only records that a backward runs, to detect recomputation.
+    Without `ranges`, `calls` only records that a backward runs, to detect recomputation.
     """
 
     def __init__(self, engine: Any, calls: Any, *, ranges: bool) -> None:
@@ -48,9 +45,11 @@ class Engine:
             if self._ranges:
                 client.push(self._event)
             if not _compiles_backward():
-                _begin(calls, args, kwargs) if self._ranges else calls.begin((), **_NOTHING)
+                given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+                _begin(calls, given) if self._ranges else calls.begin((), **_NOTHING)
                 if self._ranges and (event := collectives.awaited()) is not None:
-                    guard.attempt(lambda: self._expect(event, runs, args, kwargs, handles), otherwise=None)
+                    roots = given.get("tensors", ())
+                    guard.attempt(lambda: self._expect(event, runs, roots, handles), otherwise=None)
             return self._engine.run_backward(*args, **kwargs)
         finally:
             try:
@@ -60,9 +59,7 @@ class Engine:
             finally:
                 client.pop_to(depth)  # including ranges that an interrupt left open
 
-    def _expect(
-        self, event: Any, runs: int, args: tuple[Any, ...], kwargs: dict[str, Any], handles: list[Any]
-    ) -> None:  # fmt: skip
+    def _expect(self, event: Any, runs: int, roots: Iterable[Any], handles: list[Any]) -> None:
         """After the last node of a CPU run, close the layer ranges and open the range of the wait on this thread.
 
         The engine runs queued callbacks in order. The prehook of the first node queues `end_layers`, so it runs before
@@ -78,8 +75,9 @@ class Engine:
         def queue(*_: Any) -> None:
             guard.attempt(lambda: engine.queue_callback(end_layers), otherwise=None)
 
-        roots = {**dict(zip(_NAMES, args, strict=False)), **kwargs}.get("tensors", ())
-        node = next((node for node in map(_node_of, roots) if node is not None), None)
+        # A root of a backward is a tensor or an edge of the graph.
+        nodes = (getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
+        node = next((node for node in nodes if node is not None), None)
         if node is not None:
             handles.append(node.register_prehook(queue))
 
@@ -87,11 +85,6 @@ class Engine:
         """Make this wrapper transparent for code that still holds it, and return the engine."""
         self._calls = None
         return self._engine
-
-
-def _node_of(root: Any) -> Any:
-    """Return the node of a root of a backward. A root is a tensor or an edge of the graph."""
-    return getattr(root, "grad_fn", None) or getattr(root, "node", None)
 
 
 def _compiles_backward() -> bool:
@@ -104,9 +97,8 @@ _NOTHING = {"keep_graph": False, "create_graph": False, "every": False}
 _NAMES = ("tensors", "grad_tensors", "keep_graph", "create_graph", "inputs")
 
 
-def _begin(calls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Prepare a run. A failure costs the layer ranges, not the user's backward."""
-    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+def _begin(calls: Any, given: dict[str, Any]) -> None:
+    """Prepare a run with these arguments. A failure costs the layer ranges, not the user's backward."""
     begin = functools.partial(
         calls.begin,
         tuple(given.get("tensors", ())),

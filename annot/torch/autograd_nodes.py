@@ -33,14 +33,10 @@ _Function: Final = torch._C._FunctionBase
 class Layout(NamedTuple):
     """Byte offsets from the Python object of a node to the id of the thread that created it."""
 
-    cpp: int
-    """Offset of the pointer to the C++ node, in the Python object of a node implemented in C++."""
-    python: int
-    """Offset of the same pointer in the Python object of a `torch.autograd.Function` node."""
-    number: int
-    """Offset of the sequence number in the C++ node."""
-    thread: int
-    """Offset of the thread id in the C++ node."""
+    cpp: int  # of the pointer to the C++ node, in the Python object of a node implemented in C++
+    python: int  # of the same pointer in the Python object of a `torch.autograd.Function` node
+    number: int  # of the sequence number in the C++ node
+    thread: int  # of the thread id in the C++ node
 
 
 def _find_current_thread() -> Callable[[], int]:

@@ -45,17 +45,11 @@ class Worker:
 
     device: torch.device
     close: Callable[[], None]
-    last: Any = None
-    """Node that the thread is running or ran last."""
+    last: Any = None  # node that the thread is running or ran last
 
 
 class BackwardHooks:
-    """Hooks that open and close the ranges of layers while autograd's engine runs.
-
-    Args:
-        threads: the calls that each thread has made.
-        meter: object whose `push` and `pop` open and close the ranges.
-    """
+    """Hooks that open and close ranges of layers, with `push` and `pop` of `meter`, while autograd's engine runs."""
 
     def __init__(self, threads: ThreadNotes, meter: Any) -> None:
         self._push, self._pop = meter.push, meter.pop
@@ -184,9 +178,8 @@ class BackwardHooks:
     def _worker_frames(self) -> list[Frame]:
         """Open a frame on a thread of the engine. A callback of the engine closes it when the thread's task is done."""
         ident = threading.get_ident()
-        frames = self._frames[ident] = [
-            Frame(creates_graph=torch.is_grad_enabled())
-        ]  # grad mode is on if the run creates a graph
+        # The grad mode is on if the run creates a graph.
+        frames = self._frames[ident] = [Frame(creates_graph=torch.is_grad_enabled())]
 
         def close_here() -> None:
             if threading.get_ident() == ident and self._frames.get(ident) is frames:

@@ -57,24 +57,17 @@ _METHODS: Final = {
     "barrier": "barrier",
     "monitored_barrier": "monitored_barrier",
 }
-_FUNCTIONS: Final = {
-    "all_gather_single": "all_gather_into_tensor",
-    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "all_reduce": "all_reduce",
-    "all_reduce_coalesced": "all_reduce_coalesced",
-    "all_to_all_single": "all_to_all_single",
-    "broadcast": "broadcast",
-    "permute_tensor": "permute_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "wait_tensor": "wait",
-}
-_OLD_FUNCTIONS: Final = {  # later releases deprecate these, and they call the functions above
-    "all_gather_tensor": "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-}
+_FUNCTIONS: Final = (
+    *("all_gather_single", "all_gather_single_coalesced", "all_reduce", "all_reduce_coalesced", "all_to_all_single"),
+    *("broadcast", "permute_tensor", "reduce_scatter_single", "reduce_scatter_single_coalesced", "wait_tensor"),
+)
+"""Functional collectives. Methods of the same name have the same operation."""
+
+_OLD_FUNCTIONS: Final = (  # later releases deprecate these, and they call the functions above
+    *("all_gather_tensor", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor"),
+    "reduce_scatter_tensor_coalesced",
+)
+_OPERATIONS: Final = _METHODS | {"all_gather_tensor": "all_gather_into_tensor", "wait_tensor": "wait"}
 _c10d: Any = sys.modules.get("torch._C._distributed_c10d")
 _FUNCTIONAL: Final = "torch.distributed._functional_collectives"
 _KIND: Final = "collective"
@@ -95,9 +88,9 @@ def install(patches: Patches) -> None:
     patches.surround(parallel, "_post_forward", "reducer", events.of_reducer)
     functional = sys.modules.get(_FUNCTIONAL)
     if functional is not None:
-        old = {} if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
-        for name, operation in (_FUNCTIONS | old).items():
-            patches.surround(functional, name, _KIND, events.of_function(operation))
+        old = () if hasattr(functional, "all_gather_single") else _OLD_FUNCTIONS
+        for name in (*_FUNCTIONS, *old):
+            patches.surround(functional, name, _KIND, events.of_function(_OPERATIONS.get(name, name)))
 
 
 def awaited() -> Any:
@@ -180,9 +173,8 @@ def _make(operation: str, group: str, tensors: list[Any]) -> Any:
 
 
 def _name_of_wait(number: int | None) -> str:
-    name = guard.attempt(
-        lambda: _c10d.OpType(number).name.lower(), otherwise="unknown"
-    )  # OpType may differ between releases
+    # OpType may differ between releases.
+    name = guard.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")
     return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
 
 
@@ -203,9 +195,8 @@ def _name(group: Any) -> str:
 def _group_among(values: tuple[Any, ...]) -> Any:
     """Return the process group in the arguments of a functional collective, given as a group or a mesh."""
     for value in values:
-        found = guard.attempt(
-            _group_of, value, otherwise=None
-        )  # fails for a list of ranks and for a mesh of several dimensions
+        # Fails for a list of ranks and for a mesh of several dimensions.
+        found = guard.attempt(_group_of, value, otherwise=None)
         if found is not None:
             return found
     return None

@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 import wrapt
@@ -45,14 +45,7 @@ _NO_LAYERS: Final = (
 
 
 class Compiled:
-    """Ranges of compiled graphs, from `install` to `remove`.
-
-    Args:
-        calls: the `Calls` that record the module calls of each thread.
-        sites: the sites of the modules.
-        forward: ranges in forward graphs.
-        backward: ranges in backward graphs.
-    """
+    """Ranges of compiled graphs, from `install` to `remove`."""
 
     def __init__(self, calls: Any, sites: Any, *, forward: bool, backward: bool) -> None:
         self._calls = calls
@@ -82,21 +75,31 @@ class Compiled:
     def patch(self) -> None:
         """Patch the functions that run graphs, then those that generate code. Each group is patched as a whole."""
         for group in (_RUNS, _GENERATES):
-            found = [(method, make) for names, make in group.items() if (method := _find(*names)) is not None]
+            found = [(method, patch) for names, patch in group.items() if (method := _find(*names)) is not None]
             if len(found) < len(group):
                 client.warn_once(_NOT_HERE.format(torch.__version__))
                 return
-            for (cls, name), make in found:
-                original = vars(cls)[name]
-                self._patches.replace(cls, name, functools.wraps(original)(make(self, original)))
+            for (cls, name), patch in found:
+                self._patches.replace(cls, name, self._calling(patch, vars(cls)[name]))
+
+    def _calling(self, patch: Callable[..., Any], original: Any) -> Any:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return patch(self, original, *args, **kwargs)
+
+        return method
 
     # ---------------------------------------------------------------- runs
 
-    def layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
-        """Return the events for a run of a graph on this thread, or None if it runs without ranges."""
-        return guard.attempt(self._layers_of, graph, otherwise=None, note="a compiled graph runs without a range")
+    def run(self, original: Any, graph: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a graph inside its range, if it has one."""
+        layers = guard.attempt(self._layers_of, graph, otherwise=None, note="a compiled graph runs without a range")
+        if layers is None:
+            return original(graph, *args, **kwargs)
+        return compiled_ranges.run(graph, original, layers, args, kwargs)
 
     def _layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
+        """Return the events for a run of a graph on this thread, or None if it runs without ranges."""
         known: _Graph = self._graphs.get(graph) or self._add_graph(graph)
         site = self._calls.current_site(known.backward)
         return known.layers_for(site) if self._has_ranges[known.phase_for(site)] else None
@@ -109,7 +112,44 @@ class Compiled:
 
     # ---------------------------------------------------------------- generated code
 
-    def layers(self, nodes: Iterable[Any], *, backward: bool = False) -> list[tuple[str, str]]:
+    def write_header(self, original: Any, wrapper: Any) -> None:
+        """Import the functions that the code calls."""
+        original(wrapper)
+        wrapper.imports.splice(_HEADER, strip=True)
+
+    def write_kernel_call(self, original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write the call of a generated kernel, inside its range."""
+        scheduler = getattr(_current_graph(), "scheduler", None)
+        if self._extern and self._extern[-1] is scheduler:
+            return original(wrapper, *args, **kwargs)
+        return self._around(
+            wrapper, lambda: compiled_layers.being_called(scheduler), lambda: original(wrapper, *args, **kwargs)
+        )
+
+    def write_extern_call(self, original: Any, scheduler: Any, scheduler_node: Any) -> Any:
+        """Write the call of an extern kernel, inside its range."""
+        self._extern.append(scheduler)
+        try:
+            if type(scheduler_node.node).__name__ == "MultiOutput":  # launches nothing: takes one result out of a tuple
+                return original(scheduler, scheduler_node)
+            wrapper = _current_graph().wrapper_code
+            return self._around(wrapper, lambda: [scheduler_node], lambda: original(scheduler, scheduler_node))
+        finally:
+            self._extern.pop()
+
+    def note_node(self, original: Any, scheduler: Any, node: Any) -> Any:
+        """Store the scheduler's current node. Before PyTorch 2.8 the scheduler does not."""
+        scheduler.annot_node = node
+        return original(scheduler, node)
+
+    def make_key(self, original: Any, details: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
+        """Add the layers to the cache key of a graph, because cached code contains their paths."""
+        original(details, gm, *args, **kwargs)
+        nodes = gm.graph.nodes if gm is not None else ()
+        named = _attempt_layers(lambda: [tuple(self._layers([node])) for node in nodes], [])
+        details.annot_layers = (compiled_ranges.FORMAT, *named)
+
+    def _layers(self, nodes: Iterable[Any], *, backward: bool = False) -> list[tuple[str, str]]:
         """Return path and class of the layers in which nodes of a graph were traced."""
         return compiled_layers.layers(nodes, self._sites.by_id, self._here(), backward=backward)
 
@@ -119,13 +159,10 @@ class Compiled:
         here = self._calls.current_site(False)
         return self._traced_in.setdefault(context, here) if context is not None else here
 
-    def around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
+    def _around(self, wrapper: Any, find: Callable[[], Iterable[Any]], write_call: Callable[[], Any]) -> Any:
         """Write code that opens the range of a kernel before its call and closes it after.
 
-        Args:
-            wrapper: Inductor's wrapper code generator.
-            find: returns the scheduler nodes that the kernel implements.
-            write_call: writes the call of the kernel.
+        `find` returns the scheduler nodes that the kernel implements, and `write_call` writes its call.
         """
         text = _attempt_layers(lambda: self._text(find()), "")
         if text:
@@ -140,23 +177,9 @@ class Compiled:
         if graph.cpp_wrapper or graph.aot_mode or getattr(graph, "fx_wrapper", False):
             return ""
         nodes = compiled_layers.in_order(compiled_layers.of_scheduled(scheduled), graph.graph)
-        layers = self.layers(nodes, backward=graph.is_backward)
+        layers = self._layers(nodes, backward=graph.is_backward)
         phase: tag.Phase = "backward" if graph.is_backward else "forward"
         return compiled_ranges.encode(phase, layers) if layers and self._has_ranges[phase] else ""
-
-    def in_extern(self, scheduler: Any) -> bool:
-        """Return whether the scheduler is writing the call of an extern kernel."""
-        return bool(self._extern) and self._extern[-1] is scheduler
-
-    def extern_call(self, scheduler: Any, node: Any, write_call: Callable[[], Any]) -> Any:
-        """Write the call of an extern kernel, inside its range."""
-        self._extern.append(scheduler)
-        try:
-            if type(node.node).__name__ == "MultiOutput":  # launches nothing: it takes one result out of a tuple
-                return write_call()
-            return self.around(_current_graph().wrapper_code, lambda: [node], write_call)
-        finally:
-            self._extern.pop()
 
 
 _active: Compiled | None = None
@@ -175,9 +198,7 @@ def _current_graph() -> Any:
 class _Graph:
     """Name of a compiled graph, and its events for each module that calls it.
 
-    Args:
-        graph: the CompiledFxGraph of Inductor.
-        names: number of graphs with each name so far. Graphs from Inductor's cache may share a graph id.
+    `names` counts the graphs of each name so far. Graphs from Inductor's cache may share a graph id.
     """
 
     def __init__(self, graph: Any, names: Counter[tuple[str, bool]]) -> None:
@@ -218,65 +239,6 @@ def _await_inductor() -> None:
     wrapt.register_post_import_hook(loaded, _INDUCTOR)
 
 
-# ---------------------------------------------------------------- patches of Inductor
-
-
-def _run(compiled: Compiled, original: Any) -> Any:
-    def __call__(graph: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        layers = compiled.layers_of(graph)
-        if layers is None:
-            return original(graph, *args, **kwargs)
-        return compiled_ranges.run(graph, original, layers, args, kwargs)
-
-    return __call__
-
-
-def _write_header(compiled: Compiled, original: Any) -> Any:
-    def write_header(wrapper: Any) -> None:
-        original(wrapper)
-        wrapper.imports.splice(_HEADER, strip=True)
-
-    return write_header
-
-
-def _generate_kernel_call(compiled: Compiled, original: Any) -> Any:
-    def generate_kernel_call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        scheduler = getattr(_current_graph(), "scheduler", None)
-        if compiled.in_extern(scheduler):
-            return original(wrapper, *args, **kwargs)
-        return compiled.around(
-            wrapper, lambda: compiled_layers.being_called(scheduler), lambda: original(wrapper, *args, **kwargs)
-        )
-
-    return generate_kernel_call
-
-
-def _enter_context(compiled: Compiled, original: Any) -> Any:
-    def enter_context(scheduler: Any, node: Any) -> Any:
-        scheduler.annot_node = node  # before PyTorch 2.8 the scheduler does not store its current node
-        return original(scheduler, node)
-
-    return enter_context
-
-
-def _codegen_extern_call(compiled: Compiled, original: Any) -> Any:
-    def codegen_extern_call(scheduler: Any, scheduler_node: Any) -> Any:
-        return compiled.extern_call(scheduler, scheduler_node, lambda: original(scheduler, scheduler_node))
-
-    return codegen_extern_call
-
-
-def _key_of_cache(compiled: Compiled, original: Any) -> Any:
-    # Cached code contains the paths of layers. The cache key of a graph does not, so they are added to it.
-    def __init__(details: Any, gm: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(details, gm, *args, **kwargs)
-        nodes = gm.graph.nodes if gm is not None else ()
-        named = _attempt_layers(lambda: [tuple(compiled.layers([node])) for node in nodes], [])
-        details.annot_layers = (compiled_ranges.FORMAT, *named)
-
-    return __init__
-
-
 def _find(module: str, path: str, *needed: str) -> tuple[Any, str] | None:
     """Return a class of Inductor and the name of its method, or None if this release lacks the method or a field."""
     owner, _, name = path.partition(".")
@@ -289,16 +251,18 @@ def _find(module: str, path: str, *needed: str) -> tuple[Any, str] | None:
     return None
 
 
+_Patched: TypeAlias = dict[tuple[str, ...], Callable[..., Any]]
+"""Patches by module, method, and names of parameters and fields that the patch needs."""
+
 _INDUCTOR: Final = "torch._inductor.compile_fx"
-_RUNS: Final = {
-    ("torch._inductor.output_code", "CompiledFxGraph.__call__", "fx_kwargs", "source_code"): _run,
+_WRAPPER: Final = "torch._inductor.codegen.wrapper"
+_RUNS: Final[_Patched] = {
+    ("torch._inductor.output_code", "CompiledFxGraph.__call__", "fx_kwargs", "source_code"): Compiled.run,
 }
-_GENERATES: Final = {
-    ("torch._inductor.codecache", "FxGraphHashDetails.__init__", "gm"): _key_of_cache,
-    ("torch._inductor.scheduler", "Scheduler.enter_context", "node"): _enter_context,
-    ("torch._inductor.scheduler", "Scheduler.codegen_extern_call", "scheduler_node"): _codegen_extern_call,
-    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.write_header", "self"): _write_header,
-    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.generate_kernel_call", "kernel_name"): (
-        _generate_kernel_call
-    ),
+_GENERATES: Final[_Patched] = {
+    ("torch._inductor.codecache", "FxGraphHashDetails.__init__", "gm"): Compiled.make_key,
+    ("torch._inductor.scheduler", "Scheduler.enter_context", "node"): Compiled.note_node,
+    ("torch._inductor.scheduler", "Scheduler.codegen_extern_call", "scheduler_node"): Compiled.write_extern_call,
+    (_WRAPPER, "PythonWrapperCodegen.write_header", "self"): Compiled.write_header,
+    (_WRAPPER, "PythonWrapperCodegen.generate_kernel_call", "kernel_name"): Compiled.write_kernel_call,
 }

@@ -37,11 +37,7 @@ _thread: Final = _Thread()
 
 
 def push(text: str) -> None:
-    """Open the range of a kernel, if the graph runs inside a block of `emit_ranges`.
-
-    Args:
-        text: the result of `encode` when the code was generated.
-    """
+    """Open the range of a kernel, given the result of `encode`, if the graph runs inside a block of `emit_ranges`."""
     layers = _thread.layers
     if layers is not None:
         client.push(layers[text])
@@ -54,26 +50,15 @@ def pop() -> None:
 
 
 def encode(phase: tag.Phase, layers: Iterable[tuple[str, str]]) -> str:
-    """Return the argument of `push` for the generated code.
-
-    Args:
-        phase: forward or backward.
-        layers: path and class of each layer of the kernel. A path that starts with `HERE` is relative.
-
-    Example:
-        >>> encode("forward", [(".fc", "Linear"), (".act", "GELU")]).split()
-        ['forward', '.fc', 'Linear', '.act', 'GELU']
-    """
+    """Return the argument of `push` for the generated code: the phase, then path and class of each layer."""
     return _SEPARATOR.join([phase, *(word for layer in layers for word in layer)])
 
 
 class Layers(dict[str, Any]):
     """Events of the kernels of one graph in the calls of one module, created on first use.
 
-    Args:
-        site: the `annot.torch.module_sites.Site` of the module whose call, or backward, runs the graph. If it is None,
-            kernels with relative paths get the event of the whole graph.
-        event: the event of the whole graph.
+    `site` is the `annot.torch.module_sites.Site` of the module whose call, or backward, runs the graph. If it is None,
+    kernels with relative paths get the event of the whole graph.
     """
 
     def __init__(self, site: Any, event: Any) -> None:

@@ -44,9 +44,8 @@ class AnnotTrainerCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin an epoch."""
         self._ranges.end("epoch", "evaluate")
-        self._ranges.begin(
-            "epoch", int((state.epoch or 0) + 1e-6)
-        )  # epoch is a sum of fractions: correct its rounding error
+        # The epoch is a sum of fractions: correct its rounding error.
+        self._ranges.begin("epoch", int((state.epoch or 0) + 1e-6))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the epoch. An evaluation may follow."""

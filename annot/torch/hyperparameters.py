@@ -93,11 +93,7 @@ def hyperparameters(module: nn.Module | None, shown_as: str) -> Arguments:
     """Return the hyperparameters of a module. Empty for a class whose computation is unknown.
 
     A user-defined subclass that inherits `forward` from a class of PyTorch names that class: ``base=Conv2d``. The
-    computation of a subclass that overrides `forward` is unknown.
-
-    Args:
-        module: the module. None: it has been deleted.
-        shown_as: class name in its ranges.
+    computation of a subclass that overrides `forward` is unknown. `shown_as` is the class name in the module's ranges.
 
     Example:
         >>> hyperparameters(nn.Conv2d(3, 64, 11, stride=4, bias=False), "Conv2d")

@@ -61,79 +61,31 @@ class AnnotCallback(_Callback):
         """Close all ranges."""
         self._ranges.close()
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin an epoch."""
-        self._ranges.begin("epoch", trainer.current_epoch)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a batch."""
-        self._ranges.begin("step", batch_idx)
+def _add_stage(trainer_name: str, stage: str) -> None:
+    """Add the callbacks of a stage of the trainer. A batch that the trainer abandoned ends with its epoch."""
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End the batch."""
-        self._ranges.end("step")
+    def on_epoch_start(self: AnnotCallback, trainer: Any, pl_module: Any) -> None:
+        self._ranges.begin("epoch", trainer.current_epoch, stage)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the epoch, and a batch that the trainer abandoned."""
-        self._end_epoch("")
-
-    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a validation epoch."""
-        self._ranges.begin("epoch", trainer.current_epoch, "validate")
-
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    def on_batch_start(
+        self: AnnotCallback, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Begin a validation batch."""
-        self._ranges.begin("step", batch_idx, "validate")
+        self._ranges.begin("step", batch_idx, stage)
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """End the validation batch."""
-        self._ranges.end("step", "validate")
+    def on_batch_end(self: AnnotCallback, *_: Any, **__: Any) -> None:
+        self._ranges.end("step", stage)
 
-    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the validation epoch."""
-        self._end_epoch("validate")
-
-    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a test epoch."""
-        self._ranges.begin("epoch", trainer.current_epoch, "test")
-
-    def on_test_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Begin a test batch."""
-        self._ranges.begin("step", batch_idx, "test")
-
-    def on_test_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """End the test batch."""
-        self._ranges.end("step", "test")
-
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the test epoch."""
-        self._end_epoch("test")
-
-    def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a prediction epoch."""
-        self._ranges.begin("epoch", trainer.current_epoch, "predict")
-
-    def on_predict_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Begin a prediction batch."""
-        self._ranges.begin("step", batch_idx, "predict")
-
-    def on_predict_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """End the prediction batch."""
-        self._ranges.end("step", "predict")
-
-    def on_predict_epoch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        """End the prediction epoch."""
-        self._end_epoch("predict")
-
-    def _end_epoch(self, stage: str) -> None:
+    def on_epoch_end(self: AnnotCallback, *_: Any) -> None:
         self._ranges.end("step", stage)
         self._ranges.end("epoch", stage)
+
+    for function in (on_epoch_start, on_batch_start, on_batch_end, on_epoch_end):
+        setattr(AnnotCallback, function.__name__.replace("on", f"on_{trainer_name}", 1), function)
+
+
+for _trainer_name, _stage in (("train", ""), ("validation", "validate"), ("test", "test"), ("predict", "predict")):
+    _add_stage(_trainer_name, _stage)
 
 
 class AnnotProfiler(_Profiler):

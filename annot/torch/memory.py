@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -12,50 +14,37 @@ from annot.emit import client
 from annot.labels import memory_marks
 from annot.util.locks import fork_safe
 
-__all__ = ["Counter", "CudaCounter", "Meter", "RssCounter", "counter_for"]
+__all__ = ["Counter", "Meter", "counter_for"]
 
 _STATM: Final = "/proc/self/statm"
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-class Counter(Protocol):
+class Counter(NamedTuple):
     """Source of memory figures."""
 
     source: str
     """Name of the source in `annot.labels.memory_marks`."""
+    read: Callable[[], tuple[int, int]]
+    """Returns the bytes in use now, and their peak since the last call."""
 
-    def read(self) -> tuple[int, int]:
-        """Return the bytes in use now, and their peak since the last call."""
 
-
-class CudaCounter:
-    """Memory allocated by PyTorch's caching allocator on one device. A read does not synchronize.
+def _read_cuda(device: int) -> tuple[int, int]:
+    """Return the memory allocated by PyTorch's caching allocator on a device, without synchronizing.
 
     The allocator keeps one peak, and each read resets it. This also resets ``torch.cuda.max_memory_allocated``.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = torch.cuda.current_device() if device.index is None else device.index
-        self.source = f"cuda:{self._device}"
-
-    def read(self) -> tuple[int, int]:
-        """Return the bytes in use now, and their peak since the last call."""
-        stats = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
-        torch.cuda.memory.reset_peak_memory_stats(self._device)
-        allocated = stats.get("allocated_bytes", {}).get("all", {})
-        return allocated.get("current", 0), allocated.get("peak", 0)
+    stats = torch.cuda.memory.memory_stats_as_nested_dict(device)
+    torch.cuda.memory.reset_peak_memory_stats(device)
+    allocated = stats.get("allocated_bytes", {}).get("all", {})
+    return allocated.get("current", 0), allocated.get("peak", 0)
 
 
-class RssCounter:
-    """Resident memory of this process. Its peak is the maximum over the reads."""
-
-    source = memory_marks.RSS
-    _page = os.sysconf("SC_PAGE_SIZE")
-
-    def read(self) -> tuple[int, int]:
-        """Return the bytes in use now, for the current value and for the peak."""
-        with open(_STATM, "rb", buffering=0) as file:
-            now = int(file.read(128).split()[1]) * self._page
-        return now, now
+def _read_rss() -> tuple[int, int]:
+    """Return the resident memory of this process. Its peak is the maximum over the reads."""
+    with open(_STATM, "rb", buffering=0) as file:
+        now = int(file.read(128).split()[1]) * _PAGE
+    return now, now
 
 
 def counter_for(model: torch.nn.Module) -> Counter | None:
@@ -66,9 +55,10 @@ def counter_for(model: torch.nn.Module) -> Counter | None:
         client.warn_once("memory=True needs an NVTX tool. With torch.profiler, use its profile_memory=True")
     elif device is not None:
         client.warn_once("memory=True resets the peak of torch.cuda.max_memory_allocated at every range")
-        return CudaCounter(device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return Counter(f"cuda:{index}", functools.partial(_read_cuda, index))
     elif os.path.exists(_STATM):
-        return RssCounter()
+        return Counter(memory_marks.RSS, _read_rss)
     else:
         client.warn_once(f"memory=True cannot measure the memory of this process: {_STATM} does not exist")
     return None
@@ -89,18 +79,14 @@ class Meter:
 
     Each read resets the peak of the counter, so every peak is passed on: a read updates the innermost range of every
     thread, because threads share the memory, and a range that closes updates its parent.
-
-    Args:
-        counter: source of the figures.
     """
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._texts = memory_marks.text_of("change", counter.source), memory_marks.text_of("peak", counter.source)
         self._lock = fork_safe()
-        self._open: dict[
-            int, list[_Open]
-        ] = {}  # by thread id: pool threads of autograd lose their threading.local between tasks
+        # By thread id, because pool threads of autograd lose their threading.local between tasks.
+        self._open: dict[int, list[_Open]] = {}
 
     def push(self, event: Any) -> None:
         """Open the range of `event` on this thread."""

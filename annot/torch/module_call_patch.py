@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from annot.torch.module_calls import Calls, pass_over, patched_call
+from annot.torch.patches import Patches
 
-__all__ = ["PATCHES", "install", "left_behind", "original"]
+__all__ = ["hide_from_profiler", "install", "left_behind"]
 
 
 def install(undo: list[Any], calls: Any, around: Callable[[Any], Any] | None) -> None:
@@ -70,10 +71,25 @@ def _native_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # PyTorch's p
     return _call(_inner_call, self, args, kwargs)
 
 
-PATCHES: Final = (patched_call, _native_call)
-"""The functions that `install` puts in the place of `Module.__call__`: with and without the C extension."""
+def hide_from_profiler(patches: Patches) -> None:
+    """Restore the original `Module.__call__` while torch.profiler starts.
 
+    With ``with_stack=True``, PyTorch treats a frame as a module call if it runs the code of `Module.__call__`, and
+    reads the local variable ``self`` of the frame. It looks up that code once per process, at the first such profile.
+    """
+    profiler: Any = torch.autograd.profiler
+    start = profiler._enable_profiler
 
-def original() -> Any:
-    """Return the function that the patch replaces."""
-    return _original_call
+    @functools.wraps(start)
+    def enable(*args: Any, **kwargs: Any) -> Any:
+        current = torch.nn.Module.__call__
+        if not patches.live or current not in (patched_call, _native_call):
+            return start(*args, **kwargs)
+        torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
+        try:
+            return start(*args, **kwargs)
+        finally:
+            if patches.live:
+                torch.nn.Module.__call__ = current  # type: ignore[method-assign]
+
+    patches.replace(profiler, "_enable_profiler", enable)

@@ -37,11 +37,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Calls(BackwardHooks):
     """Forward calls and backward runs of the modules in `sites`.
 
-    Args:
-        sites: the sites of the modules.
-        forward: open ranges around forward calls.
-        backward: record the calls, which a backward run needs to find its layers.
-        meter: object whose `push` and `pop` open and close the ranges.
+    With `backward` the calls are recorded, because a backward run needs them to find its layers. `push` and `pop` of
+    `meter` open and close the ranges.
     """
 
     def __init__(self, sites: Sites, *, forward: bool, backward: bool, meter: Any = client) -> None:
@@ -174,9 +171,8 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if push is not None:
             push(events[0])
         if _is_plain and self._compiled_call_impl is None and not _profiler._is_profiler_enabled:
-            result = self._call_impl(
-                *args, **kwargs
-            )  # what the original calls; a profiler needs the frame of the original
+            # What the original calls. A profiler needs the frame of the original.
+            result = self._call_impl(*args, **kwargs)
         else:
             result = _inner(self, *args, **kwargs)
     finally:
@@ -185,10 +181,9 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
                 pop()
         finally:
             notes.current = parent
-            if (
-                parent is None and pop is not None and type(notes) is Notes
-            ):  # not with greenlets, whose ranges interleave
-                client.pop_to(depth)  # what an interrupt has left open
+            # Close what an interrupt has left open, but not with greenlets, whose ranges interleave.
+            if parent is None and pop is not None and type(notes) is Notes:
+                client.pop_to(depth)
         if notes_nodes:
             number = _peek()
             if notes.numbers[-1] == number:
@@ -208,20 +203,16 @@ def pass_over(function: Any) -> None:
     if hasattr(_frames, "set_code_exec_strategy"):
         strategy = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
         _frames.set_code_exec_strategy(function.__code__, strategy)
-    elif hasattr(
-        _frames, "skip_code"
-    ):  # before PyTorch 2.8, where torch.export names inputs after the first frame it sees
+    elif hasattr(_frames, "skip_code"):
+        # Before PyTorch 2.8, where torch.export names inputs after the first frame it sees.
         _frames.skip_code(function.__code__)
 
 
 def bookkeeping(otherwise: Callable[..., Any], note: str = "") -> Callable[[F], F]:
     """Decorate an internal function of annot that runs inside a module call.
 
-    torch.compile does not compile the function, and its failures do not reach the user.
-
-    Args:
-        otherwise: returns the result if the function fails, from the same arguments.
-        note: consequence of the failure, as the start of a warning. Empty: no warning.
+    torch.compile does not compile the function, and its failures do not reach the user. The result is then that of
+    `otherwise`, from the same arguments, with a warning that starts with `note`, if it is not empty.
     """
 
     def decorate(function: F) -> F:
@@ -251,10 +242,8 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-@bookkeeping(_nothing)
-def bury(sites: Sites) -> None:
-    """Forget the modules that were deleted since the last call."""
-    sites.bury()
+bury: Final = bookkeeping(_nothing)(Sites.bury)
+"""Forget the modules that were deleted since the last call."""
 
 
 @bookkeeping(_nothing)

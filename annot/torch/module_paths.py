@@ -58,12 +58,8 @@ def path_to(module: torch.nn.Module, holder: torch.nn.Module, *, deep: bool) -> 
     """Return the path of a module below `holder`, and the module at that path.
 
     This also searches plain attributes of `holder`, and lists, tuples and dicts in them. PyTorch does not register
-    modules in these. If `module` is inside a module found there, path and module are those of the outer one.
-
-    Args:
-        module: the module to find.
-        holder: the module to search.
-        deep: search all submodules, not only the children.
+    modules in these. If `module` is inside a module found there, path and module are those of the outer one. With
+    `deep`, this searches all submodules, not only the children.
     """
     below = _path_below(holder, module, deep=deep)
     if below is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,10 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from annot.emit import client, guard
+from annot.emit.layer_filter import Choice
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
 from annot.torch.hyperparameters import gradients, hyperparameters
-from annot.torch.layer_filter import Choice
 from annot.torch.module_paths import (
     MAX_PATHS,
     class_name,
@@ -28,11 +29,10 @@ from annot.torch.module_paths import (
     paths,
     unwrapped,
 )
-from annot.torch.repeated_names import Numbered, numbered
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
 
-__all__ = ["LOSS", "Loss", "Model", "Site", "Sites"]
+__all__ = ["LOSS", "Loss", "Model", "Numbered", "Site", "Sites", "numbered"]
 
 Loss: Final = torch.nn.modules.loss._Loss
 """Base class of PyTorch's losses. A loss is a layer even outside a model."""
@@ -56,21 +56,13 @@ class Reference(weakref.ref[torch.nn.Module]):
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """Model of an open block. The block may be paused.
-
-    Args:
-        root: reference to the model.
-        choice: the modules that have sites.
-        shapes: whether their ranges show shapes.
-        name: prefix of its paths. None: no prefix so far.
-        held: ids of its modules that have a site.
-    """
+    """Model of an open block. The block may be paused."""
 
     root: weakref.ref[torch.nn.Module]
     choice: Choice
     shapes: bool
-    name: str | None = None
-    held: set[int] = field(default_factory=set)
+    name: str | None = None  # prefix of its paths; None: no prefix so far
+    held: set[int] = field(default_factory=set)  # ids of its modules that have a site
 
     def path(self, below: str) -> str:
         """Return the full path, as in ranges, of a module at this path below the model."""
@@ -84,31 +76,18 @@ class Model:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """A module at one path of a model, with its events by combination of input shapes.
+    """A module at one path of a model, with its events by combination of input shapes."""
 
-    Args:
-        layer: dotted path, as in `torch.nn.Module.named_modules`.
-        module: class name.
-        shapes: whether the ranges show shapes.
-        of: reference to the module.
-        model: the model that it belongs to.
-        elsewhere: the sites of a shared module by path. None if it has one path only.
-        events: forward and backward event by key of the shapes.
-        recomputed: recompute and backward event by forward event.
-        operations: events of the operations that it calls itself, by name and then by arguments.
-        cache: cache of `annot.native._emit.Calls`.
-    """
-
-    layer: str
-    module: str
+    layer: str  # dotted path, as in `torch.nn.Module.named_modules`
+    module: str  # class name
     shapes: bool
     of: Reference
     model: Model
-    elsewhere: dict[str, Site] | None = None
-    events: Recent = field(default_factory=Recent)
-    recomputed: Recent = field(default_factory=Recent)
-    operations: dict[str, Recent] = field(default_factory=dict)
-    cache: Any = None
+    elsewhere: dict[str, Site] | None = None  # the sites of a shared module by path
+    events: Recent = field(default_factory=Recent)  # forward and backward event by key of the shapes
+    recomputed: Recent = field(default_factory=Recent)  # recompute and backward event by forward event
+    operations: dict[str, Recent] = field(default_factory=dict)  # events by name of the operation, then by arguments
+    cache: Any = None  # cache of `annot.native._emit.Calls`
 
     def make_events(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Create the forward and backward event of a call with these arguments."""
@@ -189,10 +168,7 @@ class Sites:
     """Sites of the modules of all open models. They do not keep the modules alive.
 
     `by_id` maps ``id(module)`` to its site, or to None if the layer filter excludes the module. `dead` contains the
-    modules that were deleted since the last call of `bury`.
-
-    Args:
-        on_change: called after a site was added or removed.
+    modules that were deleted since the last call of `bury`. `on_change` is called after a site was added or removed.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -270,15 +246,13 @@ class Sites:
             count = len(self.dead)
             for dead in self.dead[:count]:
                 site = self.by_id.get(dead.ident)
-                if dead is (
-                    self._excluded.get(dead.ident) if site is None else site.of
-                ):  # not a newer module with the same id
+                known = self._excluded.get(dead.ident) if site is None else site.of
+                if dead is known:  # not a newer module with the same id
                     self._forget(dead.ident)
                 self._outside.pop(dead.ident, None)
             self._on_change()
             del self.dead[:count]
 
-    @guard.guarded("a module that was added to its model later runs without a range")
     def discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
         """Return the site of a module that was added after its model or is not registered in it, or None.
 
@@ -286,6 +260,10 @@ class Sites:
         calls it, then in the whole model. If it is in neither, for example a global, its path is that of the caller
         with its class name, provided it has parameters or children. Without a caller, only a loss gets a site.
         """
+        note = "a module that was added to its model later runs without a range"
+        return guard.attempt(self._discover, module, caller, otherwise=None, note=note)
+
+    def _discover(self, module: torch.nn.Module, caller: Site | None) -> Site | None:
         if id(module) in self.by_id:
             return None
         original = inner(module)
@@ -443,6 +421,41 @@ class Sites:
             self._layers.pop(site.layer, None)
         for known in (self.by_id, self._excluded, self._callers, self._misses):
             known.pop(ident, None)
+
+
+def numbered(name: str, number: int) -> str:
+    """Return a name with a number. The number 1 is left out."""
+    return name if number == 1 else f"{name}#{number}"
+
+
+class Numbered:
+    """Allocator of the lowest number of a name that is not `taken`. It does not test all numbers in use."""
+
+    def __init__(self, taken: Callable[[str], bool]) -> None:
+        self._taken = taken
+        self._free: dict[str, list[int]] = {}  # ascending numbers by name; all from the last one on are free
+
+    def lowest(self, name: str) -> str:
+        """Return the numbered name with the lowest number that is free."""
+        free = self._free.setdefault(name, [1])
+        while self._taken(found := numbered(name, free[0])):
+            if len(free) == 1:
+                free.append(free[0] + 1)
+            del free[0]
+        return found
+
+    def free(self, name: str) -> None:
+        """Release a numbered name."""
+        plain, sign, number = name.rpartition("#")
+        for free, freed in ((self._free.get(name), "1"), (self._free.get(plain) if sign else None, number)):
+            if free is not None and freed.isdecimal() and int(freed) < free[-1]:
+                index = bisect_left(free, int(freed))
+                if free[index] != int(freed):
+                    free.insert(index, int(freed))
+
+    def clear(self) -> None:
+        """Forget all names."""
+        self._free.clear()
 
 
 def _is_power_of_two(count: int) -> bool:

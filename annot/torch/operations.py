@@ -60,11 +60,7 @@ class _Active(threading.local):
 
 
 class Operations(TorchFunctionMode):
-    """Torch function mode that opens the ranges.
-
-    Args:
-        site: returns the `Site` of the innermost module call of this thread, or None.
-    """
+    """Torch function mode that opens the ranges. `site` returns the `Site` of the thread's innermost module call."""
 
     def __init__(self, site: Callable[[], Site | None]) -> None:
         super().__init__()

@@ -1,23 +1,32 @@
-"""Ranges around optimizer steps."""
+"""Ranges around optimizer steps, zeroing and clipping of gradients, learning-rate schedulers and gradient scaling.
+
+The range of a step shows arguments of the optimizer: ``Optimizer SGD params=11689512 momentum=True |opt``. The layer
+of the other ranges is the name of the function: ``zero_grad SGD |opt``, ``clip_grad_norm_ |opt``,
+``lr_scheduler StepLR |opt``, ``unscale_ GradScaler |opt``, ``update GradScaler |opt``.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
 import wrapt
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from annot.emit import client
-from annot.torch.optimizer_events import UpdateEvents
+from annot.emit import client, guard
+from annot.labels import optimizer_arguments, tag
 from annot.torch.patches import Patches
+from annot.util.weak_keys import WeakKeys
 
-__all__ = ["OptimizerSteps", "subclasses"]
+__all__ = ["OptimizerSteps", "install"]
 
 _module: Final[Any] = sys.modules[Optimizer.__module__]  # torch.optim deletes its attribute of that name
 _before: Final[dict[int, Any]] = _module._global_optimizer_pre_hooks
@@ -46,7 +55,7 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Patch every optimizer class that is in use now or used later."""
-        for cls in subclasses(Optimizer):
+        for cls in _subclasses(Optimizer):
             self._patch(cls)
         original = vars(Optimizer)["_patch_step_function"]
         first_use = wrapt.FunctionWrapper(original, self._on_first_use)
@@ -153,9 +162,81 @@ def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
     return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
 
 
-def subclasses(cls: type) -> Iterator[type]:
+def _subclasses(cls: type) -> Iterator[type]:
     """Yield all direct and indirect subclasses of a class, possibly with duplicates."""
     children: list[type] = cls.__subclasses__()
     for child in children:
         yield child
-        yield from subclasses(child)
+        yield from _subclasses(child)
+
+
+class UpdateEvents:
+    """Cache of the events of optimizer steps.
+
+    Parameters are counted at the first step of an optimizer, and again when its parameter groups change.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeys[Any, tuple[list[tuple[int, int]], Any]] = WeakKeys()
+
+    def of(self, optimizer: Any) -> Any:
+        """Return the event of the next step of an optimizer, without arguments if reading the groups fails."""
+        found = guard.attempt(self._of, optimizer, otherwise=None)
+        return _step_event(optimizer) if found is None else found
+
+    def _of(self, optimizer: Any) -> Any:
+        groups = [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
+        known = self._known.get(optimizer)
+        if known is None or known[0] != groups:
+            shown = *_base(optimizer), *optimizer_arguments.arguments(_rows(optimizer.param_groups))
+            known = self._known[optimizer] = groups, _step_event(optimizer, shown)
+        return known[1]
+
+
+def _step_event(optimizer: Any, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
+    text = optimizer_arguments.text(type(optimizer).__name__, arguments)
+    return client.event(text, category="optimizer", few=True)
+
+
+def _rows(groups: Iterable[Any]) -> Iterator[optimizer_arguments.Row]:
+    for group in groups:
+        on = optimizer_arguments.switched_on(group, decoupled=group.get("decoupled_weight_decay") is True)
+        for parameter in group["params"]:
+            if not is_lazy(parameter):
+                yield parameter.numel(), tag.short_dtype(str(parameter.dtype)), on
+
+
+def _base(optimizer: Optimizer) -> tuple[tuple[str, tag.Value], ...]:
+    """Return the argument `base` of a user-defined class that inherits `step` from a class of PyTorch."""
+    cls = type(optimizer)
+    known = next((one for one in cls.__mro__ if one.__module__.startswith("torch.optim.")), Optimizer)
+    computes = inspect.unwrap(cls.step).__module__
+    if known in (cls, Optimizer) or not computes.startswith("torch.optim."):
+        return ()
+    return (("base", known.__name__),)
+
+
+def install(patches: Patches) -> None:
+    """Open a range around each of the other functions.
+
+    Gradient clipping has a range if it is called as ``torch.nn.utils.clip_grad_norm_``. A function imported by name
+    before the block is not patched.
+    """
+    patches.surround(Optimizer, "zero_grad", "zero_grad", _of_class("zero_grad"))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            patches.surround(module, name, "clip_grad", lambda *_, name=name, **__: _event(name))
+    for scheduler in {LRScheduler, ReduceLROnPlateau, *_subclasses(LRScheduler)}:
+        if "step" in vars(scheduler):
+            patches.surround(scheduler, "step", "lr_scheduler", _of_class("lr_scheduler"))
+    for name in ("unscale_", "update"):
+        patches.surround(torch.amp.GradScaler, name, "scaler", _of_class(name))
+
+
+def _of_class(name: str) -> Callable[..., Any]:
+    return lambda instance, *_, **__: _event(name, type(instance).__name__)
+
+
+@functools.cache
+def _event(name: str, module: str = "") -> Any:
+    return client.event(tag.format(tag.Tag(name, module, "optimizer")), category="optimizer", few=True)

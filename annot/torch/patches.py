@@ -21,13 +21,10 @@ class Patches(patches.Patches):
     """Replaced attributes, restored in reverse order."""
 
     def surround(self, owner: Any, name: str, kind: str, make_event: Callable[..., Any]) -> None:
-        """Open a range around each call of a function.
+        """Open a range around each call of a function of a class or module. A missing attribute is ignored.
 
-        Args:
-            owner: class or module with the function.
-            name: name of the function. A missing attribute is ignored.
-            kind: kind of the range. Among nested calls of the same kind, only the outermost has a range.
-            make_event: returns the event of the range from the arguments of the call. None: no range.
+        Among nested calls of the same kind, only the outermost has a range. `make_event` returns its event from the
+        arguments of the call, or None for no range.
         """
         original: Any = getattr(owner, name, None)
         if original is None:

@@ -6,36 +6,33 @@ import functools
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import torch
 from torch.autograd import Variable
 
 from annot import native
-from annot.emit import client
-from annot.emit.capture_window import Capture
+from annot.emit import client, guard, layer_filter
+from annot.emit.capture_window import NO_CUDA, Capture
+from annot.emit.layer_filter import EVERYTHING, Choice, Selection
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
-from annot.torch import collectives, greenlets, module_call_patch, optimizer_phases, replicas, torch_profiler
-from annot.torch import data_loader as data
+from annot.torch import collectives, data_loader, greenlets, module_call_patch, optimizer
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
-from annot.torch.cuda_profiler import tell_cuda
-from annot.torch.layer_filter import EVERYTHING, Choice, Selection, choose
 from annot.torch.memory import Meter, counter_for
 from annot.torch.module_calls import FOR_C, Calls, patched_call
 from annot.torch.module_paths import inner, is_keras
 from annot.torch.module_sites import Model, Sites
 from annot.torch.operations import Operations
-from annot.torch.optimizer import OptimizerSteps
 from annot.torch.patches import Patches
 from annot.util.locks import fork_safe
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["EmitRanges", "choose", "emit_ranges"]
 
-__all__ = ["EmitRanges", "emit_ranges"]
+choose: Final = functools.partial(layer_filter.choose, base=torch.nn.Module, base_name="torch.nn.Module")
+"""`annot.emit.layer_filter.choose` for dotted paths and subclasses of `torch.nn.Module`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +82,10 @@ def emit_ranges(
         model: the module to instrument. Modules that are added to it inside the block have ranges too.
         forward: ranges around forward calls.
         backward: ranges around the backward of each layer, and around the whole backward.
-        optimizer: ranges around optimizer steps and related functions, see `annot.torch.optimizer_phases`.
+        optimizer: ranges around optimizer steps and related functions, see `annot.torch.optimizer`.
         shapes: show shapes and dtypes.
         include: modules that have ranges: patterns on the dotted path such as ``"features.*"``, module classes, or an
-            iterable of these, see `annot.torch.layer_filter.choose`. None: all.
+            iterable of these, see `annot.emit.layer_filter.choose`. None: all.
         exclude: modules without ranges. Their time belongs to the enclosing range.
         depth: maximum depth below the model. 0: only the model. None: unlimited.
         schedule: steps that have ranges, made by `annot.schedule`. None: all.
@@ -146,7 +143,7 @@ class EmitRanges(SwitchedBlock):
         super().__init__(schedule)
         self._model = model
         self._options = options
-        self._collector = Capture(tell_cuda)
+        self._collector = Capture(_tell_cuda)
         self._loops: list[Any] = []
 
     def _enter(self, done: list[str]) -> None:
@@ -260,9 +257,7 @@ class Installed:
         if options.forward or options.backward:
             _patch_engine(self._undo, calls, ranges=options.backward)
         if options.optimizer:
-            steps = OptimizerSteps()
-            self._undo.append(steps.remove)
-            steps.install()
+            self._install_steps(optimizer.OptimizerSteps())
         patches = Patches()
         self._undo.append(patches.undo)
         self._install_around(patches, options)
@@ -273,14 +268,14 @@ class Installed:
 
     def _install_around(self, patches: Patches, options: Options) -> None:
         """Install the patches other than module calls, the engine and optimizer steps."""
-        torch_profiler.install(patches, module_call_patch.PATCHES, module_call_patch.original)
+        module_call_patch.hide_from_profiler(patches)
         if options.optimizer:
-            optimizer_phases.install(patches)
+            optimizer.install(patches)
             self._install_keras()
         if options.forward or options.backward:
-            replicas.install(patches, self._sites)
+            self._patch_replication(patches)
         if options.data:
-            data.install(patches)
+            data_loader.install(patches)
         if options.collectives:
             collectives.install(patches)
         collectives.say_rank()
@@ -291,12 +286,35 @@ class Installed:
         if keras is not None and hasattr(keras, "config") and keras.config.backend() == "torch":
             from annot.keras.optimizer import OptimizerSteps as KerasOptimizerSteps
 
-            steps = KerasOptimizerSteps()
-            self._undo.append(steps.remove)
-            steps.install()
+            self._install_steps(KerasOptimizerSteps())
+
+    def _install_steps(self, steps: Any) -> None:
+        self._undo.append(steps.remove)  # first: a signal handler may raise between any two calls
+        steps.install()
+
+    def _patch_replication(self, patches: Patches) -> None:
+        """Give each replica that DataParallel makes for a forward a copy of the site of its module."""
+        original: Any = torch.nn.Module._replicate_for_data_parallel
+
+        @functools.wraps(original)
+        def replicate(module: torch.nn.Module) -> Any:
+            replica = original(module)
+            self._sites.add_replica(replica, module)
+            return replica
+
+        patches.replace(torch.nn.Module, "_replicate_for_data_parallel", replicate)
 
 
 _INSTALLED = Installed()
+
+
+def _tell_cuda(what: str) -> None:
+    """Call ``cudaProfilerStart`` (``start``) or ``cudaProfilerStop`` (``stop``). A failure is a warning."""
+    if not torch.cuda.is_available():
+        client.warn_once(NO_CUDA)
+        return
+    note = f"capture=True: the CUDA profiler did not {what}"
+    guard.attempt(getattr(torch.cuda.profiler, what), otherwise=None, note=note)
 
 
 def _patch_engine(undo: list[Any], calls: Any, *, ranges: bool) -> None:

@@ -16,10 +16,7 @@ __all__ = ["TrainerRanges"]
 class TrainerRanges(OpenRanges):
     """Open ranges of a trainer: layers of its model, epochs and batches.
 
-    A copy or a pickle has the options, but no open ranges.
-
-    Args:
-        options: keyword arguments of `annot.torch.emit_ranges`.
+    `options` are those of `annot.torch.emit_ranges`. A copy or a pickle has the options, but no open ranges.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from torch_block import Block  # noqa: E402
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.torch import module_paths, ranges  # noqa: E402
-from annot.torch.repeated_names import Numbered, numbered  # noqa: E402
+from annot.torch.module_sites import Numbered, numbered  # noqa: E402
 from annot.util import lru_cache  # noqa: E402
 
 

@@ -17,7 +17,7 @@ nn = torch.nn
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.torch import module_paths  # noqa: E402
-from annot.torch.layer_filter import choose  # noqa: E402
+from annot.torch.ranges import choose  # noqa: E402
 
 Run = Callable[..., Captured]
 X = torch.ones(2, 3)

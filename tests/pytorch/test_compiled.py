@@ -24,9 +24,9 @@ from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from annot import correlate, emit_ranges, load  # noqa: E402
 from annot.emit import client  # noqa: E402
+from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
 from annot.torch import compiled, compiled_layers, module_calls, module_sites  # noqa: E402
-from annot.torch.layer_filter import EVERYTHING  # noqa: E402
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -424,7 +424,7 @@ def test_a_release_that_is_unknown_runs_without_layers(tmp_path: Path, monkeypat
     model = Net().left
     call = torch.compile(model)
     known = dict(compiled._GENERATES)
-    known["torch._inductor.scheduler", "Scheduler.no_such_method", "self"] = compiled._codegen_extern_call
+    known["torch._inductor.scheduler", "Scheduler.no_such_method", "self"] = compiled.Compiled.write_extern_call
     monkeypatch.setattr(compiled, "_GENERATES", known)
 
     def body() -> None:

@@ -26,7 +26,7 @@ nn = torch.nn
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from annot import emit_ranges  # noqa: E402
-from annot.torch.layer_filter import choose  # noqa: E402
+from annot.torch.ranges import choose  # noqa: E402
 
 LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear, nn.LSTM, nn.Embedding)
 
