@@ -9,9 +9,8 @@ import polars as pl
 
 from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.gpu_activities import KEY, activities
-from annot.analyze.lanes import process_lanes
 from annot.analyze.roofline import layer_roofline
-from annot.analyze.tracks import Tracks
+from annot.analyze.tracks import Tracks, nested_lanes
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer
 from annot.attribution.column_ops import NONE
 from annot.attribution.host_times import known
@@ -95,12 +94,13 @@ _SPAN: Final = {
 def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
     """Merge neighbours of the same call on a track, level by level from the innermost layers outwards."""
     work = work.sort("start", maintain_order=True)
-    work = work.with_columns(tracks.of_work(work.rename({"gpu_ns": "length"})))
+    work = tracks.with_lanes("stream", work.rename({"gpu_ns": "length"}))
+    work = work.with_columns(tracks.of("stream", work))
     nodes = _depths(attribution)
     calls = _calls(attribution, nodes["shown"])
     work = work.with_columns(nodes["shown"].gather(work["node"]).alias("node"))
     rows = work.select(
-        "track", "node", "start", end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns",
+        "track", "node", "start", end=pl.col("start") + pl.col("length"), time_ns="length",
         kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], work["node"]),
         call=calls["call"].gather(_null_none(work["range"])),
     ).sort("track", "start", maintain_order=True)  # fmt: skip
@@ -177,7 +177,7 @@ def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
     tree, nodes = forest.tree, _depths(attribution)
     calls = _calls(attribution, nodes["shown"])
     where = forest.threads.table.select("process", "thread")[tree["thread"].head(forest.thread_range_count)]
-    track = pl.concat([tracks.of_threads(where), tracks.of_layers(process_lanes(forest))]).alias("track")
+    track = pl.concat([tracks.of("thread", where), tracks.of("layers", nested_lanes(forest))])
     depth = _gather(nodes["depth"], tree["path"]).alias("depth")
     rows = tree.select(
         track, "start", "end", depth, node="path", call=pl.int_range(pl.len(), dtype=pl.Int32),

@@ -96,7 +96,7 @@ def _names(events: Events) -> Iterable[dict[str, Any]]:
     for group in events.tracks.groups():
         place = {"pid": group.number, "tid": 0, "ph": "M"}
         yield place | {"name": "process_name", "args": {"name": group.name}}
-        yield place | {"name": "process_sort_index", "args": {"sort_index": group.number + 1000 * group.is_device}}
+        yield place | {"name": "process_sort_index", "args": {"sort_index": group.number + 1000 * bool(group.device)}}
     for track in events.tracks.all():
         place = {"pid": track.group, "tid": track.number, "ph": "M"}
         yield place | {"name": "thread_name", "args": {"name": track.name}}
