@@ -94,8 +94,8 @@ _SPAN: Final = {
 def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
     """Merge neighbours of the same call on a track, level by level from the innermost layers outwards."""
     work = work.sort("start", maintain_order=True)
-    work = tracks.with_lanes("stream", work.rename({"gpu_ns": "length"}))
-    work = work.with_columns(tracks.of("stream", work))
+    work = work.rename({"gpu_ns": "length"})
+    work = work.with_columns(tracks.of_overlapping("stream", work))
     nodes = _depths(attribution)
     calls = _calls(attribution, nodes["shown"])
     work = work.with_columns(nodes["shown"].gather(work["node"]).alias("node"))

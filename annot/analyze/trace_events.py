@@ -162,7 +162,7 @@ class Events:
         rows = table.rename({"process": "process_code"}).join(codes, on="process_code", how="left")
         name = pl.format("step {}{}", "step", pl.when("warmup").then(pl.lit(" (warm-up)")).otherwise(pl.lit("")))
         length = pl.col("end") - pl.col("start")
-        track = self.tracks.of("step", rows)
+        track = self.tracks.of("steps", rows)
         yield rows.select("start", track, name=name, length=length, kind=pl.lit("step"))
 
     def _ranges(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
@@ -187,17 +187,16 @@ class Events:
             rows = rows.hstack(arrows.of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
             length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
             rows = rows.unique("arrow", keep="first").with_columns(length=length, kind=pl.lit("launch"))
-            yield self._in_lanes("launch", rows).rename({"arrow": "arrow_out"})
+            rows = rows.rename({"arrow": "arrow_out"}).sort("start", maintain_order=True)
+            yield rows.with_columns(self.tracks.of_overlapping("launch", rows))
 
     def _activities(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
         keys = pl.DataFrame(self._attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
         for block in activity_blocks(self._attribution):
             arrow = arrows.of_ids(block)["arrow"].alias("arrow_in")
-            yield self._in_lanes("stream", block.with_columns(_text("name"), arrow).hstack(keys[block["key"]]))
-
-    def _in_lanes(self, kind: str, rows: pl.DataFrame) -> pl.DataFrame:
-        rows = self.tracks.with_lanes(kind, rows.sort("start", maintain_order=True))
-        return rows.with_columns(self.tracks.of(kind, rows))
+            rows = block.with_columns(_text("name"), arrow).hstack(keys[block["key"]])
+            rows = rows.sort("start", maintain_order=True)
+            yield rows.with_columns(self.tracks.of_overlapping("stream", rows))
 
 
 def _named_labels(forest: Forest) -> pl.DataFrame:

@@ -16,7 +16,7 @@ __all__ = ["Group", "Lanes", "Track", "Tracks", "nested_lanes"]
 
 _Key: TypeAlias = tuple[int | None, ...]
 _WHERE: Final = {
-    "step": ("process",),
+    "steps": ("process",),
     "thread": ("process", "thread"),
     "layers": ("process",),
     "crossing": ("process", "thread"),
@@ -24,6 +24,8 @@ _WHERE: Final = {
     "stream": ("process", "device", "stream"),
 }
 """Kinds of tracks, with the columns that identify a track, besides its lane."""
+_THREADS: Final = {"thread": "", "crossing": ", crossing", "launch": ": launches"}
+"""Kinds of tracks of a thread, with the end of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Tracks:
         self._processes = {one["process"]: one for one in meta.get("processes", ())}
         self._unnamed: dict[int | None, int] = {}
         self._groups: dict[_Key, Group] = {}
-        self._tracks: dict[tuple[str, _Key, int], Track] = {}
+        self._tracks: dict[tuple[str, _Key], Track] = {}
         self._threads: dict[int, list[int | None]] = defaultdict(list)
         self._lanes: dict[tuple[str, _Key], Lanes] = defaultdict(Lanes)
 
@@ -78,52 +80,47 @@ class Tracks:
         """Return the track (Int32) of each row.
 
         Args:
-            kind: step, thread, layers, crossing (ranges of a thread that cross), launch or stream.
+            kind: steps, thread, layers, crossing (ranges of a thread that cross), launch or stream.
             rows: process; thread of threads and launches; device and stream of streams (Int64); and lane, if rows
                 that overlap are on tracks of their own.
         """
-        where = rows.select(*_WHERE[kind], *(["lane"] if "lane" in rows.columns else [pl.lit(0).alias("lane")]))
+        where = rows.select(*_WHERE[kind], *(["lane"] if "lane" in rows.columns else []))
         distinct = where.unique(maintain_order=True)
-        numbers = [self._track(kind, tuple(key), lane).number for *key, lane in distinct.iter_rows()]
+        numbers = [self._track(kind, key).number for key in distinct.iter_rows()]
         tracks = distinct.with_columns(pl.Series("track", numbers, pl.Int32))
         return where.join(tracks, on=where.columns, how="left", nulls_equal=True, maintain_order="left")["track"]
 
-    def with_lanes(self, kind: str, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add lane (Int32): rows of a track that overlap get different lanes, also in the next blocks.
+    def of_overlapping(self, kind: str, rows: pl.DataFrame) -> pl.Series:
+        """Return the track (Int32) of each row, with tracks of their own for rows that overlap, also across calls.
 
         Args:
             kind: see `of`.
             rows: the columns of the kind, start and length (Int64); sorted by start.
         """
-        rows = rows.with_row_index("place")
+        rows = rows.select(*_WHERE[kind], "start", end=pl.col("start") + pl.col("length")).with_row_index("place")
         parts = [
-            part.with_columns(self._lanes[kind, key].of(part["start"], part["start"] + part["length"]))
+            part.select("place", *_WHERE[kind], self._lanes[kind, key].of(part["start"], part["end"]))
             for key, part in rows.partition_by(*_WHERE[kind], as_dict=True, maintain_order=True).items()
         ]
-        empty = rows.clear().with_columns(lane=pl.lit(None, pl.Int32))
-        return pl.concat([empty, *parts]).sort("place").drop("place")
+        return self.of(kind, pl.concat(parts).sort("place") if parts else rows)
 
-    def _track(self, kind: str, key: _Key, lane: int) -> Track:
-        if (kind, key, lane) not in self._tracks:
-            process, *rest = key
-            group = self._group(process, rest[0] if kind == "stream" else None, is_device=kind == "stream")
-            name = self._name(kind, rest, group.number)
-            overlapping = ", overlapping" if lane and kind != "launch" else ""
-            order = ([*_WHERE].index(kind), *((value is None, value) for value in rest), lane)
-            self._tracks[kind, key, lane] = Track(
-                self._next(), group.number, f"{name}{overlapping}", ((process is None, process), *order)
-            )
-        return self._tracks[kind, key, lane]
+    def _track(self, kind: str, key: _Key) -> Track:
+        if (kind, key) not in self._tracks:
+            process, *where = key
+            group = self._group(process, where[0] if kind == "stream" else None, is_device=kind == "stream")
+            order = ((process is None, process), [*_WHERE].index(kind), *((one is None, one) for one in where))
+            self._tracks[kind, key] = Track(self._next(), group.number, self._name(kind, where, group.number), order)
+        return self._tracks[kind, key]
 
-    def _name(self, kind: str, rest: list[int | None], group: int) -> str:
-        if not rest:
-            return {"step": "steps", "layers": "layers"}[kind]
-        if kind == "stream":
-            return "unknown stream" if rest[1] is None else f"stream {rest[1]}"
-        threads = self._threads[group]
-        if rest[0] not in threads:
-            threads.append(rest[0])
-        return f"thread {threads.index(rest[0]) + 1}{_SUFFIXES[kind]}"
+    def _name(self, kind: str, where: list[int | None], group: int) -> str:
+        if kind in _THREADS:
+            threads = self._threads[group]
+            if where[0] not in threads:
+                threads.append(where[0])
+            return f"thread {threads.index(where[0]) + 1}{_THREADS[kind]}"
+        lane = where[len(_WHERE[kind]) - 1 :]
+        name = kind if kind != "stream" else "unknown stream" if where[1] is None else f"stream {where[1]}"
+        return f"{name}, overlapping" if any(lane) else name
 
     def _group(self, process: int | None, device: int | None, *, is_device: bool) -> Group:
         key = (process, device, int(is_device))
@@ -137,9 +134,6 @@ class Tracks:
 
     def _next(self) -> int:
         return len(self._groups) + len(self._tracks) + 1
-
-
-_SUFFIXES: Final = {"thread": "", "crossing": ", crossing", "launch": ": launches"}
 
 
 class Lanes:

@@ -33,7 +33,7 @@ def nvtxt(findings: Iterable[Finding], tracks: Tracks) -> Iterator[str]:
     Example:
         >>> import polars as pl
         >>> tracks = Tracks({})
-        >>> number = tracks.of("step", pl.DataFrame({"process": [1]}))[0]
+        >>> number = tracks.of("steps", pl.DataFrame({"process": [1]}))[0]
         >>> print(*nvtxt([Finding(number, 5, 9, 'say "fc"', 0xFF4C9F38)], tracks), sep="\\n")
         SetFileDisplayName, "annot findings"
         NameProcess, 10485761, "annot findings: process 1"
