@@ -26,6 +26,10 @@ _KEYS: Final = {
     "command": {"run", "collector", "timeout", "steps"},
     "plots": {"batch", "hidden", "color", "peak_flops", "peak_bandwidth"},
 }
+_BATCH: Final = ("batch", "batch_size", "bs")
+_HIDDEN: Final = ("hidden", "hidden_size", "nodes", "embedding", "width", "dim")
+_USUAL: Final = {"batch": _BATCH, "hidden": _HIDDEN, "color": _BATCH}
+"""Usual names of parameters by role; [plots] overrides them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,15 @@ class Sweep:
         """Names of the parameters, in the order of the file."""
         return list(dict.fromkeys(name for run in self.runs for name in run.parameters))
 
+    def parameter(self, role: str) -> str | None:
+        """Return the parameter with a role (batch, hidden or color), from [plots] or by its usual name."""
+        name = self.plots.get(role)
+        return name if isinstance(name, str) else next((one for one in _USUAL[role] if self.is_number(one)), None)
+
     def is_number(self, parameter: str) -> bool:
         """Return whether all values of a parameter are numbers."""
         values = [run.parameters[parameter] for run in self.runs if parameter in run.parameters]
-        return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        return bool(values) and all(map(_is_number, values))
 
 
 def read_sweep(path: Path, collector: str | None = None) -> Sweep:
@@ -126,8 +135,9 @@ def _sweep(found: dict[str, Any], collector: str | None) -> Sweep:
     for point in points:
         run = _run(words, environment, point, name)
         runs.setdefault(run.key, run)
-    timeout = _timeout(command.get("timeout"))
-    sweep = Sweep(tuple(runs.values()), name, timeout, _steps(command), plots)
+    timeout, steps = command.get("timeout"), command.get("steps", "1:")
+    _check_settings(timeout, steps)
+    sweep = Sweep(tuple(runs.values()), name, timeout, steps, plots)
     _check_plots(sweep)
     return sweep
 
@@ -151,23 +161,21 @@ def _environment(table: Any) -> dict[str, str]:
     return {name: _text(value) for name, value in table.items()}
 
 
-def _timeout(seconds: Any) -> float | None:
-    if seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0):
-        return seconds
-    raise ValueError(f"timeout must be a number of seconds above 0, got {seconds!r}")
-
-
-def _steps(command: dict[str, Any]) -> str:
-    steps = command.get("steps", "1:")
+def _check_settings(timeout: Any, steps: Any) -> None:
+    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
     if not isinstance(steps, str):
         raise ValueError(f"steps must be a string such as '1:', got {steps!r}")
-    return steps
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_plots(sweep: Sweep) -> None:
     for name, value in sweep.plots.items():
         if name.startswith("peak_"):
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            if not _is_number(value) or float(value) <= 0:
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         elif value not in sweep.parameters:
             raise ValueError(f"{name} of [plots] must be a parameter of the grid, got {value!r}")
