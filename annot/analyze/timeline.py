@@ -103,12 +103,10 @@ def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]]
     longest = times.sort("length", "lane", descending=[True, False]).head(_LANES)
     totals = dict(longest.select("lane", "len").iter_rows())
     shown = sorted((track for track in tracks.all() if track.number in totals), key=lambda track: track.order)
-    groups = {group.number: group for group in tracks.groups()}
-    several = len({groups[track.group].process for track in shown}) > 1
+    several = len({track.group.process for track in shown}) > 1
     lanes = []
     for track in shown:
-        group = groups[track.group]
-        owner = group.name if several else group.device
+        owner = track.group.name if several else track.group.device
         name = f"{owner}, {track.name}" if owner else track.name.capitalize()
         lanes.append({"name": name, "rows": 1, "total": totals[track.number]})
     lane_of = {track.number: lane for lane, track in enumerate(shown)}

@@ -44,10 +44,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A line of the timeline, in the group with the number `group`."""
+    """A line of the timeline."""
 
     number: int
-    group: int
+    group: Group
     name: str
     order: tuple[Any, ...]
     """Sorts tracks by process, kind and the columns that identify them."""
@@ -109,12 +109,12 @@ class Tracks:
             process, *where = key
             group = self._group(process, where[0] if kind == "stream" else None, is_device=kind == "stream")
             order = ((process is None, process), [*_WHERE].index(kind), *((one is None, one) for one in where))
-            self._tracks[kind, key] = Track(self._next(), group.number, self._name(kind, where, group.number), order)
+            self._tracks[kind, key] = Track(self._next(), group, self._name(kind, where, group), order)
         return self._tracks[kind, key]
 
-    def _name(self, kind: str, where: list[int | None], group: int) -> str:
+    def _name(self, kind: str, where: list[int | None], group: Group) -> str:
         if kind in _THREADS:
-            threads = self._threads[group]
+            threads = self._threads[group.number]
             if where[0] not in threads:
                 threads.append(where[0])
             return f"thread {threads.index(where[0]) + 1}{_THREADS[kind]}"

@@ -36,7 +36,7 @@ def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], A
     for block in events.blocks():
         done += block.height
         tell("writing the trace", done, unit="events")
-        groups = {track.number: track.group for track in events.tracks.all()}
+        groups = {track.number: track.group.number for track in events.tracks.all()}
         for lines in (_complete(block, groups), _asynchronous(block, groups)):
             if lines:
                 write((",\n" if started else "").encode() + lines)
@@ -98,6 +98,6 @@ def _names(events: Events) -> Iterable[dict[str, Any]]:
         yield place | {"name": "process_name", "args": {"name": group.name}}
         yield place | {"name": "process_sort_index", "args": {"sort_index": group.number + 1000 * bool(group.device)}}
     for track in events.tracks.all():
-        place = {"pid": track.group, "tid": track.number, "ph": "M"}
+        place = {"pid": track.group.number, "tid": track.number, "ph": "M"}
         yield place | {"name": "thread_name", "args": {"name": track.name}}
         yield place | {"name": "thread_sort_index", "args": {"sort_index": track.number}}

@@ -45,20 +45,16 @@ def nvtxt(findings: Iterable[Finding], tracks: Tracks) -> Iterator[str]:
     """
     yield f"SetFileDisplayName, {_quoted(FINDINGS)}"
     for group in tracks.groups():
-        yield f"NameProcess, {_process(group.number)}, {_quoted(f'{FINDINGS}: {group.name}')}"
-    groups = {track.number: track.group for track in tracks.all()}
+        yield f"NameProcess, {FINDINGS_PROCESS + group.number}, {_quoted(f'{FINDINGS}: {group.name}')}"
+    processes = {track.number: FINDINGS_PROCESS + track.group.number for track in tracks.all()}
     for track in tracks.all():
-        yield f"NameOsThread, {_process(track.group)}, {track.number}, {_quoted(track.name)}"
+        yield f"NameOsThread, {processes[track.number]}, {track.number}, {_quoted(track.name)}"
     process = 0
     for one in findings:
-        if process != (process := _process(groups[one.track])):
+        if process != (process := processes[one.track]):
             yield from (_RANGES, f"ProcessId = {process}", "TimeBase = Manual")
         times = f"{max(one.start, 0)}, {max(one.end, 0)}"
         yield f"RangeStartEnd, {times}, {one.track}, {one.color:#x}, {_quoted(one.text)}"
-
-
-def _process(group: int) -> int:
-    return FINDINGS_PROCESS + group
 
 
 def _quoted(text: str) -> str:
