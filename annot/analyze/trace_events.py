@@ -6,7 +6,6 @@ Events are built in blocks, so that a long profile does not have to fit into mem
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -81,26 +80,6 @@ def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
         yield block.select(*numbers, "name", "start", keys, kind=kind, length="gpu_ns")
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrows:
-    """Arrows of a profile.
-
-    Args:
-        calls: the API calls.
-        launches: the arrow of each row of `calls`; null: the call launched nothing.
-        ranges: begin, end (rows of the forward and the backward range), arrow.
-    """
-
-    calls: Calls
-    launches: pl.Series
-    ranges: pl.DataFrame
-
-    def of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the arrow and the start of the call for each process and correlation id."""
-        found = self.calls.rows(rows["process"], rows["correlation"])
-        return pl.DataFrame({"arrow": self.launches.gather(found), "called": self.calls.start.gather(found)})
-
-
 class Events:
     """Events of a profile, in blocks.
 
@@ -127,17 +106,17 @@ class Events:
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all events with the columns of `EVENTS`: steps, ranges, launches, then GPU activities."""
-        zero, arrows = self.zero, self._arrows()
-        parts = [self._activities(arrows)]
+        zero, parts = self.zero, [self._activities()]
         if self._has_times:
-            parts = [self._steps(), self._ranges(arrows), self._launches(arrows), *parts]
+            parts = [self._steps(), self._ranges(), self._launches(), *parts]
         for part in parts:
             for block in part:
                 for rows in block.iter_slices(_SLICE):
                     yield _conform(rows.with_columns(pl.col("start") - zero))
 
-    def _arrows(self) -> _Arrows:
-        """Number the launches of GPU activities, then the pairs of forward and backward ranges."""
+    @cached_property
+    def _arrows(self) -> tuple[Calls, pl.Series, pl.DataFrame]:
+        """The API calls, the arrow of each (null: the call launched nothing), and begin, end and arrow of ranges."""
         calls = Calls()
         for block in self._calls():
             calls.add(block.drop_nulls(["thread", "start"]))
@@ -146,9 +125,13 @@ class Events:
             used = used.scatter(calls.rows(block["process"], block["correlation"]).drop_nulls().unique(), True)
         launches = pl.select(pl.when(used).then(used.cast(pl.Int64).cum_sum() - 1)).to_series()
         pairs = _forward_pairs(self._attribution.forest)
-        count = int(used.sum())
-        numbers = pl.int_range(count, count + pairs.height, dtype=pl.Int64, eager=True)
-        return _Arrows(calls, launches, pairs.with_columns(numbers.alias("arrow")))
+        return calls, launches, pairs.select("begin", "end", arrow=pl.int_range(pl.len(), dtype=pl.Int64) + used.sum())
+
+    def _of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the arrow and the start of the call for each process and correlation id."""
+        calls, arrows, _ = self._arrows
+        found = calls.rows(rows["process"], rows["correlation"])
+        return pl.DataFrame({"arrow": arrows.gather(found), "called": calls.start.gather(found)})
 
     def _calls(self) -> Iterator[pl.DataFrame]:
         """The API calls; empty if CPU times are unknown."""
@@ -165,7 +148,7 @@ class Events:
         track = self.tracks.of("steps", rows)
         yield rows.select("start", track, name=name, length=length, kind=pl.lit("step"))
 
-    def _ranges(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
+    def _ranges(self) -> Iterator[pl.DataFrame]:
         forest = self._attribution.forest
         gpu_ns = column_ops.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"])
         labels = _named_labels(forest)
@@ -175,25 +158,25 @@ class Events:
             if kind != "crossing":
                 rows = rows.with_columns(gpu_ns.gather(rows["range"]).alias("gpu_ns"))
                 for name, side in {"arrow_out": "begin", "arrow_in": "end"}.items():
-                    arrow = arrows.ranges.select(pl.col(side).alias("range"), pl.col("arrow").alias(name))
+                    arrow = self._arrows[2].select(pl.col(side).alias("range"), pl.col("arrow").alias(name))
                     rows = rows.join(arrow, on="range", how="left", maintain_order="left")
             yield rows
 
-    def _launches(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
+    def _launches(self) -> Iterator[pl.DataFrame]:
         for block in self._calls():
             name = _text("name") if "name" in block.columns else pl.lit("launch").alias("name")
             numbers = [pl.col(column).cast(pl.Int64) for column in ("process", "thread", "start", "end", "correlation")]
             rows = block.select(*numbers, name)
-            rows = rows.hstack(arrows.of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
+            rows = rows.hstack(self._of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
             length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
             rows = rows.unique("arrow", keep="first").with_columns(length=length, kind=pl.lit("launch"))
             rows = rows.rename({"arrow": "arrow_out"}).sort("start", maintain_order=True)
             yield rows.with_columns(self.tracks.of_overlapping("launch", rows))
 
-    def _activities(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
+    def _activities(self) -> Iterator[pl.DataFrame]:
         keys = pl.DataFrame(self._attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
         for block in activity_blocks(self._attribution):
-            arrow = arrows.of_ids(block)["arrow"].alias("arrow_in")
+            arrow = self._of_ids(block)["arrow"].alias("arrow_in")
             rows = block.with_columns(_text("name"), arrow).hstack(keys[block["key"]])
             rows = rows.sort("start", maintain_order=True)
             yield rows.with_columns(self.tracks.of_overlapping("stream", rows))
