@@ -77,14 +77,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the missing runs, then write table and charts. Return 1 if all runs failed."""
     from annot.cli.output import write
+    from annot.errors import AnnotError
     from annot.report.charts.chart import as_svg
     from annot.sweep.grid import read_sweep
     from annot.sweep.plots import charts
     from annot.sweep.runs import finished, locked
-    from annot.sweep.tables import per_run, read_runs, table_of_runs
+    from annot.sweep.tables import RESERVED, per_run, read_runs, table_of_runs
 
     sweep = read_sweep(args.config, args.collector)
-    _check(sweep, args.config)
+    if taken := [name for name in sweep.parameters if name in RESERVED]:
+        raise AnnotError(
+            f"{args.config}: {taken[0]!r} cannot be a parameter name, because the table has a column with this name"
+        )
     folder = args.output or Path(f"{args.config.stem}.sweep")
     if args.dry_run:
         for one in sweep.runs:
@@ -103,23 +107,6 @@ def run(args: argparse.Namespace) -> int:
     _print_runs(runs, table)
     _say(f"wrote {folder / 'table.parquet'}")
     return 0 if runs.height else 1
-
-
-def _check(sweep: Sweep, config: Path) -> None:
-    """Check the steps and the parameter names before the first run."""
-    from annot.attribution.steps import step_slice
-    from annot.errors import AnnotError
-    from annot.sweep.tables import RESERVED
-
-    try:
-        step_slice(sweep.steps)
-    except ValueError as error:
-        raise AnnotError(f"{config}: {error}") from None
-
-    if taken := [name for name in sweep.parameters if name in RESERVED]:
-        raise AnnotError(
-            f"{config}: {taken[0]!r} cannot be a parameter name, because the table has a column with this name"
-        )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from annot.attribution.steps import step_slice
 from annot.collect.collectors import COLLECTORS
 from annot.errors import AnnotError
 
@@ -136,7 +137,11 @@ def _sweep(found: dict[str, Any], collector: str | None) -> Sweep:
         run = _run(words, environment, point, name)
         runs.setdefault(run.key, run)
     timeout, steps = command.get("timeout"), command.get("steps", "1:")
-    _check_settings(timeout, steps)
+    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+    if not isinstance(steps, str):
+        raise ValueError(f"steps must be a string such as '1:', got {steps!r}")
+    step_slice(steps)
     sweep = Sweep(tuple(runs.values()), name, timeout, steps, plots)
     _check_plots(sweep)
     return sweep
@@ -159,13 +164,6 @@ def _environment(table: Any) -> dict[str, str]:
     if not isinstance(table, dict) or not all(isinstance(value, str | int | float) for value in table.values()):
         raise ValueError(f"[environment] must be a table of strings or numbers, got {table!r}")
     return {name: _text(value) for name, value in table.items()}
-
-
-def _check_settings(timeout: Any, steps: Any) -> None:
-    if timeout is not None and not (_is_number(timeout) and timeout > 0):
-        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
-    if not isinstance(steps, str):
-        raise ValueError(f"steps must be a string such as '1:', got {steps!r}")
 
 
 def _is_number(value: Any) -> bool:

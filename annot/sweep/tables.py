@@ -17,7 +17,7 @@ from annot.attribution.steps import step_slice
 from annot.errors import AnnotError
 from annot.labels import layer_path
 from annot.read.formats import source
-from annot.sweep.grid import Run, Sweep
+from annot.sweep.grid import Sweep
 from annot.sweep.runs import Result, run_folder
 
 __all__ = [
@@ -59,25 +59,19 @@ def table_of_runs(sweep: Sweep, folder: Path, results: Sequence[Result]) -> pl.D
         folder: its output folder.
         results: the result of each run.
     """
-    return sweep_table([_tabulated(sweep, folder, *one) for one in zip(sweep.runs, results, strict=True)])
-
-
-def _tabulated(
-    sweep: Sweep, folder: Path, run: Run, result: Result
-) -> tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]:
-    problem, rows = result.problem, None
-    if problem is None and result.profile is not None:
-        try:
-            rows = _rows(run_folder(folder, run) / result.profile, sweep.steps)
-        except AnnotError as error:
-            problem = str(error)
-        else:
-            problem = None if rows.height else "no ranges were recorded"
-    return (
-        run.parameters,
-        {"run": run.key, "status": result.status, "problem": problem, "seconds": result.seconds},
-        rows,
-    )
+    runs = []
+    for run, result in zip(sweep.runs, results, strict=True):
+        problem, rows = result.problem, None
+        if problem is None and result.profile is not None:
+            try:
+                rows = _rows(run_folder(folder, run) / result.profile, sweep.steps)
+            except AnnotError as error:
+                problem = str(error)
+            else:
+                problem = None if rows.height else "no ranges were recorded"
+        facts = {"run": run.key, "status": result.status, "problem": problem, "seconds": result.seconds}
+        runs.append((run.parameters, facts, rows))
+    return sweep_table(runs)
 
 
 def _rows(profile: Path, steps: str) -> pl.DataFrame:
@@ -87,22 +81,15 @@ def _rows(profile: Path, steps: str) -> pl.DataFrame:
     return run_rows(measured, layer_work(measured))
 
 
-def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return the rows of one run.
+def run_rows(attribution: Attribution, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of one run: a row per layer, module and phase.
 
-    Args:
-        attribution: the attributed profile of the run.
-        work: layer, module, phase, flops, bytes_read, bytes_written, params of the layers; None: unknown.
-
-    Returns:
-        A row per layer, module and phase with the columns of `annot.attribution.correlate`; steps (their number);
-        step_ns and step_gpu_ns (medians of the host time and the GPU time of a step, null without steps); flops,
-        bytes_read, bytes_written, params (null if unknown).
+    The columns are steps (their number), step_ns and step_gpu_ns (medians of the host time and the GPU time of a step,
+    null without steps), those of `annot.attribution.correlate`, and of `work`: flops, bytes_read, bytes_written, params
+    (null if unknown).
     """
     keys = ("layer", "module", "phase")
-    unknown = pl.DataFrame(schema={name: _OF_LAYER[name] for name in (*keys, *_WORK)})
-    known_work = unknown if work is None else work.select(*keys, *_WORK)
-    rows = by_layer(attribution).join(known_work, on=keys, how="left", maintain_order="left")
+    rows = by_layer(attribution).join(work.select(*keys, *_WORK), on=keys, how="left", maintain_order="left")
     steps = by_step(attribution)
     lengths = step_statistics(steps) if known(attribution.meta) else None
     return rows.select(
@@ -114,29 +101,22 @@ def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.D
 
 
 def sweep_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]]) -> pl.DataFrame:
-    """Return the table of all runs.
+    """Return the table of all runs, each with its parameters, its result and its rows or None.
 
-    Args:
-        runs: a tuple per run: its parameters, its result (run, status, problem, seconds) and its rows or None.
-
-    Returns:
-        run, status, problem, seconds, a column per parameter, steps, step_ns, step_gpu_ns, and the columns of
-        `run_rows`. A run without rows is one row with null in those columns. A parameter that a run lacks is null.
+    The columns are run, status, problem, seconds, one per parameter, and those of `run_rows`. A run without rows is one
+    row with null in those columns. A parameter that a run lacks is null.
     """
     names = list(dict.fromkeys(name for parameters, _, _ in runs for name in parameters))
-    values = {name: [parameters.get(name) for parameters, _, _ in runs] for name in names}
-    head = [*_OF_RUN][:4]
-    parts = []
+    schema = {"number": pl.Int64, **_OF_RUN}
+    parts = [pl.DataFrame(schema=schema | _OF_LAYER)]
     for number, (_, result, rows) in enumerate(runs):
-        one = pl.DataFrame([{"number": number, **result}], schema={"number": pl.Int64, **_OF_RUN})
-        one = one.select("number", *head)
+        one = pl.DataFrame([{"number": number, **result}], schema={name: schema[name] for name in ("number", *result)})
         parts.append(one if rows is None or rows.is_empty() else one.join(rows, how="cross"))
-    schema = {"number": pl.Int64, **_OF_RUN, **_OF_LAYER}
-    table = pl.concat([pl.DataFrame(schema=schema), *parts], how="diagonal")
-    grid = pl.DataFrame([_column(name, values[name]) for name in names])
-    grid = grid.with_columns(number=pl.int_range(len(runs), dtype=pl.Int64))
-    table = table.join(grid, on="number", how="left", maintain_order="left")
-    return table.select(*head, *names, *[*_OF_RUN][4:], *_OF_LAYER)
+    values = [_column(name, [parameters.get(name) for parameters, _, _ in runs]) for name in names]
+    grid = pl.DataFrame([pl.Series("number", range(len(runs)), pl.Int64), *values])
+    table = pl.concat(parts, how="diagonal").join(grid, on="number", how="left", maintain_order="left")
+    result_columns, measured = [*_OF_RUN][:4], [*_OF_RUN][4:]
+    return table.select(*result_columns, *names, *measured, *_OF_LAYER)
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
