@@ -18,10 +18,9 @@ from annot.attribution import Attribution
 __all__ = ["Timeline", "timeline"]
 
 _EVENTS: Final = {
-    "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.String, "key": pl.Int32,
+    "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
+    "key": pl.Int32,
 }  # fmt: skip
-_COMPACT: Final = {"lane": pl.Int32, "row": pl.Int32, "start": pl.Int64, "length": pl.Int64, "text": pl.Categorical,
-                   "key": pl.Int32}  # fmt: skip
 _LANES: Final = 64
 _ROWS: Final = 24
 """Maximum number of rows in a lane; deeper events share the last row."""
@@ -67,40 +66,39 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
         (0, 0, 0, 15, 'gemm', 2)
     """
     tracks = Tracks(attribution.meta)
-    every = pl.concat([pl.DataFrame(schema=_COMPACT), *_blocks(attribution, tracks)])
+    every = pl.concat([pl.DataFrame(schema=_EVENTS), *_blocks(attribution, tracks)])
     lanes, found = _in_lanes(every, tracks)
-    first = found["start"].min()
+    first = found["start_ns"].min()
     start = first if isinstance(first, int) else 0
     events, step = _sampled(found, most)
-    events = _in_rows(events)
+    events = _in_rows(events).with_columns(pl.col("start_ns") - start, pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
-    events = events.select("lane", "row", pl.col("start") - start, "length", "text", "key")
-    events = events.rename(dict(zip(events.columns, _EVENTS, strict=True))).cast(pl.Schema(_EVENTS))
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
     return Timeline(events, lanes, start, every.height, step, len(tracks.all()) - len(lanes))
 
 
 def _blocks(attribution: Attribution, tracks: Tracks) -> Iterator[pl.DataFrame]:
-    """The events with the columns of `_COMPACT`, in which `lane` is the number of the track."""
+    """The events with the columns of `_EVENTS`, in which `lane` is the number of the track."""
     labels = attribution.forest.labels.select(pl.col("text").cast(pl.Categorical), "key")
     for kind, block in range_blocks(attribution):
-        where = block.drop("lane", strict=False)  # what overlaps in a lane has rows of its own
-        yield _compact(block.hstack(labels[block["label"]]), tracks.of(kind, where))
+        block = block.drop("lane", strict=False)  # what overlaps in a lane has rows of its own
+        yield _compact(block.hstack(labels[block["label"]]), tracks.of(kind, block))
     for block in activity_blocks(attribution):
         yield _compact(block.rename({"name": "text"}), tracks.of("stream", block))
 
 
 def _compact(block: pl.DataFrame, track: pl.Series) -> pl.DataFrame:
-    row = [] if "row" in block.columns else [pl.lit(None, pl.Int32).alias("row")]
-    block = block.with_columns(track.alias("lane"), pl.col("length").clip(0).fill_null(0), *row)
-    return block.select(pl.col(name).cast(dtype) for name, dtype in _COMPACT.items()).drop_nulls("start")
+    row = [] if "row" in block.columns else [pl.lit(None).alias("row")]
+    block = block.select("text", "key", "^row$", *row, track.alias("lane"), start_ns="start", length_ns="length")
+    block = block.with_columns(pl.col("length_ns").clip(0).fill_null(0)).drop_nulls("start_ns")
+    return block.select(pl.col(name).cast(dtype) for name, dtype in _EVENTS.items())
 
 
 def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]], pl.DataFrame]:
     """The lanes with the most time, sorted by process and kind, and their events."""
-    times = every.group_by("lane").agg(pl.col("length").sum(), pl.len())
-    longest = times.sort("length", "lane", descending=[True, False]).head(_LANES)
+    times = every.group_by("lane").agg(pl.col("length_ns").sum(), pl.len())
+    longest = times.sort("length_ns", "lane", descending=[True, False]).head(_LANES)
     totals = dict(longest.select("lane", "len").iter_rows())
     shown = sorted((track for track in tracks.all() if track.number in totals), key=lambda track: track.order)
     several = len({track.group.process for track in shown}) > 1
@@ -122,17 +120,17 @@ def _sampled(events: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     step = -(-2 * events.height // most)
     longest = (most * step - events.height) // (step - 1)  # the samples of the rest fill up to `most`
     # Sorting indices takes half the time of sorting the table.
-    order = events.select(pl.arg_sort_by("length", descending=True, maintain_order=True)).to_series()
-    rest = events[order.slice(longest)].select("lane", "start", pl.Series("event", order.slice(longest)))
-    rest = rest.sort("lane", "start", maintain_order=True).gather_every(step)
+    order = events.select(pl.arg_sort_by("length_ns", descending=True, maintain_order=True)).to_series()
+    rest = events[order.slice(longest)].select("lane", "start_ns", pl.Series("event", order.slice(longest)))
+    rest = rest.sort("lane", "start_ns", maintain_order=True).gather_every(step)
     return events[pl.concat([order.head(longest), rest["event"]]).head(most)], step
 
 
 def _in_rows(events: pl.DataFrame) -> pl.DataFrame:
     """Put events without a row, which may overlap, into the first free row."""
     parts = [events.clear()]
-    for part in events.sort("start", maintain_order=True).partition_by("lane", maintain_order=True):
+    for part in events.sort("start_ns", maintain_order=True).partition_by("lane", maintain_order=True):
         if part["row"].null_count():
-            part = part.with_columns(Lanes().of(part["start"], part["start"] + part["length"]).alias("row"))
+            part = part.with_columns(Lanes().of(part["start_ns"], part["start_ns"] + part["length_ns"]).alias("row"))
         parts.append(part.with_columns(pl.col("row").clip(upper_bound=_ROWS - 1)))
     return pl.concat(parts)

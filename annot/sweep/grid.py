@@ -208,17 +208,17 @@ def _check_placeholders(words: list[str], environment: Mapping[str, str], points
 
 
 def _run(words: list[str], environment: Mapping[str, str], point: dict[str, Value], collector: str) -> Run:
-    command = tuple(_substituted(word, point) for word in words if _has_parameters(word, point))
-    variables = {name: _substituted(text, point) for name, text in environment.items() if _has_parameters(text, point)}
+    command = tuple(word for word in (_substituted(word, point) for word in words) if word is not None)
+    values = {name: _substituted(text, point) for name, text in environment.items()}
+    variables = {name: value for name, value in values.items() if value is not None}
     digest = hashlib.sha256(json.dumps([command, variables, collector], sort_keys=True).encode())
     return Run(point, command, variables, digest.hexdigest()[:12])
 
 
-def _has_parameters(text: str, point: Mapping[str, Value]) -> bool:
-    return point.keys() >= set(_PLACEHOLDER.findall(text))
-
-
-def _substituted(text: str, point: Mapping[str, Value]) -> str:
+def _substituted(text: str, point: Mapping[str, Value]) -> str | None:
+    """Return a text with its parameters, or None if the point lacks one of them."""
+    if not point.keys() >= set(_PLACEHOLDER.findall(text)):
+        return None
     return _PLACEHOLDER.sub(lambda match: _text(point[match[1]]), text)
 
 

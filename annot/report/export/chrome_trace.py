@@ -47,11 +47,8 @@ def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], A
 
 def _complete(block: pl.DataFrame, groups: dict[int, int]) -> bytes:
     rows = block.filter(pl.col("kind") != "crossing")
-    arrow = pl.coalesce("arrow_out", "arrow_in")
-    bound = pl.concat_str(
-        pl.lit(',"bind_id":"'), arrow, pl.lit('","flow_'), pl.when(pl.col("arrow_out").is_null()).then(pl.lit("in"))
-        .otherwise(pl.lit("out")), pl.lit('":true'),
-    ).fill_null("")  # fmt: skip
+    side = pl.when(pl.col("arrow_out").is_null()).then(pl.lit("in")).otherwise(pl.lit("out"))
+    bound = pl.format(',"bind_id":"{}","flow_{}":true', pl.coalesce("arrow_out", "arrow_in"), side).fill_null("")
     parts = (*_head("X", "start", groups), pl.lit(',"dur":'), _us("length"), bound, pl.lit(","), _fields())
     return _lines(rows.select(pl.concat_str(*parts)).to_series())
 

@@ -5,7 +5,10 @@ Two backends can add events to a report. The first one that is installed is used
 - ``nsys_writer``, a Python package of newer Nsight Systems releases that implements `nvtx.writer`. The calls follow
   NVIDIA's Analysis Guide ("Writing post-collection events"). Tests use a recording implementation of that interface;
   NVIDIA's implementation is untested.
-- ``ImportNvtxt`` of older releases, which merges text (`annot.report.export.nvtxt`). Tested with 2022.4.
+- ``ImportNvtxt`` of older releases, which merges text in the format NVTXT,
+  https://docs.nvidia.com/gameworks/content/gameworkslibrary/nvtx/analysis_nvtxt_file_extension.htm. Tested with 2022.4,
+  which shows in addition: the time base ``Manual`` is that of the SQLite export. Texts are UTF-8; quotation marks, line
+  breaks and a backslash at the end are not supported. Process and thread ids have 24 bits. Domains are not supported.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from itertools import groupby
@@ -27,16 +30,18 @@ from annot.attribution import Attribution
 from annot.errors import AnnotError
 from annot.labels.tag import FINDINGS
 from annot.read.nsys import nsys_rep
+from annot.read.nsys.nvtx_events import FINDINGS_PROCESS
 from annot.report.export.findings import Finding, findings
-from annot.report.export.nvtxt import nvtxt
+from annot.report.units import printable
 from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
 from annot.util.progress import tell
 
-__all__ = ["enrich", "report_of_profile"]
+__all__ = ["enrich", "nvtxt", "report_of_profile"]
 
 _MERGE_SECONDS: Final = 3600
 _SPECIAL: Final = re.compile(r"[/\[\]]")
 """Characters that need a backslash in the path of an NVTX scope."""
+_RANGES: Final = "@RangeStartEnd, Start, End, ThreadId, Color, Message"
 
 
 def report_of_profile(profile: Path) -> Path:
@@ -182,3 +187,40 @@ def _target(attribution: Attribution) -> str:
     """Machine of the report, from the two upper bytes of Nsight's global process ids."""
     process = next(iter(attribution.forest.threads.table["process"]), 0)
     return f"{process >> 56 & 0xFF}:{process >> 48 & 0xFF}"
+
+
+def nvtxt(ranges: Iterable[Finding], tracks: Tracks) -> Iterator[str]:
+    """Yield the lines of a file with ranges, which come grouped by track, without line breaks.
+
+    A group of tracks becomes a process, and a track becomes a thread. Their ids are outside the range of real ids.
+
+    Example:
+        >>> import polars as pl
+        >>> tracks = Tracks({})
+        >>> number = tracks.of("steps", pl.DataFrame({"process": [1]}))[0]
+        >>> print(*nvtxt([Finding(number, 5, 9, 'say "fc"', 0xFF4C9F38)], tracks), sep="\\n")
+        SetFileDisplayName, "annot findings"
+        NameProcess, 10485761, "annot findings: process 1"
+        NameOsThread, 10485761, 2, "steps"
+        @RangeStartEnd, Start, End, ThreadId, Color, Message
+        ProcessId = 10485761
+        TimeBase = Manual
+        RangeStartEnd, 5, 9, 2, 0xff4c9f38, "say 'fc'"
+    """
+    yield f"SetFileDisplayName, {_quoted(FINDINGS)}"
+    for group in tracks.groups():
+        yield f"NameProcess, {FINDINGS_PROCESS + group.number}, {_quoted(f'{FINDINGS}: {group.name}')}"
+    processes = {track.number: FINDINGS_PROCESS + track.group.number for track in tracks.all()}
+    for track in tracks.all():
+        yield f"NameOsThread, {processes[track.number]}, {track.number}, {_quoted(track.name)}"
+    process = 0
+    for one in ranges:
+        if process != (process := processes[one.track]):
+            yield from (_RANGES, f"ProcessId = {process}", "TimeBase = Manual")
+        times = f"{max(one.start, 0)}, {max(one.end, 0)}"
+        yield f"RangeStartEnd, {times}, {one.track}, {one.color:#x}, {_quoted(one.text)}"
+
+
+def _quoted(text: str) -> str:
+    text = printable(text).replace('"', "'")
+    return f'"{text} "' if text.endswith("\\") else f'"{text}"'
