@@ -31,8 +31,8 @@ class Timeline:
     """Events in lanes.
 
     Args:
-        events: lane, row (in the lane, from 0), start_ns (relative to `start_ns`), length_ns, text, key (layer id in
-            the forest of `annot.attribution.Attribution`; -1: none); sorted by lane, row and start.
+        events: lane, row (in the lane, from 0), start_ns (relative to `start_ns`), length_ns, text, key (number in
+            `annot.attribution.range_trees.Forest.keys`); sorted by lane, row and start.
         lanes: name, rows: number of rows, total: number of events before sampling.
         start_ns: start of the first event.
         total: number of events in all lanes, before sampling.

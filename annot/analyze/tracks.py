@@ -151,9 +151,11 @@ class Lanes:
 
     def of(self, starts: pl.Series, ends: pl.Series) -> pl.Series:
         """Return the lane (Int32) of each event, from 0; call it in order of start."""
-        if not (starts < ends.cum_max().shift(1)).any() and self._is_first_free(starts[0]):
-            self.place(starts[0], ends.cum_max()[-1])  # one event in place of many: no loop
-            return pl.Series("lane", [0], pl.Int32).new_from_index(0, len(starts))
+        if not (starts < ends.cum_max().shift(1)).any():
+            self._release(starts[0])
+            if not self._running or self._free[:1] == [0]:
+                self.place(starts[0], ends.cum_max()[-1])  # one event in place of many: no loop
+                return pl.Series("lane", [0], pl.Int32).new_from_index(0, len(starts))
         return pl.Series("lane", [self.place(*times) for times in zip(starts, ends, strict=True)], pl.Int32)
 
     def place(self, start: int, end: int) -> int:
@@ -162,10 +164,6 @@ class Lanes:
         lane = heappop(self._free) if self._free else len(self._running)
         heappush(self._running, (end, lane))
         return lane
-
-    def _is_first_free(self, at: int) -> bool:
-        self._release(at)
-        return not self._running or self._free[:1] == [0]
 
     def _release(self, at: int) -> None:
         while self._running and self._running[0][0] <= at:

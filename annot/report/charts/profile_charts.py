@@ -37,9 +37,10 @@ def _steps(steps: pl.DataFrame) -> Chart:
     """The time of each step and of its parts, in ms."""
     series = []
     for name in _STEP_TIMES:
-        points = steps.select(pl.col("step").cast(pl.Float64), pl.col(name) / 1e6).drop_nulls().sort("step")
-        if points[name].sum() > 0:
-            series.append(Series(_NAMES.get(name, name.removesuffix("_ns")), points.rows()))
+        times = steps.select("step", name).drop_nulls().sort("step")
+        if times[name].sum() > 0:
+            points = [(float(step), ns / 1e6) for step, ns in times.iter_rows()]
+            series.append(Series(_NAMES.get(name, name.removesuffix("_ns")), points))
     return Chart("Time of each step", "step", "ms", series, lines=True, least_y=0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from annot.errors import AnnotError
@@ -39,39 +40,29 @@ _FIELDS: Final[dict[str, Fields]] = {
 
 def version(wall_time: float) -> bytes:
     """Return the first event of a file, its version. Wall times are in seconds since 1970."""
-    return _record(_event(wall_time, file_version="brain.Event:2"))
+    return _record(wall_time, file_version="brain.Event:2")
 
 
 def scalars(wall_time: float, step: int, values: dict[str, float]) -> bytes:
     """Return an event with numbers by tag."""
-    event = _event(wall_time, step=step)
-    for tag, value in values.items():
-        event.summary.value.add(tag=tag).simple_value = value
-    return _record(event)
+    return _record(wall_time, [{"tag": tag, "simple_value": one} for tag, one in values.items()], step=step)
 
 
 def text(wall_time: float, tag: str, markdown: str) -> bytes:
     """Return an event with a text, which TensorBoard renders as Markdown."""
-    event = _event(wall_time)
-    value = event.summary.value.add(tag=tag)
-    value.metadata.plugin_data.plugin_name = "text"
-    value.tensor.dtype = _DT_STRING
-    value.tensor.tensor_shape.dim.add(size=1)
-    value.tensor.string_val.append(markdown.encode())
-    return _record(event)
+    tensor = {"dtype": _DT_STRING, "tensor_shape": {"dim": [{"size": 1}]}, "string_val": [markdown.encode()]}
+    return _record(wall_time, [{"tag": tag, "metadata": {"plugin_data": {"plugin_name": "text"}}, "tensor": tensor}])
 
 
 def image(wall_time: float, tag: str, png: bytes, width: int, height: int) -> bytes:
     """Return an event with an image of `width` by `height` pixels."""
-    event = _event(wall_time)
-    event.summary.value.add(tag=tag).image.MergeFrom(
-        _messages().Image(height=height, width=width, colorspace=_RGB, encoded_image_string=png)
-    )
-    return _record(event)
+    picture = {"height": height, "width": width, "colorspace": _RGB, "encoded_image_string": png}
+    return _record(wall_time, [{"tag": tag, "image": picture}])
 
 
-def _record(event: Any) -> bytes:
-    data: bytes = event.SerializeToString()
+def _record(wall_time: float, values: Sequence[Mapping[str, Any]] = (), **fields: Any) -> bytes:
+    summary = {"summary": {"value": values}} if values else {}
+    data: bytes = _event_class()(wall_time=wall_time, **summary, **fields).SerializeToString()
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
 
@@ -103,16 +94,11 @@ def _table() -> list[int]:
     return table
 
 
-def _event(wall_time: float, **fields: Any) -> Any:
-    return _messages().Event(wall_time=wall_time, **fields)
-
-
 @functools.cache
-def _messages() -> Any:
+def _event_class() -> Any:
     try:
-        return message_classes(
-            "annot.tensorboard", _FIELDS, ("Event", "Image"), ("Value", ("simple_value", "image", "tensor"))
-        )
+        oneof = ("Value", ("simple_value", "image", "tensor"))
+        return message_classes("annot.tensorboard", _FIELDS, ("Event",), oneof).Event
     except ImportError:
         raise AnnotError(
             "TensorBoard event files need the package protobuf. Run pip install 'annot[tensorboard]'"

@@ -232,11 +232,8 @@ def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> 
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
     row_of_key = pl.Series([index.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
     codes, texts = _coded(found.events["text"])
-    key = found.events["key"].cast(pl.Int64)
-    known = pl.select(pl.when(key >= 0).then(key)).to_series()
-    events = found.events.select("lane", "row", "start_ns", "length_ns").with_columns(
-        codes.alias("text"), row_of_key.gather(known).fill_null(-1).alias("of") if row_of_key.len() else key.alias("of")
-    )
+    events = found.events.select("lane", "row", "start_ns", "length_ns", codes.alias("text"), of="key")
+    events = events.with_columns(row_of_key.gather(events["of"]).alias("of"))
     return {
         "lanes": found.lanes, "texts": texts, "total": found.total,
         "every": found.every, "left_out": found.left_out, **_columns(events),
