@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.gpu_activities import KEY, activities
-from annot.analyze.lanes import process_lanes
 from annot.analyze.roofline import layer_roofline
+from annot.analyze.trace_events import range_blocks
 from annot.analyze.tracks import Tracks
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer
 from annot.attribution.column_ops import NONE
-from annot.attribution.host_times import known
 
 __all__ = ["SPANS", "Spans", "spans"]
 
@@ -70,12 +70,7 @@ def spans(attribution: Attribution) -> Spans:
     """
     tracks = Tracks(attribution.meta)
     work = activities(attribution, _WORK).drop_nulls("start").with_columns(pl.col(_PLACES).cast(pl.Int64))
-    if work.height:
-        rows = _of_activities(attribution, work, tracks)
-    elif known(attribution.meta):
-        rows = _of_ranges(attribution, tracks)
-    else:
-        rows = pl.DataFrame(schema=_SPAN)
+    rows = _of_activities(attribution, work, tracks) if work.height else _of_ranges(attribution, tracks)
     named = _named(attribution, rows).sort("track", "start", "depth", maintain_order=True)
     named = named.join(_facts(attribution), on=list(KEY), how="left", maintain_order="left")
     named = named.with_columns(pl.coalesce("shapes", "only_shapes").alias("shapes"))
@@ -94,20 +89,20 @@ _SPAN: Final = {
 
 def _of_activities(attribution: Attribution, work: pl.DataFrame, tracks: Tracks) -> pl.DataFrame:
     """Merge neighbours of the same call on a track, level by level from the innermost layers outwards."""
-    work = work.sort("start", maintain_order=True)
-    work = work.with_columns(tracks.of_work(work.rename({"gpu_ns": "length"})))
-    nodes = _depths(attribution)
-    calls = _calls(attribution, nodes["shown"])
-    work = work.with_columns(nodes["shown"].gather(work["node"]).alias("node"))
+    work = work.rename({"gpu_ns": "length"}).sort("start", maintain_order=True)
+    nodes, calls = _nodes_and_calls(attribution)
+    node = nodes["shown"].gather(work["node"])
     rows = work.select(
-        "track", "node", "start", end=pl.col("start") + pl.col("gpu_ns"), time_ns="gpu_ns",
-        kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], work["node"]),
-        call=calls["call"].gather(_null_none(work["range"])),
+        "start", tracks.of_overlapping("stream", work), node.alias("node"), end=pl.col("start") + pl.col("length"),
+        time_ns="length", kernels=pl.col("kernel").cast(pl.Int64), depth=_gather(nodes["depth"], node),
+        call=_gather(calls["call"], work["range"]),
     ).sort("track", "start", maintain_order=True)  # fmt: skip
     found = [pl.DataFrame(schema=_SPAN)]
     deepest = rows["depth"].max()
     for depth in range(deepest if isinstance(deepest, int) else 0, 0, -1):
-        rows = _merged(rows.with_columns(_is_own(rows, calls)))
+        # Activities of a CUDA graph, for example, are launched in a call of another layer.
+        own = (calls["node"].gather(rows["call"]) == rows["node"]).fill_null(False)
+        rows = _merged(rows.with_columns(own.alias("own")))
         here = pl.col("depth") == depth
         found.append(rows.filter(here).select(*_SPAN))
         outer = rows.select(node=_gather(nodes["parent"], rows["node"]), call=calls["above"].gather(rows["call"]))
@@ -129,61 +124,53 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
     ).drop("run")  # fmt: skip
 
 
-def _is_own(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Whether the call belongs to the layer. Activities of a CUDA graph, for example, are launched in another call."""
-    return (calls["node"].gather(rows["call"]) == rows["node"]).fill_null(False).alias("own")
-
-
-def _null_none(rows: pl.Series) -> pl.Series:
-    """Replace -1 with null."""
-    return pl.select(pl.when(rows != NONE).then(rows)).to_series()
+def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
+    """The outermost range of each call, on the track of its thread or process; empty if CPU times are unknown."""
+    path = attribution.forest.tree["path"]
+    nodes, calls = _nodes_and_calls(attribution)
+    found = [pl.DataFrame(schema=_SPAN)]
+    for kind, block in range_blocks(attribution):
+        if kind == "crossing":
+            continue
+        node = path.gather(block["range"]).alias("node")
+        rows = block.select(
+            "start", tracks.of(kind, block), node, call="range", end=pl.col("start") + pl.col("length"),
+            depth=_gather(nodes["depth"], node), time_ns="length", kernels=pl.lit(0), own=pl.lit(True),
+        )  # fmt: skip
+        outermost = calls["call"].gather(rows["call"]) == rows["call"]
+        rows = rows.filter(outermost & (node != NONE))
+        found.append(rows.select(pl.col(name).cast(dtype) for name, dtype in _SPAN.items()))
+    return pl.concat(found)
 
 
 def _gather(values: pl.Series, rows: pl.Series) -> pl.Series:
     """Values by row; null for row -1."""
-    return values.gather(_null_none(rows))
+    return values.gather(pl.select(pl.when(rows != NONE).then(rows)).to_series())
 
 
-def _depths(attribution: Attribution) -> pl.DataFrame:
-    """For each node: parent; depth (keys in its chain, from 1); shown (the node whose span includes it)."""
-    parents = attribution.forest.nodes.parents
+def _nodes_and_calls(attribution: Attribution) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return tables of the nodes and of the ranges in the tree, with Int32 columns.
+
+    For each node: parent; depth (keys in its chain, from 1); shown (the node whose span includes it).
+    For each range: node; call (outermost of directly nested ranges of a node); above (outer call).
+    """
     depths: list[int] = []
     shown: list[int] = []
-    for node, parent in enumerate(parents):
+    for node, parent in enumerate(attribution.forest.nodes.parents):
         depths.append(1 if parent == NONE else depths[parent] + 1)
         shown.append(node if depths[node] <= _DEEPEST else shown[parent])
-    columns = {"parent": parents, "depth": depths, "shown": shown}
-    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
-
-
-def _calls(attribution: Attribution, shown: pl.Series) -> pl.DataFrame:
-    """For each range in the tree: node; call (outermost of directly nested ranges of a node); above (outer call)."""
     tree = attribution.forest.tree
-    nodes = _gather(shown, tree["path"]).fill_null(NONE).alias("node")
-    parents, of_range = tree["parent"].to_list(), nodes.to_list()
+    of_range = _gather(pl.Series(shown, dtype=pl.Int32), tree["path"]).fill_null(NONE).to_list()
     calls: list[int] = []
     above: list[int | None] = []
-    for row, parent in enumerate(parents):
+    for row, parent in enumerate(tree["parent"].to_list()):
         inside = parent != NONE and of_range[parent] == of_range[row]
         calls.append(calls[parent] if inside else row)
         above.append(above[parent] if inside else None if parent == NONE else calls[parent])
-    columns = {"node": nodes, "call": calls, "above": above}
-    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int32))
-
-
-def _of_ranges(attribution: Attribution, tracks: Tracks) -> pl.DataFrame:
-    """The outermost range of each call, on the track of its thread or process."""
-    forest = attribution.forest
-    tree, nodes = forest.tree, _depths(attribution)
-    calls = _calls(attribution, nodes["shown"])
-    where = forest.threads.table.select("process", "thread")[tree["thread"].head(forest.thread_range_count)]
-    track = pl.concat([tracks.of_threads(where), tracks.of_layers(process_lanes(forest))]).alias("track")
-    depth = _gather(nodes["depth"], tree["path"]).alias("depth")
-    rows = tree.select(
-        track, "start", "end", depth, node="path", call=pl.int_range(pl.len(), dtype=pl.Int32),
-        time_ns=pl.col("end") - pl.col("start"), kernels=pl.lit(0, pl.Int64), own=pl.lit(True),
-    )  # fmt: skip
-    return rows.filter((calls["call"] == rows["call"]) & (pl.col("node") != NONE)).select(*_SPAN)
+    nodes = {"parent": attribution.forest.nodes.parents, "depth": depths, "shown": shown}
+    ranges = {"node": of_range, "call": calls, "above": above}
+    as_table = partial(pl.DataFrame, schema_overrides=dict.fromkeys((*nodes, *ranges), pl.Int32))
+    return as_table(nodes), as_table(ranges)
 
 
 def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:

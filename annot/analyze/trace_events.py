@@ -1,4 +1,4 @@
-"""Trace events: ranges, launches and GPU activities on tracks, with flow arrows between them.
+"""Events of a timeline: ranges and GPU activities, and for traces also steps, launches and flow arrows.
 
 Events are built in blocks, so that a long profile does not have to fit into memory.
 """
@@ -6,21 +6,19 @@ Events are built in blocks, so that a long profile does not have to fit into mem
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.api_calls import Calls
-from annot.analyze.lanes import process_lanes
-from annot.analyze.tracks import Tracks
+from annot.analyze.gpu_activities import KEY, attributed_blocks
+from annot.analyze.tracks import Tracks, nested_lanes
 from annot.attribution import Attribution, column_ops
 from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
-from annot.profile import Source
 
-__all__ = ["EVENTS", "Events", "events"]
+__all__ = ["EVENTS", "Events", "activity_blocks", "events", "range_blocks"]
 
 EVENTS: Final = {
     "track": pl.Int32,  # number in `Events.tracks`; events on a track are nested, except those of kind "crossing"
@@ -40,24 +38,46 @@ EVENTS: Final = {
 _SLICE: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrows:
-    """Arrows of a profile.
+def range_blocks(attribution: Attribution) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the ranges in blocks, each with the kind of its tracks; nothing if CPU times are unknown.
 
-    Args:
-        calls: the API calls.
-        launches: the arrow of each row of `calls`; null: the call launched nothing.
-        ranges: begin, end (rows of the forward and the backward range), arrow.
+    The blocks have process, thread (Int64) or lane (Int32), kind, start, length (ns), label (row of `forest.labels`),
+    range (row of `forest.tree`) and row (depth on the track, Int32). Crossing ranges lack the last two.
     """
+    if not known(attribution.meta):
+        return
+    forest = attribution.forest
+    rows = forest.tree.select("thread", "start", "end", "label").with_row_index("range")
+    nested, shared = rows.head(forest.thread_range_count), rows.slice(forest.thread_range_count)
+    _, depth = column_ops.parents(nested["thread"], nested["end"])
+    parts = {
+        "thread": nested.with_columns(depth.alias("row")),
+        "layers": shared.hstack(nested_lanes(forest).drop("process")),
+        "crossing": forest.crossing.select("thread", "start", "end", "label"),
+    }
+    threads = forest.threads.table.select("process", "thread")
+    for kind, part in parts.items():
+        for block in part.iter_slices(_SLICE):
+            length = (pl.col("end") - pl.col("start")).alias("length")
+            block = block.with_columns(length, kind=pl.lit("crossing" if kind == "crossing" else "range"))
+            yield kind, block.drop("thread", "end").hstack(threads[block["thread"]])
 
-    calls: Calls
-    launches: pl.Series
-    ranges: pl.DataFrame
 
-    def of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the arrow and the start of the call for each process and correlation id."""
-        found = self.calls.rows(rows["process"], rows["correlation"])
-        return pl.DataFrame({"arrow": self.launches.gather(found), "called": self.calls.start.gather(found)})
+def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
+    """Yield the GPU activities in blocks.
+
+    The blocks have process, device, stream, correlation (Int64), kind, name, start, length (ns) and key (number in
+    `forest.keys`, Int32).
+
+    Raises:
+        ValueError: the attribution was made without its source.
+    """
+    kind = pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy"))
+    for block in attributed_blocks(attribution):
+        block = block.drop_nulls("start")
+        keys = pl.Series("key", attribution.forest.nodes.keys, pl.Int32).gather(block["node"])
+        numbers = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream", "correlation")]
+        yield block.select(*numbers, "name", "start", keys, kind=kind, length="gpu_ns")
 
 
 class Events:
@@ -78,44 +98,45 @@ class Events:
         """The earliest time in the profile, in ns of its clock."""
         forest = self._attribution.forest
         starts = [part["start"].min() for part in (forest.tree, forest.crossing)] if self._has_times else []
-        for blocks in (self._calls(), _source(self._attribution).work_blocks()):
+        source = self._attribution.source
+        for blocks in (self._calls(), iter(()) if source is None else source.work_blocks()):
             starts += [block["start"].min() for block in blocks]
         starts += [self._attribution.steps.table["start"].min() if self._has_times else None]
         return min((start for start in starts if isinstance(start, int)), default=0)
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all events with the columns of `EVENTS`: steps, ranges, launches, then GPU activities."""
-        zero, arrows = self.zero, self._arrows()
-        parts = [self._activities(arrows)]
+        zero, parts = self.zero, [self._activities()]
         if self._has_times:
-            parts = [self._steps(), self._tree(arrows), self._crossing(), self._launches(arrows), *parts]
+            parts = [self._steps(), self._ranges(), self._launches(), *parts]
         for part in parts:
             for block in part:
                 for rows in block.iter_slices(_SLICE):
                     yield _conform(rows.with_columns(pl.col("start") - zero))
 
-    def _arrows(self) -> _Arrows:
-        """Number the launches of GPU activities, then the pairs of forward and backward ranges."""
+    @cached_property
+    def _arrows(self) -> tuple[Calls, pl.Series, pl.DataFrame]:
+        """The API calls, the arrow of each (null: the call launched nothing), and begin, end and arrow of ranges."""
         calls = Calls()
         for block in self._calls():
             calls.add(block.drop_nulls(["thread", "start"]))
         used = pl.Series("used", [False], pl.Boolean).new_from_index(0, len(calls.settle().start))
-        for block in self._placed():
-            found = calls.rows(block["process"], block["correlation"]).filter(~block["left_out"])
-            used = used.scatter(found.drop_nulls().unique(), True)
+        for block in attributed_blocks(self._attribution):
+            used = used.scatter(calls.rows(block["process"], block["correlation"]).drop_nulls().unique(), True)
         launches = pl.select(pl.when(used).then(used.cast(pl.Int64).cum_sum() - 1)).to_series()
-        pairs = forward_pairs(self._attribution.forest)
-        count = int(used.sum())
-        numbers = pl.int_range(count, count + pairs.height, dtype=pl.Int64, eager=True)
-        return _Arrows(calls, launches, pairs.with_columns(numbers.alias("arrow")))
+        pairs = _forward_pairs(self._attribution.forest)
+        return calls, launches, pairs.select("begin", "end", arrow=pl.int_range(pl.len(), dtype=pl.Int64) + used.sum())
+
+    def _of_ids(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the arrow and the start of the call for each process and correlation id."""
+        calls, arrows, _ = self._arrows
+        found = calls.rows(rows["process"], rows["correlation"])
+        return pl.DataFrame({"arrow": arrows.gather(found), "called": calls.start.gather(found)})
 
     def _calls(self) -> Iterator[pl.DataFrame]:
         """The API calls; empty if CPU times are unknown."""
-        return iter(()) if not self._has_times else _source(self._attribution).launch_blocks()
-
-    def _placed(self) -> Iterator[pl.DataFrame]:
-        """The GPU activities with their ranges and nodes."""
-        return (self._attribution.attributor.of(block) for block in _source(self._attribution).work_blocks())
+        source = self._attribution.source
+        return source.launch_blocks() if source is not None and self._has_times else iter(())
 
     def _steps(self) -> Iterator[pl.DataFrame]:
         steps = self._attribution.steps
@@ -124,78 +145,52 @@ class Events:
         rows = table.rename({"process": "process_code"}).join(codes, on="process_code", how="left")
         name = pl.format("step {}{}", "step", pl.when("warmup").then(pl.lit(" (warm-up)")).otherwise(pl.lit("")))
         length = pl.col("end") - pl.col("start")
-        yield rows.select("start", name.alias("name"), length.alias("length"), self.tracks.of_steps(rows["process"]))
+        track = self.tracks.of("steps", rows)
+        yield rows.select("start", track, name=name, length=length, kind=pl.lit("step"))
 
-    def _tree(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
+    def _ranges(self) -> Iterator[pl.DataFrame]:
         forest = self._attribution.forest
-        gpu_ns = column_ops.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"]).alias("gpu_ns")
-        rows = forest.tree.select("thread", "start", "end", "label").with_columns(gpu_ns)
-        where = forest.threads.table.select("process", "thread")
-        lanes = process_lanes(forest)
-        sides = {
-            "arrow_out": arrows.ranges.select("arrow", row="begin"),
-            "arrow_in": arrows.ranges.select("arrow", row="end"),
-        }
-        for first in range(0, rows.height, _SLICE):
-            part = rows.slice(first, _SLICE)
-            in_threads = max(min(forest.thread_range_count - first, part.height), 0)
-            shared = lanes.slice(first + in_threads - forest.thread_range_count, part.height - in_threads)
-            tracks = (self.tracks.of_threads(where[part["thread"].head(in_threads)]), self.tracks.of_layers(shared))
-            part = part.with_columns(pl.concat(tracks)).with_row_index("row", offset=first).cast({"row": pl.Int64})
-            for name, side in sides.items():
-                part = part.join(side, on="row", how="left", maintain_order="left").rename({"arrow": name})
-            yield self._ranges(part, "range")
+        gpu_ns = column_ops.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"])
+        labels = _named_labels(forest)
+        for kind, block in range_blocks(self._attribution):
+            rows = block.with_columns(self.tracks.of(kind.replace("crossing", "thread"), block))
+            rows = rows.hstack(labels[rows["label"]])
+            if kind != "crossing":
+                rows = rows.with_columns(gpu_ns.gather(rows["range"]).alias("gpu_ns"))
+                for name, side in {"arrow_out": "begin", "arrow_in": "end"}.items():
+                    arrow = self._arrows[2].select(pl.col(side).alias("range"), pl.col("arrow").alias(name))
+                    rows = rows.join(arrow, on="range", how="left", maintain_order="left")
+            yield rows
 
-    def _crossing(self) -> Iterator[pl.DataFrame]:
-        for part in self._attribution.forest.crossing.select("thread", "start", "end", "label").iter_slices(_SLICE):
-            yield self._ranges(part, "crossing")
-
-    def _ranges(self, part: pl.DataFrame, kind: str) -> pl.DataFrame:
-        forest = self._attribution.forest
-        labels = self._named_labels[part["label"]]
-        where = forest.threads.table.select("process", "thread")[part["thread"]]
-        length = (pl.col("end") - pl.col("start")).alias("length")
-        track = part["track"] if "track" in part.columns else self.tracks.of_threads(where)
-        rows = part.drop("thread", "label").with_columns(length, track, kind=pl.lit(kind))
-        return pl.concat([rows.drop("end"), labels], how="horizontal")
-
-    @cached_property
-    def _named_labels(self) -> pl.DataFrame:
-        """Parsed labels with a name for display: ``features.0 Conv2d backward``."""
-        labels = self._attribution.forest.labels
-        model = pl.when((pl.col("layer") == "") & (pl.col("module") != "") & pl.col("layered")).then(pl.lit("(model)"))
-        operation = pl.col("role").is_in(["operator", "backward"]).fill_null(False)
-        phase = pl.when(pl.col("phase").is_in(["backward", "recompute", "optimizer"]) & ~operation)
-        parts = (pl.coalesce(model, "layer"), "module", pl.col("number").cast(pl.String), phase.then("phase"))
-        texts = pl.concat_list(*parts).list.drop_nulls()
-        name = texts.list.eval(pl.element().filter(pl.element() != "")).list.join(" ")
-        return labels.select(name.alias("name"), "layer", "module", "phase", "shapes")
-
-    def _launches(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
+    def _launches(self) -> Iterator[pl.DataFrame]:
         for block in self._calls():
             name = _text("name") if "name" in block.columns else pl.lit("launch").alias("name")
-            rows = block.select(*_wholes("process", "thread", "start", "end", "correlation"), name)
-            rows = rows.hstack(arrows.of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
-            rows = rows.unique("arrow", keep="first")
-            rows = rows.with_columns(_length()).sort("start", maintain_order=True)
-            track = self.tracks.of_launches(rows)
-            yield rows.with_columns(track, kind=pl.lit("launch")).rename({"arrow": "arrow_out"})
+            numbers = [pl.col(column).cast(pl.Int64) for column in ("process", "thread", "start", "end", "correlation")]
+            rows = block.select(*numbers, name)
+            rows = rows.hstack(self._of_ids(rows)).filter(pl.col("called") == pl.col("start")).drop_nulls("arrow")
+            length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
+            rows = rows.unique("arrow", keep="first").with_columns(length=length, kind=pl.lit("launch"))
+            rows = rows.rename({"arrow": "arrow_out"}).sort("start", maintain_order=True)
+            yield rows.with_columns(self.tracks.of_overlapping("launch", rows))
 
-    def _activities(self, arrows: _Arrows) -> Iterator[pl.DataFrame]:
-        keys, nodes = self._attribution.forest.keys, self._attribution.forest.nodes
-        for block in self._placed():
-            placed = block.filter(~pl.col("left_out") & pl.col("start").is_not_null())
-            names = [keys.names[nodes.keys[node]] for node in placed["node"].unique(maintain_order=True)]
-            keyed = pl.DataFrame(names, schema=dict.fromkeys(("layer", "module", "phase"), pl.String), orient="row")
-            keyed = keyed.with_columns(placed["node"].unique(maintain_order=True))
-            rows = placed.select(
-                "node", "start", *_wholes("process", "correlation"), _whole(placed, "device"), _whole(placed, "stream"),
-                _text("name"), pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy")).alias("kind"),
-                pl.col("gpu_ns").alias("length"),
-            ).join(keyed, on="node", how="left", maintain_order="left")  # fmt: skip
-            rows = rows.hstack(arrows.of_ids(rows).select("arrow"))
+    def _activities(self) -> Iterator[pl.DataFrame]:
+        keys = pl.DataFrame(self._attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+        for block in activity_blocks(self._attribution):
+            arrow = self._of_ids(block)["arrow"].alias("arrow_in")
+            rows = block.with_columns(_text("name"), arrow).hstack(keys[block["key"]])
             rows = rows.sort("start", maintain_order=True)
-            yield rows.with_columns(self.tracks.of_work(rows)).rename({"arrow": "arrow_in"})
+            yield rows.with_columns(self.tracks.of_overlapping("stream", rows))
+
+
+def _named_labels(forest: Forest) -> pl.DataFrame:
+    """Parsed labels with a name for display: ``features.0 Conv2d backward``."""
+    model = pl.when((pl.col("layer") == "") & (pl.col("module") != "") & pl.col("layered")).then(pl.lit("(model)"))
+    operation = pl.col("role").is_in(["operator", "backward"]).fill_null(False)
+    phase = pl.when(pl.col("phase").is_in(["backward", "recompute", "optimizer"]) & ~operation)
+    parts = (pl.coalesce(model, "layer"), "module", pl.col("number").cast(pl.String), phase.then("phase"))
+    texts = pl.concat_list(*parts).list.drop_nulls()
+    name = texts.list.eval(pl.element().filter(pl.element() != "")).list.join(" ")
+    return forest.labels.select(name.alias("name"), *KEY, "shapes")
 
 
 def events(attribution: Attribution) -> Events:
@@ -220,68 +215,37 @@ def events(attribution: Attribution) -> Events:
     return Events(attribution)
 
 
-def _source(attribution: Attribution) -> Source:
-    assert attribution.source is not None
-    return attribution.source
-
-
-def _whole(table: pl.DataFrame, name: str) -> pl.Expr:
-    return pl.col(name).cast(pl.Int64) if name in table.columns else pl.lit(None, pl.Int64).alias(name)
-
-
-def _wholes(*names: str) -> list[pl.Expr]:
-    return [pl.col(name).cast(pl.Int64) for name in names]
-
-
 def _text(name: str) -> pl.Expr:
     """A column of names as strings: categorical codes are only valid in their block."""
     return pl.col(name).cast(pl.String).fill_null("")
 
 
-def _length() -> pl.Expr:
-    return (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0).alias("length")
-
-
 def _conform(block: pl.DataFrame) -> pl.DataFrame:
-    kind = [] if "kind" in block.columns else [pl.lit("step").alias("kind")]
-    block = block.with_columns(kind)
     return block.select(
         pl.col(name).cast(dtype) if name in block.columns else pl.lit(None, dtype).alias(name)
         for name, dtype in EVENTS.items()
     )
 
 
-_PAIRS: Final = {"begin": pl.Int64, "end": pl.Int64}
-
-
-def forward_pairs(forest: Forest) -> pl.DataFrame:
-    """Return the pairs of forward and backward ranges.
+def _forward_pairs(forest: Forest) -> pl.DataFrame:
+    """Return begin and end (UInt32): rows in `forest.tree` of forward and backward ranges, each at most once.
 
     Operations are paired by autograd's sequence number. A backward range of a layer belongs to the last forward call
     without one, because the backward pass processes the calls in reverse order.
-
-    Args:
-        forest: the ranges.
-
-    Returns:
-        begin, end (Int64): rows in `forest.tree` of the forward and the backward range; each row occurs at most once
-        in each column.
     """
-    by_number = pl.DataFrame([(of, row) for row, of in forest.pairs.items()], schema=_PAIRS, orient="row")
+    rows = {"begin": list(forest.pairs.values()), "end": list(forest.pairs)}
+    by_number = pl.DataFrame(rows, schema=dict.fromkeys(rows, pl.UInt32))
     pairs = pl.concat([_of_layers(forest), by_number.sort("end")])
     return pairs.unique("begin", keep="first", maintain_order=True).unique("end", keep="first", maintain_order=True)
 
 
 def _of_layers(forest: Forest) -> pl.DataFrame:
     process = forest.threads.table["process_code"].gather(forest.tree["thread"]).alias("process")
-    labels = forest.labels.select("layer", "module", "phase", "layered", "role")
-    paired = labels.select(
-        pl.col("layered") & pl.col("phase").is_in(["forward", "backward"]) & (pl.col("module") != "")
-    ).to_series()
+    paired = pl.col("layered") & pl.col("phase").is_in(["forward", "backward"]) & (pl.col("module") != "")
+    labels = forest.labels.select(*KEY, paired=paired)
     rows = forest.tree.select("start", "label").with_row_index("row").with_columns(process)
-    rows = rows.filter(paired.gather(rows["label"]))
-    rows = pl.concat([rows, labels.select("layer", "module", "phase")[rows["label"]]], how="horizontal")
-    rows = rows.sort("start", maintain_order=True)
+    rows = rows.filter(labels["paired"].gather(rows["label"]))
+    rows = rows.hstack(labels.select(KEY)[rows["label"]]).sort("start", maintain_order=True)
     of_layer = ["process", "layer", "module"]
     forward = pl.col("phase") == "forward"
     # Match like brackets: a forward range opens, a backward range closes the last open one.
@@ -290,4 +254,4 @@ def _of_layers(forest: Forest) -> pl.DataFrame:
     before = pl.col("row", "phase").shift(1).over([*of_layer, "level"])
     rows = rows.with_columns(before.name.suffix("_before"))
     found = rows.filter(~forward & (pl.col("phase_before") == "forward"))
-    return found.select(pl.col("row_before").cast(pl.Int64).alias("begin"), pl.col("row").cast(pl.Int64).alias("end"))
+    return found.select(begin="row_before", end="row")

@@ -1,16 +1,31 @@
-"""Tracks of a timeline: steps and threads of processes, streams of devices."""
+"""Tracks of a timeline, with their names: steps, threads and layers of processes, streams of devices."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from heapq import heappop, heappush
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-__all__ = ["Group", "Track", "Tracks"]
+from annot.attribution.range_trees import Forest
 
-_Key: TypeAlias = tuple[str | int | None, ...]
+__all__ = ["Group", "Lanes", "Track", "Tracks", "nested_lanes"]
+
+_Key: TypeAlias = tuple[int | None, ...]
+_WHERE: Final = {
+    "steps": ("process",),
+    "thread": ("process", "thread"),
+    "layers": ("process",),
+    "crossing": ("process", "thread"),
+    "launch": ("process", "thread"),
+    "stream": ("process", "device", "stream"),
+}
+"""Kinds of tracks, with the columns that identify a track, besides its lane."""
+_THREADS: Final = {"thread": "", "crossing": ", crossing", "launch": ": launches"}
+"""Kinds of tracks of a thread, with the end of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +33,24 @@ class Group:
     """A process, or a device of a process."""
 
     number: int
-    name: str
-    is_device: bool
+    process: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """Name for display."""
+        return f"{self.device} of {self.process}" if self.device else self.process
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A line of the timeline, in the group with the number `group`."""
+    """A line of the timeline."""
 
     number: int
-    group: int
+    group: Group
     name: str
+    order: tuple[Any, ...]
+    """Sorts tracks by process, kind and the columns that identify them."""
 
 
 class Tracks:
@@ -40,11 +62,11 @@ class Tracks:
 
     def __init__(self, meta: Mapping[str, Any]) -> None:
         self._processes = {one["process"]: one for one in meta.get("processes", ())}
-        self._unnamed: dict[str | int | None, int] = {}
+        self._unnamed: dict[int | None, int] = {}
         self._groups: dict[_Key, Group] = {}
-        self._tracks: dict[_Key, Track] = {}
-        self._threads: dict[int, list[str | int | None]] = {}
-        self._lanes: dict[_Key, list[int]] = {}
+        self._tracks: dict[tuple[str, _Key], Track] = {}
+        self._threads: dict[int, list[int | None]] = defaultdict(list)
+        self._lanes: dict[tuple[str, _Key], Lanes] = defaultdict(Lanes)
 
     def groups(self) -> list[Group]:
         """Return the groups of the tracks so far."""
@@ -54,105 +76,126 @@ class Tracks:
         """Return the tracks so far."""
         return list(self._tracks.values())
 
-    def of_steps(self, processes: pl.Series) -> pl.Series:
-        """Return the track (Int32) of the steps of each process (Int64)."""
-        return self._numbers([("step", process) for process in processes])
+    def of(self, kind: str, rows: pl.DataFrame) -> pl.Series:
+        """Return the track (Int32) of each row.
 
-    def of_threads(self, where: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each row of process, thread (Int64)."""
-        return self._each(where, "thread")
-
-    def of_layers(self, lanes: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each row of `annot.analyze.lanes.process_lanes`."""
-        return self._each(lanes.select("process", "lane"), "layers")
-
-    def of_launches(self, calls: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each launch: process, thread, start, length; sorted by start."""
-        return self._each(self._with_lanes(calls, ["process", "thread"]), "launch")
-
-    def of_work(self, work: pl.DataFrame) -> pl.Series:
-        """Return the track (Int32) of each GPU activity: process, device, stream, start, length; sorted by start."""
-        return self._each(self._with_lanes(work, ["process", "device", "stream"]), "stream")
-
-    def _each(self, where: pl.DataFrame, kind: str) -> pl.Series:
+        Args:
+            kind: steps, thread, layers, crossing (ranges of a thread that cross), launch or stream.
+            rows: process; thread of threads and launches; device and stream of streams (Int64); and lane, if rows
+                that overlap are on tracks of their own.
+        """
+        where = rows.select(*_WHERE[kind], *(["lane"] if "lane" in rows.columns else []))
         distinct = where.unique(maintain_order=True)
-        tracks = self._numbers([(kind, *row) for row in distinct.iter_rows()])
-        found = where.join(
-            distinct.with_columns(tracks), on=where.columns, how="left", nulls_equal=True, maintain_order="left"
-        )
-        return found["track"]
+        numbers = [self._track(kind, key).number for key in distinct.iter_rows()]
+        tracks = distinct.with_columns(pl.Series("track", numbers, pl.Int32))
+        return where.join(tracks, on=where.columns, how="left", nulls_equal=True, maintain_order="left")["track"]
 
-    def _numbers(self, keys: list[_Key]) -> pl.Series:
-        return pl.Series("track", [self._track(key).number for key in keys], pl.Int32)
+    def of_overlapping(self, kind: str, rows: pl.DataFrame) -> pl.Series:
+        """Return the track (Int32) of each row, with tracks of their own for rows that overlap, also across calls.
 
-    def _track(self, key: _Key) -> Track:
-        if key not in self._tracks:
-            kind, process, *rest = key
-            device = rest[0] if kind == "stream" else None
-            group = self._group(process, device, is_device=kind == "stream")
-            name = self._name(str(kind), rest, group.number)
-            self._tracks[key] = Track(self._next(), group.number, name)
-        return self._tracks[key]
+        Args:
+            kind: see `of`.
+            rows: the columns of the kind, start and length (Int64); sorted by start.
+        """
+        rows = rows.select(*_WHERE[kind], "start", end=pl.col("start") + pl.col("length")).with_row_index("place")
+        parts = [
+            part.select("place", *_WHERE[kind], self._lanes[kind, key].of(part["start"], part["end"]))
+            for key, part in rows.partition_by(*_WHERE[kind], as_dict=True, maintain_order=True).items()
+        ]
+        return self.of(kind, pl.concat(parts).sort("place") if parts else rows)
 
-    def _name(self, kind: str, rest: list[str | int | None], group: int) -> str:
-        if kind == "step":
-            return "steps"
-        if kind == "layers":
-            return "layers" if rest[0] == 0 else "layers, overlapping"
-        if kind == "stream":
-            stream = "unknown stream" if rest[1] is None else f"stream {rest[1]}"
-            return stream if rest[2] in (None, 0) else f"{stream}, overlapping"
-        threads = self._threads.setdefault(group, [])
-        if rest[0] not in threads:
-            threads.append(rest[0])
-        name = f"thread {threads.index(rest[0]) + 1}"
-        return name if kind == "thread" else f"{name}: launches"
+    def _track(self, kind: str, key: _Key) -> Track:
+        if (kind, key) not in self._tracks:
+            process, *where = key
+            group = self._group(process, where[0] if kind == "stream" else None, is_device=kind == "stream")
+            order = ((process is None, process), [*_WHERE].index(kind), *((one is None, one) for one in where))
+            self._tracks[kind, key] = Track(self._next(), group, self._name(kind, where, group), order)
+        return self._tracks[kind, key]
 
-    def _group(self, process: str | int | None, device: str | int | None, *, is_device: bool) -> Group:
-        key = (process, device, is_device)
+    def _name(self, kind: str, where: list[int | None], group: Group) -> str:
+        if kind in _THREADS:
+            threads = self._threads[group.number]
+            if where[0] not in threads:
+                threads.append(where[0])
+            return f"thread {threads.index(where[0]) + 1}{_THREADS[kind]}"
+        lane = where[len(_WHERE[kind]) - 1 :]
+        name = kind if kind != "stream" else "unknown stream" if where[1] is None else f"stream {where[1]}"
+        return f"{name}, overlapping" if any(lane) else name
+
+    def _group(self, process: int | None, device: int | None, *, is_device: bool) -> Group:
+        key = (process, device, int(is_device))
         if key not in self._groups:
-            host = self._process(process)
-            name = f"GPU {'unknown' if device is None else device} of {host}" if is_device else host
-            self._groups[key] = Group(self._next(), name, is_device)
+            known = self._processes.get(process, {})
+            count = self._unnamed.setdefault(process, len(self._unnamed) + 1)
+            host = f"{known.get('name') or 'process'} {known.get('pid', count)}"
+            named = f"GPU {'unknown' if device is None else device}" if is_device else ""
+            self._groups[key] = Group(self._next(), host, named)
         return self._groups[key]
-
-    def _process(self, process: str | int | None) -> str:
-        known = self._processes.get(process, {})
-        count = self._unnamed.setdefault(process, len(self._unnamed) + 1)
-        return f"{known.get('name') or 'process'} {known.get('pid', count)}"
 
     def _next(self) -> int:
         return len(self._groups) + len(self._tracks) + 1
 
-    def _with_lanes(self, rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-        """Return `by` and lane (Int32): overlapping rows get different lanes, from 0."""
-        rows = rows.with_row_index("row")
-        end = pl.col("start") + pl.col("length")
-        parts = []
-        for key, part in rows.partition_by(by, as_dict=True, maintain_order=True).items():
-            lanes = self._lanes.setdefault((len(by), *key), [])
-            free = pl.max_horizontal(end.cum_max().shift(1), pl.lit(lanes[0] if lanes else None, pl.Int64))
-            if part.select((pl.col("start") >= free).fill_null(True).all()).item():
-                lanes[:1] = [part.select(end.max()).item()]
-                lane = [0] * part.height
-            else:
-                lane = _lanes(part.select("start", end.alias("end")), lanes)
-            parts.append(part.select("row", *by, pl.Series("lane", lane, pl.Int32)))
-        if not parts:
-            return rows.select(*by, pl.lit(0, pl.Int32).alias("lane"))
-        return pl.concat(parts).sort("row").drop("row")
 
+class Lanes:
+    """Lanes for events that overlap: an event gets the first lane that is free at its start.
 
-def _lanes(intervals: pl.DataFrame, ends: list[int]) -> list[int]:
-    """Return the first free lane of each interval.
-
-    Args:
-        intervals: start, end; sorted by start.
-        ends: end of the last interval in each lane; updated in place.
+    Example:
+        >>> lanes = Lanes()
+        >>> lanes.of(pl.Series([0, 1, 2]), pl.Series([9, 2, 3])).to_list(), lanes.of(pl.Series([8]), pl.Series([9]))[0]
+        ([0, 1, 1], 1)
     """
-    found = []
-    for start, end in intervals.iter_rows():
-        lane = next((lane for lane, free in enumerate(ends) if free <= start), len(ends))
-        ends[lane : lane + 1] = [end]
-        found.append(lane)
-    return found
+
+    def __init__(self) -> None:
+        self._running: list[tuple[int, int]] = []  # heap of the ends of running events, with their lanes
+        self._free: list[int] = []  # heap
+
+    def of(self, starts: pl.Series, ends: pl.Series) -> pl.Series:
+        """Return the lane (Int32) of each event, from 0; call it in order of start."""
+        if not (starts < ends.cum_max().shift(1)).any():
+            self._release(starts[0])
+            if not self._running or self._free[:1] == [0]:
+                self.place(starts[0], ends.cum_max()[-1])  # one event in place of many: no loop
+                return pl.Series("lane", [0], pl.Int32).new_from_index(0, len(starts))
+        return pl.Series("lane", [self.place(*times) for times in zip(starts, ends, strict=True)], pl.Int32)
+
+    def place(self, start: int, end: int) -> int:
+        """Return the lane of an event."""
+        self._release(start)
+        lane = heappop(self._free) if self._free else len(self._running)
+        heappush(self._running, (end, lane))
+        return lane
+
+    def _release(self, at: int) -> None:
+        while self._running and self._running[0][0] <= at:
+            heappush(self._free, heappop(self._running)[1])
+
+
+def nested_lanes(forest: Forest) -> pl.DataFrame:
+    """Return lanes for the ranges of processes, in the order of the tree.
+
+    Two ranges in the same lane either do not overlap, or are nested in the tree as well.
+
+    Returns:
+        process, lane (the first free one, from 0 in each process) and row (place among all rows of the process, where
+        the lanes are below each other and inner ranges below outer ones).
+    """
+    first = forest.thread_range_count
+    shared = forest.tree.slice(first)
+    lanes: dict[int, Lanes] = defaultdict(Lanes)
+    found: list[tuple[int, int, int]] = []
+    until: list[int] = []  # a range leaves its lane free for inner ranges from then on
+    process = forest.threads.table["process"].gather(shared["thread"])
+    for code, start, end, parent in zip(process, shared["start"], shared["end"], shared["parent"], strict=True):
+        above = parent - first
+        if above >= 0 and until[above] <= start:
+            until[above] = end
+            _, lane, depth = found[above]
+            found.append((code, lane, depth + 1))
+        else:
+            found.append((code, lanes[code].place(start, end), 0))
+        until.append(start)
+    rows = pl.DataFrame(found, schema={"process": pl.Int64, "lane": pl.Int32, "row": pl.Int32}, orient="row")
+    heights = rows.group_by("process", "lane").agg(height=pl.col("row").max() + 1).sort("process", "lane")
+    tops = heights.select("process", "lane", top=(pl.col("height").cum_sum() - pl.col("height")).over("process"))
+    rows = rows.join(tops, on=["process", "lane"], how="left", maintain_order="left")
+    return rows.select("process", "lane", row=(pl.col("row") + pl.col("top")).cast(pl.Int32))

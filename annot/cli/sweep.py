@@ -34,16 +34,15 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from annot.report.charts.chart import Chart
-    from annot.sweep.grid import Run, Sweep
+    from annot.sweep.grid import Sweep
     from annot.sweep.runs import Result
 
 __all__ = ["add_arguments", "run"]
@@ -55,9 +54,6 @@ examples:
   annot sweep sweep.toml -o results --retry
   annot sweep sweep.toml -o results --against previous-results
 """
-_BATCH = ("batch", "batch_size", "bs")
-_HIDDEN = ("hidden", "hidden_size", "nodes", "embedding", "width", "dim")
-"""Usual names of parameters; [plots] overrides them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,11 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the missing runs, then write table and charts. Return 1 if all runs failed."""
+    from annot.cli.output import write
+    from annot.errors import AnnotError
+    from annot.report.charts.chart import as_svg
     from annot.sweep.grid import read_sweep
+    from annot.sweep.plots import charts
     from annot.sweep.runs import finished, locked
+    from annot.sweep.tables import RESERVED, per_run, read_runs, table_of_runs
 
     sweep = read_sweep(args.config, args.collector)
-    _check(sweep, args.config)
+    if taken := [name for name in sweep.parameters if name in RESERVED]:
+        raise AnnotError(
+            f"{args.config}: {taken[0]!r} cannot be a parameter name, because the table has a column with this name"
+        )
     folder = args.output or Path(f"{args.config.stem}.sweep")
     if args.dry_run:
         for one in sweep.runs:
@@ -92,32 +96,17 @@ def run(args: argparse.Namespace) -> int:
             print(f"{shlex.join(one.command)}{state}")
         return 0
     with locked(folder), _terminable():
-        table = _table(sweep, folder, _results(sweep, folder, retry=args.retry))
+        table = table_of_runs(sweep, folder, _results(sweep, folder, retry=args.retry))
     meta = {"config": str(args.config), "parameters": sweep.parameters, "plots": sweep.plots}
     table.write_parquet(folder / "table.parquet", metadata={"annot": json.dumps(meta)})
-    runs = _per_run(table, sweep)
-    for path in _draw(sweep, table, runs, folder, args.against):
+    runs = per_run(table, sweep.parameters, sweep.parameter("batch"))
+    for name, chart in charts(sweep, table, runs, args.against and read_runs(args.against)).items():
+        path = folder / f"{name}.svg"
+        write(path, [as_svg(chart).encode()], force=True)
         _say(f"wrote {path}")
     _print_runs(runs, table)
     _say(f"wrote {folder / 'table.parquet'}")
     return 0 if runs.height else 1
-
-
-def _check(sweep: Sweep, config: Path) -> None:
-    """Check the steps and the parameter names before the first run."""
-    from annot.attribution.steps import step_slice
-    from annot.errors import AnnotError
-    from annot.sweep.tables import RESERVED
-
-    try:
-        step_slice(sweep.steps)
-    except ValueError as error:
-        raise AnnotError(f"{config}: {error}") from None
-
-    if taken := [name for name in sweep.parameters if name in RESERVED]:
-        raise AnnotError(
-            f"{config}: {taken[0]!r} cannot be a parameter name, because the table has a column with this name"
-        )
 
 
 @contextmanager
@@ -147,122 +136,6 @@ def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
                 _say(f"{one.name}: {result.problem}")
         results.append(result)
     return results
-
-
-def _table(sweep: Sweep, folder: Path, results: list[Result]) -> pl.DataFrame:
-    """Return the table of all runs. A run with an unreadable profile counts as failed."""
-    from annot.sweep.tables import sweep_table
-
-    return sweep_table(
-        [_tabulated(sweep, folder, one, result) for one, result in zip(sweep.runs, results, strict=True)]
-    )
-
-
-def _tabulated(
-    sweep: Sweep, folder: Path, one: Run, result: Result
-) -> tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]:
-    from annot.errors import AnnotError
-    from annot.sweep.runs import run_folder
-
-    problem, rows = result.problem, None
-    if problem is None and result.profile is not None:
-        try:
-            rows = _rows(run_folder(folder, one) / result.profile, sweep.steps)
-        except AnnotError as error:
-            problem = str(error)
-        else:
-            problem = None if rows.height else "no ranges were recorded"
-    outcome = {"run": one.key, "status": result.status, "problem": problem, "seconds": result.seconds}
-    return one.parameters, outcome, rows
-
-
-def _rows(profile: Path, steps: str) -> pl.DataFrame:
-    from annot.analyze.work import layer_work
-    from annot.attribution.steps import step_slice
-    from annot.runs.run import Run
-    from annot.runs.selection import Selection
-    from annot.sweep.tables import run_rows
-
-    whole = Run(profile)
-    selection = step_slice(steps)
-    numbers = range(whole.attribution.steps.table.height)[selection]
-    measured = (Run(profile, Selection(steps=selection)) if len(numbers) else whole).attribution
-    return run_rows(measured, layer_work(measured))
-
-
-def _per_run(table: pl.DataFrame, sweep: Sweep) -> pl.DataFrame:
-    from annot.sweep.tables import per_run
-
-    return per_run(table, sweep.parameters, _parameter(sweep, "batch", _BATCH))
-
-
-def _parameter(sweep: Sweep, role: str, usual: tuple[str, ...]) -> str | None:
-    """Return the parameter with a role, from [plots] or by its usual name."""
-    name = sweep.plots.get(role)
-    return name if isinstance(name, str) else next((one for one in usual if sweep.is_number(one)), None)
-
-
-def _draw(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame, folder: Path, against: Path | None) -> list[Path]:
-    from annot.errors import AnnotError
-    from annot.report.charts.chart import as_svg
-
-    charts = _charts(sweep, table, runs)
-    if against is not None:
-        charts["speedup"] = _speedup(sweep, runs, against)
-    paths = []
-    for name, chart in charts.items():
-        path = folder / f"{name}.svg"
-        try:
-            path.write_text(as_svg(chart), encoding="utf-8")
-        except OSError as error:
-            raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
-        paths.append(path)
-    return paths
-
-
-def _charts(sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame) -> dict[str, Chart]:
-    """Return the charts that have data."""
-    from annot.sweep import plots
-    from annot.sweep.tables import against_hidden, backward_ratio, roofline
-
-    batch, hidden = _parameter(sweep, "batch", _BATCH), _parameter(sweep, "hidden", _HIDDEN)
-    charts = {}
-    if batch:
-        others = [name for name in sweep.parameters if name != batch]
-        charts["time"] = plots.time_chart(runs, batch, others)
-        charts["speed"] = plots.speed_chart(runs, batch, others)
-    if hidden:
-        others = [name for name in sweep.parameters if name != hidden]
-        charts["hidden"] = plots.hidden_chart(against_hidden(runs, hidden, others), hidden, others)
-    ratios = backward_ratio(table, sweep.parameters)
-    if ratios.height:
-        charts["backward"] = plots.backward_chart(ratios, sweep.parameters)
-    achieved = roofline(runs)
-    if achieved.height:
-        roofs = {name: value for name, value in sweep.plots.items() if isinstance(value, int | float)}
-        charts["roofline"] = plots.roofline_chart(achieved, _color(sweep), roofs)
-    return charts
-
-
-def _color(sweep: Sweep) -> str | None:
-    return _parameter(sweep, "color", _BATCH) or next(iter(sweep.parameters), None)
-
-
-def _speedup(sweep: Sweep, runs: pl.DataFrame, against: Path) -> Chart:
-    import polars as pl
-
-    from annot.errors import AnnotError
-    from annot.sweep.plots import speedup_chart
-    from annot.sweep.tables import per_run, speedup
-
-    path = against / "table.parquet" if against.is_dir() else against
-    try:
-        theirs = json.loads(pl.read_parquet_metadata(path)["annot"])["parameters"]
-        other = per_run(pl.read_parquet(path), theirs)
-    except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise AnnotError(f"{path} is not a table of annot sweep: {str(error).splitlines()[0]}") from None
-    both = [name for name in sweep.parameters if name in theirs]
-    return speedup_chart(speedup(runs, other, both), _color(sweep))
 
 
 def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:

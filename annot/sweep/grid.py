@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from annot.attribution.steps import step_slice
 from annot.collect.collectors import COLLECTORS
 from annot.errors import AnnotError
 
@@ -26,6 +27,10 @@ _KEYS: Final = {
     "command": {"run", "collector", "timeout", "steps"},
     "plots": {"batch", "hidden", "color", "peak_flops", "peak_bandwidth"},
 }
+_BATCH: Final = ("batch", "batch_size", "bs")
+_HIDDEN: Final = ("hidden", "hidden_size", "nodes", "embedding", "width", "dim")
+_USUAL: Final = {"batch": _BATCH, "hidden": _HIDDEN, "color": _BATCH}
+"""Usual names of parameters by role; [plots] overrides them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,15 @@ class Sweep:
         """Names of the parameters, in the order of the file."""
         return list(dict.fromkeys(name for run in self.runs for name in run.parameters))
 
+    def parameter(self, role: str) -> str | None:
+        """Return the parameter with a role (batch, hidden or color), from [plots] or by its usual name."""
+        name = self.plots.get(role)
+        return name if isinstance(name, str) else next((one for one in _USUAL[role] if self.is_number(one)), None)
+
     def is_number(self, parameter: str) -> bool:
         """Return whether all values of a parameter are numbers."""
         values = [run.parameters[parameter] for run in self.runs if parameter in run.parameters]
-        return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        return bool(values) and all(map(_is_number, values))
 
 
 def read_sweep(path: Path, collector: str | None = None) -> Sweep:
@@ -126,8 +136,13 @@ def _sweep(found: dict[str, Any], collector: str | None) -> Sweep:
     for point in points:
         run = _run(words, environment, point, name)
         runs.setdefault(run.key, run)
-    timeout = _timeout(command.get("timeout"))
-    sweep = Sweep(tuple(runs.values()), name, timeout, _steps(command), plots)
+    timeout, steps = command.get("timeout"), command.get("steps", "1:")
+    if timeout is not None and not (_is_number(timeout) and timeout > 0):
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+    if not isinstance(steps, str):
+        raise ValueError(f"steps must be a string such as '1:', got {steps!r}")
+    step_slice(steps)
+    sweep = Sweep(tuple(runs.values()), name, timeout, steps, plots)
     _check_plots(sweep)
     return sweep
 
@@ -151,23 +166,14 @@ def _environment(table: Any) -> dict[str, str]:
     return {name: _text(value) for name, value in table.items()}
 
 
-def _timeout(seconds: Any) -> float | None:
-    if seconds is None or (isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0):
-        return seconds
-    raise ValueError(f"timeout must be a number of seconds above 0, got {seconds!r}")
-
-
-def _steps(command: dict[str, Any]) -> str:
-    steps = command.get("steps", "1:")
-    if not isinstance(steps, str):
-        raise ValueError(f"steps must be a string such as '1:', got {steps!r}")
-    return steps
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_plots(sweep: Sweep) -> None:
     for name, value in sweep.plots.items():
         if name.startswith("peak_"):
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            if not _is_number(value) or float(value) <= 0:
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         elif value not in sweep.parameters:
             raise ValueError(f"{name} of [plots] must be a parameter of the grid, got {value!r}")
@@ -202,17 +208,17 @@ def _check_placeholders(words: list[str], environment: Mapping[str, str], points
 
 
 def _run(words: list[str], environment: Mapping[str, str], point: dict[str, Value], collector: str) -> Run:
-    command = tuple(_substituted(word, point) for word in words if _has_parameters(word, point))
-    variables = {name: _substituted(text, point) for name, text in environment.items() if _has_parameters(text, point)}
+    command = tuple(word for word in (_substituted(word, point) for word in words) if word is not None)
+    values = {name: _substituted(text, point) for name, text in environment.items()}
+    variables = {name: value for name, value in values.items() if value is not None}
     digest = hashlib.sha256(json.dumps([command, variables, collector], sort_keys=True).encode())
     return Run(point, command, variables, digest.hexdigest()[:12])
 
 
-def _has_parameters(text: str, point: Mapping[str, Value]) -> bool:
-    return point.keys() >= set(_PLACEHOLDER.findall(text))
-
-
-def _substituted(text: str, point: Mapping[str, Value]) -> str:
+def _substituted(text: str, point: Mapping[str, Value]) -> str | None:
+    """Return a text with its parameters, or None if the point lacks one of them."""
+    if not point.keys() >= set(_PLACEHOLDER.findall(text)):
+        return None
     return _PLACEHOLDER.sub(lambda match: _text(point[match[1]]), text)
 
 

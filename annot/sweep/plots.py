@@ -3,49 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Final
 
 import polars as pl
 
 from annot.report.charts.chart import Chart, Series
+from annot.sweep.grid import Sweep
+from annot.sweep.tables import against_hidden, backward_ratio, roofline, speedup
 
-__all__ = ["backward_chart", "hidden_chart", "roofline_chart", "speed_chart", "speedup_chart", "time_chart"]
+__all__ = ["backward_chart", "charts", "hidden_chart", "roofline_chart", "speed_chart", "speedup_chart", "time_chart"]
+
+_MS: Final = pl.col("step_ns") / 1e6
+
+
+def charts(
+    sweep: Sweep, table: pl.DataFrame, runs: pl.DataFrame, against: tuple[pl.DataFrame, Sequence[str]] | None = None
+) -> dict[str, Chart]:
+    """Return the charts that have data: time, speed, hidden, backward, roofline, speedup.
+
+    Args:
+        sweep: the sweep.
+        table: rows of `annot.sweep.tables.sweep_table`.
+        runs: rows of `annot.sweep.tables.per_run`.
+        against: rows of `annot.sweep.tables.per_run` of another sweep, and its parameters.
+    """
+    batch, hidden = sweep.parameter("batch"), sweep.parameter("hidden")
+    color = sweep.parameter("color") or next(iter(sweep.parameters), None)
+    found = {}
+    if batch:
+        others = [name for name in sweep.parameters if name != batch]
+        found["time"] = time_chart(runs, batch, others)
+        found["speed"] = speed_chart(runs, batch, others)
+    if hidden:
+        others = [name for name in sweep.parameters if name != hidden]
+        found["hidden"] = hidden_chart(against_hidden(runs, hidden, others), hidden, others)
+    ratios = backward_ratio(table, sweep.parameters)
+    if ratios.height:
+        found["backward"] = backward_chart(ratios, sweep.parameters)
+    achieved = roofline(runs)
+    if achieved.height:
+        roofs = {name: value for name, value in sweep.plots.items() if isinstance(value, int | float)}
+        found["roofline"] = roofline_chart(achieved, color, roofs)
+    if against is not None:
+        other, theirs = against
+        both = [name for name in sweep.parameters if name in theirs]
+        found["speedup"] = speedup_chart(speedup(runs, other, both), color)
+    return found
 
 
 def time_chart(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> Chart:
-    """Return the step time over the batch size, a line per combination of the other parameters.
-
-    Args:
-        runs: rows of `annot.sweep.tables.per_run`.
-        batch: parameter with the batch size.
-        others: the other parameters.
-    """
-    series = _lines(runs, batch, pl.col("step_ns") / 1e6, others)
+    """Return the step time over the batch size, a line per combination of the other parameters."""
+    series = _series(runs, others, pl.col(batch), _MS)
     return Chart("Step time", batch, "ms", series, lines=True, log_x=True, log_y=True)
 
 
 def speed_chart(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> Chart:
-    """Return the throughput over the batch size, a line per combination of the other parameters.
-
-    Args:
-        runs: rows of `annot.sweep.tables.per_run`.
-        batch: parameter with the batch size.
-        others: the other parameters.
-    """
-    series = _lines(runs, batch, pl.col("items_per_s"), others)
+    """Return the throughput over the batch size, a line per combination of the other parameters."""
+    series = _series(runs, others, pl.col(batch), pl.col("items_per_s"))
     return Chart("Throughput", batch, "samples per second", series, lines=True, log_x=True, log_y=True)
 
 
 def hidden_chart(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> Chart:
-    """Return the step time over the square of the width, with the time at width 0 in the legend.
-
-    Args:
-        runs: rows of `annot.sweep.tables.against_hidden`.
-        hidden: parameter with the width.
-        others: the other parameters.
-    """
-    fixed = [part["fixed_ns"][0] for _, part in _groups(runs, others, ["fixed_ns"], complete=False)]
-    lines = _lines(runs, "square", pl.col("step_ns") / 1e6, others)
+    """Return the step time over the square of the width, with the time at width 0 in the legend."""
+    lines = _series(runs, others, pl.col("square"), _MS)
+    fixed = runs.group_by(pl.lit(0), *others, maintain_order=True).agg(pl.col("fixed_ns").first())["fixed_ns"]
     series = [
         one if ns is None else Series(f"{one.name} ({ns / 1e6:.3g} ms at 0)".strip(), one.points)
         for one, ns in zip(lines, fixed, strict=True)
@@ -54,74 +75,46 @@ def hidden_chart(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> Char
 
 
 def backward_chart(ratios: pl.DataFrame, parameters: Sequence[str]) -> Chart:
-    """Return the ratio of backward time to forward time of each layer, a line per run.
-
-    Args:
-        ratios: rows of `annot.sweep.tables.backward_ratio`.
-        parameters: names of all parameters.
-    """
+    """Return the ratio of backward time to forward time of each layer, a line per run."""
     layers = ratios["layer"].unique(maintain_order=True).to_list()
-    position = {layer: float(number) for number, layer in enumerate(layers)}
-    series = [
-        Series(_series_name(key, parameters), [(position[layer], ratio) for layer, ratio in part.iter_rows()])
-        for key, part in _groups(ratios, parameters, ["layer", "ratio"])
-    ]
+    position = pl.col("layer").replace_strict(layers, range(len(layers)))
+    series = _series(ratios, parameters, position, pl.col("ratio"))
     return Chart("Backward time / forward time", "layer", "ratio", series, lines=True, categories=layers, least_y=0)
 
 
 def roofline_chart(runs: pl.DataFrame, color: str | None, roofs: Mapping[str, float]) -> Chart:
-    """Return the roofline chart of all runs: FLOP/s over FLOP per byte.
-
-    Args:
-        runs: rows of `annot.sweep.tables.roofline`.
-        color: parameter that sets the color; None: one color.
-        roofs: peak_flops (FLOP/s) and peak_bandwidth (bytes/s), if known.
-    """
-    series = _by_color(runs, color, "intensity", "flops_per_s")
+    """Return the FLOP/s over FLOP per byte of each run, with the roofs peak_flops and peak_bandwidth, if known."""
+    series = _series(*_colored(runs, color), pl.col("intensity"), pl.col("flops_per_s"))
     title = f"Roofline of {runs.height} runs"
     return Chart(title, "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True, guides=_roofs(runs, roofs))
 
 
 def speedup_chart(pairs: pl.DataFrame, color: str | None) -> Chart:
-    """Return the speedup of each run over the other sweep, by the step time of the other sweep.
-
-    Args:
-        pairs: rows of `annot.sweep.tables.speedup`.
-        color: parameter that sets the color; None: one color.
-    """
-    ms = pairs.with_columns((pl.col("other_step_ns") / 1e6).alias("ms"))
-    ends = [(low, 1.0) for low in (ms["ms"].min(), ms["ms"].max()) if isinstance(low, float)]
-    guides = [Series("equal", ends)] if ends else []
-    series = _by_color(ms, color, "ms", "speedup")
+    """Return the speedup of each run over the other sweep, by the step time of the other sweep."""
+    series = _series(*_colored(pairs, color), pl.col("other_step_ns") / 1e6, pl.col("speedup"))
+    ends = [x for one in series for x, _ in one.points]
+    guides = [Series("equal", [(min(ends), 1.0), (max(ends), 1.0)])] if ends else []
     return Chart(
         "Speedup", "step time of the other sweep, ms", "speedup", series, log_x=True, log_y=True, guides=guides
     )
 
 
-def _lines(runs: pl.DataFrame, x: str, y: pl.Expr, others: Sequence[str]) -> list[Series]:
-    table = runs.select(*others, pl.col(x).cast(pl.Float64).alias("x axis"), y.alias("y axis")).drop_nulls("x axis")
+def _colored(table: pl.DataFrame, color: str | None) -> tuple[pl.DataFrame, list[str]]:
+    """The table sorted by the parameter that sets the color, and this parameter."""
+    return (table.sort(color, nulls_last=True), [color]) if color else (table, [])
+
+
+def _series(table: pl.DataFrame, by: Sequence[str], x: pl.Expr, y: pl.Expr) -> list[Series]:
+    """Return the points by x, a series for each combination of some parameters; rows without a value are left out."""
+    points = table.select(*by, x.cast(pl.Float64).alias("x axis"), y.cast(pl.Float64).alias("y axis"))
+    groups = points.drop_nulls("x axis").group_by(*by, pl.lit(0), maintain_order=True)
     return [
-        Series(_series_name(key, others), list(part.sort("x axis").iter_rows()))
-        for key, part in _groups(table, others, ["x axis", "y axis"])
+        Series(
+            ", ".join(f"{name}={value}" for name, value in zip(by, key, strict=False) if value is not None),
+            part.select("x axis", "y axis").drop_nulls().sort("x axis", maintain_order=True).rows(),
+        )
+        for key, part in groups
     ]
-
-
-def _by_color(runs: pl.DataFrame, color: str | None, x: str, y: str) -> list[Series]:
-    by = [color] if color else []
-    ordered = runs.sort(by, nulls_last=True) if by else runs
-    return [Series(_series_name(key, by), list(part.iter_rows())) for key, part in _groups(ordered, by, [x, y])]
-
-
-def _groups(
-    table: pl.DataFrame, by: Sequence[str], columns: list[str], *, complete: bool = True
-) -> list[tuple[tuple[Any, ...], pl.DataFrame]]:
-    """Return the groups of a table by some columns; if `complete`, without rows that lack a value."""
-    parts = [(key, part) for key, part in table.group_by(by, maintain_order=True)] if by else [((), table)]
-    return [(key, part.select(columns).drop_nulls() if complete else part.select(columns)) for key, part in parts]
-
-
-def _series_name(key: Sequence[Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in zip(names, key, strict=True) if value is not None)
 
 
 def _roofs(runs: pl.DataFrame, roofs: Mapping[str, float]) -> list[Series]:

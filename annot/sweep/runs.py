@@ -51,10 +51,7 @@ class Result:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create and lock the folder of a sweep.
-
-    Args:
-        folder: the output folder.
+    """Create and lock the output folder of a sweep.
 
     Raises:
         AnnotError: another sweep holds the lock, or the folder cannot be written.
@@ -73,12 +70,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def finished(folder: Path, run: Run) -> Result | None:
-    """Return the result of a run from an earlier sweep; None if the run did not finish.
-
-    Args:
-        folder: the output folder of the sweep.
-        run: the run.
-    """
+    """Return the result of a run in an output folder from an earlier sweep; None if the run did not finish."""
     try:
         return Result(**json.loads((run_folder(folder, run) / "result.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # missing, truncated, or from another version
@@ -115,7 +107,9 @@ def perform(folder: Path, run: Run, sweep: Sweep) -> Result:
         problem = _problem(status, own_folder / "log.txt", recorded, sweep.timeout)
         seconds = round(time.monotonic() - start, 3)
         result = Result(run.parameters, list(run.command), status, problem, seconds, recorded)
-        _write(own_folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+        temporary = own_folder / "result.tmp"
+        temporary.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(own_folder / "result.json")  # atomic
     except OSError as error:
         raise AnnotError(f"{own_folder} cannot be written: {error.strerror}") from None
     return result
@@ -164,10 +158,3 @@ def _last_line(log: Path) -> str:
     lines = map(str.strip, log.read_text(encoding="utf-8", errors="replace").split("\n"))
     output = [line for line in lines if line and (not line.startswith("annot: ") or line.startswith("annot: error: "))]
     return output[-1].removeprefix("annot: error: ")[:200] if output else "no output"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

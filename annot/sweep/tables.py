@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.work import layer_work
 from annot.attribution import Attribution, by_layer, by_step
 from annot.attribution.host_times import known
 from annot.attribution.step_table import step_statistics
+from annot.attribution.steps import step_slice
+from annot.errors import AnnotError
 from annot.labels import layer_path
+from annot.runs.run import Run
+from annot.runs.selection import Selection
+from annot.sweep.grid import Sweep
+from annot.sweep.runs import Result, run_folder
 
 __all__ = [
     "RESERVED",
     "against_hidden",
     "backward_ratio",
     "per_run",
+    "read_runs",
     "roofline",
     "run_rows",
     "speedup",
     "sweep_table",
+    "table_of_runs",
 ]
 
 _WORK: Final = ("flops", "bytes_read", "bytes_written", "params")
@@ -41,22 +52,46 @@ RESERVED: Final = frozenset((*_OF_RUN, *_OF_LAYER, *_DERIVED))
 """Column names of the tables in this module. A parameter cannot have one of these names."""
 
 
-def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return the rows of one run.
+def table_of_runs(sweep: Sweep, folder: Path, results: Sequence[Result]) -> pl.DataFrame:
+    """Return the table of all runs, see `sweep_table`. A run with an unreadable profile counts as failed.
 
     Args:
-        attribution: the attributed profile of the run.
-        work: layer, module, phase, flops, bytes_read, bytes_written, params of the layers; None: unknown.
+        sweep: the sweep.
+        folder: its output folder.
+        results: the result of each run.
+    """
+    runs = []
+    for run, result in zip(sweep.runs, results, strict=True):
+        problem, rows = result.problem, None
+        if problem is None and result.profile is not None:
+            try:
+                rows = _rows(run_folder(folder, run) / result.profile, sweep.steps)
+            except AnnotError as error:
+                problem = str(error)
+            else:
+                problem = None if rows.height else "no ranges were recorded"
+        facts = {"run": run.key, "status": result.status, "problem": problem, "seconds": result.seconds}
+        runs.append((run.parameters, facts, rows))
+    return sweep_table(runs)
 
-    Returns:
-        A row per layer, module and phase with the columns of `annot.attribution.correlate`; steps (their number);
-        step_ns and step_gpu_ns (medians of the host time and the GPU time of a step, null without steps); flops,
-        bytes_read, bytes_written, params (null if unknown).
+
+def _rows(profile: Path, steps: str) -> pl.DataFrame:
+    selection = step_slice(steps)
+    whole = Run(profile)
+    selected = whole.attribution.steps.table[selection].height
+    measured = (Run(profile, Selection(steps=selection)) if selected else whole).attribution
+    return run_rows(measured, layer_work(measured))
+
+
+def run_rows(attribution: Attribution, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of one run: a row per layer, module and phase.
+
+    The columns are steps (their number), step_ns and step_gpu_ns (medians of the host time and the GPU time of a step,
+    null without steps), those of `annot.correlate`, and of `work`: flops, bytes_read, bytes_written, params
+    (null if unknown).
     """
     keys = ("layer", "module", "phase")
-    unknown = pl.DataFrame(schema={name: _OF_LAYER[name] for name in (*keys, *_WORK)})
-    known_work = unknown if work is None else work.select(*keys, *_WORK)
-    rows = by_layer(attribution).join(known_work, on=keys, how="left", maintain_order="left")
+    rows = by_layer(attribution).join(work.select(*keys, *_WORK), on=keys, how="left", maintain_order="left")
     steps = by_step(attribution)
     lengths = step_statistics(steps) if known(attribution.meta) else None
     return rows.select(
@@ -68,30 +103,22 @@ def run_rows(attribution: Attribution, work: pl.DataFrame | None = None) -> pl.D
 
 
 def sweep_table(runs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], pl.DataFrame | None]]) -> pl.DataFrame:
-    """Return the table of all runs.
+    """Return the table of all runs, each with its parameters, its result and its rows or None.
 
-    Args:
-        runs: a tuple per run: its parameters, its result (run, status, problem, seconds) and its rows or None.
-
-    Returns:
-        run, status, problem, seconds, a column per parameter, steps, step_ns, step_gpu_ns, and the columns of
-        `run_rows`. A run without rows is one row with null in those columns. A parameter that a run lacks is null.
+    The columns are run, status, problem, seconds, one per parameter, and those of `run_rows`. A run without rows is one
+    row with null in those columns. A parameter that a run lacks is null.
     """
     names = list(dict.fromkeys(name for parameters, _, _ in runs for name in parameters))
-    parts = [_with_result(result, number, rows) for number, (_, result, rows) in enumerate(runs)]
-    schema = {"number": pl.Int64, **_OF_RUN, **_OF_LAYER}
-    table = pl.concat([pl.DataFrame(schema=schema), *parts], how="diagonal")
+    schema = {"number": pl.Int64, **_OF_RUN}
+    parts = [pl.DataFrame(schema=schema | _OF_LAYER)]
+    for number, (_, result, rows) in enumerate(runs):
+        one = pl.DataFrame([{"number": number, **result}], schema={name: schema[name] for name in ("number", *result)})
+        parts.append(one if rows is None or rows.is_empty() else one.join(rows, how="cross"))
     values = [_column(name, [parameters.get(name) for parameters, _, _ in runs]) for name in names]
     grid = pl.DataFrame([pl.Series("number", range(len(runs)), pl.Int64), *values])
-    result, measured = [*_OF_RUN][:4], [*_OF_RUN][4:]
-    table = table.join(grid, on="number", how="left", maintain_order="left")
-    return table.select(*result, *names, *measured, *_OF_LAYER)
-
-
-def _with_result(result: Mapping[str, Any], number: int, rows: pl.DataFrame | None) -> pl.DataFrame:
-    columns = {name: pl.Series([result[name]], dtype=_OF_RUN[name]) for name in ("run", "status", "problem", "seconds")}
-    one = pl.DataFrame({"number": pl.Series([number], dtype=pl.Int64), **columns})
-    return one if rows is None or rows.is_empty() else one.join(rows, how="cross")
+    table = pl.concat(parts, how="diagonal").join(grid, on="number", how="left", maintain_order="left")
+    result_columns, measured = [*_OF_RUN][:4], [*_OF_RUN][4:]
+    return table.select(*result_columns, *names, *measured, *_OF_LAYER)
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
@@ -100,6 +127,23 @@ def _column(name: str, values: list[Any]) -> pl.Series:
     if len(types) > 1 and not types <= {int, float}:
         values = [None if value is None else str(value) for value in values]
     return pl.Series(name, values, strict=False) if types != {int, float} else pl.Series(name, values, pl.Float64)
+
+
+def read_runs(path: Path) -> tuple[pl.DataFrame, list[str]]:
+    """Return the runs of another sweep, see `per_run`, and their parameters.
+
+    Args:
+        path: output folder of the sweep, or its table.
+
+    Raises:
+        AnnotError: the file is not a table of annot sweep.
+    """
+    path = path / "table.parquet" if path.is_dir() else path
+    try:
+        parameters = json.loads(pl.read_parquet_metadata(path)["annot"])["parameters"]
+        return per_run(pl.read_parquet(path), parameters), parameters
+    except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise AnnotError(f"{path} is not a table of annot sweep: {str(error).splitlines()[0]}") from None
 
 
 def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = None) -> pl.DataFrame:
@@ -115,12 +159,11 @@ def per_run(table: pl.DataFrame, parameters: Sequence[str], batch: str | None = 
         without `batch`), and summed over all layers: flops and bytes per step, and params. The sums are null if the
         work of any innermost layer is unknown, because a partial sum would look like the total.
     """
-    measured = table.filter(pl.col("step_ns").is_not_null())
     moved = pl.sum_horizontal("bytes_read", "bytes_written", ignore_nulls=False)
     weights = pl.when(pl.col("phase") == "forward").then("params")
     sums = {"flops": pl.col("flops"), "bytes": moved, "params": weights}
     runs = (
-        _with_unknown(measured)
+        _with_unknown(table.filter(pl.col("step_ns").is_not_null()))
         .group_by("run", *parameters, maintain_order=True)
         .agg(
             pl.col("steps", "step_ns", "step_gpu_ns").first(),
@@ -148,33 +191,24 @@ def _with_unknown(table: pl.DataFrame) -> pl.DataFrame:
 def backward_ratio(table: pl.DataFrame, parameters: Sequence[str], most: int = 40) -> pl.DataFrame:
     """Return the ratio of backward time to forward time of each innermost layer, for each run.
 
-    Args:
-        table: rows of `sweep_table`.
-        parameters: names of the parameters.
-        most: maximum number of layers; those with the longest time over all runs are kept.
-
-    Returns:
-        run, the parameters, layer, forward_ns and backward_ns (per call; GPU time if the run has any, else host time),
-        ratio; innermost layers only, in the order in which they ran.
+    At most `most` layers are kept: those with the longest time over all runs. The rows have run, the parameters, layer,
+    forward_ns and backward_ns (per call; GPU time if the run has any, else host time) and ratio, in the order in which
+    the layers ran.
     """
     time = pl.when(pl.col("gpu_self_ns").sum().over("run") > 0).then("gpu_ns").otherwise("host_ns")
     rows = table.with_columns(time.alias("time_ns")).filter(pl.col("module").fill_null("") != "")
     rows = rows.filter(pl.col("layer").is_in(_innermost(rows["layer"].unique().to_list())))
     each = [
-        pl.col("time_ns").filter(pl.col("phase") == phase).sum()
-        / pl.col("calls").filter(pl.col("phase") == phase).sum()
+        (pl.col("time_ns").filter(phase=phase).sum() / pl.col("calls").filter(phase=phase).sum()).alias(f"{phase}_ns")
         for phase in ("forward", "backward")
     ]
-    pairs = rows.group_by("run", *parameters, "layer", maintain_order=True).agg(
-        each[0].alias("forward_ns"), each[1].alias("backward_ns")
-    )
+    pairs = rows.group_by("run", *parameters, "layer", maintain_order=True).agg(each)
     both = pl.col("forward_ns", "backward_ns")  # a phase without calls gives 0 / 0
     pairs = pairs.filter(pl.all_horizontal(both.is_finite() & (both > 0)))
     total = pairs.group_by("layer").agg(pl.sum_horizontal("forward_ns", "backward_ns").sum().alias("total"))
     longest = total.sort("total", "layer", descending=[True, False]).head(most)["layer"].to_list()
-    return pairs.filter(pl.col("layer").is_in(longest)).with_columns(
-        (pl.col("backward_ns") / pl.col("forward_ns")).alias("ratio")
-    )
+    pairs = pairs.filter(pl.col("layer").is_in(longest))
+    return pairs.with_columns(ratio=pl.col("backward_ns") / pl.col("forward_ns"))
 
 
 def _innermost(layers: list[str]) -> list[str]:
@@ -184,16 +218,10 @@ def _innermost(layers: list[str]) -> list[str]:
 
 
 def against_hidden(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> pl.DataFrame:
-    """Return the step time over the square of the width, and the fixed time from a linear fit.
+    """Return the runs with a width, with square (width²) and fixed_ns, the step time at width 0.
 
-    Args:
-        runs: rows of `per_run`.
-        hidden: parameter with the width.
-        others: the other parameters; runs with equal values form a line.
-
-    Returns:
-        The runs with a width, with square (hidden²) and fixed_ns: intercept of the least-squares line of step_ns over
-        square, null with fewer than two widths.
+    fixed_ns is the intercept of the least-squares line of step_ns over square, for runs with equal other parameters;
+    null with fewer than two widths.
     """
     square = pl.col(hidden).cast(pl.Float64).pow(2)
     table = runs.with_columns(square.alias("square"), pl.lit(0).alias("all")).drop_nulls("square")
@@ -204,33 +232,22 @@ def against_hidden(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> pl
 
 
 def roofline(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return the intensity and the achieved FLOP/s of each run.
+    """Return the runs with known work, with intensity (FLOP per byte) and flops_per_s.
 
-    Args:
-        runs: rows of `per_run`.
-
-    Returns:
-        The runs with known work, with intensity (FLOP per byte) and flops_per_s (over the GPU time of a step if the
-        run has GPU time, else over the step time).
+    flops_per_s is over the GPU time of a step if the run has GPU time, else over the step time.
     """
     time = pl.when("on_device").then("step_gpu_ns").otherwise("step_ns")
     known_work = runs.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0) & (time > 0))
     return known_work.with_columns(
-        (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") * 1e9 / time).alias("flops_per_s")
+        intensity=pl.col("flops") / pl.col("bytes"), flops_per_s=pl.col("flops") * 1e9 / time
     )
 
 
 def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]) -> pl.DataFrame:
-    """Return the speedup of each run of the first sweep over the matching run of the second.
+    """Return the runs of the first sweep that match one of the second, with other_step_ns and speedup.
 
-    Two runs match if they agree on all shared parameters that vary within one of the sweeps.
-
-    Args:
-        first, second: rows of `per_run` of each sweep.
-        parameters: parameters that both sweeps have.
-
-    Returns:
-        The columns of `first`, other_step_ns, and speedup (above 1: the first is faster).
+    Two runs match if they agree on all shared `parameters` that vary within one of the sweeps. Above 1, the first is
+    faster.
     """
     varying = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
     keys = [_comparable(name, first, second) for name in varying] or [pl.lit("").alias("key of all")]
@@ -239,7 +256,7 @@ def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]
     both = first.with_columns(keys).join(
         other.unique(names, keep="first"), on=names, nulls_equal=True, maintain_order="left"
     )
-    return both.drop(names).with_columns((pl.col("other_step_ns") / pl.col("step_ns")).alias("speedup"))
+    return both.drop(names).with_columns(speedup=pl.col("other_step_ns") / pl.col("step_ns"))
 
 
 def _comparable(name: str, first: pl.DataFrame, second: pl.DataFrame) -> pl.Expr:

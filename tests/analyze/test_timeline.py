@@ -44,8 +44,8 @@ def test_crossing_ranges_and_kernels_side_by_side_have_rows_of_their_own() -> No
     rows.range("crossing", 50, 150, kind="start")
     rows.kernel(5, (20, 60), name="a").kernel(6, (30, 50), name="b").kernel(7, (60, 70), name="c")
     found = timeline(attribute(rows.build()))
-    lanes = [(lane["kind"], lane["rows"]) for lane in found.lanes]
-    assert lanes == [("range", 2), ("range", 1), ("crossing", 1), ("work", 2)]
+    lanes = [(lane["name"], lane["rows"]) for lane in found.lanes]
+    assert lanes == [("Thread 1", 2), ("Thread 2", 1), ("Thread 1, crossing", 1), ("GPU 0, stream 7", 2)]
     row = dict(found.events.select("text", "row").iter_rows())
     assert {name: row[name] for name in ("outer", "inner", "a", "b", "c", "crossing")} == {
         "outer": 0, "inner": 1, "a": 0, "b": 1, "c": 0, "crossing": 0,
@@ -59,9 +59,7 @@ def test_ranges_of_a_process_lie_in_what_they_belong_to() -> None:
         rows.range(f"{text} |fwd", start, end, ENGINE, end_thread=MAIN, domain="annot", kind="start")
     rows.range("net/a A |fwd", 70, 80, ENGINE, end_thread=MAIN, domain="annot", kind="start")
     found = timeline(attribute(rows.build()))
-    assert [(lane["kind"], lane["thread"], lane["rows"]) for lane in found.lanes] == [
-        ("range", MAIN, 1), ("process", None, 4),
-    ]  # fmt: skip
+    assert [(lane["name"], lane["rows"]) for lane in found.lanes] == [("Thread 1", 1), ("Layers", 4)]
     rows_of = {(text, start): row for text, start, row in found.events.select("text", "start_ns", "row").iter_rows()}
     assert rows_of == {
         ("Batch 0 |step", 0): 0, ("net Net |fwd", 0): 0, ("net/a A |fwd", 10): 1, ("net/b B |fwd", 20): 2,

@@ -118,7 +118,7 @@ def machine_of(sqlite: Path) -> int:
 def expected(profile: Path, machine: int) -> list[tuple[int, int, int, str]]:
     """The ranges that a report should have, as `imported` gives them."""
     found = spans(attribute(load(profile)))
-    groups = {track.number: track.group for track in found.tracks.all()}
+    groups = {track.number: track.group.number for track in found.tracks.all()}
     return sorted(
         ((machine << 48) + (FINDINGS_PROCESS + groups[one.track] << 24) + one.track, one.start, one.end, one.text)
         for one in findings(found)

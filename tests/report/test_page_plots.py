@@ -115,7 +115,7 @@ def test_keys_reach_all_lanes_of_the_timeline(fresh: Page, trained: Path) -> Non
         fresh.press("ArrowDown")
         lanes.append(fresh.texts(".detail dd")[2])
     assert lanes[0] == "Thread 1"
-    assert lanes[-1] == "GPU 0 stream 7"
+    assert lanes[-1] == "GPU 0, stream 7"
     assert 0 < fresh.run("document.getElementById('timeline').getBoundingClientRect().bottom") < 300 + 17
     for _ in range(30):
         fresh.press("ArrowUp")

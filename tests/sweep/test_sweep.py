@@ -15,6 +15,7 @@ import pytest
 from commands import ANNOT, annot, needs_recorder
 from tables import Rows
 
+from annot.analyze.work import layer_work
 from annot.attribution import attribute, by_layer
 from annot.errors import AnnotError
 from annot.sweep.grid import Sweep, read_sweep
@@ -279,7 +280,7 @@ def steps_of(count: int, length: int, **kernel: Any) -> Rows:
 def test_rows_of_a_run_are_those_of_its_layers() -> None:
     """Layer, module and phase with their times as correlate has them, beside the median step."""
     attribution = attribute(steps_of(5, 100).build())
-    rows = run_rows(attribution)
+    rows = run_rows(attribution, layer_work(attribution))
     names = ["layer", "module", "phase", "calls", "host_ns", "gpu_ns", "gpu_self_ns", "kernels"]
     assert rows.select(names).equals(by_layer(attribution).select(names))
     assert rows.select("steps", "step_ns", "step_gpu_ns").unique().rows() == [(5, 102, 28)]
@@ -300,5 +301,6 @@ def test_work_joins_the_rows_of_its_layer() -> None:
 
 def test_a_run_without_steps_has_no_time_of_a_step() -> None:
     """Ranges alone are rows of the table still."""
-    rows = run_rows(attribute(Rows().range("fc Linear |fwd", 0, 10).build()))
+    attribution = attribute(Rows().range("fc Linear |fwd", 0, 10).build())
+    rows = run_rows(attribution, layer_work(attribution))
     assert rows.select("layer", "steps", "step_ns", "step_gpu_ns").rows() == [("fc", 0, None, None)]

@@ -1,7 +1,7 @@
-"""Charts of points and lines as SVG.
+"""Charts of points and lines, as shapes and as SVG.
 
 The charts need points, lines and a legend only. Plain SVG needs no plotting library, and each point has a tooltip with
-its values.
+its values. `annot.report.charts.raster` draws the same shapes as PNG.
 """
 
 from __future__ import annotations
@@ -9,22 +9,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
 from annot.report.units import printable
 
-__all__ = ["Chart", "Series", "as_svg"]
+__all__ = ["HEIGHT", "INKS", "WIDTH", "Chart", "Series", "Shape", "as_svg", "shapes"]
 
-_WIDTH, _HEIGHT = 860, 480
+WIDTH, HEIGHT = 860, 480
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 46, 210, 62
 _LEGEND: Final = 18
 """Maximum number of series in the legend."""
 _RAMP: Final = ((46, 35, 110), (32, 120, 145), (60, 170, 100), (240, 180, 40), (205, 60, 60))
+INKS: Final = {"text": "#333333", "grid": "#dddddd", "axis": "#555555", "guide": "#888888"}
+"""Colors of everything besides the series."""
 _STYLE: Final = (
-    "text{font:12px sans-serif;fill:#333}.title{font-size:15px;font-weight:bold}.grid{stroke:#ddd}"
-    ".axis{stroke:#555;fill:none}.guide{stroke:#888;stroke-dasharray:6 4;fill:none}"
+    f"text{{font:12px sans-serif;fill:{INKS['text']}}}.title{{font-size:15px;font-weight:bold}}.small{{font-size:9px}}"
+    "path{fill:none}"
 )
+
+
+class Shape(NamedTuple):
+    """A part of a drawing: a line, a dot (radius 3.5), a square (side 10) or a text.
+
+    Args:
+        kind: line, dot, square or text.
+        points: corners of a line; else one point: the middle of a dot, the top left of a square, the base of a text.
+        style: color, or a key of `INKS`; of a text: title, small or nothing.
+        text: content of a text; tooltip of a dot.
+        anchor: start, middle or end of the text is at the point.
+        turn: clockwise rotation of a text around the point, in degrees.
+    """
+
+    kind: str
+    points: Sequence[tuple[float, float]]
+    style: str = ""
+    text: str = ""
+    anchor: str = "start"
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +100,7 @@ class _Axis:
 
     def at(self, value: float) -> float:
         low, high, here = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
-        return self.begin + (here - low) / (high - low) * (self.end - self.begin)
+        return round(self.begin + (here - low) / (high - low) * (self.end - self.begin), 1)
 
     def ticks(self) -> list[float]:
         return _decades(self.low, self.high) if self.log else _even(self.low, self.high)
@@ -94,20 +116,45 @@ def as_svg(chart: Chart) -> str:
         >>> as_svg(Chart("Time", "batch", "ms", [Series("a", [(1, 2.0), (2, 3.5)])])).count("<circle")
         2
     """
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="white"/>'
+        f"{''.join(map(_element, shapes(chart)))}</svg>\n"
+    )
+
+
+def _element(shape: Shape) -> str:
+    x, y = (f"{one:.1f}" for one in shape.points[0])
+    color, text = INKS.get(shape.style, shape.style), escape(shape.text)
+    if shape.kind == "line":
+        path = "L".join(f"{left:.1f} {top:.1f}" for left, top in shape.points)
+        width = 1 if shape.style in INKS else 1.5
+        dashes = ' stroke-dasharray="6 4"' if shape.style == "guide" else ""
+        return f'<path d="M{path}" stroke="{color}" stroke-width="{width}"{dashes}/>'
+    if shape.kind == "dot":
+        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{color}" fill-opacity="0.8"><title>{text}</title></circle>'
+    if shape.kind == "square":
+        return f'<rect x="{x}" y="{y}" width="10" height="10" fill="{color}"/>'
+    turned = f' transform="rotate({shape.turn} {x} {y})"' if shape.turn else ""
+    style = f' class="{shape.style}"' if shape.style else ""
+    return f'<text x="{x}" y="{y}" text-anchor="{shape.anchor}"{style}{turned}>{text}</text>'
+
+
+def shapes(chart: Chart) -> list[Shape]:
+    """Return the drawing of a chart, `WIDTH` by `HEIGHT`, with a message if there are no points."""
     series = [Series(one.name, list(_drawable(one.points, chart))) for one in chart.series]
     points = [point for one in series for point in one.points]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}">'
-        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="white"/>'
-        f"{_text(_LEFT, 26, chart.title, 'title')}"
-    )
+    title = _text(_LEFT, 26, chart.title, style="title")
     if not points:
-        return f"{head}{_text(_LEFT, 70, 'No data')}</svg>\n"
+        return [title, _text(_LEFT, 70, "No data")]
     x, y = _axes(chart, points)
-    body = [*_frame(chart, x, y), *_guides(chart, x, y)]
+    drawing = [title, *_frame(chart, x, y)]
+    for guide in chart.guides:
+        corners = [(x.at(a), y.at(b)) for a, b in guide.points]
+        drawing += [Shape("line", corners, "guide"), _text(corners[-1][0], corners[-1][1] - 5, guide.name, "end")]
     for number, one in enumerate(series):
-        body += _marks(one, _color(number, len(series)), chart, x, y)
-    return f"{head}{''.join(body)}{''.join(_legend(series))}</svg>\n"
+        drawing += _marks(one, _color(number, len(series)), chart, x, y)
+    return [*drawing, *_legend(series)]
 
 
 def _drawable(points: Iterable[tuple[float, float]], chart: Chart) -> Iterable[tuple[float, float]]:
@@ -121,7 +168,7 @@ def _axes(chart: Chart, points: list[tuple[float, float]]) -> tuple[_Axis, _Axis
     xs, ys = [x for x, _ in every], [y for _, y in every]
     if chart.least_y is not None:
         ys.append(chart.least_y)
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     if chart.categories is not None:
         horizontal = _Axis(-0.5, len(chart.categories) - 0.5, _LEFT, right, False)
     else:
@@ -155,61 +202,43 @@ def _decades(low: float, high: float) -> list[float]:
     return found if len(found) > 2 else _even(low, high)
 
 
-def _frame(chart: Chart, x: _Axis, y: _Axis) -> Iterable[str]:
+def _frame(chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
     for tick in y.ticks():
         at = y.at(tick)
-        yield f'<line class="grid" x1="{x.begin}" x2="{x.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield _text(x.begin - 6, at + 4, _short(tick), anchor="end")
+        yield Shape("line", [(x.begin, at), (x.end, at)], "grid")
+        yield _text(x.begin - 6, at + 4, _short(tick), "end")
     if chart.categories is None:
-        yield from (_text(x.at(tick), y.begin + 18, _short(tick), anchor="middle") for tick in x.ticks())
+        yield from (_text(x.at(tick), y.begin + 18, _short(tick), "middle") for tick in x.ticks())
     else:
         for position, name in enumerate(chart.categories):
-            rotated = f' transform="rotate(-40 {x.at(position):.1f} {y.begin + 12})"'
-            yield _text(x.at(position), y.begin + 12, name[-16:], anchor="end", more=f'{rotated} style="font-size:9px"')
-    yield f'<path class="axis" d="M{x.begin} {y.end}V{y.begin}H{x.end}"/>'
-    yield _text((x.begin + x.end) / 2, _HEIGHT - 8, chart.x, anchor="middle")
-    middle = (y.begin + y.end) / 2
-    yield _text(16, middle, chart.y, anchor="middle", more=f' transform="rotate(-90 16 {middle})"')
+            yield _text(x.at(position), y.begin + 12, name[-16:], "end", turn=-40, style="small")
+    yield Shape("line", [(x.begin, y.end), (x.begin, y.begin), (x.end, y.begin)], "axis")
+    yield _text((x.begin + x.end) / 2, HEIGHT - 8, chart.x, "middle")
+    yield _text(16, (y.begin + y.end) / 2, chart.y, "middle", turn=-90)
 
 
-def _guides(chart: Chart, x: _Axis, y: _Axis) -> Iterable[str]:
-    for guide in chart.guides:
-        corners = [(x.at(a), y.at(b)) for a, b in guide.points]
-        yield f'<path class="guide" d="{_path(corners)}"/>'
-        yield _text(corners[-1][0], corners[-1][1] - 5, guide.name, anchor="end")
-
-
-def _marks(series: Series, color: str, chart: Chart, x: _Axis, y: _Axis) -> Iterable[str]:
+def _marks(series: Series, color: str, chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
     places = [(x.at(a), y.at(b)) for a, b in series.points]
     if chart.lines and len(places) > 1:
-        yield f'<path d="{_path(places)}" stroke="{color}" stroke-width="1.5" fill="none"/>'
-    for (a, b), (left, top) in zip(series.points, places, strict=True):
+        yield Shape("line", places, color)
+    for (a, b), place in zip(series.points, places, strict=True):
         category = chart.categories[int(a)] if chart.categories is not None else _short(a)
-        tooltip = escape(printable(f"{series.name}: {category}, {_short(b)}"))
-        yield (
-            f'<circle cx="{left:.1f}" cy="{top:.1f}" r="3.5" fill="{color}" fill-opacity="0.8">'
-            f"<title>{tooltip}</title></circle>"
-        )
+        yield Shape("dot", [place], color, printable(f"{series.name}: {category}, {_short(b)}"))
 
 
-def _legend(series: Sequence[Series]) -> Iterable[str]:
+def _legend(series: Sequence[Series]) -> Iterable[Shape]:
     named = [(number, one.name) for number, one in enumerate(series) if one.name and one.points]
-    left = _WIDTH - _RIGHT + 16
+    left = WIDTH - _RIGHT + 16
     for row, (number, name) in enumerate(named[:_LEGEND]):
         top = _TOP + 10 + 20 * row
-        yield f'<rect x="{left}" y="{top - 9}" width="10" height="10" fill="{_color(number, len(series))}"/>'
+        yield Shape("square", [(left, top - 9)], _color(number, len(series)))
         yield _text(left + 16, top, name if len(name) <= 30 else f"{name[:29]}…")
     if len(named) > _LEGEND:
         yield _text(left, _TOP + 10 + 20 * _LEGEND, f"and {len(named) - _LEGEND} more")
 
 
-def _text(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start", more: str = "") -> str:
-    style = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}{more}>{escape(printable(text))}</text>'
-
-
-def _path(places: Iterable[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+def _text(x: float, y: float, text: str, anchor: str = "start", *, turn: int = 0, style: str = "") -> Shape:
+    return Shape("text", [(x, y)], style, printable(text), anchor, turn)
 
 
 def _color(number: int, count: int) -> str:

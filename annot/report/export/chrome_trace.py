@@ -36,7 +36,7 @@ def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], A
     for block in events.blocks():
         done += block.height
         tell("writing the trace", done, unit="events")
-        groups = {track.number: track.group for track in events.tracks.all()}
+        groups = {track.number: track.group.number for track in events.tracks.all()}
         for lines in (_complete(block, groups), _asynchronous(block, groups)):
             if lines:
                 write((",\n" if started else "").encode() + lines)
@@ -47,11 +47,8 @@ def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], A
 
 def _complete(block: pl.DataFrame, groups: dict[int, int]) -> bytes:
     rows = block.filter(pl.col("kind") != "crossing")
-    arrow = pl.coalesce("arrow_out", "arrow_in")
-    bound = pl.concat_str(
-        pl.lit(',"bind_id":"'), arrow, pl.lit('","flow_'), pl.when(pl.col("arrow_out").is_null()).then(pl.lit("in"))
-        .otherwise(pl.lit("out")), pl.lit('":true'),
-    ).fill_null("")  # fmt: skip
+    side = pl.when(pl.col("arrow_out").is_null()).then(pl.lit("in")).otherwise(pl.lit("out"))
+    bound = pl.format(',"bind_id":"{}","flow_{}":true', pl.coalesce("arrow_out", "arrow_in"), side).fill_null("")
     parts = (*_head("X", "start", groups), pl.lit(',"dur":'), _us("length"), bound, pl.lit(","), _fields())
     return _lines(rows.select(pl.concat_str(*parts)).to_series())
 
@@ -96,8 +93,8 @@ def _names(events: Events) -> Iterable[dict[str, Any]]:
     for group in events.tracks.groups():
         place = {"pid": group.number, "tid": 0, "ph": "M"}
         yield place | {"name": "process_name", "args": {"name": group.name}}
-        yield place | {"name": "process_sort_index", "args": {"sort_index": group.number + 1000 * group.is_device}}
+        yield place | {"name": "process_sort_index", "args": {"sort_index": group.number + 1000 * bool(group.device)}}
     for track in events.tracks.all():
-        place = {"pid": track.group, "tid": track.number, "ph": "M"}
+        place = {"pid": track.group.number, "tid": track.number, "ph": "M"}
         yield place | {"name": "thread_name", "args": {"name": track.name}}
         yield place | {"name": "thread_sort_index", "args": {"sort_index": track.number}}

@@ -24,8 +24,7 @@ class Finding:
 
     Args:
         track: number of the track in `annot.analyze.tracks.Tracks`; ranges of a track nest.
-        start: start in ns, in the time of the profile.
-        end: end in ns.
+        start, end: ns, in the time of the profile.
         text: finding, on one line without control characters.
         color: color as 0xAARRGGBB.
     """
@@ -39,9 +38,6 @@ class Finding:
 
 def findings(spans: Spans) -> Iterator[Finding]:
     """Yield a range per span, ordered by track and start, outer ranges before inner ones.
-
-    Args:
-        spans: time spans of the layers.
 
     Example:
         >>> import polars as pl
@@ -60,24 +56,16 @@ def findings(spans: Spans) -> Iterator[Finding]:
 
 
 def _text(row: dict[str, Any], clock: str) -> str:
-    parts = [_name(row), row["shapes"], f"{clock} {duration(row['time_ns'])}", _flops(row), _limit(row)]
-    text = printable(" · ".join(part for part in parts if part))
-    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
-
-
-def _name(row: dict[str, Any]) -> str:
     layer = row["layer"] or ("(model)" if row["module"] and row["phase"] == "forward" else "")
     phase = "" if row["phase"] == "other" else row["phase"]
     number = "" if row["number"] is None else str(row["number"])
-    return " ".join(part for part in (layer, row["module"], number, phase) if part)
-
-
-def _flops(row: dict[str, Any]) -> str:
-    number = amount(row["flops"])
-    return f"{number}{'' if number[-1].isalpha() else ' '}FLOP" if number else ""
-
-
-def _limit(row: dict[str, Any]) -> str:
-    of_roof = "" if row["roof_share"] is None else f"{share(row['roof_share'], 1)} of the roof"
-    bound = "" if row["bound"] is None else f"{row['bound']}-bound"
-    return ", ".join(part for part in (bound, of_roof) if part)
+    flops = amount(row["flops"])
+    unit = "FLOP" if flops[-1:].isalpha() else " FLOP"
+    bound = row["bound"] and f"{row['bound']}-bound"
+    of_roof = None if row["roof_share"] is None else f"{share(row['roof_share'], 1)} of the roof"
+    parts = (
+        " ".join(filter(None, (layer, row["module"], number, phase))), row["shapes"],
+        f"{clock} {duration(row['time_ns'])}", flops and f"{flops}{unit}", ", ".join(filter(None, (bound, of_roof))),
+    )  # fmt: skip
+    text = printable(" · ".join(filter(None, parts)))
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"

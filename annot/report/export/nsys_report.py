@@ -5,7 +5,10 @@ Two backends can add events to a report. The first one that is installed is used
 - ``nsys_writer``, a Python package of newer Nsight Systems releases that implements `nvtx.writer`. The calls follow
   NVIDIA's Analysis Guide ("Writing post-collection events"). Tests use a recording implementation of that interface;
   NVIDIA's implementation is untested.
-- ``ImportNvtxt`` of older releases, which merges text (`annot.report.export.nvtxt`). Tested with 2022.4.
+- ``ImportNvtxt`` of older releases, which merges text in the format NVTXT,
+  https://docs.nvidia.com/gameworks/content/gameworkslibrary/nvtx/analysis_nvtxt_file_extension.htm. Tested with 2022.4,
+  which shows in addition: the time base ``Manual`` is that of the SQLite export. Texts are UTF-8; quotation marks, line
+  breaks and a backslash at the end are not supported. Process and thread ids have 24 bits. Domains are not supported.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from annot.analyze.layer_spans import spans
 from annot.analyze.tracks import Tracks
@@ -27,16 +30,18 @@ from annot.attribution import Attribution
 from annot.errors import AnnotError
 from annot.labels.tag import FINDINGS
 from annot.read.nsys import nsys_rep
+from annot.read.nsys.nvtx_events import FINDINGS_PROCESS
 from annot.report.export.findings import Finding, findings
-from annot.report.export.nvtxt import nvtxt
+from annot.report.units import printable
 from annot.util.installed_tools import WRITER_BACKEND, has_nsys_writer
 from annot.util.progress import tell
 
-__all__ = ["enrich", "report_of_profile"]
+__all__ = ["enrich", "nvtxt", "report_of_profile"]
 
 _MERGE_SECONDS: Final = 3600
 _SPECIAL: Final = re.compile(r"[/\[\]]")
 """Characters that need a backslash in the path of an NVTX scope."""
+_RANGES: Final = "@RangeStartEnd, Start, End, ThreadId, Color, Message"
 
 
 def report_of_profile(profile: Path) -> Path:
@@ -73,73 +78,62 @@ def enrich(attribution: Attribution, report: Path, out: Path) -> None:
     Raises:
         AnnotError: no backend is installed, the backend failed, or the profile contains no layers or phases.
     """
-    backend = _backend_for(attribution)
+    write = _backend_for(attribution)
     found = spans(attribution)
     if found.rows.is_empty():
         raise AnnotError(f"{report} contains no layers or phases. Record it with emit_ranges(model)")
     with tempfile.TemporaryDirectory(prefix=".annot-", dir=out.parent) as scratch:
         written = Path(scratch) / "enriched.nsys-rep"
-        backend.write(report.absolute(), written, findings(found), found.tracks)
+        write(report.absolute(), written, findings(found), found.tracks)
         os.replace(written, out)
 
 
-class _Backend(Protocol):
-    """Program that adds ranges to a report."""
-
-    def write(self, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks) -> None:
-        """Write a copy of a report to `out` with ranges on their tracks. The ranges come grouped by track."""
-
-
-def _backend_for(attribution: Attribution) -> _Backend:
+def _backend_for(attribution: Attribution) -> Callable[[Path, Path, Iterable[Finding], Tracks], None]:
+    """Return a function that writes a copy of a report with ranges, which come grouped by track."""
     nsys = nsys_rep.newest_nsys()
     if has_nsys_writer():
-        return _Writer(nsys.writer_backend() if nsys else None, *_time_base(attribution))
+        return partial(_write_by_nsys_writer, nsys.writer_backend() if nsys else None, *_time_base(attribution))
     importer = nsys.nvtxt_importer() if nsys else None
     if importer is None:
         raise AnnotError(
             "no program to write Nsight Systems reports is installed: neither the Python package nsys_writer nor "
             "ImportNvtxt; see annot doctor"
         )
-    return _Importer(importer, _target(attribution))
+    return partial(_write_by_importer, importer, _target(attribution))
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Backend that uses nsys_writer: one stream per track, in a scope with process, device and stream.
+def _write_by_nsys_writer(
+    backend: Path | None, time_base: str, zero: int, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks
+) -> None:
+    """Write one stream per track, in a scope with process, device and stream.
 
     Args:
         backend: library to write with, unless the environment selects one.
         time_base: time base of nsys_writer.
         zero: time 0 of the profile in that time base, in ns.
+        report, out, ranges, tracks: see `_backend_for`.
     """
+    if backend is not None:
+        os.environ.setdefault(WRITER_BACKEND, str(backend))
+    try:
+        library = import_module("nsys_writer")
+        base = getattr(library.TimeBase, time_base)
+        with library.Session(name=str(out.with_suffix("")), report_merge=str(report), time_base=base) as session:
+            _add(session, zero, ranges, tracks)
+    except Exception as error:  # nsys_writer documents no exception types
+        raise AnnotError(f"{report} cannot be enriched by nsys_writer: {error}") from None
+    if not out.exists():
+        raise AnnotError(f"{report} cannot be enriched: nsys_writer did not write {out.name}")
 
-    backend: Path | None
-    time_base: str
-    zero: int
 
-    def write(self, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks) -> None:
-        """See `_Backend`."""
-        if self.backend is not None:
-            os.environ.setdefault(WRITER_BACKEND, str(self.backend))
-        try:
-            library = import_module("nsys_writer")
-            base = getattr(library.TimeBase, self.time_base)
-            with library.Session(name=str(out.with_suffix("")), report_merge=str(report), time_base=base) as session:
-                self._add(session, ranges, tracks)
-        except Exception as error:  # nsys_writer documents no exception types
-            raise AnnotError(f"{report} cannot be enriched by nsys_writer: {error}") from None
-        if not out.exists():
-            raise AnnotError(f"{report} cannot be enriched: nsys_writer did not write {out.name}")
-
-    def _add(self, session: Any, ranges: Iterable[Finding], tracks: Tracks) -> None:
-        domain, zero = session.get_domain(FINDINGS), self.zero
-        groups = {group.number: group.name for group in tracks.groups()}
-        places = {track.number: (groups[track.group], track.name) for track in tracks.all()}
-        for track, of_track in groupby(ranges, key=lambda one: one.track):
-            scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in places[track]))
-            with session.create_stream(f"{FINDINGS} {track}", domain=domain, scope=scope) as stream:
-                for one in of_track:
-                    stream.write_pushpop(one.start + zero, one.end + zero, message=one.text, color=one.color)
+def _add(session: Any, zero: int, ranges: Iterable[Finding], tracks: Tracks) -> None:
+    domain = session.get_domain(FINDINGS)
+    places = {track.number: (track.group.name, track.name) for track in tracks.all()}
+    for track, of_track in groupby(ranges, key=lambda one: one.track):
+        scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in places[track]))
+        with session.create_stream(f"{FINDINGS} {track}", domain=domain, scope=scope) as stream:
+            for one in of_track:
+                stream.write_pushpop(one.start + zero, one.end + zero, message=one.text, color=one.color)
 
 
 def _time_base(attribution: Attribution) -> tuple[str, int]:
@@ -154,46 +148,79 @@ def _time_base(attribution: Attribution) -> tuple[str, int]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Importer:
-    """Backend that uses ImportNvtxt.
+def _write_by_importer(
+    program: Path, target: str, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks
+) -> None:
+    """Merge the ranges as text.
 
     ImportNvtxt drops ranges outside the session unless ``--update_report_time`` lets it extend the session.
 
     Args:
         program: path of ImportNvtxt; its libraries are in the same folder.
         target: machine of the ranges in the report, as ``hardware:machine``.
+        report, out, ranges, tracks: see `_backend_for`.
     """
-
-    program: Path
-    target: str
-
-    def write(self, report: Path, out: Path, ranges: Iterable[Finding], tracks: Tracks) -> None:
-        """See `_Backend`."""
-        text = out.with_suffix(".nvtxt")
-        with text.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in nvtxt(ranges, tracks))
-        tell(f"merging findings with {self.program}")
-        files = ["-i", str(report), "-n", str(text), "-o", str(out)]
-        command = [str(self.program), "--cmd", "merge", *files, "--target", self.target, "--update_report_time"]
-        try:
-            result = subprocess.run(
-                command, env=os.environ | {"LD_LIBRARY_PATH": str(self.program.parent)}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_MERGE_SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise AnnotError(
-                f"{report} cannot be enriched: {self.program} did not finish within {_MERGE_SECONDS // 60} minutes"
-            ) from None
-        except OSError as error:
-            raise AnnotError(f"{report} cannot be enriched: {self.program} does not start: {error.strerror}") from None
-        if result.returncode or not out.exists():
-            output = result.stdout.decode("utf-8", "replace").replace("\r", "\n").splitlines()
-            lines = " / ".join([line.strip() for line in output if line.strip()][-2:])
-            raise AnnotError(f"{report} cannot be enriched by {self.program}: {lines or 'no output'}")
+    text = out.with_suffix(".nvtxt")
+    with text.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in nvtxt(ranges, tracks))
+    tell(f"merging findings with {program}")
+    files = ["-i", str(report), "-n", str(text), "-o", str(out)]
+    command = [str(program), "--cmd", "merge", *files, "--target", target, "--update_report_time"]
+    try:
+        result = subprocess.run(
+            command, env=os.environ | {"LD_LIBRARY_PATH": str(program.parent)}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_MERGE_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise AnnotError(
+            f"{report} cannot be enriched: {program} did not finish within {_MERGE_SECONDS // 60} minutes"
+        ) from None
+    except OSError as error:
+        raise AnnotError(f"{report} cannot be enriched: {program} does not start: {error.strerror}") from None
+    if result.returncode or not out.exists():
+        output = result.stdout.decode("utf-8", "replace").replace("\r", "\n").splitlines()
+        lines = " / ".join([line.strip() for line in output if line.strip()][-2:])
+        raise AnnotError(f"{report} cannot be enriched by {program}: {lines or 'no output'}")
 
 
 def _target(attribution: Attribution) -> str:
     """Machine of the report, from the two upper bytes of Nsight's global process ids."""
     process = next(iter(attribution.forest.threads.table["process"]), 0)
     return f"{process >> 56 & 0xFF}:{process >> 48 & 0xFF}"
+
+
+def nvtxt(ranges: Iterable[Finding], tracks: Tracks) -> Iterator[str]:
+    """Yield the lines of a file with ranges, which come grouped by track, without line breaks.
+
+    A group of tracks becomes a process, and a track becomes a thread. Their ids are outside the range of real ids.
+
+    Example:
+        >>> import polars as pl
+        >>> tracks = Tracks({})
+        >>> number = tracks.of("steps", pl.DataFrame({"process": [1]}))[0]
+        >>> print(*nvtxt([Finding(number, 5, 9, 'say "fc"', 0xFF4C9F38)], tracks), sep="\\n")
+        SetFileDisplayName, "annot findings"
+        NameProcess, 10485761, "annot findings: process 1"
+        NameOsThread, 10485761, 2, "steps"
+        @RangeStartEnd, Start, End, ThreadId, Color, Message
+        ProcessId = 10485761
+        TimeBase = Manual
+        RangeStartEnd, 5, 9, 2, 0xff4c9f38, "say 'fc'"
+    """
+    yield f"SetFileDisplayName, {_quoted(FINDINGS)}"
+    for group in tracks.groups():
+        yield f"NameProcess, {FINDINGS_PROCESS + group.number}, {_quoted(f'{FINDINGS}: {group.name}')}"
+    processes = {track.number: FINDINGS_PROCESS + track.group.number for track in tracks.all()}
+    for track in tracks.all():
+        yield f"NameOsThread, {processes[track.number]}, {track.number}, {_quoted(track.name)}"
+    process = 0
+    for one in ranges:
+        if process != (process := processes[one.track]):
+            yield from (_RANGES, f"ProcessId = {process}", "TimeBase = Manual")
+        times = f"{max(one.start, 0)}, {max(one.end, 0)}"
+        yield f"RangeStartEnd, {times}, {one.track}, {one.color:#x}, {_quoted(one.text)}"
+
+
+def _quoted(text: str) -> str:
+    text = printable(text).replace('"', "'")
+    return f'"{text} "' if text.endswith("\\") else f'"{text}"'

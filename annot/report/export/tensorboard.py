@@ -43,7 +43,7 @@ def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     rows, meta = by_layer(attribution), summarize(attribution) | {"source": source}
     yield tfevents.version(wall_time)
     yield from _step_scalars(attribution, wall_time)
-    yield from _layer_scalars(attribution, rows, meta, wall_time)
+    yield from _layer_scalars(attribution, rows, _time(meta), wall_time)
     yield tfevents.text(wall_time, "layers", _layer_table(rows, meta))
     yield tfevents.text(wall_time, "summary", _summary(meta))
     if can_draw():
@@ -66,16 +66,13 @@ def _step_scalars(attribution: Attribution, wall_time: float) -> Iterator[bytes]
         yield tfevents.scalars(wall_time + since / 1e9, row["step"], values)
 
 
-def _layer_scalars(
-    attribution: Attribution, rows: pl.DataFrame, meta: dict[str, Any], wall_time: float
-) -> Iterator[bytes]:
-    time = _time(meta)
+def _layer_scalars(attribution: Attribution, rows: pl.DataFrame, time: str, wall_time: float) -> Iterator[bytes]:
     per_step = by_layer_and_step(attribution)
     if per_step.is_empty():
         per_step = rows.with_columns(step=pl.lit(0, pl.Int64))
     for (step,), part in per_step.group_by("step", maintain_order=True):
-        known = part.filter(pl.col(time).is_not_null())
-        values = {f"{row['phase']} ms/{_label(row)}": row[time] / 1e6 for row in known.iter_rows(named=True)}
+        known = part.drop_nulls(time).iter_rows(named=True)
+        values = {f"{row['phase']} ms/{_label(row)}": row[time] / 1e6 for row in known}
         yield tfevents.scalars(wall_time, int(str(step)), values)
 
 

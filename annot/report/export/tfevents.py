@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from annot.errors import AnnotError
 from annot.util.protobuf import BYTES, DOUBLE, FLOAT, INT32, INT64, STRING, Fields, message_classes
 
-__all__ = ["crc32c", "image", "record", "scalars", "text", "version"]
+__all__ = ["crc32c", "image", "scalars", "text", "version"]
 
 _DT_STRING: Final = 7  # tensorflow.DataType
 _RGB: Final = 3
@@ -38,64 +39,30 @@ _FIELDS: Final[dict[str, Fields]] = {
 
 
 def version(wall_time: float) -> bytes:
-    """Return the first event of a file, its version.
-
-    Args:
-        wall_time: seconds since 1970.
-    """
-    return record(_event(wall_time, file_version="brain.Event:2"))
+    """Return the first event of a file, its version. Wall times are in seconds since 1970."""
+    return _record(wall_time, file_version="brain.Event:2")
 
 
 def scalars(wall_time: float, step: int, values: dict[str, float]) -> bytes:
-    """Return an event with numbers by tag.
-
-    Args:
-        wall_time: seconds since 1970.
-        step: step number.
-        values: numbers by tag.
-    """
-    event = _event(wall_time, step=step)
-    for tag, value in values.items():
-        event.summary.value.add(tag=tag).simple_value = value
-    return record(event)
+    """Return an event with numbers by tag."""
+    return _record(wall_time, [{"tag": tag, "simple_value": one} for tag, one in values.items()], step=step)
 
 
 def text(wall_time: float, tag: str, markdown: str) -> bytes:
-    """Return an event with a text, which TensorBoard renders as Markdown.
-
-    Args:
-        wall_time: seconds since 1970.
-        tag: tag of the text.
-        markdown: the text.
-    """
-    event = _event(wall_time)
-    value = event.summary.value.add(tag=tag)
-    value.metadata.plugin_data.plugin_name = "text"
-    value.tensor.dtype = _DT_STRING
-    value.tensor.tensor_shape.dim.add(size=1)
-    value.tensor.string_val.append(markdown.encode())
-    return record(event)
+    """Return an event with a text, which TensorBoard renders as Markdown."""
+    tensor = {"dtype": _DT_STRING, "tensor_shape": {"dim": [{"size": 1}]}, "string_val": [markdown.encode()]}
+    return _record(wall_time, [{"tag": tag, "metadata": {"plugin_data": {"plugin_name": "text"}}, "tensor": tensor}])
 
 
 def image(wall_time: float, tag: str, png: bytes, width: int, height: int) -> bytes:
-    """Return an event with an image.
-
-    Args:
-        wall_time: seconds since 1970.
-        tag: tag of the image.
-        png: content of a PNG file.
-        width, height: size in pixels.
-    """
-    event = _event(wall_time)
-    event.summary.value.add(tag=tag).image.MergeFrom(
-        _messages().Image(height=height, width=width, colorspace=_RGB, encoded_image_string=png)
-    )
-    return record(event)
+    """Return an event with an image of `width` by `height` pixels."""
+    picture = {"height": height, "width": width, "colorspace": _RGB, "encoded_image_string": png}
+    return _record(wall_time, [{"tag": tag, "image": picture}])
 
 
-def record(event: Any) -> bytes:
-    """Return the record of an event message."""
-    data: bytes = event.SerializeToString()
+def _record(wall_time: float, values: Sequence[Mapping[str, Any]] = (), **fields: Any) -> bytes:
+    summary = {"summary": {"value": values}} if values else {}
+    data: bytes = _event_class()(wall_time=wall_time, **summary, **fields).SerializeToString()
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
 
@@ -121,24 +88,17 @@ def _masked(data: bytes) -> int:
 
 @functools.cache
 def _table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
+    table = list(range(256))
+    for _ in range(8):
+        table = [byte >> 1 ^ (0x82F63B78 if byte & 1 else 0) for byte in table]
     return table
 
 
-def _event(wall_time: float, **fields: Any) -> Any:
-    return _messages().Event(wall_time=wall_time, **fields)
-
-
 @functools.cache
-def _messages() -> Any:
+def _event_class() -> Any:
     try:
-        return message_classes(
-            "annot.tensorboard", _FIELDS, ("Event", "Image"), ("Value", ("simple_value", "image", "tensor"))
-        )
+        oneof = ("Value", ("simple_value", "image", "tensor"))
+        return message_classes("annot.tensorboard", _FIELDS, ("Event",), oneof).Event
     except ImportError:
         raise AnnotError(
             "TensorBoard event files need the package protobuf. Run pip install 'annot[tensorboard]'"

@@ -214,50 +214,12 @@ def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> 
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
     row_of_key = pl.Series([index.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
     codes, texts = _coded(found.events["text"])
-    key = found.events["key"].cast(pl.Int64)
-    known = pl.select(pl.when(key >= 0).then(key)).to_series()
-    events = found.events.select("lane", "row", "start_ns", "length_ns").with_columns(
-        codes.alias("text"), row_of_key.gather(known).fill_null(-1).alias("of") if row_of_key.len() else key.alias("of")
-    )
+    events = found.events.select("lane", "row", "start_ns", "length_ns", codes.alias("text"), of="key")
+    events = events.with_columns(row_of_key.gather(events["of"]).alias("of"))
     return {
-        "lanes": _named_lanes(found.lanes, attribution.meta), "texts": texts, "total": found.total,
+        "lanes": found.lanes, "texts": texts, "total": found.total,
         "every": found.every, "left_out": found.left_out, **_columns(events),
     }  # fmt: skip
-
-
-def _named_lanes(lanes: list[dict[str, Any]], meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lanes with short names. Process and thread ids of profilers are long numbers without meaning for users."""
-    pids = {one["process"]: one for one in meta.get("processes") or ()}
-    processes = list(dict.fromkeys(lane["process"] for lane in lanes))
-    threads = {process: _distinct(lanes, process) for process in processes}
-    named = []
-    for lane in lanes:
-        process = lane["process"]
-        known = pids.get(process, {})
-        owner = f"process {known.get('pid', processes.index(process) + 1)}" if len(processes) > 1 else ""
-        if lane["kind"] == "work":
-            device = "device" if lane["device"] is None else f"GPU {lane['device']}"
-            label = device if lane["stream"] is None else f"{device} stream {lane['stream']}"
-        elif lane["kind"] == "process":
-            label = "Layers of all threads"
-        else:
-            crossing = ", crossing" if lane["kind"] == "crossing" else ""
-            label = f"Thread {threads[process].index(lane['thread']) + 1}{crossing}"
-        named.append(
-            {
-                "name": f"{label}, {owner}" if owner else label,
-                "kind": lane["kind"],
-                "rows": lane["rows"],
-                "total": lane["total"],
-            }
-        )
-    return named
-
-
-def _distinct(lanes: list[dict[str, Any]], process: int | None) -> list[int | None]:
-    """The distinct threads of a process, in order of appearance."""
-    mine = (lane for lane in lanes if lane["process"] == process and lane["kind"] in ("range", "crossing"))
-    return list(dict.fromkeys(lane["thread"] for lane in mine))
 
 
 def _columns(table: pl.DataFrame) -> dict[str, list[Any]]:

@@ -1,25 +1,27 @@
 // Charts as SVG. Points are links with their values as label; bars have tooltips.
+// The rules of axes are those of annot/report/charts/chart.py, and the same tests run over both.
 
 // The width of a chart in pixels. It follows the window, so that SVG texts keep the size of other texts.
 function chartWidth() {
   return Math.max(320, Math.min(1200, innerWidth - 64));
 }
 
-// Powers of ten between two values, the ticks of a logarithmic axis.
+// Powers of ten as ticks, with 2 and 5 between them if there are few, or even ticks for less than a decade.
 function decades(low, high) {
-  const marks = [];
-  for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power++) marks.push(10 ** power);
-  return marks;
+  const first = Math.floor(Math.log10(low)),
+    powers = Array.from({length: Math.ceil(Math.log10(high)) - first + 1}, (_, place) => 10 ** (first + place));
+  const factors = powers.length <= 4 ? [1, 2, 5] : [1];
+  const found = powers.flatMap(power => factors.map(factor => factor * power)).filter(one => one >= low && one <= high);
+  return found.length > 2 ? found : evenTicks(low, high, 6);
 }
 
-// Evenly spaced round ticks from 0.
-function evenTicks(high, parts = 4) {
-  const raw = high / parts,
+// Evenly spaced round ticks.
+function evenTicks(low, high, parts) {
+  const raw = (high - low) / parts,
     power = 10 ** Math.floor(Math.log10(raw || 1));
-  const step = [1, 2, 2.5, 5, 10].find(factor => factor * power >= raw) * power;
-  const marks = [];
-  for (let mark = 0; mark <= high * 1.0001; mark += step) marks.push(mark);
-  return marks;
+  const step = [1, 2, 5, 10].find(factor => factor * power >= raw) * power,
+    first = Math.ceil(low / step);
+  return Array.from({length: Math.floor((high / step) * 1.0001) - first + 1}, (_, mark) => (first + mark) * step);
 }
 
 // The label of a tick, without trailing zeros.
@@ -131,7 +133,7 @@ function stepChart(series, first, warm) {
   const y = value => height - box.bottom - (value / highest) * (height - box.bottom - box.top);
   const wide = (width - box.left - box.right) / bars_,
     thick = Math.max(0.5, Math.min(wide * 0.84, 72));
-  const marks = evenTicks(highest / unit.ns).map(mark => [
+  const marks = evenTicks(0, highest / unit.ns, 4).map(mark => [
     svg('line', {class: 'grid', x1: box.left, x2: width - box.right, y1: y(mark * unit.ns), y2: y(mark * unit.ns)}),
     label(box.left - 6, y(mark * unit.ns) + 4, mark.toLocaleString('en-US', {maximumFractionDigits: 9}), 'end'),
   ]);

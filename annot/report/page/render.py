@@ -42,7 +42,7 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
     kind, text = _packed(data)
     parts = {
         "{{policy}}": _policy(script, style),
-        "{{title}}": html.escape(_encodable(title)),
+        "{{title}}": html.escape(title.encode("utf-8", "replace").decode()),  # UTF-8 has no lone surrogates
         "{{style}}": style,
         "{{kind}}": kind,
         "{{script}}": script,
@@ -68,13 +68,9 @@ def _script() -> str:
 
 
 def _policy(script: str, style: str) -> str:
-    allowed = {"script-src": script, "style-src": style}
-    rules = [f"{name} 'sha256-{_digest(text)}'" for name, text in allowed.items()]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
+    rules = [f"{name} 'sha256-{digest}'" for name, digest in zip(("script-src", "style-src"), digests, strict=True)]
     return "; ".join(["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"])
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _packed(data: dict[str, Any]) -> tuple[str, str]:
@@ -83,8 +79,3 @@ def _packed(data: dict[str, Any]) -> tuple[str, str]:
     if len(text) < _COMPRESSED:
         return "application/json", text.replace("<", "\\u003c").replace("&", "\\u0026")
     return "application/gzip+json", base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
-
-
-def _encodable(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode()
