@@ -71,8 +71,7 @@ def tell_cuda(what: str) -> None:
 
 @functools.cache
 def _runtime() -> ctypes.CDLL | None:
-    version = str(tf.sysconfig.get_build_info().get("cuda_version", ""))
-    major = version.partition(".")[0]
+    major = str(tf.sysconfig.get_build_info().get("cuda_version", "")).partition(".")[0]
     for name in (f"libcudart.so.{major}", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)  # returns the library of this name that is already loaded

@@ -253,9 +253,10 @@ class _Points:
                 kept.append(i)
                 continue
             waits = graph.waits_for(i)
+            computed = [j for j in waits - nodes if self._for_gradients[j] and graph.nodes[j].kind not in VALUES]
             if not reached.isdisjoint(waits):
                 reached.add(i)
-            elif any(self._is_gradient(j) and (early or not graph.early[j]) for j in waits - nodes):
+            elif any(early or not graph.early[j] for j in computed):
                 reached.add(i)
                 if graph.inside[i] == group.context:
                     first.append(i)
@@ -266,9 +267,6 @@ class _Points:
     def _is_stored(self, i: int) -> bool:
         """Return whether a node reads a forward value that a loop has stored for its gradients."""
         return self._graph.nodes[i].kind == "TensorListPopBack"
-
-    def _is_gradient(self, i: int) -> bool:
-        return self._for_gradients[i] and self._graph.nodes[i].kind not in VALUES
 
     def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
         """Return the first nodes of a group, grouped by the nodes that they wait for."""
