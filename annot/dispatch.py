@@ -6,7 +6,7 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
-from annot.keras.backend import check_keras_backend
+from annot.keras import check_keras_backend
 
 __all__ = ["emit_ranges"]
 

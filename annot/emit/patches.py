@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,6 +34,16 @@ class Patches:
 
         self._undo.append(undo)  # first: a signal handler may raise between any two calls
         _put(owner, name, patch)
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Replace a function by ``around(original, *args, **kwargs)``; once undone, a patch calls only the original."""
+        original: Any = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs) if self.live else original(*args, **kwargs)
+
+        self.replace(owner, name, call)
 
     def undo(self) -> None:
         """Restore all attributes. After an interrupt, the next call restores the rest."""

@@ -5,31 +5,24 @@ Names follow PyTorch where it has the same hyperparameter, else Keras. `annot.an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import keras
 from keras import layers
 
-from annot.keras.layer_paths import hides_sublayers, sublayers
+from annot.keras.layer_paths import children
 from annot.labels import tag
 from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
 
 __all__ = ["gradients", "hyperparameters"]
 
 
-def _dtype(layer: Any) -> str:
-    return tag.short_dtype(layer.variable_dtype)
-
-
 def _layout(layer: Any) -> str:
     """Return the layout of a normalization layer. Axis 1 means channels first."""
     axis = layer.axis[0] if isinstance(layer.axis, (list, tuple)) else layer.axis
     return "channels_first" if axis == 1 else "channels_last"
-
-
-def _has_scale(layer: Any) -> bool:
-    return bool(layer.scale or layer.center)
 
 
 def _over(layer: Any) -> tuple[int, ...] | None:
@@ -62,8 +55,11 @@ def _output(layer: Any) -> object:
     return shape[-1] if isinstance(shape, (tuple, list)) and shape else shape
 
 
+_AFFINE: Final[Hyperparameter] = ("affine", lambda layer: bool(layer.scale or layer.center), True)
 _BIAS: Final[Hyperparameter] = ("bias", "use_bias", True)
+_DTYPE: Final[Hyperparameter] = ("dtype", lambda layer: tag.short_dtype(layer.variable_dtype), "f32")
 _LAYOUT: Final[Hyperparameter] = ("layout", "data_format", "channels_last")
+_NORMALIZED: Final[Hyperparameter] = ("layout", _layout, "channels_last")
 _WINDOW: Final[tuple[Hyperparameter, ...]] = (
     ("kernel", "kernel_size", ALWAYS), ("stride", "strides", 1), ("padding", "padding", "valid"),
     ("dilation", "dilation_rate", 1),
@@ -77,68 +73,45 @@ _RECURRENT: Final[tuple[Hyperparameter, ...]] = (
     ("units", "units", ALWAYS), ("sequences", "return_sequences", False), ("reset_after", "reset_after", True), _BIAS,
 )  # fmt: skip
 
-_ADAPTIVE: Final[tuple[type[Any], ...]] = tuple(
-    getattr(layers, f"Adaptive{kind}Pooling{count}D")
-    for kind in ("Average", "Max") for count in (1, 2, 3) if hasattr(layers, f"Adaptive{kind}Pooling{count}D")
-)  # fmt: skip
-
-_FAMILIES: Final[dict[tuple[type[Any], ...], tuple[Hyperparameter, ...]]] = {
-    (layers.Dense,): (("out", "units", ALWAYS), _BIAS),
-    (layers.EinsumDense,): (
+_DIMENSIONS: Final = re.compile("[123]D")
+_FAMILIES: Final[dict[str, tuple[Hyperparameter, ...]]] = {
+    "Dense": (("out", "units", ALWAYS), _BIAS),
+    "EinsumDense": (
         ("equation", "equation", ALWAYS), ("out", "partial_output_shape", ALWAYS), ("bias", "bias_axes", None),
     ),
-    (layers.DepthwiseConv1D, layers.DepthwiseConv2D): (*_WINDOW, _MULTIPLIER, _LAYOUT, _BIAS),
-    (layers.SeparableConv1D, layers.SeparableConv2D): (_FILTERS, *_WINDOW, _MULTIPLIER, _LAYOUT, _BIAS),
-    (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose): (
-        _FILTERS, *_WINDOW, ("output_padding", "output_padding", None), _LAYOUT, _BIAS,
-    ),
-    (layers.Conv1D, layers.Conv2D, layers.Conv3D): (_FILTERS, *_WINDOW, ("groups", "groups", 1), _LAYOUT, _BIAS),
-    (layers.Embedding,): (("num", "input_dim", ALWAYS), ("dim", "output_dim", ALWAYS), ("dtype", _dtype, "f32")),
-    (layers.SimpleRNN, layers.LSTM, layers.GRU): _RECURRENT,
-    (layers.SimpleRNNCell, layers.LSTMCell, layers.GRUCell): _RECURRENT,
-    (layers.Bidirectional,): (("merge", "merge_mode", "concat"),),
-    (layers.MultiHeadAttention,): (
+    "DepthwiseConv": (*_WINDOW, _MULTIPLIER, _LAYOUT, _BIAS),
+    "SeparableConv": (_FILTERS, *_WINDOW, _MULTIPLIER, _LAYOUT, _BIAS),
+    "ConvTranspose": (_FILTERS, *_WINDOW, ("output_padding", "output_padding", None), _LAYOUT, _BIAS),
+    "Conv": (_FILTERS, *_WINDOW, ("groups", "groups", 1), _LAYOUT, _BIAS),
+    "Embedding": (("num", "input_dim", ALWAYS), ("dim", "output_dim", ALWAYS), _DTYPE),
+    **dict.fromkeys(("SimpleRNN", "LSTM", "GRU", "SimpleRNNCell", "LSTMCell", "GRUCell"), _RECURRENT),
+    "Bidirectional": (("merge", "merge_mode", "concat"),),
+    "MultiHeadAttention": (
         ("heads", "_num_heads", ALWAYS), ("key_dim", "_key_dim", ALWAYS),
         ("value_dim", _or_none("_value_dim", "_key_dim"), None), ("out", _output, None), ("bias", "_use_bias", True),
     ),
-    (layers.GroupQueryAttention,): (
+    "GroupedQueryAttention": (
         ("heads", "num_query_heads", ALWAYS), ("key_dim", "head_dim", ALWAYS),
         ("kv_heads", _or_none("num_key_value_heads", "num_query_heads"), None), _BIAS,
     ),
-    (layers.BatchNormalization,): (("affine", _has_scale, True), ("layout", _layout, "channels_last")),
-    (layers.GroupNormalization,): (
-        ("groups", "groups", ALWAYS), ("affine", _has_scale, True), ("layout", _layout, "channels_last"),
-    ),
-    (layers.LayerNormalization,): (("over", _over, None), ("affine", "scale", True), ("bias", "center", True)),
-    **({(layers.RMSNormalization,): (("over", _over, None),)} if hasattr(layers, "RMSNormalization") else {}),
-    (
-        layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D, layers.AveragePooling1D,
-        layers.AveragePooling2D, layers.AveragePooling3D,
-    ): _POOL,
-    (
-        layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D, layers.GlobalMaxPooling3D,
-        layers.GlobalAveragePooling1D, layers.GlobalAveragePooling2D, layers.GlobalAveragePooling3D,
-    ): (_LAYOUT,),
-    (layers.UpSampling1D, layers.UpSampling2D, layers.UpSampling3D): (
-        ("scale", "size", ALWAYS), ("mode", "interpolation", "nearest"), _LAYOUT,
-    ),
-    (layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D): (
-        _FILTERS, *_WINDOW, ("sequences", "return_sequences", False), _LAYOUT, _BIAS,
-    ),
-    (layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D): (
-        ("more", _added_sizes("padding", 1), ALWAYS), _LAYOUT,
-    ),
-    (layers.Cropping1D, layers.Cropping2D, layers.Cropping3D): (
-        ("more", _added_sizes("cropping", -1), ALWAYS), _LAYOUT,
-    ),
-    **({_ADAPTIVE: (("out", "output_size", ALWAYS), _LAYOUT)} if _ADAPTIVE else {}),
-    (layers.Dot,): (("axes", "axes", ALWAYS),),
-    (layers.RepeatVector,): (("times", "n", ALWAYS),),
-    (layers.AdditiveAttention,): (("score", lambda _: "additive", ALWAYS), ("scale", "use_scale", True)),
-    (layers.Attention,): (("score", "score_mode", ALWAYS),),
-    (layers.PReLU,): (("num", lambda layer: layer.alpha.shape.num_elements(), 1),),
+    "BatchNormalization": (_AFFINE, _NORMALIZED),
+    "GroupNormalization": (("groups", "groups", ALWAYS), _AFFINE, _NORMALIZED),
+    "LayerNormalization": (("over", _over, None), ("affine", "scale", True), ("bias", "center", True)),
+    "RMSNormalization": (("over", _over, None),),
+    **dict.fromkeys(("MaxPooling", "AveragePooling"), _POOL),
+    **dict.fromkeys(("GlobalMaxPooling", "GlobalAveragePooling"), (_LAYOUT,)),
+    **dict.fromkeys(("AdaptiveMaxPooling", "AdaptiveAveragePooling"), (("out", "output_size", ALWAYS), _LAYOUT)),
+    "UpSampling": (("scale", "size", ALWAYS), ("mode", "interpolation", "nearest"), _LAYOUT),
+    "ConvLSTM": (_FILTERS, *_WINDOW, ("sequences", "return_sequences", False), _LAYOUT, _BIAS),
+    "ZeroPadding": (("more", _added_sizes("padding", 1), ALWAYS), _LAYOUT),
+    "Cropping": (("more", _added_sizes("cropping", -1), ALWAYS), _LAYOUT),
+    "Dot": (("axes", "axes", ALWAYS),),
+    "RepeatVector": (("times", "n", ALWAYS),),
+    "AdditiveAttention": (("score", lambda _: "additive", ALWAYS), ("scale", "use_scale", True)),
+    "Attention": (("score", "score_mode", ALWAYS),),
+    "PReLU": (("num", lambda layer: layer.alpha.shape.num_elements(), 1),),
 }  # fmt: skip
-"""Hyperparameters by Keras class. A subclass has those of its first match."""
+"""Hyperparameters by Keras class, without its number of dimensions. A subclass has those of its first match."""
 
 _ACTIVATIONS: Final = {
     "relu": "ReLU", "relu6": "ReLU6", "leaky_relu": "LeakyReLU", "elu": "ELU", "selu": "SELU", "gelu": "GELU",
@@ -180,7 +153,8 @@ def hyperparameters(layer: keras.Layer, shown_as: str) -> Arguments:
         return (*arguments, ("sequences", True)) if arguments and layer.return_sequences else arguments
     if known is layers.TimeDistributed:
         return _repeated(layer.layer, layers.Dense)
-    family = next((one for classes, one in _FAMILIES.items() if issubclass(known, classes)), ())
+    names = (_DIMENSIONS.sub("", cls.__name__) for cls in known.__mro__)
+    family = next((_FAMILIES[name] for name in names if name in _FAMILIES), ())
     based = (("base", known.__name__),) if known.__name__ != shown_as else ()
     return (*based, *hyperparameter_values(layer, family))
 
@@ -206,7 +180,7 @@ def gradients(layer: keras.Layer, weights: bool, inputs: bool) -> Arguments:
     known = _known(layer)
     if known is None or issubclass(known, layers.Embedding) or not layer.variables or weights is inputs:
         return ()
-    if sublayers(layer) and not hides_sublayers(layer):  # the sublayers have it
+    if any(children("", layer)):  # the sublayers have it
         return ()
     return (("grad", "weight" if weights else "input"),)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import keras
 
-__all__ = ["SEPARATOR", "children", "hides_sublayers", "named_sublayers", "paths", "sublayers"]
+__all__ = ["SEPARATOR", "children", "named_sublayers", "paths"]
 
 SEPARATOR: Final = "/"
 """Separator of the names in a path. Keras rejects it in layer names."""
@@ -16,7 +16,7 @@ _LOOPS: Final = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call their inner layer once for each time step, in a loop that TensorFlow runs."""
 
 
-def paths(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
+def paths(model: keras.Layer, path: str = "") -> Iterator[tuple[str, keras.Layer]]:
     """Yield the model and every layer in it that can have ranges, each with its path.
 
     A layer that is used several times has its first path. Layers with the same name under one parent, as in some
@@ -24,7 +24,8 @@ def paths(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
     layers that a recurrent layer or `TimeDistributed` calls for each time step.
 
     Args:
-        model: a model or layer. Its path is its name.
+        model: a model or layer.
+        path: its path; empty: its name.
 
     Example:
         >>> import keras
@@ -32,7 +33,7 @@ def paths(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
         >>> [path for path, _ in paths(keras.Sequential([inner], name="outer"))]
         ['outer', 'outer/inner', 'outer/inner/fc']
     """
-    pending: list[tuple[str, keras.Layer]] = [(model.name, model)]
+    pending: list[tuple[str, keras.Layer]] = [(path or model.name, model)]
     seen: set[int] = set()
     while pending:
         path, layer = pending.pop()
@@ -45,15 +46,15 @@ def paths(model: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
 
 def children(path: str, layer: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
     """Yield the direct sublayers of the layer at `path` that can have ranges, with their paths."""
-    if not hides_sublayers(layer):
+    if not isinstance(layer, _LOOPS):
         for name, child in named_sublayers(layer):
             yield f"{path}{SEPARATOR}{name}", child
 
 
-def named_sublayers(layer: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
-    """Yield the direct sublayers of a layer, each with a unique name."""
+def named_sublayers(layer: Any) -> Iterator[tuple[str, keras.Layer]]:
+    """Yield the direct sublayers of a layer, also those in lists that are its attributes, each with a unique name."""
     taken: dict[str, keras.Layer] = {}
-    for child in sublayers(layer):
+    for child in layer._flatten_layers(include_self=False, recursive=False):
         if isinstance(child, keras.layers.InputLayer):
             continue
         name, number = child.name, 0
@@ -61,13 +62,3 @@ def named_sublayers(layer: keras.Layer) -> Iterator[tuple[str, keras.Layer]]:
             number += 1
             name = f"{child.name}_{number}"
         yield name, child
-
-
-def sublayers(layer: Any) -> list[keras.Layer]:
-    """Return the direct sublayers of a layer, including those in lists that are attributes of the layer."""
-    return list(layer._flatten_layers(include_self=False, recursive=False))
-
-
-def hides_sublayers(layer: keras.Layer) -> bool:
-    """Return whether the sublayers of a layer run without ranges, because TensorFlow runs them in a loop."""
-    return isinstance(layer, _LOOPS)

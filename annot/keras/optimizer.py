@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import keras
 
-from annot.emit import client
+from annot.emit import client, guard
 from annot.emit.outermost import Outermost
 from annot.emit.patches import Patches
-from annot.keras import optimizer_events
-from annot.util.locks import fork_safe
+from annot.labels import optimizer_arguments, tag
+from annot.util.weak_keys import WeakKeys
 
 __all__ = ["OptimizerSteps"]
 
@@ -35,7 +35,6 @@ class OptimizerSteps:
     def __init__(self, in_graph: Callable[[Any], AbstractContextManager[Any]] | None = None) -> None:
         self._in_graph = in_graph
         self._patches = Patches()
-        self._lock = fork_safe()
         self._inner: list[int] = []  # ids of optimizers that another one calls, on any thread
         self._thread = threading.local()
 
@@ -44,36 +43,32 @@ class OptimizerSteps:
         base = keras.optimizers.Optimizer
         for cls in dict.fromkeys((*base.__mro__, *_subclasses(base))):
             if "apply" in vars(cls):
-                self._patches.replace(cls, "apply", self._wrapper(vars(cls)["apply"]))
+                self._patches.wrap(cls, "apply", self._apply)
 
     def remove(self) -> None:
         """Undo the patches, in reverse order."""
         self._patches.undo()
 
-    def _wrapper(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def apply(optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
-            open_range = self._opener(optimizer)
-            if open_range is None:
+    def _apply(self, original: Any, optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        open_range = self._opener(optimizer)
+        if open_range is None:
+            return original(optimizer, grads, *args, **kwargs)
+        inner = id(getattr(optimizer, "inner_optimizer", None))
+        self._thread.busy = True
+        self._inner.append(inner)
+        try:
+            variables = args[0] if args else kwargs.get("trainable_variables")
+            event = guard.attempt(_event, optimizer, variables, otherwise=None)
+            with open_range(event or _new_event(type(optimizer).__name__)):
                 return original(optimizer, grads, *args, **kwargs)
-            inner = id(getattr(optimizer, "inner_optimizer", None))
-            self._thread.busy = True
-            with self._lock:
-                self._inner.append(inner)
-            try:
-                with open_range(optimizer_events.event(optimizer, _variables(*args, **kwargs))):
-                    return original(optimizer, grads, *args, **kwargs)
-            finally:
-                self._thread.busy = False
-                with self._lock:
-                    self._inner.remove(inner)
-
-        return apply
+        finally:
+            self._thread.busy = False
+            self._inner.remove(inner)
 
     def _opener(self, optimizer: Any) -> Any:
         """Return the function that opens the range of an event around `apply`; None if this call gets no range."""
         inside = getattr(self._thread, "busy", False) or id(optimizer) in self._inner
-        if inside or not self._patches.live or not client.enabled():
+        if inside or not client.enabled():
             return None
         backend = keras.backend.backend()
         if backend == "torch":
@@ -89,13 +84,48 @@ def _eager_range(event: Any) -> Outermost:
     return Outermost("optimizer", event)
 
 
-def _variables(trainable_variables: Any = None, *_: Any, **__: Any) -> Any:
-    """Return the argument of `apply` that follows the gradients."""
-    return trainable_variables
-
-
 def _subclasses(cls: type) -> Iterator[type]:
     children: list[type] = cls.__subclasses__()
     for child in children:
         yield child
         yield from _subclasses(child)
+
+
+_known: Final[WeakKeys[Any, tuple[list[int], Any]]] = WeakKeys()
+"""The event of each optimizer, with the ids of the variables that it updates."""
+
+
+def _event(optimizer: Any, variables: Sequence[Any] | None) -> Any:
+    """Return the event of the next step of an optimizer: ``Optimizer SGD params=11689512 momentum=True |opt``.
+
+    For a wrapper such as `LossScaleOptimizer`, the label describes the inner one. If `variables` is None, it updates
+    those that it was built for.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    updated: list[Any] = list(variables if variables is not None else getattr(inner, "_trainable_variables", ()))
+    ids, known = [id(one) for one in updated], _known.get(optimizer)
+    if known is None or known[0] != ids:
+        name = type(optimizer).__name__
+        known = _known[optimizer] = ids, _new_event(name, _arguments(name, inner, updated))
+    return known[1]
+
+
+def _new_event(name: str, arguments: tuple[tuple[str, tag.Value], ...] = ()) -> Any:
+    return client.event(optimizer_arguments.text(name, arguments), category="optimizer", few=True)
+
+
+def _arguments(name: str, optimizer: Any, variables: Sequence[Any]) -> tuple[tuple[str, tag.Value], ...]:
+    names = (*optimizer_arguments.NUMBERS, "weight_decay")
+    on = optimizer_arguments.switched_on({name: getattr(optimizer, name, None) for name in names}, decoupled=True)
+    dtypes = (tag.short_dtype(str(getattr(one.dtype, "name", one.dtype))) for one in variables)
+    rows = ((math.prod(one.shape), dtype, on) for one, dtype in zip(variables, dtypes, strict=True))
+    return *_base(name, optimizer), *optimizer_arguments.arguments(rows)
+
+
+def _base(name: str, optimizer: Any) -> tuple[tuple[str, tag.Value], ...]:
+    """Return ``base``, the Keras class whose update step the optimizer uses, if `name` is another one."""
+    cls: Any = type(optimizer)
+    known = next((one for one in cls.__mro__ if one.__module__.startswith("keras.src.optimizers.")), cls)
+    if known.__name__ == name or cls.update_step is not known.update_step:
+        return ()
+    return (("base", known.__name__),)

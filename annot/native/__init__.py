@@ -1,7 +1,7 @@
 """Optional C extensions: the recorder (an NVTX tool), the NVTX client, the table reader and the TensorFlow operations.
 
 ``ANNOT_DISABLE_NATIVE=1`` disables all of them except the recorder: ranges then use the `nvtx` package, profiles are
-read in Python and through SQLite, and TensorFlow's operations call Python.
+read in Python and through SQLite, and TensorFlow's graphs have no ranges.
 """
 
 from __future__ import annotations

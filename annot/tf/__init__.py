@@ -30,16 +30,11 @@ __all__ = [
 # The callback also works with Keras on PyTorch, where TensorFlow may not be installed.
 _LAZY = {
     "AnnotCallback": "annot.keras.callback",
-    "EmitRanges": "annot.tf.ranges",
-    "NVTXEnd": "annot.tf.nvtx_plugins",
-    "NVTXHook": "annot.tf.nvtx_plugins",
-    "NVTXStart": "annot.tf.nvtx_plugins",
+    **dict.fromkeys(("EmitRanges", "emit_ranges"), "annot.tf.ranges"),
+    **dict.fromkeys(("NVTXEnd", "NVTXHook", "NVTXStart"), "annot.tf.nvtx_plugins"),
+    **dict.fromkeys(("end", "start", "trace"), "annot.tf.call_ranges"),
     "SessionHook": "annot.tf.session",
-    "emit_ranges": "annot.tf.ranges",
-    "end": "annot.tf.call_ranges",
     "save_scopes": "annot.tf.name_scopes",
-    "start": "annot.tf.call_ranges",
-    "trace": "annot.tf.call_ranges",
 }
 
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
 
 import tensorflow as tf
@@ -30,51 +29,20 @@ _KERAS_TENSOR = (
 _XLA = "trace and start have no ranges in functions that XLA compiles, because XLA cannot run annot's operations"
 
 
-@dataclass(frozen=True)
-class Options:
-    """The arguments of `trace` or `start`."""
-
-    message: str
-    domain_name: str | None
-    grad_message: str | None
-    grad_domain_name: str | None
-
-    @functools.cached_property
-    def event(self) -> Any:
-        """The event of the forward range."""
-        return _event(self.message, self.domain_name, "forward")
-
-    @functools.cached_property
-    def grad_event(self) -> Any:
-        """The event of the backward range."""
-        return _event(self.grad_message or self.message, self.grad_domain_name, "backward")
-
-    def owner(self) -> owners.Owner:
-        """Return a new owner for the operations of one call."""
-        return owners.Owner(self.event, self.grad_event, owners.current())
-
-
 class Context:
     """The range that `start` opened. In eager mode, the range also ends when its context is deleted."""
 
-    __slots__ = ("_end", "_message", "_owner", "_started")
-
-    def __init__(self, options: Options | None) -> None:
-        self._message = options.message if options else ""
-        self._owner = options.owner() if options else None
+    def __init__(self, message: str = "", owner: owners.Owner | None = None) -> None:
+        self._message = message
+        self._owner = owner
         self._started: Any = None
         self._end: Callable[[], None] | None = None
-        if self._owner is not None:
-            self._started = client.start(self._owner.event) if tf.executing_eagerly() else None
-            self._end = owners.start(self._owner)
+        if owner is not None:
+            self._started = client.start(owner.event) if tf.executing_eagerly() else None
+            self._end = owners.start(owner)
 
     def name_backward(self, message: str | None, domain_name: str | None) -> None:
-        """Set the backward range.
-
-        Args:
-            message: text of the range; None: the message of the forward range.
-            domain_name: NVTX domain of the range; None: annot's own.
-        """
+        """Set the text of the backward range (None: that of the forward range) and its domain (None: annot's own)."""
         if self._owner is not None:
             self._owner.grad_event = _event(message or self._message, domain_name, "backward")
 
@@ -162,7 +130,7 @@ def trace(
         if not enabled or not client.enabled():
             return target
         shown = text if text is not None else getattr(function, "__qualname__", type(function).__name__)
-        call = _traced(function, Options(shown, domain_name, grad_message, grad_domain_name))
+        call = _traced(function, _events(shown, domain_name, grad_message, grad_domain_name))
         return type(target)(call) if function is not target else call
 
     return decorate if message is None or text is not None else decorate(message)
@@ -208,9 +176,9 @@ def start(
     if not isinstance(message, str):
         raise TypeError(f"message must be a string, got {message!r}")
     if not enabled or not _can_open(inputs):
-        return inputs, Context(None)
-    options = Options(message, domain_name, grad_message, grad_domain_name)
-    return inputs, Context(options)
+        return inputs, Context()
+    events = _events(message, domain_name, grad_message, grad_domain_name)
+    return inputs, Context(message, owners.Owner(*events, owners.current()))
 
 
 @_unconverted
@@ -233,15 +201,15 @@ def end(outputs: Any, context: Context) -> Any:
     return outputs
 
 
-def _traced(function: Callable[..., Any], options: Options) -> Callable[..., Any]:
+def _traced(function: Callable[..., Any], events: tuple[Any, Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         body = function if tf.executing_eagerly() else _converted(function)
         if not _can_open((args, kwargs)):
             return body(*args, **kwargs)
         if tf.executing_eagerly() and not owners.may_be_taped():
-            return client.inside(options.event, function, args, kwargs)
-        return owners.call(options.owner(), body, args, kwargs)
+            return client.inside(events[0], function, args, kwargs)
+        return owners.call(owners.Owner(*events, owners.current()), body, args, kwargs)
 
     # tf.function replaces a function that it gets as an argument by its `__wrapped__`, and the range would be lost.
     with contextlib.suppress(TypeError, ValueError):
@@ -292,6 +260,14 @@ def _keep_recording_owners() -> None:
     """Record the owners of operations until the process ends, since a tape may compute gradients at any time."""
     operation_owners.install(_keep_recording_owners)
     library.switch(_keep_recording_owners, on=True)
+
+
+def _events(
+    message: str, domain_name: str | None, grad_message: str | None, grad_domain_name: str | None
+) -> tuple[Any, Any]:
+    """Return the events of the forward and the backward range."""
+    forward = _event(message, domain_name, "forward")
+    return forward, _event(grad_message or message, grad_domain_name, "backward")
 
 
 def _event(text: str, domain: str | None, phase: Phase) -> Any:

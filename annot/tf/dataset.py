@@ -23,10 +23,7 @@ class DataWaits:
     They cover eager loops over a data set, `predict`, and reads from an iterator in graphs that are traced while this
     is installed, such as the step of `fit` and `evaluate` inside its batch range. Inside `annot.batches` each wait has
     one range. A `tf.function` that loops over a data set instead of an iterator runs the loop inside the data set, and
-    its waits have no ranges.
-
-    Args:
-        graphs: also emit ranges in graphs; False: only in eager mode.
+    its waits have no ranges. If `graphs` is False, only eager mode has ranges.
     """
 
     def __init__(self, *, graphs: bool = True) -> None:
@@ -40,26 +37,18 @@ class DataWaits:
             client.warn_once("this TensorFlow has no iterator_ops.OwnedIterator: waits for data have no ranges")
             return
         for name in ("__next__", "get_next", "get_next_as_optional"):
-            self._patches.replace(iterator, name, self._wrapper(getattr(iterator, name)))
+            self._patches.wrap(iterator, name, self._get)
 
     def remove(self) -> None:
         """Undo the patches, in reverse order."""
         self._patches.undo()
 
-    def _wrapper(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def get(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._patches.live or not client.enabled():
-                return original(iterator, *args, **kwargs)
-            if tf.executing_eagerly():
-                with Outermost("data", _event()):
-                    return original(iterator, *args, **kwargs)
-            if not self._graphs:
-                return original(iterator, *args, **kwargs)
-            with owners.owned(owners.Owner(_event(), parent=owners.current())):
-                return original(iterator, *args, **kwargs)
-
-        return get
+    def _get(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        eager = tf.executing_eagerly()
+        if not client.enabled() or not (eager or self._graphs):
+            return original(*args, **kwargs)
+        with Outermost("data", _event()) if eager else owners.owned(owners.Owner(_event(), parent=owners.current())):
+            return original(*args, **kwargs)
 
 
 @functools.cache

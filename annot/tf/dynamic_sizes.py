@@ -7,8 +7,7 @@ operation that opens the range gets the shapes of these tensors as int32, and th
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -28,8 +27,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 _TOO_MANY: Final = f"a layer in a graph has more than {MAX_SIZED} different input shapes: further ranges show '?'"
 
 _lock = fork_safe()
-_variants: dict[tuple[Any, Shapes], Any] = {}  # keeps the events alive for the C library
-_counts: Counter[Any] = Counter()
+_variants: dict[Any, dict[Shapes, Any]] = {}  # keeps the events alive for the C library
 
 
 class Source(NamedTuple):
@@ -59,12 +57,7 @@ def _computed(tensor: Any) -> Any:
 
 
 def shapes_among(numbers: Sequence[int]) -> Shapes:
-    """Return the shapes in a flat sequence of integers, where the rank precedes the sizes of each shape.
-
-    Example:
-        >>> shapes_among([2, 32, 10, 1, 7])
-        ((32, 10), (7,))
-    """
+    """Return the shapes in a flat sequence of integers, where the rank precedes the sizes of each shape."""
     shapes: list[tuple[int, ...]] = []
     at = 0
     while at < len(numbers):
@@ -75,23 +68,17 @@ def shapes_among(numbers: Sequence[int]) -> Shapes:
 
 
 def sized(event: Any, shapes: Shapes) -> Any:
-    """Return the event of the same range with known shapes.
+    """Return the event of the same range with a shape for each tensor with an unknown size, in order.
 
-    Args:
-        event: an event of `annot.emit.client.event` whose text is a tag.
-        shapes: one shape for each tensor with an unknown size, in order.
-
-    Returns:
-        The variant of the event with these shapes; `event` itself if it has `MAX_SIZED` variants already.
+    The result is `event` itself if it has `MAX_SIZED` variants already.
     """
     with _lock:
-        made = _variants.get((event, shapes))
-        if made is None and _counts[event] < MAX_SIZED:
-            made = _variants[event, shapes] = _with_shapes(event, shapes)
-            _counts[event] += 1
-    if made is None:
+        variants = _variants.setdefault(event, {})
+        if shapes not in variants and len(variants) < MAX_SIZED:
+            variants[shapes] = _with_shapes(event, shapes)
+    if shapes not in variants:
         client.warn_once(_TOO_MANY)
-    return made or event
+    return variants.get(shapes, event)
 
 
 def _with_shapes(event: Any, shapes: Shapes) -> Any:
@@ -99,10 +86,9 @@ def _with_shapes(event: Any, shapes: Shapes) -> Any:
     if shown is None:
         return event
     remaining = iter(shapes)
-    tensors = tuple(_with_shape(spec, remaining) for spec in shown.tensors)
+    tensors = tuple(
+        dataclasses.replace(spec, shape=next(remaining, spec.shape)) if None in spec.shape else spec
+        for spec in shown.tensors
+    )
     text = tag.format(dataclasses.replace(shown, tensors=tensors))
     return client.event(text, domain=event.domain, category=shown.phase)
-
-
-def _with_shape(spec: tag.TensorSpec, remaining: Iterator[tuple[int, ...]]) -> tag.TensorSpec:
-    return dataclasses.replace(spec, shape=next(remaining, spec.shape)) if None in spec.shape else spec

@@ -11,14 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from annot.tf.operation_owners import Operation, Traced
+from annot.tf.operation_owners import CALLS, CONTROL_FLOW, Operation, Traced
 from annot.tf.owners import Owner
 
 __all__ = ["Node", "Origin", "find", "tensors"]
 
-_FUNCTIONS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_CONTROL_FLOW: Final = frozenset({"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
-_CALLS: Final = _FUNCTIONS | _CONTROL_FLOW
 _FIRST: Final = frozenset(
     {"BatchMatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "FusedBatchNormV3", "MatMul"}
 )
@@ -31,63 +28,48 @@ _LOWERED: Final = re.compile(r"(?:(body|cond|else|then)|(?:branch(?:es/)?)?(\d+)
 
 @dataclass(slots=True)
 class Node:
-    """A node of an optimized graph.
-
-    Args:
-        name: name of the node.
-        kind: operation type.
-        inputs: data inputs in TensorFlow's notation, ``name`` or ``name:1``.
-        controls: names of the nodes in its control inputs.
-        fused: types of the operations that it was fused from.
-        frame: name of the loop that it enters.
-        is_value: whether it is a variable or a constant, not data of the step.
-        has_side_effects: whether it does more than compute its outputs, such as assign a variable.
-    """
+    """A node of an optimized graph; `kind` is its operation type."""
 
     name: str
     kind: str
     inputs: list[str]
+    """Data inputs in TensorFlow's notation, ``name`` or ``name:1``."""
     controls: list[str]
+    """Names of the nodes in its control inputs."""
     fused: frozenset[str] = frozenset()
+    """Types of the operations that it was fused from."""
     frame: str = ""
+    """Name of the loop that it enters."""
     is_value: bool = False
+    """Whether it is a variable or a constant, not data of the step."""
     has_side_effects: bool = False
+    """Whether it does more than compute its outputs, such as assign a variable."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """An inlined or lowered call of a traced graph, or the optimized graph itself.
-
-    Args:
-        graph: the operations of the graph.
-        prefix: prefix of their names in the optimized graph.
-        caller: the operation that calls the graph; None for the optimized graph itself.
-        outer: the call whose graph contains `caller`.
-    """
+    """An inlined or lowered call of a traced graph, or the optimized graph itself, which has no caller."""
 
     graph: Traced
     prefix: str = ""
+    """Prefix of the names of its operations in the optimized graph."""
     caller: Operation | None = None
     outer: Call | None = None
+    """The call whose graph contains `caller`."""
 
 
 @dataclass(slots=True)
 class Origin:
-    """The origin of a node.
-
-    Args:
-        operation: the operation that the node comes from; None: unknown.
-        call: the call whose graph contains the operation.
-        is_part: whether TensorFlow created the node as a part of the operation, such as a loop; its inputs then differ.
-        owners: owners of the operation and of those that were fused into the node.
-        fused: names of the operations that were fused into the node.
-    """
+    """The origin of a node: its operation (None: unknown), and the call whose graph contains the operation."""
 
     operation: Operation | None = None
     call: Call | None = None
     is_part: bool = False
+    """Whether TensorFlow created the node as a part of the operation, such as a loop; its inputs then differ."""
     owners: list[Owner] = field(default_factory=list)
+    """Owners of the operation and of those that were fused into the node."""
     fused: list[str] = field(default_factory=list)
+    """Names of the operations that were fused into the node."""
 
     @property
     def graph(self) -> Mapping[str, Operation]:
@@ -103,17 +85,15 @@ class Origin:
 def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin], dict[Owner, str]]:
     """Return the origin of each node, and for each owner the name prefix of the graph that has its sizes.
 
-    Args:
-        nodes: the nodes of the optimized graph.
-        graphs: candidates for the traced form of the optimized graph, from the oldest to the latest. The running graph
-            comes last if it is known.
+    `graphs` has the candidates for the traced form of the optimized graph, the latest last, and the running graph after
+    them if it is known.
     """
     names = [node.name.removesuffix(_COMPOSED) for node in nodes]
-    top = max(enumerate(graphs), key=lambda one: (_count(names, one[1]), one[0]), default=(0, None))[1]
+    top = max(reversed(graphs), key=lambda graph: _count(names, graph), default=None)
     if top is None:
         return [Origin() for _ in nodes], {}
-    search = _Search(top)
-    origins = [search.by_name(name) for name in names]
+    call, called = Call(top), dict[str, Call | None]()
+    origins = [_by_name(name, call, called) for name in names]
     index = {node.name: i for i, node in enumerate(nodes)}
     traced_owners = [_traced_owners(node, origin, index) for node, origin in zip(nodes, origins, strict=True)]
     _find_replaced(nodes, index, origins, traced_owners)
@@ -127,7 +107,7 @@ def find(nodes: Sequence[Node], graphs: Sequence[Traced]) -> tuple[list[Origin],
 
 def _count(names: Sequence[str], graph: Traced) -> int:
     """Return the number of nodes whose names occur in a traced graph or begin with one of its calls."""
-    operations, calls = graph.operations, graph.of_kinds(_CALLS)
+    operations, calls = graph.operations, graph.calls
     known = sum(map(operations.__contains__, names))
     if not calls:
         return known
@@ -191,48 +171,30 @@ def _input_pairs(node: Node, origin: Origin) -> list[tuple[str, str]]:
     return [*zip(node.inputs, operation.inputs, strict=False)] if operation is not None and origin.graph else []
 
 
-class _Search:
-    """Search for the operations of a graph, and of the graphs that it calls, by names in the optimized graph.
-
-    Args:
-        top: the traced form of the optimized graph.
-    """
-
-    def __init__(self, top: Traced) -> None:
-        self._top = Call(top)
-        self._inner: dict[str, Call | None] = {}
-
-    def by_name(self, name: str) -> Origin:
-        """Return the origin of a node, from its name only."""
-        return self._within(name, self._top)
-
-    def _within(self, name: str, call: Call) -> Origin:
-        operations, caller = call.graph.operations, None
-        for end in _slashes(name):
-            operation = operations.get(name[:end])
-            if operation is None or operation.kind not in _CALLS:
-                continue
-            rest, branch = name[end + 1 :], ""
-            lowered = _LOWERED.match(rest) if operation.kind in _CONTROL_FLOW else None
-            if lowered:
-                rest, branch = rest[lowered.end() :], lowered[1] or lowered[2]
-            inner = self._called(name[:end], operation, branch, call, name[: len(name) - len(rest)])
-            origin = self._within(rest, inner) if inner is not None else None
-            if origin is not None and origin.operation is not None:
-                return origin
-            if inner is None or (lowered is None and operation.kind in _CONTROL_FLOW):
-                caller = operation
-        if name in operations:
-            return Origin(operations[name], call)
-        return Origin(caller, call, is_part=True) if caller is not None else Origin()
-
-    def _called(self, name: str, caller: Operation, branch: str, call: Call, prefix: str) -> Call | None:
-        """Return the call that an operation makes; None if annot did not see the called graph traced."""
-        prefix = call.prefix + prefix
-        if prefix not in self._inner:
-            graph = call.graph.called(name).get(branch)
-            self._inner[prefix] = None if graph is None else Call(graph, prefix, caller, call)
-        return self._inner[prefix]
+def _by_name(name: str, call: Call, called: dict[str, Call | None]) -> Origin:
+    """Return the origin of a node, from its name in a call only; `called` caches the calls by prefix."""
+    operations, caller = call.graph.operations, None
+    for end in _slashes(name):
+        operation = operations.get(name[:end])
+        if operation is None or operation.kind not in CALLS:
+            continue
+        rest, branch = name[end + 1 :], ""
+        lowered = _LOWERED.match(rest) if operation.kind in CONTROL_FLOW else None
+        if lowered:
+            rest, branch = rest[lowered.end() :], lowered[1] or lowered[2]
+        prefix = call.prefix + name[: len(name) - len(rest)]
+        if prefix not in called:
+            graph = call.graph.called(name[:end], branch)  # None: annot did not see it traced
+            called[prefix] = None if graph is None else Call(graph, prefix, operation, call)
+        inner = called[prefix]
+        origin = _by_name(rest, inner, called) if inner is not None else None
+        if origin is not None and origin.operation is not None:
+            return origin
+        if inner is None or (lowered is None and operation.kind in CONTROL_FLOW):
+            caller = operation
+    if name in operations:
+        return Origin(operations[name], call)
+    return Origin(caller, call, is_part=True) if caller is not None else Origin()
 
 
 def _find_replaced(

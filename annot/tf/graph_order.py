@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from annot.tf.graph_lookup import Node
 
-__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Dependencies", "in_order", "port"]
+__all__ = ["CONTROL_FLOW", "PASSED_ON", "SWITCHES", "VALUES", "Context", "Dependencies", "in_order", "port", "waiting"]
 
 Context: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, int]]]
 """The loops around a node, outermost first, and the branches that it runs in."""
@@ -24,33 +24,20 @@ PASSED_ON: Final = frozenset(
 
 
 class Dependencies:
-    """The dependencies between the nodes of a graph, where a node is an index into `nodes`.
-
-    Args:
-        nodes: the nodes of the graph.
-    """
+    """The dependencies between the nodes of a graph, where a node is an index into `nodes`."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        index = {node.name: i for i, node in enumerate(nodes)}
         self.nodes = nodes
-        self.index = index
-        self.sources: list[list[int]] = []
-        """The nodes that each node waits for, without the back edges of loops (``NextIteration``)."""
-        self.ports: list[list[tuple[int, int]]] = []
+        self.index = {node.name: i for i, node in enumerate(nodes)}
+        self.ports = [self._ports(node) for node in nodes]
         """The data inputs of each node, as pairs of a node and the number of its output."""
-        for node in nodes:
-            ports = [port(text, index) for text in node.inputs]
-            ports = [port for port in ports if port is not None and nodes[port[0]].kind != "NextIteration"]
-            controls = [index[name] for name in node.controls if name in index]
-            self.ports.append(ports)  # type: ignore[arg-type]
-            self.sources.append([*dict.fromkeys([*(port[0] for port in ports if port), *controls])])
+        self.sources = [self._sources(node, ports) for node, ports in zip(nodes, self.ports, strict=True)]
+        """The nodes that each node waits for, without the back edges of loops (``NextIteration``)."""
         self.order = in_order(self.sources)
         self.rank = {node: i for i, node in enumerate(self.order)}
-        self.consumers: list[list[int]] = [[] for _ in nodes]
-        for i, sources in enumerate(self.sources):
-            for source in sources:
-                self.consumers[source].append(i)
+        self.consumers = waiting(self.sources)
         self.early = self._find_early()
+        """Whether each node depends only on weights and constants, so that it can run when the step begins."""
         self.free = self._find_free()
         """Early nodes that must run even if a step fails, as at the end of the data, and their early inputs."""
         self.inside: list[Context] = [((), frozenset())] * len(nodes)
@@ -60,8 +47,15 @@ class Dependencies:
         self._waits: dict[int, frozenset[int]] = {}
         self._users: dict[int, frozenset[int]] = {}
 
+    def _ports(self, node: Node) -> list[tuple[int, int]]:
+        ports = [port(text, self.index) for text in node.inputs]
+        return [port for port in ports if port is not None and self.nodes[port[0]].kind != "NextIteration"]
+
+    def _sources(self, node: Node, ports: list[tuple[int, int]]) -> list[int]:
+        controls = [self.index[name] for name in node.controls if name in self.index]
+        return [*dict.fromkeys([*(i for i, _ in ports), *controls])]
+
     def _find_early(self) -> list[bool]:
-        """Return whether each node depends only on weights and constants, so that it can run when the step begins."""
         early = [False] * len(self.nodes)
         for i in self.order:
             kind = self.nodes[i].kind
@@ -132,18 +126,19 @@ class Dependencies:
 
     def set_candidates(self, candidates: Iterable[int]) -> None:
         """Compute for every node which of the candidates it depends on, as a bit mask."""
-        bits = {candidate: 1 << i for i, candidate in enumerate(dict.fromkeys(candidates))}
-        self._bits = bits
+        self._bits = {candidate: 1 << i for i, candidate in enumerate(dict.fromkeys(candidates))}
         self._reaches = [0] * len(self.nodes)
         for i in self.order:
-            reaches = 0
             for source in self.sources[i]:
-                reaches |= self._reaches[source] | bits.get(source, 0)
-            self._reaches[i] = reaches
+                self._reaches[i] |= self._reaches[source] | self._bits.get(source, 0)
 
-    def depends(self, i: int, candidate: int) -> bool:
-        """Return whether a node depends on a candidate, directly or indirectly."""
-        return bool(self._reaches[i] & self._bits.get(candidate, 0))
+    def depends(self, i: int, candidates: Iterable[int]) -> bool:
+        """Return whether a node depends on one of the candidates, directly or indirectly."""
+        return any(self._reaches[i] & self._bits.get(one, 0) for one in candidates)
+
+    def leads_to(self, candidate: int, nodes: Iterable[int]) -> bool:
+        """Return whether a candidate is one of the nodes, or one of them depends on it."""
+        return any(i == candidate or self.depends(i, (candidate,)) for i in nodes)
 
     def last_of(self, nodes: Iterable[int]) -> frozenset[int]:
         """Return the last of some candidates: no other of them depends on these."""
@@ -159,13 +154,19 @@ def port(text: str, index: dict[str, int]) -> tuple[int, int] | None:
     return (index[name], int(output or 0)) if name in index else None
 
 
+def waiting(sources: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the nodes that wait for each node."""
+    found: list[list[int]] = [[] for _ in sources]
+    for i, one in enumerate(sources):
+        for source in one:
+            found[source].append(i)
+    return found
+
+
 def in_order(sources: list[list[int]]) -> list[int]:
     """Return the nodes in topological order; nodes that wait for a cycle are left out."""
     missing = [len(one) for one in sources]
-    consumers: list[list[int]] = [[] for _ in sources]
-    for i, one in enumerate(sources):
-        for source in one:
-            consumers[source].append(i)
+    consumers = waiting(sources)
     order = [i for i, count in enumerate(missing) if not count]
     for i in order:
         for consumer in consumers[i]:

@@ -14,50 +14,43 @@ The exceptions do not delay nodes that change state without data, because Tensor
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from annot.tf.graph_lookup import Node, Origin, tensors
 from annot.tf.graph_order import CONTROL_FLOW, PASSED_ON, VALUES, Context, Dependencies, in_order, port
-from annot.tf.owners import Owner
+from annot.tf.owners import Owner, innermost
 
 __all__ = ["Point", "plan"]
 
 _MAX_NODES: Final = 200_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Point:
-    """An operation that closes and opens ranges.
-
-    Args:
-        after: indices of the nodes that it waits for.
-        context: the loops and branches around it.
-        points: the points that it waits for.
-        close: owners whose ranges it closes, innermost first.
-        open: owners whose ranges it opens, outermost first.
-        before: indices of the nodes that wait for it.
-        sizes: for owners whose labels have unknown sizes, the node outputs with these sizes.
-    """
+    """An operation that closes and opens ranges."""
 
     after: frozenset[int] = frozenset()
+    """Indices of the nodes that it waits for."""
     context: Context = ((), frozenset())
+    """The loops and branches around it."""
     points: list[Point] = field(default_factory=list)
+    """The points that it waits for."""
     close: list[Owner] = field(default_factory=list)
+    """Owners whose ranges it closes, innermost first."""
     open: list[Owner] = field(default_factory=list)
+    """Owners whose ranges it opens, outermost first."""
     before: list[int] = field(default_factory=list)
+    """Indices of the nodes that wait for it."""
     sizes: dict[Owner, list[tuple[int, int]]] = field(default_factory=dict)
+    """For owners whose labels have unknown sizes, the node outputs with these sizes."""
 
 
 def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Owner, str]) -> list[Point]:
     """Return the points where the ranges of a graph open and close; empty for a graph without owners.
 
-    Args:
-        nodes: the nodes of the graph.
-        origins: the origin of each node.
-        prefixes: for each owner, the name prefix of the graph that has its sizes.
+    `origins` and `prefixes` come from `annot.tf.graph_lookup.find`.
 
     Raises:
         ValueError: the graph is too large, or it has a cycle other than a TensorFlow loop.
@@ -67,13 +60,26 @@ def plan(nodes: Sequence[Node], origins: Sequence[Origin], prefixes: Mapping[Own
     if len(nodes) > _MAX_NODES:
         raise ValueError(f"the graph has {len(nodes)} nodes, more than {_MAX_NODES}")
     graph = Dependencies(nodes)
-    sizes = _Sizes(graph, origins, prefixes)
+    same = tensors(nodes, origins)
     for_gradients = _for_gradients(graph, origins)
-    for waits in (True, False):
-        points = _Points(graph, _groups(graph, origins), sizes, for_gradients, waits=waits).plan()
+    for may_wait in (True, False):  # without waits for more than the inputs of a node, cycles are impossible
+        groups = _groups(graph, origins)
+        for group in groups:
+            group.sizes = _sizes(group.owner.sized, graph.index, same, prefixes)
+        points = _Points(graph, groups, for_gradients, may_wait).plan()
         if _is_acyclic(graph, points):
             return points
     raise ValueError("the nodes of the graph form a cycle")
+
+
+def _sizes(
+    owner: Owner, index: dict[str, int], same: Mapping[str, str], prefixes: Mapping[Owner, str]
+) -> list[tuple[int, int]]:
+    """Return the node outputs with the open sizes of a label; empty if the graph lacks one of them."""
+    names = [prefixes.get(owner, "") + source.name for source in owner.sizes]
+    shown = [name if name.partition(":")[0] in index else same.get(name, name) for name in names]
+    outputs = [port(name, index) for name in shown]
+    return [one for one in outputs if one is not None] if None not in outputs else []
 
 
 def _for_gradients(graph: Dependencies, origins: Sequence[Origin]) -> list[bool]:
@@ -83,26 +89,6 @@ def _for_gradients(graph: Dependencies, origins: Sequence[Origin]) -> list[bool]
         if origins[i].operation is None:
             known[i] = any(known[source] for source in graph.sources[i])
     return known
-
-
-class _Sizes:
-    """The node outputs with the sizes that labels leave open."""
-
-    def __init__(self, graph: Dependencies, origins: Sequence[Origin], prefixes: Mapping[Owner, str]) -> None:
-        self._index = graph.index
-        self._same = tensors(graph.nodes, origins)
-        self._prefixes = prefixes
-
-    def of(self, owner: Owner) -> list[tuple[int, int]]:
-        """Return the node outputs with the open sizes of a label; empty if the graph lacks one of them."""
-        prefix = self._prefixes.get(owner.sized, "")
-        outputs = [self._output(prefix + source.name) for source in owner.sized.sizes]
-        return [one for one in outputs if one is not None] if None not in outputs else []
-
-    def _output(self, tensor: str) -> tuple[int, int] | None:
-        if tensor.partition(":")[0] not in self._index:
-            tensor = self._same.get(tensor, tensor)
-        return port(tensor, self._index)
 
 
 def _is_acyclic(graph: Dependencies, points: Sequence[Point]) -> bool:
@@ -123,23 +109,21 @@ def _is_acyclic(graph: Dependencies, points: Sequence[Point]) -> bool:
 
 @dataclass(slots=True)
 class _Group:
-    """The nodes of one range.
-
-    Args:
-        owner: the owner of the range.
-        nodes: the nodes that determine when the range opens and closes.
-        weights: nodes that depend only on weights.
-        first: nodes that do not wait for other nodes of the group.
-        last: nodes that no other node of the group waits for.
-        context: the loops and branches around the range.
-    """
+    """The nodes of one range."""
 
     owner: Owner
     nodes: set[int] = field(default_factory=set)
+    """The nodes that determine when the range opens and closes."""
     weights: list[int] = field(default_factory=list)
+    """Nodes that depend only on weights."""
     first: list[int] = field(default_factory=list)
+    """Nodes that do not wait for other nodes of the group."""
     last: list[int] = field(default_factory=list)
+    """Nodes that no other node of the group waits for."""
     context: Context = ((), frozenset())
+    """The loops and branches around the range."""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    """The node outputs with the sizes that the label leaves open."""
 
 
 def _groups(graph: Dependencies, origins: Sequence[Origin]) -> list[_Group]:
@@ -173,11 +157,10 @@ def _assign_unowned(graph: Dependencies, origins: Sequence[Origin], owned: list[
             continue
         if operation is None or operation.for_gradient:
             around = [j for j in graph.waits_for(i) | graph.users(i) if not graph.early[j]]
-            chains = [owners[j].chain() if j in owners else [] for j in around]
-            common = [one for one in chains[0] if all(one in chain for chain in chains)] if chains else []
-            if common:
-                owners[i] = common[-1]
-                owned.append((i, common[-1]))
+            shared = innermost([owners[j].chain() if j in owners else [] for j in around])
+            if shared is not None:
+                owners[i] = shared
+                owned.append((i, shared))
 
 
 def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Owner:
@@ -194,56 +177,43 @@ def _one_owner(owners: list[Owner], joined: dict[frozenset[Owner], Owner]) -> Ow
 # ---------------------------------------------------------------- the points
 
 
+@dataclass(slots=True)
 class _Points:
-    """The points of all ranges. Ranges that open or close after the same nodes share a point.
+    """The points of all ranges. Ranges that open or close after the same nodes share a point."""
 
-    Args:
-        graph: the dependencies of the graph.
-        groups: the nodes of each range.
-        sizes: the node outputs with the sizes that labels leave open.
-        for_gradients: whether each node computes gradients.
-        waits: whether nodes may wait for more than their inputs. Without such waits, cycles are impossible.
-    """
-
-    def __init__(
-        self,
-        graph: Dependencies,
-        groups: list[_Group],
-        sizes: _Sizes,
-        for_gradients: Sequence[bool],
-        waits: bool = True,
-    ) -> None:
-        self._graph = graph
-        self._may_wait = waits
-        self._for_gradients = for_gradients
-        self._groups = groups
-        self._sizes = sizes
-        self._points: dict[tuple[frozenset[int], Context], Point] = {}
+    _graph: Dependencies
+    _groups: list[_Group]
+    _for_gradients: Sequence[bool]
+    """Whether each node computes gradients."""
+    _may_wait: bool
+    """Whether nodes may wait for more than their inputs."""
+    _points: dict[tuple[frozenset[int], Context], Point] = field(default_factory=dict)
 
     def plan(self) -> list[Point]:
         """Return the points in an order that respects their dependencies."""
         self._groups = [group for group in self._groups if self._bound(group)]
-        waits = [self._graph.waits_for(i) - group.nodes for group in self._groups for i in group.first]
-        sizes = [self._sizes.of(group.owner) for group in self._groups]
-        measured = [[i for i, _ in outputs] for outputs in sizes]
-        marked = [group.weights + group.first for group in self._groups]
-        self._graph.set_candidates(itertools.chain(*waits, *measured, *marked))
+        self._graph.set_candidates(i for group in self._groups for i in self._candidates(group))
         openings = [self._openings(group) for group in self._groups]
         for group in reversed(self._groups):  # the innermost first
             self._point(frozenset(group.last), group.context).close.append(group.owner)
-        for group, opening, sized in zip(self._groups, openings, sizes, strict=True):
-            self._open(group, opening, sized)
+        for group, opening in zip(self._groups, openings, strict=True):
+            self._open(group, opening)
         self._order_opens()
         self._order_closes()
         return [*self._points.values()]
 
+    def _candidates(self, group: _Group) -> Iterator[int]:
+        """Yield the nodes that may come before or after the points of a group."""
+        for i in group.first:
+            yield from self._graph.waits_for(i) - group.nodes
+        yield from (i for i, _ in group.sizes)
+        yield from group.weights
+        yield from group.first
+
     def _point(self, after: frozenset[int], context: Context) -> Point:
         # TensorFlow rejects control edges into a loop from outside.
         after = frozenset(i for i in after if self._may_wait_for(i, context))
-        key = after, context
-        if key not in self._points:
-            self._points[key] = Point(after, context)
-        return self._points[key]
+        return self._points.setdefault((after, context), Point(after, context))
 
     def _may_wait_for(self, i: int, context: Context) -> bool:
         loops, branches = self._graph.outside[i]
@@ -283,11 +253,13 @@ class _Points:
                 kept.append(i)
                 continue
             waits = graph.waits_for(i)
+            computed = [j for j in waits - nodes if self._for_gradients[j] and graph.nodes[j].kind not in VALUES]
             if not reached.isdisjoint(waits):
                 reached.add(i)
-            elif any(self._is_gradient(j) and (early or not graph.early[j]) for j in waits - nodes):
+            elif any(early or not graph.early[j] for j in computed):
                 reached.add(i)
-                first += [i] if graph.inside[i] == group.context else []
+                if graph.inside[i] == group.context:
+                    first.append(i)
         if first:
             group.weights += [i for i in group.first if i not in reached and i not in kept]
             group.first = first + kept
@@ -296,38 +268,29 @@ class _Points:
         """Return whether a node reads a forward value that a loop has stored for its gradients."""
         return self._graph.nodes[i].kind == "TensorListPopBack"
 
-    def _is_gradient(self, i: int) -> bool:
-        return self._for_gradients[i] and self._graph.nodes[i].kind not in VALUES
-
     def _openings(self, group: _Group) -> dict[frozenset[int], list[int]]:
         """Return the first nodes of a group, grouped by the nodes that they wait for."""
         graph = self._graph
         openings: dict[frozenset[int], list[int]] = {}
         for i in group.first:
             waits = graph.waits_for(i) - group.nodes
-            after = [one for one in waits if not graph.early[one]] or waits
-            openings.setdefault(graph.last_of(after), []).append(i)
+            late = [one for one in waits if not graph.early[one]]
+            openings.setdefault(graph.last_of(late or waits), []).append(i)
         if not self._may_wait:
             return openings
-        self._drop_early(group, openings)
-        if len(openings) > 1 and (group.owner.waits or any(map(self._is_stored, group.first))):
-            openings = self._all_at_once(openings)
-        elif len(openings) > 1 and group.owner.backward_of is not None:
-            openings = self._with_gradient(openings)
-        self._add_weights(group, openings)
-        return openings
-
-    def _drop_early(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
-        """Let constant inputs of a loop wait for the range, unless only constants open the range."""
-        early = [after for after in openings if all(self._graph.early[i] for i in after)]
-        if len(early) < len(openings):
+        early = [after for after in openings if all(graph.early[i] for i in after)]
+        if len(early) < len(openings):  # constant inputs of a loop wait for the range, unless only constants open it
             for after in early:
                 group.weights += openings.pop(after)
-
-    def _all_at_once(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
-        firsts = [i for nodes in openings.values() for i in nodes]
-        after = [i for i in frozenset().union(*openings) if not any(self._graph.depends(i, one) for one in firsts)]
-        return {self._graph.last_of(after): firsts}
+        if len(openings) > 1 and (group.owner.waits or any(map(self._is_stored, group.first))):
+            firsts = [i for nodes in openings.values() for i in nodes]
+            after = frozenset(i for i in frozenset().union(*openings) if not graph.depends(i, firsts))
+            openings = {graph.last_of(after): firsts}
+        elif len(openings) > 1 and group.owner.backward_of is not None:
+            openings = self._with_gradient(openings)
+        after = next(iter(openings))
+        openings[after] += [i for i in group.weights if not graph.leads_to(i, after)]  # others would form a cycle
+        return openings
 
     def _with_gradient(self, openings: dict[frozenset[int], list[int]]) -> dict[frozenset[int], list[int]]:
         """Let nodes that depend only on forward values wait for the gradient, which comes last."""
@@ -336,44 +299,36 @@ class _Points:
         kept = {last: list(openings[last])}
         for after, before in openings.items():
             if after is not last:
-                leads = any(i in last or any(self._graph.depends(j, i) for j in last) for i in before)
+                leads = any(self._graph.leads_to(i, last) for i in before)
                 kept.setdefault(after if leads else last, []).extend(before)
         return kept
 
-    def _add_weights(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
-        """Let nodes that depend only on weights wait for the range, unless that would form a cycle."""
-        after = next(iter(openings))
-        openings[after] += [
-            i for i in group.weights if not any(one == i or self._graph.depends(one, i) for one in after)
-        ]
-
-    def _open(self, group: _Group, openings: dict[frozenset[int], list[int]], sized: list[tuple[int, int]]) -> None:
+    def _open(self, group: _Group, openings: dict[frozenset[int], list[int]]) -> None:
         for after, before in openings.items():
             point = self._point(after, group.context)
             point.open.append(group.owner)
             point.before += [i for i in before if i not in point.before and self._may_delay(i, point)]
-            if sized and all(self._is_available(i, point) for i, _ in sized):
-                point.sizes[group.owner] = sized
+            if group.sizes and all(self._may_read(i, point) for i, _ in group.sizes):
+                point.sizes[group.owner] = group.sizes
 
     def _may_delay(self, i: int, point: Point) -> bool:
         """Return whether a node may wait for a point. Nodes that must run even if the step fails may not."""
-        free = self._graph.free[i] and not any(self._graph.depends(i, one) for one in point.after)
+        free = self._graph.free[i] and not self._graph.depends(i, point.after)
         return self._graph.inside[i] == point.context and not free
 
-    def _is_available(self, i: int, point: Point) -> bool:
+    def _may_read(self, i: int, point: Point) -> bool:
         """Return whether a node has run before a point, or can run before it."""
-        there = i in point.after or any(self._graph.depends(j, i) for j in point.after)
-        return self._may_wait_for(i, point.context) and (there or self._graph.nodes[i].kind in VALUES)
+        has_run = self._graph.leads_to(i, point.after) or self._graph.nodes[i].kind in VALUES
+        return has_run and self._may_wait_for(i, point.context)
 
     def _order_opens(self) -> None:
         """Let a range open after its outer range, if all nodes that wait for it also wait for the outer range."""
-        opening: dict[Owner, list[Point]] = {}
+        opening: dict[Owner | None, list[Point]] = {}
         for point in self._points.values():
             for owner in point.open:
                 opening.setdefault(owner, []).append(point)
-        for owner, points in opening.items():
-            outer = owner.chain()[-2] if len(owner.chain()) > 1 else None
-            for around in opening.get(outer, ()) if outer is not None else ():
+        for inner, points in opening.items():
+            for around in opening.get(_outer(inner), ()):
                 for point in points:
                     if point.before and set(point.before) <= set(around.before):
                         self._link(point, around)
@@ -383,9 +338,9 @@ class _Points:
         closing = {owner: point for point in self._points.values() for owner in point.close}
         nodes = {group.owner: group.nodes for group in self._groups}
         for owner, point in closing.items():
-            outer = owner.chain()[-2] if len(owner.chain()) > 1 else None
-            if outer in closing and nodes[owner] <= nodes[outer]:  # otherwise it ends after the outer range
-                self._link(closing[outer], point)
+            around = _outer(owner)
+            if around in closing and nodes[owner] <= nodes[around]:  # otherwise it ends after the outer range
+                self._link(closing[around], point)
         for (after, context), point in self._points.items():
             for i in after if len(after) > 1 else ():
                 closes = self._points.get((frozenset([i]), context))
@@ -395,6 +350,12 @@ class _Points:
     def _link(self, point: Point, before: Point) -> None:
         if before is not point and before.context == point.context and before not in point.points:
             point.points.append(before)
+
+
+def _outer(owner: Owner | None) -> Owner | None:
+    """Return the owner of the range around that of an owner."""
+    chain = owner.chain() if owner is not None else []
+    return chain[-2] if len(chain) > 1 else None
 
 
 def _is_inside(context: Context, outer: Context) -> bool:

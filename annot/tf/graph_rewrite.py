@@ -30,9 +30,9 @@ def rewrite(
     message: bytes,
     graphs: Sequence[Traced],
     number_of: Callable[[Owner], int],
-    output_types: Callable[[str], Sequence[int] | None] = lambda _: None,
+    output_types: Callable[[str], Sequence[int] | None],
 ) -> bytes | None:
-    """Return a graph with the operations of its ranges; None if the graph stays unchanged.
+    """Return a serialized GraphDef with the operations of its ranges; None if the graph stays unchanged.
 
     Args:
         message: a serialized GraphDef.
@@ -40,9 +40,6 @@ def rewrite(
         number_of: registers the range of an owner and returns its number.
         output_types: returns the DataType numbers of the outputs of a node that a TensorFlow 1 session may fetch; None
             for an unknown node.
-
-    Returns:
-        A serialized GraphDef.
 
     Raises:
         ValueError: the graph is too large or has a cycle, see `annot.tf.graph_plan.plan`.
@@ -122,19 +119,12 @@ def _names(node: Any, attribute: str) -> list[str]:
 
 
 class _Writer:
-    """Adds the points of a plan to a graph.
-
-    Args:
-        graph: the GraphDef to change.
-        points: all points of the plan.
-        number_of: registers the range of an owner and returns its number.
-    """
+    """Adds the points of a plan to a GraphDef."""
 
     def __init__(self, graph: Any, points: Sequence[Point], number_of: Callable[[Owner], int]) -> None:
         self._graph = graph
         self._nodes = list(graph.node)
-        self._numbers: dict[Owner, int] = {}
-        self._number_of = number_of
+        self._number = functools.cache(number_of)
         # A TensorFlow 1 session shares kernels by node name across its graphs, so names must be unique.
         self._prefix = f"annot/{next(_graphs)}"
         self._names = {id(point): f"{self._prefix}/range_{i}" for i, point in enumerate(points)}
@@ -148,7 +138,8 @@ class _Writer:
         shapes: list[str] = []
         opened: list[int] = []
         for owner in point.open:
-            known = self._shapes_of(owner, point)
+            sized = zip(owner.sized.sizes, point.sizes.get(owner, ()), strict=False)
+            known = [self._shape(self._nodes[i], output, source.kind) for source, (i, output) in sized]
             opened += [self._number(owner), len(shapes), len(known)]
             shapes += known
         node.input.extend(shapes)
@@ -159,11 +150,6 @@ class _Writer:
         node.attr["open"].list.i.extend(opened)
         for i in point.before:
             self._nodes[i].input.append(f"^{node.name}")
-
-    def _number(self, owner: Owner) -> int:
-        if owner not in self._numbers:
-            self._numbers[owner] = self._number_of(owner)
-        return self._numbers[owner]
 
     def _control(self, i: int, point: Point) -> str:
         """Return the name of the node to wait for; for a Switch, of a new node that runs only in the range's branch."""
@@ -178,12 +164,8 @@ class _Writer:
         same.attr["T"].CopyFrom(node.attr["T"])
         return name
 
-    def _shapes_of(self, owner: Owner, point: Point) -> list[str]:
-        """Return the names of nodes that compute the shapes of the tensors with unknown sizes."""
-        sized = zip(owner.sized.sizes, point.sizes.get(owner, ()), strict=False)
-        return [self._shape(self._nodes[i], output, source.kind) for source, (i, output) in sized]
-
     def _shape(self, source: Any, output: int, kind: int) -> str:
+        """Return the name of a node that computes the shape of an output."""
         key = source.name, output
         if key not in self._shapes:
             self._shapes[key] = f"{self._prefix}/shape_{len(self._shapes)}"

@@ -16,24 +16,17 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from annot.tf.graph_order import PASSED_ON, VALUES
+from annot.tf.graph_order import PASSED_ON, VALUES, waiting
 
 __all__ = ["execution_order", "order_sums"]
 
 _INLINE: Final = PASSED_ON | VALUES | {"ExpandDims", "Reshape", "Squeeze"}
 """Operations that the executor runs immediately, on the thread that made them ready."""
 _LONG: Final = ("Conv", "MatMul", "Pool")
-# With these costs the order matches traces of ResNet50V2, ResNet101V2 and InceptionV3 on two cores. Values from 5 to 10
-# for a long operation give the same order.
-_COSTS: Final = {"inline": 0.05, "short": 1.0, "long": 6.0}
 
 
 def order_sums(graph: Any) -> None:
-    """Make the additions to each temporary variable wait for each other, by control inputs.
-
-    Args:
-        graph: the GraphDef to change.
-    """
+    """Make the additions to each temporary variable of a GraphDef wait for each other, by control inputs."""
     by_name = {node.name: node for node in graph.node if node.op in ("Assign", "TemporaryVariable")}
     sums: dict[str, list[int]] = {}
     for i, node in enumerate(graph.node):
@@ -41,7 +34,11 @@ def order_sums(graph: Any) -> None:
             sums.setdefault(node.input[0], []).append(i)
     if not sums:
         return
-    order = execution_order([node.op for node in graph.node], _sources(graph), _threads())
+    index = {node.name: i for i, node in enumerate(graph.node)}
+    names = [{text.lstrip("^").partition(":")[0] for text in node.input} for node in graph.node]
+    sources = [[index[name] for name in one if name in index] for one in names]
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    order = execution_order([node.op for node in graph.node], sources, threads)
     rank = {node: i for i, node in enumerate(order)}
     for parts in sums.values():
         parts.sort(key=lambda i: rank.get(i, len(rank)))
@@ -55,35 +52,15 @@ def _is_temporary(node: Any, by_name: dict[str, Any]) -> bool:
     return node is not None
 
 
-def _sources(graph: Any) -> list[list[int]]:
-    index = {node.name: i for i, node in enumerate(graph.node)}
-    names = [{text.lstrip("^").partition(":")[0] for text in node.input} for node in graph.node]
-    return [[index[name] for name in one if name in index] for one in names]
-
-
-def _threads() -> int:
-    return tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
-
-
 def execution_order(kinds: Sequence[str], sources: Sequence[Sequence[int]], threads: int) -> list[int]:
     """Return the nodes of a graph in the order in which the threads of an executor finish them.
 
     A thread continues with the last node that it made ready. The other nodes wait in its queue. The thread takes the
-    latest node from its own queue; an idle thread takes the earliest node from the longest queue.
-
-    Args:
-        kinds: the operation type of each node.
-        sources: the indices of the nodes that each node waits for.
-        threads: number of threads.
-
-    Returns:
-        Indices of the nodes. Nodes that wait for a cycle are left out.
+    latest node from its own queue; an idle thread takes the earliest node from the longest queue. Nodes that wait for a
+    cycle are left out. `kinds` has the operation type of each node, `sources` the nodes that each node waits for.
     """
     missing = [len(one) for one in sources]
-    consumers: list[list[int]] = [[] for _ in sources]
-    for i, one in enumerate(sources):
-        for source in one:
-            consumers[source].append(i)
+    consumers = waiting(sources)
     first = [i for i, count in enumerate(missing) if not count]
     queues = [first[thread::threads] for thread in range(threads)]
     at_once: list[list[int]] = [[] for _ in range(threads)]
@@ -101,11 +78,9 @@ def execution_order(kinds: Sequence[str], sources: Sequence[Sequence[int]], thre
         now, thread, done = heapq.heappop(running)
         order.append(done)
         idle.append(thread)
-        ready = []
         for consumer in consumers[done]:
             missing[consumer] -= 1
-            if not missing[consumer]:
-                ready.append(consumer)
+        ready = [consumer for consumer in consumers[done] if not missing[consumer]]
         at_once[thread] += [i for i in ready if kinds[i] in _INLINE]
         ready = [i for i in ready if kinds[i] not in _INLINE]
         if ready and not at_once[thread]:
@@ -124,6 +99,8 @@ def _take(at_once: list[int], own: list[int], queues: list[list[int]]) -> int | 
 
 
 def _cost(kind: str) -> float:
+    # With these costs the order matches traces of ResNet50V2, ResNet101V2 and InceptionV3 on two cores. Values from 5
+    # to 10 for a long operation give the same order.
     if kind in _INLINE:
-        return _COSTS["inline"]
-    return _COSTS["long" if any(part in kind for part in _LONG) else "short"]
+        return 0.05
+    return 6.0 if any(part in kind for part in _LONG) else 1.0

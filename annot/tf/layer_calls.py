@@ -1,22 +1,27 @@
-"""Wrappers around the `call` of each layer, while an `emit_ranges` block is open."""
+"""Wrappers around the `call` of each layer, while an `emit_ranges` block is open, and the labels of their ranges."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from tensorflow.python.framework.ops import EagerTensor
 
-from annot.emit import client
+from annot.emit import client, guard
 from annot.emit.layer_filter import EVERYTHING, Choice
 from annot.emit.patches import Patches
-from annot.keras.layer_paths import SEPARATOR, children, paths
+from annot.emit.shapes import MAX_TENSORS, spec_of
+from annot.keras.hyperparameters import gradients, hyperparameters
+from annot.keras.layer_paths import SEPARATOR, paths
+from annot.labels import tag
+from annot.labels.hyperparameters import Arguments
 from annot.tf import name_scopes, owners
-from annot.tf.layer_sites import Site, tensors_among
+from annot.tf.dynamic_sizes import sources_of
+from annot.util.lru_cache import Recent
 
 __all__ = ["Layers", "Mode", "Options"]
 
@@ -40,6 +45,9 @@ _CALLS: Final = ("call", "quantized_call")
 _NO_XLA: Final = (
     "XLA-compiled code (jit_compile=True) has layer names but no layer ranges: set jit_compile=False to see the ranges"
 )
+_DEPTH: Final = 3
+_NOT_TENSORS: Final = (type(None), bool, int, float, str)
+"""Types that need no `isinstance` check against TensorFlow's classes, which is slow."""
 
 
 class Layers:
@@ -48,11 +56,21 @@ class Layers:
     def __init__(self) -> None:
         self._wrappers: dict[int, LayerWrapper] = {}
 
-    def add_model(self, model: keras.Layer, options: Options, block: list[LayerWrapper]) -> None:
+    def add(self, path: str, model: keras.Layer, options: Options, block: list[LayerWrapper]) -> None:
         """Wrap the selected layers of a model, and add the wrappers to `block`, for `remove`."""
-        for path, layer in paths(model):
-            if options.choice.takes(path.partition(SEPARATOR)[2], layer):
-                self._wrap(path, layer, options, block)
+        for below, layer in paths(model, path):
+            if not options.choice.takes(below.partition(SEPARATOR)[2], layer):
+                continue
+            wrapper = self._wrappers.get(id(layer))
+            if wrapper is None:
+                wrapper = LayerWrapper(below, layer, options, self, block)
+            elif id(block) in wrapper.holders:
+                continue
+            block.append(wrapper)  # first, since an interrupt may come between any two calls
+            wrapper.holders.add(id(block))
+            if id(layer) not in self._wrappers:
+                self._wrappers[id(layer)] = wrapper
+                wrapper.install()
 
     def remove(self, block: list[LayerWrapper]) -> None:
         """Remove the wrappers of a block, the last one first. A wrapper that another block also uses stays.
@@ -61,112 +79,97 @@ class Layers:
         """
         while block:
             wrapper = block[-1]
-            wrapper.holders.pop(id(block), None)
+            wrapper.holders.discard(id(block))
             if not wrapper.holders:
-                self._wrappers.pop(id(wrapper.site.layer), None)
-                wrapper.remove()
+                self._wrappers.pop(id(wrapper.layer), None)
+                wrapper.patches.undo()
             del block[-1]
-
-    def has(self, layer: keras.Layer) -> bool:
-        """Return whether a layer is wrapped."""
-        return id(layer) in self._wrappers
-
-    def discover(self, wrapper: LayerWrapper) -> None:
-        """Wrap sublayers that were created later, for example when a subclass was built."""
-        pending = [(wrapper.site.path, wrapper.site.layer)]
-        while pending:
-            for path, layer in children(*pending.pop()):
-                if self.has(layer):
-                    continue
-                pending.append((path, layer))
-                if wrapper.options.choice.takes(path.partition(SEPARATOR)[2], layer):
-                    self._wrap(path, layer, wrapper.options, wrapper.block)
-
-    def _wrap(self, path: str, layer: keras.Layer, options: Options, block: list[LayerWrapper]) -> None:
-        known = self._wrappers.get(id(layer))
-        wrapper = known or LayerWrapper(Site(path, type(layer).__name__, layer, options.shapes), options, self, block)
-        block.append(wrapper)  # first, since an interrupt may come between any two calls
-        wrapper.holders[id(block)] = block
-        if known is None:
-            self._wrappers[id(layer)] = wrapper
-            wrapper.install()
 
 
 class LayerWrapper:
-    """The wrappers around `call` of one layer, and around `quantized_call` of a quantized layer.
+    """The wrappers around `call` of one layer, and around `quantized_call` of a quantized layer, with their labels.
 
-    They are stored in the ``__dict__`` of the layer, where Keras finds them and does not track them.
-
-    Args:
-        site: the layer and its labels.
-        options: the options of the block that created the wrappers.
-        layers: all wrapped layers.
-        block: all wrappers of that block.
+    They are stored in the ``__dict__`` of the layer, where Keras finds them and does not track them. `layers` has all
+    wrappers, `block` those of the block that created this one.
     """
 
-    __slots__ = ("_known", "_patches", "block", "holders", "layers", "options", "site")
-
-    def __init__(self, site: Site, options: Options, layers: Layers, block: list[LayerWrapper]) -> None:
-        self.site, self.options, self.layers, self.block = site, options, layers, block
-        self.holders: dict[int, list[LayerWrapper]] = {}
-        """The blocks that use these wrappers, by id."""
+    def __init__(
+        self, path: str, layer: keras.Layer, options: Options, layers: Layers, block: list[LayerWrapper]
+    ) -> None:
+        self._path, self._module, self.layer = path, type(layer).__name__, layer
+        self._options, self._layers, self._block = options, layers, block
+        self._events = Recent()  # tags and events by phase, input shapes and dtypes
+        self.holders: set[int] = set()
+        """The ids of the blocks that use these wrappers."""
+        self.patches = Patches()
         self._known = -1
-        self._patches = Patches()
 
     def install(self) -> None:
         """Wrap the methods of the layer."""
         for name in _CALLS:
-            original = getattr(self.site.layer, name, None)
-            if original is not None:
-                self._patches.replace(self.site.layer, name, self._wrapped(original))
+            if getattr(self.layer, name, None) is not None:
+                self.patches.wrap(self.layer, name, self._call)
 
-    def remove(self) -> None:
-        """Unwrap the methods. A wrapper that other code has wrapped in turn stays and only calls the original."""
-        self._patches.undo()
-
-    def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._patches.live or (_keras_infers_shapes() and not self._may_run_later()):
-                return original(*args, **kwargs)
-            if len(self.site.layer._layers) != self._known:
-                self._wrap_new_layers()
-            return self._call(original, args, kwargs)
-
-        return call
-
-    def _may_run_later(self) -> bool:
-        """Return whether a graph that Keras traces to infer shapes may also run, as of a `tf.function` in a layer."""
-        return self.options.mode == "ops" and self.site.layer.built and not tf.executing_eagerly()
-
-    def _wrap_new_layers(self) -> None:
-        """Wrap new sublayers. Calls are on the hot path, so they only compare the number of sublayers."""
-        self._known = len(self.site.layer._layers)
-        self.layers.discover(self)
-
-    def _call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        options, eager = self.options, tf.executing_eagerly()
-        tensors = tensors_among(args, kwargs)
+    def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        layer, options, eager = self.layer, self._options, tf.executing_eagerly()
+        # A graph that Keras traces to infer shapes may also run, as of a `tf.function` in a layer.
+        if _keras_infers_shapes() and (eager or options.mode != "ops" or not layer.built):
+            return original(*args, **kwargs)
+        if len(layer._layers) != self._known:  # sublayers were created later, for example when a subclass was built
+            self._known = len(layer._layers)
+            self._layers.add(self._path, layer, options, self._block)
+        tensors = _tensors_among(args, kwargs)
         if eager and not (options.backward and owners.may_be_taped()):
             if not options.forward:
                 return original(*args, **kwargs)
-            return client.inside(self.site.forward(tensors), original, args, kwargs)
+            event = self._tag_and_event("forward", _key(tensors), tensors)[1]
+            return client.inside(event, original, args, kwargs)
         if not eager and (options.mode != "ops" or owners.in_xla()):
             if options.mode != "python":
                 self._note(tensors)
             return original(*args, **kwargs)
-        owner = self.site.owner(
-            tensors, owners.current(),
-            forward=options.forward, backward=options.backward, recomputed=owners.in_backward(),
-        )  # fmt: skip
-        return owners.call(owner, original, args, kwargs)
+        return owners.call(self._owner(tensors), original, args, kwargs)
 
     def _note(self, tensors: list[Any]) -> None:
         """Record the layer of the operations that are being traced, for code without annot's ranges."""
-        if self.options.mode != "names":
+        if self._options.mode != "names":
             client.warn_once(_NO_XLA)
-        specs, _, arguments = self.site.shown(tensors)
-        name_scopes.note(self.site.path, self.site.module, tf.get_current_name_scope(), specs, arguments)
+        name_scopes.note(tf.get_current_name_scope(), self._label("forward", tensors))
+
+    def _owner(self, tensors: Sequence[Any]) -> owners.Owner:
+        """Return a new owner for the operations of a call with these input tensors."""
+        key, options = _key(tensors), self._options
+        made, event = self._tag_and_event("recompute" if owners.in_backward() else "forward", key, tensors)
+        grad_tag = grad_event = None
+        if options.backward:
+            needs = bool(self.layer.trainable_variables), any(map(_needs_gradient, tensors))
+            grad_tag, grad_event = self._tag_and_event("backward", (*needs, *key), tensors, needs)
+        return owners.Owner(
+            event if options.forward else None, grad_event, owners.current(), tag=made, grad_tag=grad_tag,
+            sizes=sources_of(tensors[:MAX_TENSORS]) if options.shapes else (),
+        )  # fmt: skip
+
+    def _tag_and_event(
+        self, phase: tag.Phase, key: tuple[Any, ...], tensors: Sequence[Any], needs: tuple[bool, bool] | None = None
+    ) -> tuple[tag.Tag, Any]:
+        """Return the tag and the event of a range, from the cache if possible."""
+        found: tuple[tag.Tag, Any] | None = self._events.recall((phase, key))
+        if found is None:
+            shown = self._label(phase, tensors)
+            if shown.tensors and needs is not None:
+                grad: Arguments = guard.attempt(gradients, self.layer, *needs, otherwise=())
+                shown = replace(shown, arguments=shown.arguments + grad)
+            found = shown, client.event(tag.format(shown), category=phase, few=not shown.tensors)
+            self._events.keep((phase, key), found)
+        return found
+
+    def _label(self, phase: tag.Phase, tensors: Sequence[Any]) -> tag.Tag:
+        if not self._options.shapes or not tensors:
+            return tag.Tag(self._path, self._module, phase)
+        specs = tuple(spec_of(tensor) for tensor in tensors[:MAX_TENSORS])
+        # Fails if a subclass lacks attributes that its base class sets.
+        arguments: Arguments = guard.attempt(hyperparameters, self.layer, self._module, otherwise=())
+        return tag.Tag(self._path, self._module, phase, specs, max(0, len(tensors) - MAX_TENSORS), arguments=arguments)
 
 
 def _keras_infers_shapes() -> bool:
@@ -176,3 +179,49 @@ def _keras_infers_shapes() -> bool:
     the dictionary of that object takes a tenth of the time of Keras's own function.
     """
     return vars(global_state.GLOBAL_STATE_TRACKER).get("symbolic_scope") is not None
+
+
+def _tensors_among(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the input tensors of a call, without masks."""
+    found: list[Any] = []
+    for value in args:
+        _collect(value, _DEPTH, found)
+    for name, value in kwargs.items():
+        if value is not None and name != "mask" and not name.endswith("_mask"):
+            _collect(value, _DEPTH, found)
+    return found
+
+
+def _collect(value: Any, depth: int, found: list[Any]) -> None:
+    if isinstance(value, tf.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple, dict)):
+        if depth:
+            for item in value.values() if isinstance(value, dict) else value:
+                _collect(item, depth - 1, found)
+    elif not isinstance(value, _NOT_TENSORS) and isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        found.append(value)
+
+
+def _needs_gradient(tensor: Any) -> bool:
+    """Return whether a tensor may need a gradient: a tape watches it, or an operation of a graph computes it.
+
+    If the tape is outside of a traced function, the function's arguments count as data without a gradient.
+    """
+    if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+        tensor = tensor.flat_values if isinstance(tensor, tf.RaggedTensor) else tensor.values
+    if isinstance(tensor, EagerTensor) or owners.may_be_taped():
+        return owners.is_watched(tensor)
+    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating and tensor.op.type != "Placeholder"
+
+
+def _key(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the part of the cache key that depends on the tensors: their shapes and dtypes."""
+    return tuple([_shape_and_dtype(tensor) for tensor in tensors])
+
+
+def _shape_and_dtype(tensor: Any) -> tuple[Any, Any]:
+    if isinstance(tensor, EagerTensor):  # reading `shape` takes a microsecond
+        return tensor._shape_tuple(), tensor._datatype_enum()
+    shape = tensor.shape
+    return None if shape.rank is None else tuple(shape), tensor.dtype

@@ -7,57 +7,35 @@ scope, and the report joins both. Eager operations have no scopes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from annot.emit import client
 from annot.labels import tag
 from annot.labels.scope_marks import SIDE_FILE, format_scope
-from annot.util.locks import fork_safe
 
 __all__ = ["note", "repeat_marks", "save_scopes"]
 
-_lock: Final = fork_safe()
 _noted: Final[dict[str, str]] = {}
 
 
-def note(
-    layer_path: str,
-    module: str,
-    scope: str,
-    tensors: Iterable[tag.TensorSpec] = (),
-    arguments: Iterable[tuple[str, tag.Value]] = (),
-) -> None:
+def note(scope: str, layer: tag.Tag) -> None:
     """Record that the operations in a name scope belong to a layer. Call it while TensorFlow traces the layer.
 
-    Args:
-        layer_path: path of the layer, such as ``mobilenetv2/block_1/conv``.
-        module: class name of the layer.
-        scope: the result of `tf.get_current_name_scope` inside the call of the layer. An empty scope is ignored.
-        tensors: shapes and dtypes of the inputs.
-        arguments: names and values of the hyperparameters.
-
-    Example:
-        >>> note("net/fc", "Dense", "net_1/fc", [tag.TensorSpec((None, 8), "f32")])
+    `scope` is the result of `tf.get_current_name_scope` inside the call of the layer. An empty scope is ignored.
     """
     scope = scope.rstrip("/")
     if not scope:
         return
-    layer = tag.Tag(layer_path, module, phase="forward", tensors=tuple(tensors), arguments=tuple(arguments))
     text = format_scope(scope, layer)
-    with _lock:
-        known = _noted.get(scope) == text
+    if _noted.get(scope) != text:
         _noted[scope] = text
-    if not known:
         _mark(text)
 
 
 def repeat_marks() -> None:
     """Emit the marks of all recorded scopes again, for a tool that was attached after the graphs were traced."""
-    with _lock:
-        texts = [*_noted.values()]
-    for text in texts:
+    for text in list(_noted.values()):
         _mark(text)
 
 
@@ -74,8 +52,7 @@ def save_scopes(folder: str | Path) -> Path:
         OSError: the file cannot be written, for example because the folder does not exist.
     """
     path = Path(folder) / SIDE_FILE
-    with _lock:
-        path.write_text("".join(f"{text}\n" for text in _noted.values()), encoding="utf-8")
+    path.write_text("".join(f"{text}\n" for text in list(_noted.values())), encoding="utf-8")
     return path
 
 

@@ -45,11 +45,7 @@ class NVTXStart(keras.layers.Layer):  # type: ignore[misc]
         self.message, self.domain_name = message, domain_name
 
     def call(self, inputs: Any) -> list[Any]:
-        """Open the range.
-
-        Args:
-            inputs: a tensor, or any nest of tensors.
-        """
+        """Open the range; `inputs` is a tensor, or any nest of tensors."""
         _, context = call_ranges.start(inputs, self.message, self.domain_name)
         markers = [tf.constant(0, tf.int64), tf.constant(0, tf.int64)]
         setattr(markers[0], _CONTEXT, context)
@@ -78,11 +74,7 @@ class NVTXEnd(keras.layers.Layer):  # type: ignore[misc]
         self.grad_message, self.grad_domain_name = grad_message, grad_domain_name
 
     def call(self, inputs: Any) -> Any:
-        """Close the range.
-
-        Args:
-            inputs: a tensor, and the two markers of `NVTXStart`.
-        """
+        """Close the range; `inputs` is a tensor, and the two markers of `NVTXStart`."""
         tensor, marker, _ = inputs
         context = getattr(marker, _CONTEXT, None)
         if context is None:  # Keras is inferring shapes, or the marker is not from NVTXStart

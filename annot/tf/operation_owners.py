@@ -31,150 +31,95 @@ from annot.tf import owners
 from annot.util.locks import fork_safe
 from annot.util.weak_keys import WeakKeys
 
-__all__ = ["Operation", "Traced", "graphs", "install", "remove"]
+__all__ = ["CALLS", "CONTROL_FLOW", "Operation", "Traced", "graphs", "install", "remove"]
 
 
 @dataclass(slots=True)
 class Operation:
-    """An operation as it was created.
-
-    Args:
-        owner: its owner; None: it belongs to no range.
-        kind: its operation type.
-        inputs: names of its input tensors.
-        for_gradient: whether a computation of gradients created it.
-    """
+    """An operation as it was created; `kind` is its type."""
 
     owner: owners.Owner | None
     kind: str
     inputs: tuple[str, ...]
+    """Names of its input tensors."""
     for_gradient: bool = False
+    """Whether a computation of gradients created it."""
 
 
 class Traced:
-    """The operations of a traced graph.
-
-    Args:
-        graph: the graph of TensorFlow; only a weak reference is kept.
-    """
+    """The operations of a traced graph of TensorFlow. It keeps only a weak reference to the graph."""
 
     def __init__(self, graph: Any) -> None:
         self.operations: dict[str, Operation] = {}
         """The operations by name."""
+        self.calls: set[str] = set()
+        """The names of those that call other graphs."""
         self.graph_id = id(graph)
         """As in `Owner.graph_id`."""
-        self._of_kinds: tuple[int, frozenset[str]] = (0, frozenset())
         self._graph = ref(graph)
 
-    def of_kinds(self, kinds: frozenset[str]) -> frozenset[str]:
-        """Return the names of the operations of some types, from a cache until an operation is added.
+    def called(self, name: str, branch: str) -> Traced | None:
+        """Return the graph that an operation calls in a branch; None: unknown.
 
-        Args:
-            kinds: operation types. All calls must pass the same types, because the cache ignores them.
-        """
-        count = len(self.operations)
-        if self._of_kinds[0] != count:
-            self._of_kinds = (
-                count,
-                frozenset(name for name, made in list(self.operations.items()) if made.kind in kinds),
-            )
-        return self._of_kinds[1]
-
-    def called(self, name: str) -> dict[str, Traced | None]:
-        """Return the graphs that an operation calls, by branch.
-
-        Args:
-            name: name of the operation.
-
-        Returns:
-            The graph of each branch; None: unknown. The branch of a function is the empty string; the branches of a
-            `Case` are ``0``, ``1`` and so on.
+        The branch of a function is the empty string; the branches of a `Case` are ``0``, ``1`` and so on.
         """
         graph: Any = self._graph()
         attributes = graph.get_operation_by_name(name).node_def.attr  # read now: TensorFlow changes them for gradients
         branches = {key: attributes[name].func for key, name in _BRANCHES.items() if name in attributes}
         if "branches" in attributes:
             branches = {str(i): one for i, one in enumerate(attributes["branches"].list.func)}
-        found = {key: _functions.get(one.name, lambda: None)() for key, one in branches.items()}
-        return {key: None if graph is None else graphs.get(graph) for key, graph in found.items()}
+        called = _functions.get(branches[branch].name, lambda: None)() if branch in branches else None
+        return None if called is None else graphs.get(called)
 
 
+CONTROL_FLOW: Final = frozenset({"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
+CALLS: Final = CONTROL_FLOW | {"PartitionedCall", "StatefulPartitionedCall"}
+"""The types of operations that call other graphs."""
 _BRANCHES: Final = {"": "f", "then": "then_branch", "else": "else_branch", "body": "body", "cond": "cond"}
 """The attributes that name the called functions, by branch."""
 _functions: Final[dict[str, ref[Any]]] = {}
 """The graph of each function, by name of the function."""
 graphs: Final[WeakKeys[Any, Traced]] = WeakKeys()
 """The operations of each graph, oldest graph first."""
-_graphs_lock: Final = fork_safe()
 
 
-def _record(operation: Any) -> None:
-    graph = operation.graph
-    traced = graphs.get(graph)
-    if traced is None:
-        with _graphs_lock:
-            traced = graphs.setdefault(graph, Traced(graph))
+def _create(original: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    operation = original(graph, *args, **kwargs)
+    traced = graphs.get(operation.graph) or graphs.setdefault(operation.graph, Traced(operation.graph))
     inputs = tuple([tensor.name for tensor in operation.inputs])
     for_gradient = owners.thread.gradient_pass is not None
     traced.operations[operation.name] = Operation(owners.current(), operation.type, inputs, for_gradient)
+    if operation.type in CALLS:
+        traced.calls.add(operation.name)
+    return operation
 
 
-def _wrap_create(original: Any) -> Any:
-    @functools.wraps(original)
-    def create(graph: Any, *args: Any, **kwargs: Any) -> Any:
-        operation = original(graph, *args, **kwargs)
-        if _patches.live:
-            _record(operation)
-        return operation
-
-    return create
+def _from_func_graph(original: Any, name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Create a function from a graph."""
+    key = name.decode() if isinstance(name, bytes) else name
+    _functions[key] = ref(graph, functools.partial(_functions.pop, key))  # a C callback, as in `WeakKeys`
+    return original(name, graph, *args, **kwargs)
 
 
-def _wrap_from_func_graph(original: Any) -> Any:
-    """Wrap the creation of a function from a graph."""
-
-    @functools.wraps(original)
-    def from_func_graph(name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        key = name.decode() if isinstance(name, bytes) else name
-        _functions[key] = ref(graph, functools.partial(_functions.pop, key))  # a C callback, as in `WeakKeys`
-        return original(name, graph, *args, **kwargs)
-
-    return from_func_graph
+def _call_function(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    return _running(function.graph, False, original, function, *args, **kwargs)
 
 
-def _wrap_call(original: Any) -> Any:
-    """Wrap the call of a traced function."""
-
-    @functools.wraps(original)
-    def call(caller: Any, *args: Any, **kwargs: Any) -> Any:
-        thread = owners.thread
-        before = thread.running
-        try:
-            thread.running = caller.graph
-            return original(caller, *args, **kwargs)
-        finally:
-            thread.running = before
-            owners.raise_interrupt()
-
-    return call
+def _run_session(original: Any, session: Any, handle: Any, targets: Any, fetches: Any, fed: Any, *args: Any) -> Any:
+    is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
+    return _running(session.graph, is_cut, original, session, handle, targets, fetches, fed, *args)
 
 
-def _wrap_run(original: Any) -> Any:
-    """Wrap the run of a TensorFlow 1 session."""
-
-    @functools.wraps(original)
-    def run(session: Any, handle: Any, targets: Any, fetches: Any, fed: Any, *args: Any) -> Any:
-        thread = owners.thread
-        before = thread.running, thread.is_cut
-        try:
-            thread.running = session.graph
-            thread.is_cut = any(not one.deref().op.type.startswith("Placeholder") for one in fed)
-            return original(session, handle, targets, fetches, fed, *args)
-        finally:
-            thread.running, thread.is_cut = before
-            owners.raise_interrupt()
-
-    return run
+def _running(graph: Any, is_cut: bool, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that runs a graph on this thread."""
+    thread = owners.thread
+    before = thread.running, thread.is_cut
+    try:
+        thread.running, thread.is_cut = graph, is_cut
+        return run(*args, **kwargs)
+    finally:
+        thread.running, thread.is_cut = before
+        owners.raise_interrupt()
 
 
 # ---------------------------------------------------------------- gradients
@@ -195,20 +140,14 @@ def _type_with_owner(operation: str) -> str:
     return owned_type
 
 
-def _wrap_execute(original: Any) -> Any:
-    def execute(context: Any, operation: str, *args: Any) -> Any:
-        if owners.thread.owner is not None or owners.thread.started:
-            operation = _type_with_owner(operation)
-        return original(context, operation, *args)
-
-    return execute
+def _execute(original: Any, context: Any, operation: str, *args: Any) -> Any:
+    if owners.thread.owner is not None or owners.thread.started:
+        operation = _type_with_owner(operation)
+    return original(context, operation, *args)
 
 
-def _wrap_record_gradient(original: Any) -> Any:
-    def record_gradient(operation: str, *args: Any) -> Any:
-        return original(_type_with_owner(operation), *args)
-
-    return record_gradient
+def _record_gradient(original: Any, operation: str, *args: Any) -> Any:
+    return original(_type_with_owner(operation), *args)
 
 
 def _gradient(operation: Any, *args: Any) -> Any:
@@ -230,71 +169,46 @@ def _in_backward_of(owner: owners.Owner | None, operation: str, compute: Callabl
         return compute(*args)
 
 
-def _wrap_record_operation(original: Any) -> Any:
-    """Wrap the recording of custom gradients and of functions, which pass their own backward function."""
-
-    @functools.wraps(original)
-    def record_operation(
-        op_type: Any, output_tensors: Any, input_tensors: Any, backward_function: Any, forward_function: Any = None
-    ) -> Any:
-        owner = owners.current()
-        if owner is not None and op_type not in owners.READS and callable(backward_function):
-            backward_function = functools.partial(_in_backward_of, owner, str(op_type), backward_function)
-        return original(op_type, output_tensors, input_tensors, backward_function, forward_function)
-
-    return record_operation
+def _record_operation(
+    original: Any, op_type: Any, outputs: Any, inputs: Any, backward_function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Record a custom gradient or a function, which pass their own backward function."""
+    owner = owners.current()
+    if owner is not None and op_type not in owners.READS and callable(backward_function):
+        backward_function = functools.partial(_in_backward_of, owner, str(op_type), backward_function)
+    return original(op_type, outputs, inputs, backward_function, *args, **kwargs)
 
 
-def _wrap_compute(original: Any) -> Any:
-    """Wrap the computation of gradients by a tape or by TensorFlow's symbolic differentiation."""
-
-    @functools.wraps(original)
-    def compute(*args: Any, **kwargs: Any) -> Any:
-        if not _patches.live:
-            return original(*args, **kwargs)
-        outer, owner = owners.thread.gradient_pass, owners.thread.owner
-        gradient_pass = owners.GradientPass(owners.current())
-        try:
-            owners.thread.gradient_pass = gradient_pass
-            return original(*args, **kwargs)
-        finally:
-            owners.thread.gradient_pass, owners.thread.owner = outer, owner
-            guard.to_the_end(gradient_pass.close)
-
-    return compute
+def _compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute gradients by a tape or by TensorFlow's symbolic differentiation."""
+    thread = owners.thread
+    before = thread.gradient_pass, thread.owner
+    gradient_pass = owners.GradientPass(owners.current())
+    try:
+        thread.gradient_pass = gradient_pass
+        return original(*args, **kwargs)
+    finally:
+        thread.gradient_pass, thread.owner = before
+        guard.to_the_end(gradient_pass.close)
 
 
-def _wrap_compile(original: Any) -> Any:
-    @functools.wraps(original)
-    def compile_gradient(scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
-        graph = graphs.get(operation.graph)
-        traced = graph.operations.get(operation.name) if graph else None
-        owner = traced.owner if traced else None
-        return _in_backward_of(owner, operation.type, original, scope, operation, function, gradient)
-
-    return compile_gradient
+def _differentiate(original: Any, scope: Any, operation: Any, function: Any, gradient: Any) -> Any:
+    graph = graphs.get(operation.graph)
+    traced = graph.operations.get(operation.name) if graph else None
+    owner = traced.owner if traced else None
+    return _in_backward_of(owner, operation.type, original, scope, operation, function, gradient)
 
 
-# ---------------------------------------------------------------- replicas
+def _merge_call(original: Any, replica: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a function for all replicas on another thread, such as an optimizer update, with the owner of this thread."""
+    owner = owners.current()
 
+    @functools.wraps(function)
+    def merged(*args: Any, **kwargs: Any) -> Any:
+        with owners.owned(owner):
+            return function(*args, **kwargs)
 
-def _wrap_merge_call(original: Any) -> Any:
-    """Wrap `merge_call`, which runs a function for all replicas on another thread, such as an optimizer update."""
-
-    @functools.wraps(original)
-    def merge_call(context: Any, function: Any, args: Any = (), kwargs: Any = None) -> Any:
-        owner = owners.current()
-        if owner is None:
-            return original(context, function, args, kwargs)
-
-        @functools.wraps(function)
-        def merged(*args: Any, **kwargs: Any) -> Any:
-            with owners.owned(owner):
-                return function(*args, **kwargs)
-
-        return original(context, merged, args, kwargs)
-
-    return merge_call
+    return original(replica, function if owner is None else merged, *args, **kwargs)
 
 
 # ---------------------------------------------------------------- installation
@@ -304,18 +218,18 @@ _users: Final[set[object]] = set()
 _users_lock: Final = fork_safe()
 
 _PATCHED: Final = (
-    (ops.Graph, "_create_op_internal", _wrap_create),
-    (atomic_function, "from_func_graph", _wrap_from_func_graph),
-    (atomic_function.AtomicFunction, "call_flat", _wrap_call),
-    (session.BaseSession, "_do_run", _wrap_run),
-    (pywrap_tfe, "TFE_Py_FastPathExecute", _wrap_execute),
-    (pywrap_tfe, "TFE_Py_RecordGradient", _wrap_record_gradient),
-    (record, "record_operation", _wrap_record_operation),
-    (imperative_grad, "imperative_grad", _wrap_compute),
-    (gradients_util, "_GradientsHelper", _wrap_compute),
-    (gradients_util, "_MaybeCompile", _wrap_compile),
-    (distribute_lib.ReplicaContext, "merge_call", _wrap_merge_call),
+    (ops.Graph, "_create_op_internal", _create),
+    (atomic_function, "from_func_graph", _from_func_graph),
+    (atomic_function.AtomicFunction, "call_flat", _call_function),
+    (session.BaseSession, "_do_run", _run_session),
+    (record, "record_operation", _record_operation),
+    (imperative_grad, "imperative_grad", _compute_gradients),
+    (gradients_util, "_GradientsHelper", _compute_gradients),
+    (gradients_util, "_MaybeCompile", _differentiate),
+    (distribute_lib.ReplicaContext, "merge_call", _merge_call),
 )
+_PATCHED_C: Final = (("TFE_Py_FastPathExecute", _execute), ("TFE_Py_RecordGradient", _record_gradient))
+"""Functions of `pywrap_tfe` that every eager operation calls. A partial costs less than `Patches.wrap`."""
 
 
 def install(user: object) -> None:
@@ -326,9 +240,11 @@ def install(user: object) -> None:
         _users.add(user)
         if first:
             _patches = Patches()
-            for owner, name, wrap in _PATCHED:
+            for owner, name, around in _PATCHED:
                 if hasattr(owner, name):
-                    _patches.replace(owner, name, wrap(getattr(owner, name)))
+                    _patches.wrap(owner, name, around)
+            for name, patch in _PATCHED_C:
+                _patches.replace(pywrap_tfe, name, functools.partial(patch, getattr(pywrap_tfe, name)))
             pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient)
 
 

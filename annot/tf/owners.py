@@ -2,7 +2,7 @@
 
 A thread has an owner while it calls a layer. `annot.tf.operation_owners` records the owner of each new operation, and
 sets the owner of the backward as the thread's owner while gradients are computed. In graphs,
-`annot.tf.graph_optimizer` turns the owners into ranges. In eager mode, this module opens and closes backward ranges.
+`annot.tf.library` turns the owners into ranges. In eager mode, this module opens and closes backward ranges.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import tensorflow as tf
@@ -31,6 +31,7 @@ __all__ = [
     "current",
     "in_backward",
     "in_xla",
+    "innermost",
     "interrupts",
     "is_watched",
     "may_be_taped",
@@ -46,46 +47,35 @@ _SMALL: Final = frozenset({"Cast", "ExpandDims", "Pack", "Reshape", "Squeeze", "
 """Operations whose gradient the tape may compute long after those of their layer. They do not reopen its range."""
 
 
+@dataclass(slots=True, eq=False)
 class Owner:
-    """A range that operations belong to.
+    """A range that operations belong to."""
 
-    Args:
-        event: an event of `annot.emit.client.event`; None: the operations belong to the range of the parent.
-        grad_event: the event of the backward range; None: the backward has no range.
-        parent: the enclosing owner.
-        tag: the tag in `event`, for the range of a layer.
-        grad_tag: the tag in `grad_event`.
-        sizes: the tensors of a graph with unknown sizes, as `annot.tf.dynamic_sizes.Source`.
-        waits: whether the range opens only when all inputs are ready. This is for the update of an optimizer, whose
-            first inputs are ready long before the last.
-    """
+    event: Any
+    """An event of `annot.emit.client.event`; None: the operations belong to the range of the parent."""
+    grad_event: Any = None
+    """The event of the backward range; None: the backward has no range."""
+    parent: Owner | None = None
+    tag: Tag | None = field(default=None, kw_only=True)
+    """The tag in `event`, for the range of a layer; `grad_tag` is that in `grad_event`."""
+    grad_tag: Tag | None = field(default=None, kw_only=True)
+    sizes: Any = field(default=(), kw_only=True)
+    """The tensors of a graph with unknown sizes, as `annot.tf.dynamic_sizes.Source`."""
+    waits: bool = field(default=False, kw_only=True)
+    """Whether the range opens only when all inputs are ready. This is for the update of an optimizer, whose first
+    inputs are ready long before the last."""
+    graph_id: int = field(init=False)
+    """The id of the graph that was current at creation; 0: eager mode."""
+    key: Owner = field(init=False)
+    """The owner of the same range before an enclosing range ended."""
+    sized: Owner = field(init=False)
+    """The owner with the `sizes` that the label leaves open."""
+    backward_of: Owner | None = field(default=None, init=False)
+    _backward: tuple[GradientPass, Owner] | None = field(default=None, init=False)
 
-    __slots__ = (
-        "_backward", "backward_of", "event", "grad_event", "grad_tag", "graph_id", "key", "parent", "sized", "sizes",
-        "tag", "waits",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        event: Any,
-        grad_event: Any = None,
-        parent: Owner | None = None,
-        *,
-        tag: Tag | None = None,
-        grad_tag: Tag | None = None,
-        sizes: Any = (),
-        waits: bool = False,
-    ) -> None:
-        self.event, self.grad_event, self.parent = event, grad_event, parent
-        self.tag, self.grad_tag, self.sizes, self.waits = tag, grad_tag, sizes, waits
+    def __post_init__(self) -> None:
         self.graph_id = 0 if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
-        """The id of the graph that was current at creation; 0: eager mode."""
-        self.key: Owner = self
-        """The owner of the same range before an enclosing range ended."""
-        self.sized: Owner = self
-        """The owner with the `sizes` that the label leaves open."""
-        self.backward_of: Owner | None = None
-        self._backward: tuple[GradientPass, Owner] | None = None
+        self.key = self.sized = self
 
     def outside(self, ended: Owner) -> Owner:
         """Return the owner of the same range after the enclosing owner `ended` has ended."""
@@ -101,13 +91,14 @@ class Owner:
 
     def backward(self, gradient_pass: GradientPass) -> Owner:
         """Return the owner of the backward of this owner in one computation of gradients."""
-        for around in gradient_pass.outer.lineage() if gradient_pass.outer else ():
-            if around.backward_of is self:  # a custom gradient that computes gradients itself
-                return around
+        outer, parent = gradient_pass.outer, self.parent
+        around = [*outer.lineage()] if outer else []
+        for one in around:
+            if one.backward_of is self:  # a custom gradient that computes gradients itself
+                return one
         if self._backward is None or self._backward[0] is not gradient_pass:
-            parent = self.parent
-            if parent is None or parent.graph_id != self.graph_id or gradient_pass.is_inside(parent):
-                parent = gradient_pass.outer
+            if parent is None or parent.graph_id != self.graph_id or parent in around:  # the latter: recomputed layers
+                parent = outer
             else:
                 parent = parent.backward(gradient_pass)
             made = Owner(self.grad_event, self.grad_event, parent, tag=self.grad_tag, grad_tag=self.grad_tag)
@@ -134,7 +125,8 @@ class Owner:
         # The first operation does the main work, such as a convolution before an activation.
         arguments = tuple({"base": tags[0].module, **dict(tags[0].arguments)}.items())
         shown = replace(tags[0], layer=layer, module=module, arguments=arguments)
-        made = Owner(client.event(tag.format(shown), category=shown.phase), None, _common_parent(owners), tag=shown)
+        parent = innermost([[one for one in owner.chain() if one not in owners] for owner in owners])
+        made = Owner(client.event(tag.format(shown), category=shown.phase), None, parent, tag=shown)
         made.sized = owners[0].sized
         return made
 
@@ -150,30 +142,20 @@ class Owner:
             owner = owner.parent
 
 
-def _common_parent(owners: Sequence[Owner]) -> Owner | None:
-    chains = [owner.chain() for owner in owners]
-    common = [one for one in chains[0] if one not in owners and all(one in chain for chain in chains)]
+def innermost(chains: Sequence[Sequence[Owner]]) -> Owner | None:
+    """Return the innermost owner that all chains contain."""
+    common = [one for one in chains[0] if all(one in chain for chain in chains)] if chains else []
     return common[-1] if common else None
 
 
 class GradientPass:
-    """One computation of gradients, with its open backward ranges in eager mode.
-
-    Args:
-        outer: the owner of the thread at its start.
-    """
-
-    __slots__ = ("_closed", "_depth", "_open", "outer")
+    """One computation of gradients, with its open backward ranges in eager mode; `outer` is the thread's owner."""
 
     def __init__(self, outer: Owner | None) -> None:
         self.outer = outer
         self._open: list[Owner] = []
         self._closed: set[Owner] = set()
         self._depth = client.depth()
-
-    def is_inside(self, owner: Owner) -> bool:
-        """Return whether the gradients are computed inside an owner, as with recomputed layers."""
-        return self.outer is not None and owner in self.outer.lineage()
 
     def enter(self, owner: Owner, operation: str) -> None:
         """Open the ranges of an owner and close all others, before the gradient of an operation is computed."""

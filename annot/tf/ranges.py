@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,16 +15,14 @@ from annot.emit.layer_filter import Selection, choose
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
-from annot.keras.backend import check_keras_backend
+from annot.keras import check_keras_backend
 from annot.keras.fit_loops import FitLoops
 from annot.keras.layer_paths import SEPARATOR
 from annot.keras.optimizer import OptimizerSteps
-from annot.tf import library, name_scopes, operation_owners, owners
-from annot.tf.cuda_profiler import tell_cuda
+from annot.tf import cuda, library, name_scopes, operation_owners, owners
 from annot.tf.dataset import DataWaits
 from annot.tf.layer_calls import Layers, LayerWrapper, Mode, Options
 from annot.tf.step_functions import StepFunctions
-from annot.tf.tsl_ranges import operation_ranges, reason
 from annot.util.locks import fork_safe
 
 __all__ = ["EmitRanges", "emit_ranges"]
@@ -99,15 +96,11 @@ def emit_ranges(
     if mode not in (None, "names", "ops", "python"):
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
-    return EmitRanges(
-        model, Options(forward, backward, shapes, choice, mode or _default_mode(), optimizer, data), schedule,
-        without_tool=mode == "names",
-    )  # fmt: skip
-
-
-def _default_mode() -> Mode:
-    """Return ``names`` if there is a GPU and TensorFlow can emit its own ranges, else ``ops``."""
-    return "names" if tf.config.list_physical_devices("GPU") and reason() is None else "ops"
+    without_tool = mode == "names"
+    if mode is None:
+        mode = "names" if tf.config.list_physical_devices("GPU") and cuda.without_ranges() is None else "ops"
+    options = Options(forward, backward, shapes, choice, mode, optimizer, data)
+    return EmitRanges(model, options, schedule, without_tool=without_tool)
 
 
 class EmitRanges(SwitchedBlock):
@@ -127,7 +120,7 @@ class EmitRanges(SwitchedBlock):
         self._model = model
         self._options = options
         self._functions = StepFunctions(model)
-        self._collector = Capture(tell_cuda)
+        self._collector = Capture(cuda.tell_cuda)
         self._loops: list[FitLoops] = []
 
     def _enter(self, done: list[str]) -> None:
@@ -174,7 +167,7 @@ class Installed:
             wrappers = self._blocks[block] = []  # first, since an interrupt may come between any two calls
             if first:
                 self._install(options)
-            self._layers.add_model(model, options, wrappers)
+            self._layers.add(model.name, model, options, wrappers)
         if not wrappers:
             client.warn_once(f"{model.name} has no ranges: include, exclude and depth exclude all of its layers")
 
@@ -201,10 +194,12 @@ class Installed:
 
     def _name_operations(self) -> None:
         """Switch TensorFlow's own ranges on, and repeat the marks of the layers that were traced before."""
-        switched = contextlib.ExitStack()
-        self._undo.append(switched.close)
-        if not switched.enter_context(operation_ranges()):
-            client.warn_once(f"{reason()}. Only tf.profiler traces show the layers of graphs")
+        problem = cuda.without_ranges()
+        if problem is None:
+            self._undo.append(functools.partial(cuda.switch_ranges, on=False))
+            cuda.switch_ranges(on=True)
+        else:
+            client.warn_once(f"{problem}. Only tf.profiler traces show the layers of graphs")
         name_scopes.repeat_marks()
 
     def leave(self, block: EmitRanges) -> None:

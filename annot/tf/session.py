@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-import wrapt
 
 from annot.emit import client, loop
 from annot.emit.open_ranges import OpenRanges
@@ -46,7 +45,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Wrap `run` of the session that hooks get, so that the range covers exactly the run."""
         self._patches.undo()
-        self._patches.replace(session, "run", wrapt.FunctionWrapper(session.run, self._run))
+        self._patches.wrap(session, "run", self._run)
         self._is_wrapped = True
 
     def before_run(self, run_context: Any) -> None:
@@ -73,7 +72,7 @@ class SessionHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._announced = False
         self._count += 1
 
-    def _run(self, function: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._announced:
             return function(*args, **kwargs)
         self._begin()

@@ -14,11 +14,7 @@ _NAMES: Final = ("train_function", "test_function", "predict_function")
 
 
 class StepFunctions:
-    """The step functions of one model, with and without ranges.
-
-    Args:
-        model: a model. Layers that are not models do not have step functions.
-    """
+    """The step functions of one model, with and without ranges. A layer that is not a model has none."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -38,16 +34,12 @@ class StepFunctions:
         if compiled is not self._compiled:
             self._kept, self._compiled = {}, compiled
         for name in _NAMES:
-            self._put(name, ranges)
+            used, other = getattr(self._model, name, None), self._kept.get((name, ranges))
+            if used is other:
+                continue
+            self._kept[name, not ranges] = used
+            if other is not None:
+                setattr(self._model, name, other)
+            elif used is not None:  # a running `fit` looks the function up at each step
+                getattr(self._model, f"make_{name}")(force=True)
         self._has_ranges = ranges
-
-    def _put(self, name: str, ranges: bool) -> None:
-        used = getattr(self._model, name, None)
-        other = self._kept.get((name, ranges))
-        if used is other:
-            return
-        self._kept[name, not ranges] = used
-        if other is not None:
-            setattr(self._model, name, other)
-        elif used is not None:  # a running `fit` looks the function up at each step
-            getattr(self._model, f"make_{name}")(force=True)

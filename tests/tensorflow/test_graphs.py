@@ -596,11 +596,9 @@ def test_a_function_of_tensorflow_that_is_traced(tmp_path: Path, graph: bool) ->
 
 def test_ranges_come_in_after_tensorflows_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow optimizes a graph in two rounds; a range that the first one adds would change the second."""
-    from annot.tf import graph_optimizer
-
     rounds: list[int] = []
-    rewrite = graph_optimizer.rewrite
-    monkeypatch.setattr(graph_optimizer, "rewrite", lambda *given: rounds.append(1) or rewrite(*given))
+    rewrite = library.rewrite
+    monkeypatch.setattr(library, "rewrite", lambda *given: rounds.append(1) or rewrite(*given))
     weights = variables(2)
     captured = recorded(tmp_path, lambda: tf.function(lambda x: chain(x, weights, ranged))(tf.ones([3, 6])))
     assert counts(captured) == {"layer0": 1, "layer1": 1}

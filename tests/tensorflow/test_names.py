@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +19,9 @@ from captured import capture
 import annot
 from annot import AnnotError, correlate
 from annot.labels.scope_marks import parse_scope
-from annot.labels.tag import TensorSpec
+from annot.labels.tag import Tag, TensorSpec
 from annot.read.formats import load
-from annot.tf import name_scopes
-from annot.tf.tsl_ranges import operation_ranges, reason
+from annot.tf import cuda, name_scopes
 
 
 @contextmanager
@@ -34,9 +32,8 @@ def noting(model: keras.Model) -> Iterator[None]:
         original = layer.call
 
         def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-            name_scopes.note(
-                path, type(layer).__name__, tf.get_current_name_scope(), [TensorSpec(tuple(x.shape), "f32")]
-            )
+            tensors = (TensorSpec(tuple(x.shape), "f32"),)
+            name_scopes.note(tf.get_current_name_scope(), Tag(path, type(layer).__name__, tensors=tensors))
             return original(x, *args, **kwargs)
 
         return call
@@ -136,45 +133,30 @@ def test_a_folder_with_two_captures(tmp_path: Path) -> None:
 
 def test_a_scope_that_says_nothing(tmp_path: Path) -> None:
     """Outside of graphs there are no scopes, and nothing is noted."""
-    captured = capture(tmp_path, lambda: name_scopes.note("fc", "Dense", tf.get_current_name_scope()))
+    captured = capture(tmp_path, lambda: name_scopes.note(tf.get_current_name_scope(), Tag("fc", "Dense")))
     assert captured.marks == []
 
 
 def test_operations_have_ranges_or_the_reason_is_said(model: keras.Model, tmp_path: Path) -> None:
-    """A build with CUDA marks its operations inside the block and not after it; another one says that it cannot."""
+    """A build with CUDA marks its operations until they are switched off; another one says that it cannot."""
 
-    def body() -> None:
-        with operation_ranges() as outer, operation_ranges() as inner:
-            assert outer == inner == (reason() is None)
-        train(model)  # the blocks are over
-        assert outer == inner
+    def off() -> None:
+        cuda.switch_ranges(on=True)
+        cuda.switch_ranges(on=False)
+        train(model)
 
-    assert capture(tmp_path, body).ranges == []
-    if (words := reason()) is not None:
+    assert capture(tmp_path, off).ranges == []
+    if (words := cuda.without_ranges()) is not None:
         assert "TensorFlow" in words
         assert words.count(".") <= 3, "one sentence, in which a version may stand"
         return
 
     def inside() -> None:
-        with operation_ranges():
-            with operation_ranges():
-                pass
+        cuda.switch_ranges(on=True)
+        try:
             train(model)
+        finally:
+            cuda.switch_ranges(on=False)
 
     texts = {one.text for one in capture(tmp_path, inside).ranges}
     assert any("gradient_tape/net_1/" in text for text in texts)
-
-
-def test_the_switch_is_thrown_at_the_outermost_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that nest or overlap switch on once and off once."""
-    thrown: list[bool] = []
-    switch = ctypes.CFUNCTYPE(None, ctypes.c_bool)(thrown.append)
-    monkeypatch.setattr("annot.tf.tsl_ranges._switch", lambda: switch)
-    monkeypatch.setattr("annot.tf.tsl_ranges.reason", lambda: None)
-    one, other = operation_ranges(), operation_ranges()
-    one.__enter__()
-    other.__enter__()
-    one.__exit__(None, None, None)
-    assert thrown == [True]
-    other.__exit__(None, None, None)
-    assert thrown == [True, False]

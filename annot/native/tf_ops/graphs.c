@@ -1,6 +1,6 @@
 /* Custom graph optimizer. TensorFlow runs it after its own optimizers; it passes each graph to Python.
  *
- * annot/tf/graph_optimizer.py returns a graph in which the operations of operations.c open and close ranges. */
+ * annot/tf/library.py returns a graph in which the operations of operations.c open and close ranges. */
 #include "operations.h"
 
 #include <stdint.h>
