@@ -168,7 +168,7 @@ def _forests(
     if step_range is not None and found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
     if steps == STEADY:
-        found = replace(found, choice=found.after_warmup())
+        found = replace(found, choice=found.after_warmup(forest, source.last_launch()))
     if found.choice is None:
         return forest, forest, found
     if found.table.is_empty():

@@ -18,6 +18,7 @@ __all__ = ["Steps", "find_steps", "step_slice"]
 _TABLE: Final = {
     "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64, "warmup": pl.Boolean,
 }  # fmt: skip
+_USUAL: Final = "ranges with a usual name"
 _REPETITION: Final = "the largest pattern of ranges that repeats"
 _LONG: Final = 1.5  # first steps longer than this many times the median are warm-up
 
@@ -68,13 +69,23 @@ class Steps:
         numbers = range(most + 1 if isinstance(most, int) else 0)
         return step.is_in(list(numbers if self.choice is None else numbers[self.choice]))
 
-    def after_warmup(self) -> slice | None:
+    def after_warmup(self, forest: Forest, last_launch: int | None) -> slice | None:
         """Return the steps after the warm-up of all processes, or None if the steps are unknown.
 
-        A pattern that repeats is a guess. It does not make steps known.
+        A pattern that repeats is a guess. It does not make steps known. Neither do ranges of another tool that cover
+        less than half of the time, such as the warm-up of a program whose measured steps lack ranges.
         """
         if self.table.is_empty() or self.found_by == _REPETITION:
             return None
+        if self.found_by == _USUAL:
+            spans = self.with_waits(forest).spans
+            covered = 0 if spans is None else int((spans["end"] - spans["start"]).sum())
+            process = forest.threads.table["process_code"].gather(forest.tree["thread"]).alias("process")
+            ranges = forest.tree.select(process, "start", "end").join(self.table, on="process", how="semi")
+            last = pl.max_horizontal(pl.col("end").max(), pl.lit(last_launch, pl.Int64))
+            length = ranges.group_by("process").agg(length=last - pl.col("start").min())["length"].sum()
+            if 2 * covered < length:
+                return None
         counts = self.table.group_by("process").agg(warm=pl.col("warmup").sum(), steps=pl.len())
         warmup, fewest = int(counts["warm"].max() or 0), int(counts["steps"].min() or 0)  # type: ignore[arg-type]
         return slice(warmup if warmup < fewest else 0, None)
@@ -99,7 +110,7 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
         return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
     methods = (
         (_batches, "batch ranges"),
-        (_usual_names, "ranges with a usual name"),
+        (_usual_names, _USUAL),
         (repetition, _REPETITION),
     )
     for spans_of, found_by in methods:

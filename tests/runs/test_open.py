@@ -80,6 +80,16 @@ def test_a_pattern_does_not_make_steps_known() -> None:
     assert "per_step" not in report.meta
 
 
+def test_steps_of_a_small_part_are_not_those_of_the_run() -> None:
+    """Ranges named step that cover less than half of the time do not hide the rest."""
+    rows = Rows()
+    for number in range(3):
+        rows.range(f"step {number}", number * 100, number * 100 + 90)
+    assert Run(rows.build()).view().meta["per_step"] == 3
+    rows.range("forward", 300, 2000)
+    assert "per_step" not in Run(rows.build()).view().meta
+
+
 @pytest.mark.parametrize("form", ["json", "csv", "parquet", "jsonl"])
 def test_files_contain_sums_unless_per_step(form: str, tmp_path: Path) -> None:
     """Every file has exact sums; with --per-step it has what the table shows."""
