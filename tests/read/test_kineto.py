@@ -5,11 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from shared_data import shared
 
 from annot import AnnotError, load
-
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared traces are not here")
 
 
 def write(path: Path, *events: dict[str, object], **top: object) -> Path:
@@ -21,7 +19,6 @@ def event(name: str, category: str, ts: float, dur: float, **more: object) -> di
     return {"ph": "X", "name": name, "cat": category, "pid": 70, "tid": 71, "ts": ts, "dur": dur, **more}
 
 
-@needs_data
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
@@ -36,21 +33,19 @@ def event(name: str, category: str, ts: float, dur: float, **more: object) -> di
 )
 def test_kernels_of_real_traces(name, kernels):
     """Every kernel of real traces of 2021 to 2026 is there, NVIDIA's and AMD's."""
-    assert load(DATA / f"{name}.json.gz").kernels.height == kernels
+    assert load(shared(f"kineto/{name}.json.gz")).kernels.height == kernels
 
 
-@needs_data
 def test_kernels_without_their_launch_are_kept():
     """The 705 kernels of the CUDA-graph trace that have no launch stay in the table."""
-    profile = load(DATA / "hta_recsys_a100_cudagraph.json.gz")
+    profile = load(shared("kineto/hta_recsys_a100_cudagraph.json.gz"))
     unlaunched = profile.kernels.join(profile.launches, on=["process", "correlation"], how="anti")
     assert unlaunched.height == 705
 
 
-@needs_data
 def test_copies_and_annotations_of_a_real_trace():
     """Copies come with their kind and size, and the user's annotations are ranges."""
-    profile = load(DATA / "hta_alexnet_a100_train.json.gz")
+    profile = load(shared("kineto/hta_alexnet_a100_train.json.gz"))
     assert profile.copies.height == 19
     assert set(profile.copies["kind"]) == {"HtoD", "memset"}
     assert profile.copies["bytes"][0] == 92928

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 import sqlite3
 import tempfile
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from shared_data import shared
+from shared_data import shared_names, unpacked
 
 from annot.errors import AnnotError
 from annot.native import tables
@@ -271,9 +270,8 @@ def test_keys_rowids_and_absent_columns_are_those_of_sql(
 
 def test_real_exports_read_alike_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
-    for packed in sorted(shared("nsys").rglob("*.sqlite.gz")):
-        path = tmp_path / packed.stem
-        path.write_bytes(gzip.decompress(packed.read_bytes()))
+    for name in shared_names("nsys", ".sqlite.gz"):
+        path = unpacked(name, tmp_path)
         with open_database(path) as database:
             wanted = {table: sorted(database.columns[table]) for table in database.columns}
             info = {table: database.rows(f'PRAGMA table_info("{table}")') for table in wanted}
