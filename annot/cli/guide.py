@@ -21,7 +21,7 @@ CHAPTERS: Final = {
     "attribution": "how time is attributed to layers, and its limits",
     "tags": "the grammar of range labels, for tools that write or read them",
     "schemas": "columns of the tables in JSON, CSV and Parquet, and their stability",
-    "extending": "how to add a reader, an advice rule or the formula of a layer",
+    "extending": "how to add a reader, a view, an advice rule or the formula of a layer",
 }
 _EXAMPLES: Final = """\
 examples:

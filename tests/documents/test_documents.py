@@ -78,8 +78,8 @@ def test_readmes_table_is_what_the_sample_prints(tmp_path: Path) -> None:
     sample = [sys.executable, ROOT / "samples/alexnet.py", "--batch", "1", "--image", "64"]
     done = annot("run", "--collector", "recorder", "-o", "run.sqlite", "--", *sample, cwd=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr.decode()
-    shown = next(block.text for block in blocks() if block.text.startswith("$ make demo\nHost time"))
-    shown, printed = (text[: text.index("\nHost: ")] for text in (shown, done.stderr.decode()))
+    shown = next(block.text for block in blocks() if block.text.startswith("$ make demo\nHost"))
+    printed = done.stderr.decode().partition("\nannot: next:")[0]
     assert _without_times(shown) == _without_times(printed)
 
 
@@ -133,7 +133,7 @@ def test_schemas_are_those_of_the_tables(by: Any, tmp_path: Path) -> None:
         assert {name: TYPES[dtype] for name, dtype in report.rows.schema.items()}.items() <= described.items()
     if by == "layer":
         keys = re.findall(r"^\| `(\w+)` \| [^|]* \|$", text.partition("| key of `meta`")[2], re.M)
-        assert set(keys) == {"schema", *report.meta}
+        assert set(keys) == {"schema", "advice", "per_step", *report.meta}
 
 
 def test_runner_sees_what_fails(tmp_path: Path) -> None:
