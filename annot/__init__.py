@@ -15,11 +15,12 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from annot import tf as tf
     from annot import torch as torch
-    from annot.attribution import correlate
     from annot.collect.record import record
     from annot.notebook.layers import layers
     from annot.notebook.magics import load_ipython_extension, unload_ipython_extension
     from annot.read.formats import load
+    from annot.runs.open import open  # noqa: A004
+    from annot.runs.run import correlate
 
 __all__ = [
     "AnnotError",
@@ -35,6 +36,7 @@ __all__ = [
     "load",
     "load_ipython_extension",
     "mark",
+    "open",
     "record",
     "schedule",
     "trace",
@@ -43,10 +45,11 @@ __all__ = [
 
 # Loaded on first use, because these modules import polars, which a training script does not need.
 _LAZY = {
-    "correlate": "annot.attribution",
+    "correlate": "annot.runs.run",
     "layers": "annot.notebook.layers",
     "load": "annot.read.formats",
     "load_ipython_extension": "annot.notebook.magics",
+    "open": "annot.runs.open",
     "record": "annot.collect.record",
     "unload_ipython_extension": "annot.notebook.magics",
 }

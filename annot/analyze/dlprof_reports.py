@@ -17,16 +17,15 @@ import polars as pl
 
 from annot.analyze.api_calls import calls_of
 from annot.analyze.gpu_activities import attributed_blocks
-from annot.analyze.kernel_kinds import layer_kernels, with_classes, with_unknown_tensor_cores
+from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
 from annot.attribution.attribute import Attribution
-from annot.attribution.host_times import known
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.tag import FUSED
 
-__all__ = ["MODEL", "by_detail", "by_group", "by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
+__all__ = ["MODEL", "by_group", "by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
 
 MODEL: Final = "(model)"
 """The group of all layers; DLProf's ``_CompleteModel_``."""
@@ -52,72 +51,6 @@ def layers_in(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter((pl.col("layer") != "") & ~pl.col("layer").is_in([EPOCH, BATCH, DATA, UNATTRIBUTED]))
 
 
-def by_detail(attribution: Attribution) -> pl.DataFrame:
-    """Return DLProf's detailed report: a row per layer, module class and phase.
-
-    Args:
-        attribution: the profile.
-
-    Returns:
-        layer, module, phase, calls; tc_eligible, tc_used, reason: see `annot.analyze.tensor_cores`; host_ns, gpu_ns
-        (total time) and their mean, min and max over the calls; gpu_self_ns, of which tc_ns in kernels on Tensor
-        Cores, matrix_ns in matrix multiplications and outside_ns in other kernels, listed in outside; launch_ns: CPU
-        time of the API calls that launched the GPU activities of the layer itself; shapes.
-    """
-    rows = by_layer(attribution).select(*_KEY, "calls", "host_ns", "gpu_ns", "shapes")
-    kernels = layer_kernels(attribution).select(*_KEY, "matrix_ns", "outside_ns", "outside")
-    for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
-        rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
-    calls = pl.when(pl.col("calls") > 0).then("calls")
-    means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
-    return _known(rows.with_columns(means), attribution).select(
-        *_KEY, "calls", "tc_eligible", "tc_used",
-        *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
-        "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
-    )  # fmt: skip
-
-
-def _extremes(attribution: Attribution) -> pl.DataFrame:
-    """The shortest and longest call of each layer, in CPU time and in GPU time."""
-    forest = attribution.forest
-    tree = forest.tree.select("path", outer=pl.col("path").gather(pl.col("parent").clip(lower_bound=0)))
-    nested = forest.tree["parent"] != column_ops.NONE
-    calls = (tree["path"] != column_ops.NONE) & (~nested | (tree["path"] != tree["outer"]))
-    key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(tree["path"].filter(calls))
-    ranges = _range_times(attribution).filter(calls)
-    crossing = forest.crossing.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=attribution.crossing_gpu_ns)
-    crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
-    parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
-    if not known(attribution.meta):
-        parts = [part.with_columns(host_ns=pl.lit(None, pl.Int64)) for part in parts]
-    times = {
-        f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in ("host", "gpu") for what in ("min", "max")
-    }
-    rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
-    names = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
-    return pl.concat([names[rows["key"]], rows.drop("key")], how="horizontal")
-
-
-def _range_times(attribution: Attribution) -> pl.DataFrame:
-    """Total CPU and GPU time of each range of the tree."""
-    tree = attribution.forest.tree
-    self_ns = attribution.range_work()["gpu_self_ns"]
-    return tree.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=column_ops.fold(tree["parent"], self_ns))
-
-
-def _launch_times(attribution: Attribution) -> pl.DataFrame:
-    """The time of the API calls of each layer; a call with several GPU activities (a CUDA graph) counts once."""
-    calls, keys = calls_of(attribution), _keys_of_nodes(attribution)
-    first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
-    for block in _blocks(attribution):
-        row = calls.rows(block["process"], block["correlation"])
-        launches = pl.DataFrame({"row": row, "node": block["node"]}).drop_nulls("row").unique("row", keep="first")
-        new = launches.filter(first.gather(launches["row"]).is_null())
-        first = first.scatter(new["row"], new["node"])
-    sums = pl.DataFrame({"node": first, "launch_ns": calls.ns}).drop_nulls().group_by("node").agg(pl.all().sum())
-    return pl.concat([keys[sums["node"]], sums], how="horizontal").group_by(_KEY).agg(pl.col("launch_ns").sum())
-
-
 def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """Return DLProf's report of kernels by iteration: a row per kernel, copy and memset, by start.
 
@@ -129,9 +62,9 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
         show it), process, device, stream, start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API
         call (null: unknown). Texts are `pl.Categorical`, because they repeat.
     """
-    calls, keys = calls_of(attribution), _keys_of_nodes(attribution).cast(pl.Categorical)
+    calls, keys = calls_of(attribution), keys_of_nodes(attribution).cast(pl.Categorical)
     parts = [pl.DataFrame(schema=_ITERATION)]
-    for block in _blocks(attribution):
+    for block in blocks_of(attribution):
         row = calls.rows(block["process"], block["correlation"])
         columns = [pl.col(name).cast(pl.Int64) for name in ("process", "device", "stream") if name in block.columns]
         times = block.select(
@@ -163,11 +96,11 @@ _ITERATION: Final = {
 }  # fmt: skip
 
 
-def _blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
+def blocks_of(attribution: Attribution) -> Iterator[pl.DataFrame]:
     return iter(()) if attribution.source is None else attributed_blocks(attribution)
 
 
-def _keys_of_nodes(attribution: Attribution) -> pl.DataFrame:
+def keys_of_nodes(attribution: Attribution) -> pl.DataFrame:
     """Layer, module class and phase of each node."""
     forest = attribution.forest
     return pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")[pl.Series(forest.nodes.keys, dtype=pl.Int64)]
@@ -210,7 +143,7 @@ def _on_device(attribution: Attribution) -> bool:
 _OF_DEVICES: Final = ("matrix_ns", "outside_ns", "outside", "launch_ns", "reason")
 
 
-def _known(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+def on_devices(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """The table with null in its GPU columns if the profile is without GPU activities: 0 would mean measured."""
     if _on_device(attribution):
         return table
@@ -245,7 +178,7 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
         gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max(),
     )  # fmt: skip
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
-    return _known(table, attribution).select(
+    return on_devices(table, attribution).select(
         "module", "layers", "tc_eligible", "tc_used", "calls", "host_ns", "gpu_ns", "tc_ns", "gpu_mean_ns",
         "gpu_min_ns", "gpu_max_ns", "forward_ns", "backward_ns",
     )  # fmt: skip
@@ -300,7 +233,7 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
     order = sorted(groups, key=lambda group: [first[outer] for outer in _groups_of(group)])
     table = _sums_of_groups(layers, [*order, MODEL], [*(groups[group] for group in order), range(layers.height)])
     share = _share("tc_ns", "gpu_ns").alias("tc_share")
-    return _known(table.with_columns(share), attribution)
+    return on_devices(table.with_columns(share), attribution)
 
 
 def _groups_of(layer: str) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from annot.attribution.attribute import Attribution, attribute
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
-from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase, correlate
+from annot.attribution.layer_tables import by_kernel, by_layer, by_module, by_op, by_phase
 from annot.attribution.step_table import by_step
 from annot.attribution.summary import summarize
 
@@ -17,6 +17,5 @@ __all__ = [
     "by_op",
     "by_phase",
     "by_step",
-    "correlate",
     "summarize",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal
 
 import polars as pl
 
@@ -21,7 +22,10 @@ from annot.attribution.steps import Steps, find_steps
 from annot.errors import AnnotError
 from annot.profile import Source
 
-__all__ = ["Attribution", "attribute", "self_times"]
+__all__ = ["STEADY", "Attribution", "attribute", "self_times"]
+
+STEADY: Final = "steady"
+"""Value of `steps` for the steps without warm-up, or the whole profile without known steps."""
 
 _MOST_NAMED: Final = 8
 _SLICE: Final = 1 << 20
@@ -104,7 +108,11 @@ class Attribution:
 
 
 def attribute(
-    source: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
+    source: Source,
+    *,
+    domain: str | None = None,
+    steps: slice | Literal["steady"] | None = None,
+    step_range: str | None = None,
 ) -> Attribution:
     """Nest the ranges and attribute each GPU activity to the innermost range around its launch.
 
@@ -117,7 +125,8 @@ def attribute(
     Args:
         source: the profile.
         domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
-        steps: numbers of the steps to use, or None for the whole profile, including time outside steps.
+        steps: numbers of the steps to use, or None for the whole profile, including time outside steps. `STEADY` uses
+            the steps after the warm-up, or the whole profile if its steps are unknown.
         step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
 
     Returns:
@@ -138,9 +147,7 @@ def attribute(
     def per_range() -> pl.DataFrame:
         return range_work(source.work_blocks(), attributor, forest.tree.height)
 
-    def of_steps(selected: slice) -> Attribution:
-        return attribute(source, domain=domain, steps=selected, step_range=step_range)
-
+    of_steps = partial(_attribute_steps, source, domain, step_range)
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
@@ -148,20 +155,27 @@ def attribute(
     )  # fmt: skip
 
 
+def _attribute_steps(source: Source, domain: str | None, step_range: str | None, steps: slice) -> Attribution:
+    return attribute(source, domain=domain, steps=steps, step_range=step_range)
+
+
 def _forests(
-    source: Source, domain: str | None, steps: slice | None, step_range: str | None
+    source: Source, domain: str | None, steps: slice | Literal["steady"] | None, step_range: str | None
 ) -> tuple[Forest, Forest, Steps]:
     """Return the ranges of all steps, the ranges of the selected steps, and all steps."""
     forest = _forest(source, domain)
-    found = find_steps(forest, step_range, steps)
+    found = find_steps(forest, step_range, None if steps == STEADY else steps)
     if step_range is not None and found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
-    if steps is None:
+    if steps == STEADY:
+        found = replace(found, choice=found.after_warmup())
+    if found.choice is None:
         return forest, forest, found
     if found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no steps to select from")
     if found.steady().is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no such steps, only 0 to {found.table['step'].max()!r}")
+    found = found.with_waits(forest)
     return forest, _forest(source, domain, forest.threads, found), found
 
 

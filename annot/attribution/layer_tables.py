@@ -8,16 +8,15 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.attribute import Attribution, attribute
+from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.host_times import without_unknown
 from annot.attribution.layer_chains import KEY
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
-from annot.profile import Source
 
-__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "correlate", "modules_of_keys", "phases_of_nodes"]
+__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes"]
 
 _SHAPES_KEPT: Final = 8
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
@@ -25,60 +24,6 @@ _OWN: Final = (
     "calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies",
 )  # fmt: skip
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
-
-
-def correlate(
-    profile: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
-) -> pl.DataFrame:
-    """Return host and GPU time by layer: a row per layer, module class and phase.
-
-    Rows are in order of first appearance. The layer ``""`` stands for the whole model, the whole backward pass and the
-    optimizer, which differ in module and phase. Epochs, batches and waits for data are the layers ``(epoch)``,
-    ``(batch)`` and ``(data)``. A range of another tool is a layer named by its text. The last rows, ``(unattributed)``,
-    hold the GPU activities outside any range, with the reason as module, so that `gpu_self_ns` adds up to the total GPU
-    time exactly.
-
-    Args:
-        profile: the profile, as returned by `annot.load`.
-        domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
-        steps: numbers of the steps to use, or None for the whole profile, including time outside steps.
-        step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
-
-    Returns:
-        layer, module, phase: text. The phase is forward, backward, recompute (a forward that runs again
-            for the backward), optimizer, data or other.
-        calls: number of ranges.
-        host_ns: total host time of the ranges. A layer inside itself counts once. Concurrent layers, as in a
-            TensorFlow graph, can add up to more than the host time of the layer around them.
-        host_self_ns: host self time.
-        gpu_ns, gpu_self_ns: total and self time of the kernels, copies and memsets launched in the ranges.
-        gpu_busy_ns: time in which devices were busy with them. Concurrent streams count once, devices are added up.
-        gpu_span_ns: time from their first start to their last end.
-        gpu_by_sequence_ns: part of gpu_self_ns that was launched by backward operations and attributed by sequence
-            number.
-        gpu_by_time_ns: part of gpu_self_ns that was launched outside any range of its own thread, while this was the
-            innermost range of another thread.
-        kernels, copies: number of kernels, and of copies and memsets, in gpu_self_ns.
-        kernels_total: number of kernels in gpu_ns.
-        memory_source, memory_change_bytes, memory_peak_bytes: only in profiles recorded with ``memory=True``. The
-            source (``rss`` or ``cuda:N``), the change from start to end of the ranges, added up over the calls, and
-            the peak use during any call.
-        shapes: list of the input shapes, most frequent first, at most 8.
-
-    Raises:
-        TypeError: `profile` is not a profile.
-        ValueError: the profile lacks the selected steps, ranges with the text of `step_range`, or ranges in the domain.
-
-    Example:
-        >>> from annot.profile import Profile
-        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
-        ...           "text": ["fc Linear [4,8]f32 |fwd"], "start": [0], "end": [900]}
-        >>> correlate(Profile.build({}, ranges=pl.DataFrame(ranges))).row(0, named=True)["host_ns"]
-        900
-    """
-    if not hasattr(profile, "work_blocks"):
-        raise TypeError(f"profile must be a Profile, as returned by annot.load, got {type(profile).__name__}")
-    return by_layer(attribute(profile, domain=domain, steps=steps, step_range=step_range))
 
 
 def by_layer(attribution: Attribution) -> pl.DataFrame:

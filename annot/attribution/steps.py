@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import polars as pl
@@ -18,6 +18,7 @@ __all__ = ["Steps", "find_steps", "step_slice"]
 _TABLE: Final = {
     "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64, "warmup": pl.Boolean,
 }  # fmt: skip
+_REPETITION: Final = "the largest pattern of ranges that repeats"
 _LONG: Final = 1.5  # first steps longer than this many times the median are warm-up
 
 
@@ -30,26 +31,53 @@ class Steps:
               overlap
     found_by  words for the method that found the steps, empty without steps
     choice    the selected step numbers, or None for the whole profile, including time outside steps
+    spans     process, step, start and end of the steps with the waits for data before them; None: those of `table`
     """
 
     table: pl.DataFrame
     found_by: str
     choice: slice | None = None
+    spans: pl.DataFrame | None = None
 
     def at(self, process: pl.Series, start: pl.Series) -> pl.Series:
         """Return the step (Int32) at each instant (ns, Int64) of a process (code, Int32), -1 outside any step."""
         if self.table.is_empty():
             return pl.Series("step", [column_ops.NONE], pl.Int32).new_from_index(0, start.len())
         last = pl.max_horizontal(pl.col("end") - 1, "start").alias("last")
-        spans = self.table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
+        table = self.table if self.spans is None else self.spans
+        spans = table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
         row = column_ops.Tree(*spans.get_columns()).owners(process, start, start)
         return self.table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
+
+    def with_waits(self, forest: Forest) -> Steps:
+        """Return the steps, each with the wait for data before it, which loops put outside the step."""
+        waits = _spans(forest, forest.labels["phase"] == "data")
+        process = forest.threads.table["process_code"].gather(waits["thread"]).alias("process")
+        waits = waits.select(process, wait="start", start="start").sort("start")
+        numbered = self.table.select("process", "step", "start").sort("start")
+        first = waits.join_asof(numbered, on="start", by="process", strategy="forward", check_sortedness=False)
+        first = first.drop_nulls("step").group_by("process", "step").agg(pl.col("wait").min())
+        spans = self.table.join(first, on=["process", "step"], how="left", maintain_order="left")
+        earlier = pl.max_horizontal("wait", pl.col("end").shift(1).over("process"))
+        start = pl.min_horizontal("start", pl.when(pl.col("wait").is_not_null()).then(earlier))
+        return replace(self, spans=spans.select("process", "step", start, "end", "batch", "warmup"))
 
     def selected(self, step: pl.Series) -> pl.Series:
         """Return which steps (as returned by `at`) are selected (Boolean)."""
         most = self.table["step"].max()
         numbers = range(most + 1 if isinstance(most, int) else 0)
         return step.is_in(list(numbers if self.choice is None else numbers[self.choice]))
+
+    def after_warmup(self) -> slice | None:
+        """Return the steps after the warm-up of all processes, or None if the steps are unknown.
+
+        A pattern that repeats is a guess. It does not make steps known.
+        """
+        if self.table.is_empty() or self.found_by == _REPETITION:
+            return None
+        counts = self.table.group_by("process").agg(warm=pl.col("warmup").sum(), steps=pl.len())
+        warmup, fewest = int(counts["warm"].max() or 0), int(counts["steps"].min() or 0)  # type: ignore[arg-type]
+        return slice(warmup if warmup < fewest else 0, None)
 
     def steady(self) -> pl.DataFrame:
         """Return the selected rows of `table` without warm-up steps, unless all are warm-up."""
@@ -72,7 +100,7 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     methods = (
         (_batches, "batch ranges"),
         (_usual_names, "ranges with a usual name"),
-        (repetition, "the largest pattern of ranges that repeats"),
+        (repetition, _REPETITION),
     )
     for spans_of, found_by in methods:
         table = _steps(spans_of(forest), forest)

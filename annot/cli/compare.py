@@ -25,7 +25,7 @@ __all__ = ["add_arguments", "run"]
 _EXAMPLES = """\
 examples:
   annot compare before.sqlite after.sqlite
-  annot compare eager.sqlite compiled.sqlite --by class
+  annot compare eager.sqlite compiled.sqlite --by kind
   annot compare before.sqlite after.sqlite --format html -o comparison.html
   annot compare main.sqlite branch.sqlite --fail-above 1.05 --format json -o comparison.json
 """
@@ -40,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="profile of the baseline")
     parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
     parser.add_argument(
-        "--by", choices=("layer", "module", "phase", "class", "kernel"), default="layer",
-        help="row of the table: layer, module (class), phase, class (kind of kernel) or kernel; default: layer",
+        "--by", type=_subject, choices=("layer", "module", "phase", "class", "kernel"),
+        default="layer", metavar="ROW",
+        help="what a row is: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
     )  # fmt: skip
     add_step_arguments(parser)
     add_output_arguments(parser, "html")
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.compare import compare, is_step_slower, regressions
-    from annot.cli.output import attributed, check_output, deliver, output_problem, settle_format
+    from annot.cli.output import check_output, deliver, opened, output_problem, settle_format
     from annot.cli.progress import progress
     from annot.errors import AnnotError
     from annot.report.terminal.compare import ComparisonReport, print_comparison
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     check_output(args, args.a, args.b)
     with progress():
-        sides = [attributed(path, args) for path in (args.a, args.b)]
+        sides = [opened(path, args).attribution for path in (args.a, args.b)]
     try:
         comparison = compare(*sides, by=args.by)
     except ValueError as error:
@@ -107,6 +108,10 @@ def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> Non
 
     data = comparison_data(a, b, (args.a, args.b), args.by)
     write(args.output, [as_page(data, f"{args.a} → {args.b} · annot")], force=args.force)
+
+
+def _subject(text: str) -> str:
+    return "class" if text == "kind" else text
 
 
 def _factor(text: str) -> float:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main", "make_parser", "with_command"]
 
 _COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
-    "report": "print the time of each layer in a profile",
+    "report": "print the time of each layer in a profile; annot PROFILE is short for it",
     "compare": "compare two profiles layer by layer: speedup with its uncertainty",
     "roofline": "print layers or kernels relative to the peaks of their device, or measure the peaks",
     "sweep": "run a command with every combination of parameters, and write a table and charts",
@@ -28,9 +28,10 @@ _REPORTING: Final = {
 _EXAMPLES: Final = """\
 examples:
   annot run -- python train.py                            profile a script, then print its layers
-  annot report annot1.sqlite --by kernel                  print the same profile by kernel
-  annot report annot1.sqlite --format html -o page.html   write an interactive page
-  annot report annot1.sqlite --format json                print JSON for other programs
+  annot annot1.sqlite --by kernel                         print the same profile by kernel
+  annot annot1.sqlite --columns roofline                  print what bounds each layer
+  annot annot1.sqlite -o page.html                        write an interactive page
+  annot annot1.sqlite --format json                       print JSON for other programs
   annot doctor                                            find causes of missing ranges
   annot guide attribution                                 read how time is attributed to layers
 
@@ -90,6 +91,7 @@ def _drop_output() -> None:
 def _dispatch(words: list[str]) -> int:
     from annot.errors import AnnotError
 
+    words = with_command(words)
     verb = next((word for word in words if not word.startswith("-")), None)
     parser = make_parser(verb)
     args = parser.parse_args(words)
@@ -104,6 +106,17 @@ def _dispatch(words: list[str]) -> int:
         if error.name not in _REPORTING:
             raise
         return _fail(f"annot {args.verb} needs {error.name}: pip install {_REPORTING[error.name]}")
+
+
+def with_command(words: list[str]) -> list[str]:
+    """Return the arguments with the command: `annot PROFILE` is short for `annot report PROFILE`."""
+    first = next((word for word in words if not word.startswith("-")), None)
+    return ["report", *words] if first is not None and first not in _COMMANDS and _is_profile(first) else words
+
+
+def _is_profile(word: str) -> bool:
+    """Return whether a word that is not a command names a profile: a file, a pattern or a URL."""
+    return os.path.exists(word) or any(mark in word for mark in "./*?")
 
 
 def make_parser(command: str | None) -> argparse.ArgumentParser:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.attribution import Attribution
     from annot.report.export.json_csv_parquet import Tabular
+    from annot.runs.run import Run
 
 __all__ = [
     "add_output_arguments",
     "add_step_arguments",
-    "attributed",
     "check_output",
     "deliver",
+    "opened",
     "output_problem",
     "settle_format",
     "write",
@@ -87,7 +87,7 @@ def output_problem(args: argparse.Namespace) -> str | None:
     Args:
         args: the parsed command line.
     """
-    needs_file = args.format in ("parquet", "html") and args.output is None
+    needs_file = args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None
     return f"--format {args.format} needs -o OUT" if needs_file else None
 
 
@@ -111,26 +111,12 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
         raise AnnotError(f"{args.output} is an input profile: use another name with -o")
 
 
-def attributed(path: str | Path, args: argparse.Namespace, *, calls: bool = False) -> Attribution:
-    """Return an attributed profile, with the options of `add_step_arguments`.
+def opened(path: str, args: argparse.Namespace) -> Run:
+    """Return a profile with the options of `add_step_arguments`."""
+    from annot.runs.run import Run
+    from annot.runs.selection import Selection
 
-    Args:
-        path: path of the profile.
-        args: the parsed command line.
-        calls: also read the names of API calls.
-
-    Raises:
-        AnnotError: the file cannot be read, or the selected steps do not exist.
-    """
-    from annot.attribution import attribute
-    from annot.errors import AnnotError
-    from annot.read.formats import source
-
-    try:
-        profile = source(Path(path), calls=calls)
-        return attribute(profile, domain=args.domain, steps=args.steps, step_range=args.step_range)
-    except ValueError as error:
-        raise AnnotError(str(error)) from None
+    return Run(path, Selection(args.domain, args.steps, args.step_range))
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:

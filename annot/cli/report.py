@@ -5,9 +5,12 @@ Its format is detected from its content. Times are GPU times if the profile has 
 counts in the innermost range around its launch. Time outside of ranges has separate rows. The rows add up to the
 total.
 
+If the profile has steps, the tables show the mean of a step without warm-up. --total shows sums over the whole
+profile. Files contain sums, unless --per-step is given.
+
 Several profiles are the ranks of one run. The table then shows the slowest rank of each layer and the time in
-collectives. PROFILE may be a pattern or an fsspec URL (s3://bucket/run_rank*.sqlite). The number of a rank comes from
-its profile, else from the file names.
+collectives. PROFILE may be a pattern, a folder or an fsspec URL (s3://bucket/run_rank*.sqlite). The number of a rank
+comes from its profile, else from the file names.
 
 --format trace writes a timeline for the Perfetto UI (https://ui.perfetto.dev) and chrome://tracing. It has tracks of
 layers, launches and GPU activity, with arrows from launch to kernel and from forward to backward. It is compressed if
@@ -17,6 +20,8 @@ OUT ends in .gz.
 
 --format nsys-rep writes a copy of a report of Nsight Systems with additional rows on the timeline. They show when each
 layer ran on which stream, with the findings for the layer.
+
+`annot PROFILE` is short for `annot report PROFILE`.
 """
 
 from __future__ import annotations
@@ -31,26 +36,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from annot.ranks.report_task import Question
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
-    from annot.report.views import Report, Table
+    from annot.report.views import Report
+    from annot.runs.selection import Selection
 
 __all__ = ["add_arguments", "print_report", "run"]
 
 _EXAMPLES = """\
 examples:
-  annot report run.sqlite
-  annot report run.sqlite --by kernel --steps 3:20
-  annot report run.sqlite --by work
-  annot report run.sqlite -o layers.csv
-  annot report run.sqlite -o run.html
-  annot report run.sqlite --rule nsight --report nvtx_kern_sum --format csv
-  annot report run.sqlite --format trace -o run.json.gz
-  annot report run.sqlite --format tensorboard -o logs/run
-  annot report run.nsys-rep --format nsys-rep -o enriched.nsys-rep
-  annot report 'run_rank*.sqlite'
-  annot report 'run_rank*.sqlite' --rank 3 --by advice
+  annot run.sqlite
+  annot run.sqlite --by kernel --steps 3:20
+  annot run.sqlite --columns work
+  annot run.sqlite --by module --columns roofline --top 10
+  annot run.sqlite --by kernel --each --format csv
+  annot run.sqlite -o layers.csv
+  annot run.sqlite -o run.html
+  annot run.sqlite --rule nsight --report nvtx_kern_sum --format csv
+  annot run.sqlite --format trace -o run.json.gz
+  annot run.sqlite --format tensorboard -o logs/run
+  annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
+  annot 'run_rank*.sqlite'
+  annot 'run_rank*.sqlite' --rank 3 --by advice
 """
 
 
@@ -59,26 +66,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from annot.cli.export import FORMATS
     from annot.cli.output import add_output_arguments, add_step_arguments
 
-    # The choices are literals, because importing annot.report loads polars, which is slow.
     parser.epilog = _EXAMPLES
-    parser.usage = "annot report [--by TABLE] [--steps 3:20] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
+    parser.usage = "annot [report] [--by ROW] [--columns WHAT] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
+    # The values are literals here, because importing annot.report loads polars, which is slow.
     parser.add_argument(
-        "--by",
-        choices=(
-            "layer", "module", "phase", "op", "kernel", "step", "work", "bottleneck", "advice", "summary", "detail",
-            "iteration", "tensor_core", "op_type", "group", "class",
-        ),
-        help="row of the table: layer, module (class), phase, op, kernel, step, work (layer with FLOPs and bytes); for "
-        "one profile or rank also bottleneck (bound of each layer), advice (suggestions), summary (breakdown of the "
-        "step time), detail (all columns of each layer), iteration (each kernel execution), tensor_core (Tensor Core "
-        "use), op_type (class, forward and backward together), group (path with its inner layers), class (kind of "
-        "kernel); default: layer",
+        "--by", type=_row, metavar="ROW",
+        help="what a row is: layer, module (class), kind (of kernel), kernel, op, step or phase; for one profile or "
+        "rank also summary (shares of the step time) and advice (with reasons and code); default: layer",
     )  # fmt: skip
+    parser.add_argument(
+        "--columns", choices=("time", "work", "roofline", "tensor", "memory", "all"),
+        help="what to show of each row: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
+        "hardware counters); tensor (use of Tensor Cores); memory; default: time",
+    )  # fmt: skip
+    parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
+    parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
+    parser.add_argument("--top", type=_positive, metavar="N", help="show the N longest rows only")
+    parser.add_argument(
+        "--min-share", type=_percent, metavar="P", help="leave out rows below P percent of the total time"
+    )
     parser.add_argument(
         "--sort", choices=("order", "time"),
         help="order: by first occurrence (kernels: by time); time: longest first; default: order",
     )  # fmt: skip
+    per = parser.add_mutually_exclusive_group()
+    per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
+    per.add_argument("--per-step", action="store_true", help="write the mean of a step without warm-up to files, too")
     add_step_arguments(parser)
     add_output_arguments(parser, "html", *FORMATS)
     _add_rank_arguments(parser)
@@ -109,36 +123,34 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report and return the exit status."""
-    from annot.cli.export import FORMATS, export, export_problem
+    from annot.cli.export import FORMATS
     from annot.cli.output import check_output, deliver, output_problem, settle_format
     from annot.cli.progress import progress
 
     # jemalloc in polars keeps freed memory for 10 s by default, longer than most reports take.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
     settle_format(args)
-    if problem := output_problem(args) or export_problem(args) or _usage_problem(args):
+    if problem := output_problem(args) or _usage_problem(args):
         print(f"annot: error: {problem}", file=sys.stderr)
         return 2
     check_output(args, *args.profiles)
     with progress():
-        if args.format == "html":
-            return _page(args)
-        if args.format in FORMATS:
-            export(args)
+        if args.format in ("html", *FORMATS):
+            _write_profile(args)
             return 0
-        report = _nsys_stats(args) if args.rule == "nsight" else _layers(args)
-    deliver(report, lambda console: _print(report, console), args)
+        report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
+    deliver(report, partial(_print, report), args)
     if args.format != "table":
-        _print_missing_ranks(report.meta)
+        for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
+            print(f"annot: {note}", file=sys.stderr)
     return 0
 
 
-def print_report(path: Path, *, by: Table = "layer", console: Console | None = None) -> None:
-    """Print the table of a profile.
+def print_report(path: Path, *, console: Console | None = None) -> None:
+    """Print the layers of a profile.
 
     Args:
         path: path of the profile.
-        by: table to print.
         console: console to print to; None: standard output, with color only on a terminal.
 
     Raises:
@@ -147,11 +159,21 @@ def print_report(path: Path, *, by: Table = "layer", console: Console | None = N
     from rich.console import Console as RichConsole
 
     from annot.cli.progress import progress
-    from annot.ranks.report_task import Question, report_file
+    from annot.runs.run import Run
 
     with progress():
-        report = report_file(str(path), Question(by))
+        report = Run(path).view(brief=True)
     _print(report, console or RichConsole())
+
+
+def _row(text: str) -> str:
+    from annot.report.views import find_view
+
+    try:
+        find_view(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("by ")) from None
+    return text
 
 
 def _number(text: str) -> int:
@@ -166,52 +188,90 @@ def _positive(text: str) -> int:
     return number
 
 
-_LAYER_OPTIONS = ("by", "sort", "domain", "steps", "step_range", "rank", "by_process", "workers", "dask")
-_TABLE_OPTIONS = ("by", "sort", "rule", "report")
+def _percent(text: str) -> float:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent <= 100:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 100, got {text!r}")
+    return percent
+
+
+_VIEW_OPTIONS = ("by", "columns", "each", "depth", "top", "min_share", "sort", "total", "per_step")
+_RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
+_STEP_OPTIONS = ("domain", "steps", "step_range")
+_NSYS_OPTIONS = ("rule", "report")
 
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
-    if args.format == "html" and (
-        extra := [name for name in _TABLE_OPTIONS if getattr(args, name) not in (None, "innermost")]
-    ):
-        return f"--{extra[0]} cannot be combined with --format html: the page contains all tables"
+    from annot.cli.export import FORMATS
+
+    def given(*names: str) -> str | None:
+        found = [name for name in names if getattr(args, name) not in (None, False, "innermost")]
+        return f"--{found[0].replace('_', '-')}" if found else None
+
+    if args.format == "html" and (extra := given(*_VIEW_OPTIONS, *_NSYS_OPTIONS)):
+        return f"{extra} cannot be combined with --format html: the page contains all tables"
+    if args.format in FORMATS:
+        if extra := given(*_NSYS_OPTIONS, *_VIEW_OPTIONS, *_RANK_OPTIONS):
+            return f"{extra} cannot be combined with --format {args.format}"
+        if len(args.profiles) > 1:
+            return f"--format {args.format} needs exactly one PROFILE, got {len(args.profiles)}"
     if args.rule == "nsight":
-        extra = [name for name in _LAYER_OPTIONS if getattr(args, name) not in (None, False)]
-        if extra:
-            return f"--{extra[0].replace('_', '-')} cannot be combined with --rule nsight"
+        if extra := given(*_VIEW_OPTIONS, *_STEP_OPTIONS, *_RANK_OPTIONS):
+            return f"{extra} cannot be combined with --rule nsight"
         if len(args.profiles) > 1:
             return f"--rule nsight needs exactly one PROFILE, got {len(args.profiles)}"
     elif args.report is not None:
         return f"--report {args.report} needs --rule nsight"
     if args.workers and args.dask not in (None, "local"):
         return "--workers cannot be combined with a Dask scheduler, which has its own workers: use it with --dask local"
+    return _view_problem(args)
+
+
+def _view_problem(args: argparse.Namespace) -> str | None:
+    """Return the error message for a view that does not exist. Name the new spelling of an old one."""
+    if not (args.by or args.columns or args.each):
+        return None
+    from annot.report.views import OTHER_NAMES, find_view
+
+    try:
+        find_view(args.by or "layer", args.columns or "time", each=args.each)
+    except ValueError as error:
+        return f"--{error}"
+    if args.by in OTHER_NAMES:
+        print(f"annot: --by {args.by} is now {OTHER_NAMES[args.by]}", file=sys.stderr)
     return None
 
 
-def _print_missing_ranks(meta: dict[str, Any]) -> None:
-    """Print the ranks with unusable profiles to standard error, because the rows do not show them."""
-    for note in meta.get("notes", [])[: meta.get("failed", 0)]:
-        print(f"annot: {note}", file=sys.stderr)
+def _selection(args: argparse.Namespace) -> Selection:
+    from annot.runs.selection import Selection
+
+    return Selection(args.domain, args.steps, args.step_range, by_process=args.by_process)
 
 
-def _page(args: argparse.Namespace) -> int:
-    """Write the HTML page."""
+def _write_profile(args: argparse.Namespace) -> None:
+    """Write the HTML page, or a file for another tool."""
+    from annot.cli.export import export
     from annot.cli.output import write
-    from annot.ranks.executors import run_one
-    from annot.ranks.page import page_of_file, page_of_ranks
-    from annot.ranks.profile_files import expand
-    from annot.ranks.report_task import Question
     from annot.report.page.render import as_page
+    from annot.runs.executors import run_one
+    from annot.runs.gather import Ranks
+    from annot.runs.profile_files import expand
+    from annot.runs.run import Run, page_of
 
-    question = Question("layer", args.domain, args.steps, args.step_range, args.by_process)
+    selection = _selection(args)
+    if args.format != "html":
+        export(Run(args.profiles[0], selection), args)
+        return
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
-        data = run_one(partial(page_of_file, question=question), paths[0], dask=args.dask)
+        data = run_one(partial(page_of, selection=selection), paths[0], dask=args.dask)
     else:
-        data = page_of_ranks(paths, question, rank=args.rank, workers=args.workers, dask=args.dask)
+        data = Ranks(paths, selection, workers=args.workers, dask=args.dask).page(args.rank)
     write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
-    return 0
 
 
 def _nsys_stats(args: argparse.Namespace) -> NsightReport:
@@ -222,45 +282,30 @@ def _nsys_stats(args: argparse.Namespace) -> NsightReport:
     return nsight_report(read_activity(path), path, args.report or "nvtx_gpu_proj_sum")
 
 
-def _layers(args: argparse.Namespace) -> Report | RanksReport:
+def _report(args: argparse.Namespace) -> Report | RanksReport:
     from annot.errors import AnnotError
-    from annot.ranks.executors import run_one
-    from annot.ranks.profile_files import expand
-    from annot.ranks.report_task import Question, report_file
-    from annot.report.views import ANALYSES
+    from annot.runs.executors import run_one
+    from annot.runs.gather import Ranks
+    from annot.runs.profile_files import expand
+    from annot.runs.run import view_of
 
-    question = Question(args.by or "layer", args.domain, args.steps, args.step_range, args.by_process)
+    options: dict[str, Any] = {
+        "by": args.by or "layer", "columns": args.columns or "time", "each": args.each, "depth": args.depth,
+        "top": args.top, "min_share": (args.min_share or 0) / 100, "sort": args.sort or "order",
+        "total": args.total or (args.format != "table" and not args.per_step),
+        "brief": args.format in ("table", "json", "parquet"),
+    }  # fmt: skip
     paths = expand(args.profiles)
-    if len(paths) == 1 and args.rank is None and not args.by_process:
-        report_of = partial(report_file, question=question)
-        return run_one(report_of, paths[0], dask=args.dask).sorted(args.sort or "order")
-    if question.by in ANALYSES:
-        return _of_rank(args, paths, question).sorted(args.sort or "order")
-    report = _compared(args, paths, question).sorted(args.sort or "order")
-    if args.rank is None:
-        return report
-    if args.rank not in report.ranks:
-        raise AnnotError(f"rank {args.rank} does not exist: choose from {', '.join(map(str, report.ranks))}")
-    return report.ranks[args.rank].sorted(args.sort or "order")
-
-
-def _of_rank(args: argparse.Namespace, paths: list[str], question: Question) -> Report:
-    from annot.errors import AnnotError
-    from annot.ranks.gather import report_rank
-
-    if args.rank is None:
-        raise AnnotError(f"--by {question.by} needs a single rank: use --rank N")
-    return report_rank(paths, question, args.rank, workers=args.workers, dask=args.dask)
-
-
-def _compared(args: argparse.Namespace, paths: list[str], question: Question) -> RanksReport:
-    from annot.ranks.gather import compare_ranks
-
-    return compare_ranks(paths, question, workers=args.workers, dask=args.dask)
+    try:
+        if len(paths) == 1 and args.rank is None and not args.by_process:
+            return run_one(partial(view_of, selection=_selection(args), **options), paths[0], dask=args.dask)
+        ranks = Ranks(paths, _selection(args), workers=args.workers, dask=args.dask)
+        return ranks.view(**options, rank=args.rank)
+    except ValueError as error:
+        raise AnnotError(str(error)) from None
 
 
 def _print(report: Report | RanksReport | NsightReport, console: Console) -> None:
-    from annot.report.terminal.dlprof import LAYOUTS, print_analysis
     from annot.report.terminal.nsight import NsightReport, print_nsight
     from annot.report.terminal.ranks import RanksReport, print_ranks
     from annot.report.terminal.table import print_table
@@ -269,7 +314,5 @@ def _print(report: Report | RanksReport | NsightReport, console: Console) -> Non
         print_nsight(report, console)
     elif isinstance(report, RanksReport):
         print_ranks(report, console)
-    elif report.by in LAYOUTS:
-        print_analysis(report, console)
     else:
         print_table(report, console)

@@ -80,10 +80,10 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _report(args: argparse.Namespace) -> None:
     from annot.analyze.roofline import kernel_roofline, layer_roofline
-    from annot.cli.output import attributed, deliver
+    from annot.cli.output import deliver, opened
     from annot.report.terminal.roofline import RooflineReport, print_roofline
 
-    attribution = attributed(args.profile, args)
+    attribution = opened(args.profile, args).attribution
     peaks = _peaks(args, attribution)
     rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
     report = RooflineReport(args.by, rows, peaks, args.profile)

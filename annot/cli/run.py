@@ -96,7 +96,7 @@ def _print_report(profile: Path) -> None:
 
         from annot.cli.report import print_report
 
-        print_report(profile, by="layer", console=Console(stderr=not sys.stdout.isatty()))
+        print_report(profile, console=Console(stderr=not sys.stdout.isatty()))
     except (AnnotError, ModuleNotFoundError) as error:
         _say(f"no report: {error}")
 

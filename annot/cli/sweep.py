@@ -178,16 +178,15 @@ def _tabulated(
 
 def _rows(profile: Path, steps: str) -> pl.DataFrame:
     from annot.analyze.work import layer_work
-    from annot.attribution import attribute
     from annot.attribution.steps import step_slice
-    from annot.read.formats import source
+    from annot.runs.run import Run
+    from annot.runs.selection import Selection
     from annot.sweep.tables import run_rows
 
-    recorded = source(profile)
-    whole = attribute(recorded)
+    whole = Run(profile)
     selection = step_slice(steps)
-    numbers = range(whole.steps.table.height)[selection]
-    measured = attribute(recorded, steps=selection) if len(numbers) else whole
+    numbers = range(whole.attribution.steps.table.height)[selection]
+    measured = (Run(profile, Selection(steps=selection)) if len(numbers) else whole).attribution
     return run_rows(measured, layer_work(measured))
 
 

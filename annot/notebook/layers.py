@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 
-from annot.attribution import Attribution, attribute, summarize
+from annot.attribution import by_layer
 from annot.profile import Source
-from annot.read.formats import load
-from annot.report.charts.profile_charts import pictures
-from annot.report.views import Report
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 __all__ = ["Layers", "layers"]
 
-_TEXT_WIDTH: Final = 120
 
-
-class Layers:
+class Layers(Run):
     """Layers of a profile.
 
     A notebook displays the tree of layers with bars, and charts of the steps and the roofline. Libraries that read
     Arrow get the rows without a copy: ``polars.DataFrame(layers)``, ``pyarrow.table(layers)``, DuckDB.
-
-    Args:
-        attribution: the attributed profile.
     """
 
-    table: pl.DataFrame
-    """Rows of `annot.correlate`."""
-    meta: dict[str, Any]
-    """Totals of `annot.attribution.summarize`."""
-
-    def __init__(self, attribution: Attribution) -> None:
-        from annot.attribution import by_layer
-
-        self._attribution = attribution
-        self.table, self.meta = by_layer(attribution), summarize(attribution)
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """Rows of `annot.correlate`."""
+        return by_layer(self.attribution)
 
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`.
@@ -68,35 +54,6 @@ class Layers:
 
     def __len__(self) -> int:
         return self.table.height
-
-    @cached_property
-    def _report(self) -> Report:
-        return Report("layer", self.table, self.meta)
-
-    def __repr__(self) -> str:
-        from rich.console import Console
-
-        from annot.report.terminal.table import print_table
-
-        text = io.StringIO()
-        print_table(self._report, Console(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
-        return text.getvalue().rstrip("\n")
-
-    @cached_property
-    def _html(self) -> str:
-        from annot.notebook.html import layers_html
-
-        return layers_html(self._report, pictures(self._attribution, self.table))
-
-    def _repr_html_(self) -> str:
-        return self._html
-
-    def _repr_mimebundle_(
-        self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
-    ) -> dict[str, str]:
-        makers = {"text/plain": self.__repr__, "text/html": self._repr_html_}
-        selected = [kind for kind in makers if (not include or kind in include) and not (exclude and kind in exclude)]
-        return {kind: makers[kind]() for kind in selected}
 
 
 @contextmanager
@@ -136,8 +93,6 @@ def layers(
         >>> found.table["host_ns"].to_list()
         [900]
     """
-    source = load(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
-    if not hasattr(source, "work_blocks"):
-        kind = type(profile).__name__
-        raise TypeError(f"profile must be a Profile from annot.load or a path, got {kind}")
-    return Layers(attribute(source, domain=domain, steps=steps, step_range=step_range))
+    found = Layers(profile, Selection(domain, steps, step_range))
+    _ = found.attribution  # errors of the profile appear here, not in the display
+    return found

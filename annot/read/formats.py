@@ -7,10 +7,8 @@ readers first.
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,9 +20,10 @@ from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
 from annot.read.nvprof import csv_output, sqlite_file
 from annot.read.recording import reader as recording
 from annot.read.xplane import reader as xplane
+from annot.util.entry_points import loaded
 from annot.util.progress import tell
 
-__all__ = ["Reader", "load", "reader_of", "source"]
+__all__ = ["Reader", "is_profile", "load", "reader_of", "source"]
 
 _HEAD: Final = 65536
 
@@ -126,7 +125,8 @@ def reader_of(path: Path) -> Reader:
         AnnotError: the file does not exist, cannot be read or has an unknown format.
     """
     head = _head(path)
-    for reader in (*_plugins(), *_READERS):
+    readers: tuple[Reader, ...] = (*loaded("annot.readers", ("NAME", "sniff", "read")), *_READERS)
+    for reader in readers:
         if reader.sniff(path, head):
             return reader
     if path.is_dir():
@@ -141,6 +141,15 @@ def reader_of(path: Path) -> Reader:
         f"{path} is not a profile in a supported format: it begins with {head[:16]!r}. Expected a profile of Nsight "
         "Systems, Nsight Compute, nvprof, torch.profiler, the TensorFlow profiler or annot."
     )
+
+
+def is_profile(path: Path) -> bool:
+    """Return whether a reader accepts a file or folder."""
+    try:
+        reader_of(path)
+    except AnnotError:
+        return False
+    return True
 
 
 def _head(path: Path) -> bytes:
@@ -159,21 +168,3 @@ def _head(path: Path) -> bytes:
     if not head:
         raise AnnotError(f"{path} is empty")
     return head
-
-
-@functools.cache
-def _plugins() -> tuple[Reader, ...]:
-    return tuple(map(_plugin, entry_points(group="annot.readers")))
-
-
-def _plugin(point: EntryPoint) -> Reader:
-    """Return the reader of an entry point. The error message names the package of an unusable reader."""
-    whose = f"the reader {point.value} of the package {point.dist.name if point.dist else point.name}"
-    try:
-        reader = point.load()
-    except Exception as error:
-        raise AnnotError(f"{whose} cannot be loaded: {error}") from error
-    if missing := [name for name in ("NAME", "sniff", "read") if not hasattr(reader, name)]:
-        raise AnnotError(f"{whose} lacks {', '.join(missing)}. See `annot guide extending`, or uninstall the package.")
-    loaded: Reader = reader
-    return loaded

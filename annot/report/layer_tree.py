@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,8 +12,9 @@ from annot.attribution import UNATTRIBUTED
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
+from annot.report.columns import COLUMNS, summed
 
-__all__ = ["LAYER_PHASES", "MODEL", "Line", "is_layer", "layer_lines", "other_lines", "title"]
+__all__ = ["LAYER_PHASES", "MODEL", "Line", "at_depth", "is_layer", "layer_lines", "other_lines", "row_label", "title"]
 
 MODEL: Final = "(model)"
 """Displayed path of the root module."""
@@ -38,7 +39,7 @@ class Line:
     depth: int = 0
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def get(self, column: str, *phases: str) -> int | None:
+    def get(self, column: str, *phases: str) -> Any:
         """Return the sum of a column over the given phases, or over all phases; None if every value is null."""
         times = [row[column] for phase, row in self.phases.items() if not phases or phase in phases]
         known = [time for time in times if time is not None]
@@ -67,12 +68,37 @@ def other_lines(rows: pl.DataFrame) -> list[Line]:
     return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
 
 
-def is_layer(row: dict[str, Any]) -> bool:
+def at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
+    """Return rows in which each layer below a depth is part of its ancestor at that depth.
+
+    Sums of the ancestor include the layers below. Its inclusive times already do. Rows without a layer stay.
+
+    Args:
+        rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
+        depth: number of levels to keep below the outermost layers; 0 keeps these only.
+    """
+    owners: dict[_Key, _Key] = {}
+    above: list[_Key] = []
+    for line in layer_lines(rows):
+        key = next((row["layer"], row["module"]) for row in line.phases.values())
+        above[line.depth :] = [key]
+        owners[key] = above[min(line.depth, depth)]
+    names = [owners.get(key, key) for key in rows.select("layer", "module").iter_rows()]
+    owner = pl.DataFrame(names, schema={"layer": pl.String, "module": pl.String}, orient="row")
+    is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
+    table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
+    keys = [name for name in ("layer", "module", "phase", "batch") if name in rows.columns]
+    sums = [name for name in rows.columns if name in COLUMNS and COLUMNS[name].combined in ("sum", "number")]
+    others = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *sums)]
+    return table.group_by(keys, maintain_order=True).agg(*map(summed, sums), *others).select(rows.columns)
+
+
+def is_layer(row: Mapping[str, Any]) -> bool:
     """Return whether a row of `annot.attribution.by_layer` describes a layer of a model."""
     return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
 
 
-def title(row: dict[str, Any]) -> tuple[str, str]:
+def title(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return label and remark of a row: layer and class, or for unattributed time the reason."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
     if layer in _TITLES:
@@ -80,6 +106,22 @@ def title(row: dict[str, Any]) -> tuple[str, str]:
     if not layer and phase != "other":
         return phase.capitalize(), module or "(all)"
     return layer, module
+
+
+def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
+    """Return the label of a row and a remark on it: the layer and its class, or the value of another column.
+
+    Args:
+        row: row of a view.
+        label: column of the label, from the view.
+    """
+    if label == "layer":
+        return (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+    if label == "group":
+        return "  " * row["depth"] + layer_path.last(row["group"]), ""
+    if label == "item":
+        return f"{row['section']}: {row['item'].replace('_', ' ')}", ""
+    return str(row[label]), ""
 
 
 _Key = tuple[str, str]

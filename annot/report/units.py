@@ -22,7 +22,7 @@ class Unit:
     ns: int
     decimals: int
 
-    def show(self, ns: int | None) -> str:
+    def show(self, ns: float | None) -> str:
         """Return a time (ns) in this unit without the symbol; empty for None.
 
         The format option ``z`` drops the sign of values that round to zero.
@@ -39,7 +39,7 @@ _UNITS = (
 )
 
 
-def unit_for(times: Iterable[int | None]) -> Unit:
+def unit_for(times: Iterable[float | None]) -> Unit:
     """Return the unit for a column of times, chosen by the longest.
 
     Args:
@@ -53,7 +53,7 @@ def unit_for(times: Iterable[int | None]) -> Unit:
     return next(unit for least, unit in _UNITS if longest >= least)
 
 
-def duration(ns: int) -> str:
+def duration(ns: float) -> str:
     """Return a time (ns) with its unit.
 
     Example:
@@ -66,14 +66,16 @@ def duration(ns: int) -> str:
     return f"{unit.show(ns)} {unit.name}"
 
 
-def share(part: int | None, whole: int) -> str:
+def share(part: float | None, whole: float) -> str:
     """Return a part as a percentage of the whole; empty if the part is None or the whole is 0."""
     return "" if part is None or not whole else f"{100 * part / whole:.1f}%"
 
 
-def count(number: int | None) -> str:
-    """Return an integer with thousands separators; empty for None."""
-    return "" if number is None else f"{number:,}"
+def count(number: float | None) -> str:
+    """Return a number with thousands separators, and one decimal if it is a mean; empty for None."""
+    if number is None:
+        return ""
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.1f}"
 
 
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -1,48 +1,110 @@
-"""Reports of a profile: rows and metadata for the renderers of tables, files and charts."""
+"""The views of a profile: what a row is, its columns, and the function that makes the rows.
+
+Every view is one declaration in `_VIEWS`. All renderers (terminal, page, notebook, files) take a `Report`, which
+`Run.view` makes from a view.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import polars as pl
 
-from annot.analyze.work import by_layer_with_work, by_work
-from annot.attribution import Attribution, attribute, by_kernel, by_module, by_op, by_phase, by_step, summarize
-from annot.profile import Profile, Source
+from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op, by_phase, by_step
+from annot.attribution.memory import MEMORY_COLUMNS
+from annot.profile import Profile
+from annot.report.columns import COLUMNS, Column, combined, of_names, per_step
+from annot.util.entry_points import loaded
 
-__all__ = [
-    "ANALYSES", "GROUPINGS", "GROUPS", "ORDERS", "TABLES", "Analysis", "Grouping", "Order", "Report", "Table",
-    "advice_count", "report_on",
-]  # fmt: skip
+__all__ = ["COLUMN_GROUPS", "ORDERS", "OTHER_NAMES", "Order", "Report", "View", "find_view", "views"]
 
-Grouping: TypeAlias = Literal["layer", "module", "phase", "op", "kernel", "step", "work"]
-"""Subject of a row, in tables that can compare the ranks of a run."""
-GROUPINGS: Final[tuple[Grouping, ...]] = get_args(Grouping)
-
-Analysis: TypeAlias = Literal[
-    "bottleneck", "advice", "summary", "detail", "iteration", "tensor_core", "op_type", "group", "class"
-]
-"""Tables of a single profile or rank."""
-
-Table: TypeAlias = Grouping | Analysis
-
+Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 Order: TypeAlias = Literal["order", "time"]
-ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+ORDERS: Final = ("order", "time")
+COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "all")
+"""Values of ``--columns``: what a table says about each row."""
 
 
-def _by_kernel(attribution: Attribution) -> pl.DataFrame:
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of a profile.
+
+    Args:
+        name: unique name, which `Run.view` accepts.
+        by: what a row is, such as ``layer``; the value of ``--by``.
+        columns: columns in tables, in order: names of `annot.report.columns.COLUMNS`, ``name=Title`` for another
+            heading, or a `Column`. Files have all columns of the rows.
+        rows: function from an attribution to the rows.
+        group: what the columns describe, one of `COLUMN_GROUPS`; the value of ``--columns``.
+        heading: title of the table.
+        plural: name of the rows in JSON.
+        label: column of the first cell; ``layer`` also shows the module class.
+        end: text column at the end of each line.
+        empty: text of a table without rows.
+        layout: ``tree`` indents layers and shows their phases side by side, ``rows`` prints a line per row.
+        sums: whether rows are sums over the steps, which tables show per step.
+        calls: whether `rows` needs the names of API calls.
+        keys: columns that identify a row across ranks; empty: the ranks of a run cannot be compared by this view.
+
+    Example:
+        >>> View("ops", "op", ("calls",), by_op, heading="Operations", label="op").plural
+        'ops'
+    """
+
+    name: str
+    by: str
+    columns: tuple[str | Column, ...]
+    rows: Rows
+    group: str = "time"
+    heading: str = ""
+    plural: str = ""
+    label: str = "layer"
+    end: str = ""
+    empty: str = "No layers were recorded. Use emit_ranges(model)."
+    layout: Literal["tree", "rows", "advice"] = "rows"
+    sums: bool = True
+    calls: bool = False
+    keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plural", self.plural or (self.name if self.name.endswith("s") else f"{self.name}s"))
+        object.__setattr__(self, "columns", tuple(of_names(self.columns)))
+
+    def __reduce__(self) -> tuple[Callable[[str], View], tuple[str]]:
+        """Pickle a view by its name, because functions inside functions cannot be pickled."""
+        return find_view, (self.name,)
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns of tables."""
+        return of_names(self.columns)
+
+
+def _from(module: str, function: str) -> Rows:
+    """Return a function that imports its implementation from `annot.analyze` on the first call."""
+
+    def rows(attribution: Attribution) -> pl.DataFrame:
+        table: pl.DataFrame = getattr(import_module(f"annot.analyze.{module}"), function)(attribution)
+        return table
+
+    return rows
+
+
+def _kernels(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_kernel` with kind, library and tensor_cores from the kernel name (null: unknown)."""
     from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
 
     return with_unknown_tensor_cores(with_classes(by_kernel(attribution)))
 
 
-def _by_work(attribution: Attribution) -> pl.DataFrame:
+def _work(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_work`, with measured work if the profile has hardware counters."""
     from annot.analyze.measured_work import with_measured
+    from annot.analyze.work import by_work
 
     rows, profile = by_work(attribution), attribution.source
     if isinstance(profile, Profile) and profile.metrics.height:
@@ -50,64 +112,242 @@ def _by_work(attribution: Attribution) -> pl.DataFrame:
     return rows
 
 
-def _analysis(module: str, function: str) -> Callable[[Attribution], pl.DataFrame]:
-    """Return a wrapper that imports its function from `annot.analyze` on the first call: a report needs only one."""
-
-    def table(attribution: Attribution) -> pl.DataFrame:
-        rows: pl.DataFrame = getattr(import_module(f"annot.analyze.{module}"), function)(attribution)
-        return rows
-
-    return table
+def _memory(attribution: Attribution) -> pl.DataFrame:
+    """Return the layers whose memory was recorded."""
+    rows = by_layer(attribution)
+    if attribution.memory is None:
+        return rows.clear()
+    return rows.filter(pl.col("memory_source").is_not_null())
 
 
-GROUPS: Final[dict[Grouping, Callable[[Attribution], pl.DataFrame]]] = {
-    "layer": by_layer_with_work,
-    "module": by_module,
-    "phase": by_phase,
-    "op": by_op,
-    "kernel": _by_kernel,
-    "step": by_step,
-    "work": _by_work,
+def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
+    from annot.analyze.bottlenecks import default_peaks
+    from annot.analyze.roofline import kernel_roofline
+
+    return kernel_roofline(attribution, default_peaks(attribution))
+
+
+def _executions(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per range in the order of the profile, with its step (null: outside the steps)."""
+    forest = attribution.forest
+    process = forest.threads.table["process_code"].gather(forest.tree["thread"])
+    step = attribution.steps.at(process, forest.tree["start"]).cast(pl.Int64).alias("step")
+    rows = attribution.ranges().with_columns(pl.when(step >= 0).then(step).alias("step"), start_ns="start")
+    named = (pl.col("layer") != "") | (pl.col("module") != "")
+    return rows.filter(named).select(
+        "step", "layer", "module", "phase", "process", "thread", "start_ns", "host_ns", "host_self_ns", "gpu_ns",
+        "gpu_self_ns", "kernels", "copies", "shapes",
+    )  # fmt: skip
+
+
+def _grouped(view: View, *keys: str) -> Rows:
+    """Return a function that combines the rows of a layer view by its keys."""
+
+    def rows(attribution: Attribution) -> pl.DataFrame:
+        return combined(view.rows(attribution), keys, [one for one in view.shown if one.combined != "inclusive"])
+
+    return rows
+
+
+_LAYER: Final = ("layer", "module", "phase")
+_NO_KERNELS: Final = "No GPU activity was recorded."
+_NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
+_SHARE: Final = Column("main_ns", "Share", "of total")
+_TIMES: Final = ("calls", "gpu_ns", "gpu_self_ns", _SHARE, "kernels", "host_ns", "host_self_ns")
+_WORK: Final = View(
+    "work", "layer",
+    ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "params", "flops_per_s", "flops_measured",
+     "ratio"),
+    _work, "work", "Work by layer: FLOPs, bytes (each tensor moved once), parameters", "layers", empty=_NO_WORK,
+    keys=_LAYER,
+)  # fmt: skip
+_ROOFLINE: Final = View(
+    "bottleneck", "layer",
+    ("phase", "batch", "time_ns", "time_share", "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "intensity",
+     "flops_per_s", "precision", "roof_share", "bound", "stall_share", "stall_reason", "instructions",
+     "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
+    _from("bottlenecks", "by_bottleneck"), "roofline", "Roofline and bottleneck of each layer", calls=True,
+)  # fmt: skip
+_VIEWS: Final = (
+    View(
+        "layer", "layer",
+        (*_TIMES[:-1], "gpu_busy_ns", "host_self_ns", "gpu_by_time_ns"),
+        _from("work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
+    ),
+    _WORK,
+    _ROOFLINE,
+    View(
+        "tensor_core", "layer",
+        ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
+        _from("dlprof_reports", "by_tensor_core"), "tensor", "Tensor Cores by layer", end="reason", calls=True,
+    ),
+    View("memory", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer", "layers",
+         empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
+    View(
+        "detail", "layer",
+        ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
+         "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
+         "memory_peak_bytes"),
+        _from("layer_details", "by_detail"), "all", "All metrics by layer", empty="No ranges were recorded.",
+        end="reason", calls=True,
+    ),
+    View(
+        "execution", "layer",
+        ("step", "phase", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels"),
+        _executions, "each", "Executions of each layer in order", empty="No ranges were recorded.", sums=False,
+    ),
+    View(
+        "module", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
+        empty="No module classes were recorded. Use emit_ranges(model).", keys=("module", "phase"),
+    ),
+    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"), "work", "Work by module",
+         "modules", "module", empty=_NO_WORK),
+    View("module_roofline", "module", _ROOFLINE.columns, _grouped(_ROOFLINE, "module", "phase"), "roofline",
+         "Roofline by module", plural="modules", label="module", calls=True),
+    View(
+        "op_type", "module",
+        ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
+         "host_ns"),
+        _from("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", calls=True,
+    ),
+    View(
+        "phase", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,
+        heading="Time by phase", label="phase", empty="No ranges were recorded.", keys=("phase",),
+    ),
+    View("phase_work", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase",
+         "phases", "phase", empty=_NO_WORK),
+    View("phase_roofline", "phase", _ROOFLINE.columns[1:], _grouped(_ROOFLINE, "phase"), "roofline",
+         "Roofline by phase", plural="phases", label="phase", calls=True),
+    View(
+        "kernel", "kernel", ("calls", "gpu_ns=Total", _SHARE, "mean_ns", "min_ns", "max_ns", "layers", "kind"),
+        _kernels, heading="Time by kernel", label="name", empty=_NO_KERNELS, keys=("name", "kernel"),
+    ),
+    View("kernel_tensor", "kernel", ("calls", "gpu_ns", _SHARE, "kind", "library", "tensor_cores"), _kernels, "tensor",
+         "Tensor Cores by kernel", "kernels", "name", empty=_NO_KERNELS),
+    View(
+        "kernel_roofline", "kernel",
+        ("time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound"),
+        _kernel_roofline, "roofline", "Roofline by kernel", "kernels", "name",
+        empty="No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.",
+    ),
+    View(
+        "iteration", "kernel",
+        ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
+        _from("dlprof_reports", "by_iteration"), "each", "Kernels and copies in order of execution", empty=_NO_KERNELS,
+        end="name", sums=False, calls=True,
+    ),
+    View(
+        "class", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
+        _from("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", plural="classes", label="kind",
+        empty=_NO_KERNELS, calls=True,
+    ),
+    View(
+        "op", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
+        heading="Time by operation", label="op", empty="No operations were recorded. Use torch.profiler or emit_nvtx.",
+        keys=("op", "phase"),
+    ),
+    View(
+        "step", "step",
+        ("batch", Column("host_ns", "Time", "ns"), "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns"),
+        by_step, heading="Time by step", label="step", sums=False,
+        empty="No steps were recorded. Use `for … in batches(loader)`.", keys=("step",),
+    ),
+    View(
+        "group", "group",
+        ("layers", "tc_eligible", "tc_used", "gpu_ns", "tc_share", "forward_ns", "backward_ns", "host_ns"),
+        _from("dlprof_reports", "by_group"), heading="Total time by path, submodules included", label="group",
+        calls=True,
+    ),
+    View(
+        "summary", "summary", ("count", "ns", "share", "hidden_ns"), _from("run_summary", "by_summary"),
+        heading="Summary of the run", plural="summary", label="item", end="text", sums=False, calls=True,
+    ),
+    View(
+        "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", plural="advice", layout="advice",
+        empty="No advice: no rule applies to this profile.", sums=False, calls=True,
+    ),
+)  # fmt: skip
+
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    "work": "--columns work",
+    "bottleneck": "--columns roofline",
+    "tensor_core": "--columns tensor",
+    "detail": "--columns all",
+    "iteration": "--by kernel --each",
+    "op_type": "--by module --columns tensor",
+    "class": "--by kind",
+    "group": "--by layer --depth N",
 }
+"""Names of ``--by`` in earlier versions, and how to write them now."""
 
-ANALYSES: Final[dict[Analysis, Callable[[Attribution], pl.DataFrame]]] = {
-    "bottleneck": _analysis("bottlenecks", "by_bottleneck"),
-    "advice": _analysis("advice", "by_advice"),
-    "summary": _analysis("run_summary", "by_summary"),
-    "detail": _analysis("dlprof_reports", "by_detail"),
-    "iteration": _analysis("dlprof_reports", "by_iteration"),
-    "tensor_core": _analysis("dlprof_reports", "by_tensor_core"),
-    "op_type": _analysis("dlprof_reports", "by_op_type"),
-    "group": _analysis("dlprof_reports", "by_group"),
-    "class": _analysis("kernel_kinds", "by_class"),
-}
 
-TABLES: Final[Mapping[Table, Callable[[Attribution], pl.DataFrame]]] = dict([*GROUPS.items(), *ANALYSES.items()])
+@cache
+def views() -> Mapping[str, View]:
+    """Return all views by name: those of annot, then those of packages with an entry point ``annot.views``.
 
-_PLURALS: Final = {"advice": "advice", "class": "classes", "summary": "summary", "work": "layers"}
+    Raises:
+        AnnotError: an entry point cannot be loaded or is not a `View`.
+    """
+    return {view.name: view for view in (*_VIEWS, *loaded("annot.views", View))}
 
-_ADVISED: Final = 50_000
-"""Number of GPU activities up to which a layer report counts advice; above it takes too long."""
+
+def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
+    """Return the view with a row and a group of columns.
+
+    Args:
+        by: what a row is: ``layer`` or ``layers``, ...; or the name of a view.
+        columns: one of `COLUMN_GROUPS`; ``all`` is the time of views without further columns.
+        each: single executions instead of sums.
+
+    Raises:
+        ValueError: there is no such view.
+
+    Example:
+        >>> find_view("layers", "roofline").name
+        'bottleneck'
+    """
+    if columns not in COLUMN_GROUPS:
+        raise ValueError(f"columns must be one of {', '.join(COLUMN_GROUPS)}, got {columns!r}")
+    known = views()
+    subjects = list(dict.fromkeys(view.by for view in known.values()))
+    name = by if by in (*known, *subjects) else by.removesuffix("s")
+    if name not in (*known, *subjects):
+        raise ValueError(f"by must be one of {', '.join(subjects)}, got {by!r}")
+    if name not in subjects or (name in known and columns == "time" and not each):
+        return known[name]
+    groups = {one.group: one for one in known.values() if one.by == name}
+    wanted = "each" if each else columns
+    if wanted == "all":
+        return groups.get("all") or next(iter(groups.values()))
+    if wanted not in groups:
+        kind = "single executions" if each else f"columns {columns}"
+        raise ValueError(f"{kind} are not available by {name}, only {', '.join(groups)}")
+    return groups[wanted]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report of a profile, input of the renderers.
+    """The rows of a view, input of the renderers.
 
     Args:
-        by: subject of a row.
-        rows: result of the function of that name in `TABLES`.
-        meta: result of `annot.attribution.summarize`, plus advice (number of suggestions, if counted).
+        view: the view.
+        rows: the rows; sums are per step if `meta` has ``per_step``.
+        meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (number of pieces, if annot
+            looked for advice) and per_step (number of steps of the mean).
+        shares: breakdown of the step time, for the lines above the table; empty: not computed.
+        advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
     """
 
-    by: Table
+    view: View
     rows: pl.DataFrame
     meta: dict[str, Any]
+    shares: Mapping[str, float] = field(default_factory=dict)
+    advice: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
         """Plural of the subject, such as `layers`."""
-        return _PLURALS.get(self.by, f"{self.by}s")
+        return self.view.plural
 
     @property
     def time(self) -> str:
@@ -115,63 +355,44 @@ class Report:
         return "gpu_ns" if self.meta["kernels"] or self.meta["copies"] else "host_ns"
 
     @property
+    def whole(self) -> float | None:
+        """Total of the main time (ns)."""
+        whole: float | None = self.meta[self.time]
+        return whole
+
+    @property
     def column(self) -> str:
         """Column of `rows` to sort by: total time, or self time in tables without a total."""
-        return self.time if self.time in self.rows.columns else self.time.replace("_ns", "_self_ns")
+        names = (self.time, self.time.replace("_ns", "_self_ns"), "time_ns")
+        return next((name for name in names if name in self.rows.columns), "")
 
-    def sorted(self, sort: Order) -> Report:
-        """Return the report sorted as in `report_on`."""
-        if sort == "order" or self.column not in self.rows.columns:
+    def sorted(self, sort: Order) -> Self:
+        """Return the report in order of appearance, or with the longest rows first if `sort` is "time"."""
+        if sort == "order" or not self.column:
             return self
         return replace(self, rows=self.rows.sort(self.column, descending=True, nulls_last=True, maintain_order=True))
 
+    def top(self, number: int) -> Self:
+        """Return the report with the longest rows only, longest first."""
+        return replace(self, rows=self.sorted("time").rows.head(number))
 
-def report_on(
-    profile: Source,
-    *,
-    by: Table = "layer",
-    domain: str | None = None,
-    sort: Order = "order",
-    steps: slice | None = None,
-    step_range: str | None = None,
-) -> Report:
-    """Return the report of a profile.
+    def at_least(self, share: float) -> Self:
+        """Return the report without the rows below a share (0 to 1) of the total time; others keep their order."""
+        whole = self.whole
+        if not self.column or not whole:
+            return self
+        return replace(self, rows=self.rows.filter(pl.col(self.column).fill_null(0) >= share * whole))
 
-    Args:
-        profile: result of `annot.load`.
-        by: subject of a row.
-        domain: NVTX domain whose ranges are used; None: all domains.
-        sort: "order" keeps the order of appearance (kernels: longest total first); "time" sorts by time, longest first.
-        steps: step numbers to include; None: the whole profile, including time outside steps.
-        step_range: text of the step ranges, with ``#`` for any number; None: detect the steps.
-
-    Returns:
-        Rows with times in ns, and metadata.
-
-    Raises:
-        ValueError: `by` or `sort` is unknown, or the profile lacks the selected `steps`.
-    """
-    if by not in TABLES:
-        raise ValueError(f"by must be one of {', '.join(TABLES)}, got {by!r}")
-    if sort not in ORDERS:
-        raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
-    attribution = attribute(profile, domain=domain, steps=steps, step_range=step_range)
-    meta = summarize(attribution) | advice_count(attribution, by) | device_words(attribution)
-    return Report(by, TABLES[by](attribution), meta).sorted(sort)
+    def per_step(self, steps: int) -> Self:
+        """Return the report with sums divided by a number of steps."""
+        meta = self.meta | {name: self.meta[name] / steps for name in _TIMES_OF_META if self.meta.get(name) is not None}
+        meta["per_step"] = steps
+        columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
+        rows = per_step(self.rows, columns, steps) if self.view.sums else self.rows
+        return replace(self, rows=rows, meta=meta)
 
 
-def device_words(attribution: Attribution) -> dict[str, str]:
-    """Return the vendor's name of the matrix units, such as Tensor Cores, for the `meta` of a report."""
-    from annot.analyze.tensor_cores import matrix_units
-
-    return {"matrix_units": matrix_units(attribution.meta)}
-
-
-def advice_count(attribution: Attribution, by: Table) -> dict[str, int]:
-    """Return the number of suggestions for the `meta` of a layer report; empty if they are not counted."""
-    activities = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
-    if by != "layer" or activities > _ADVISED:
-        return {}
-    from annot.analyze.advice import advise
-
-    return {"advice": len(advise(attribution))}
+_TIMES_OF_META: Final = (
+    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
+    "host_ns",
+)  # fmt: skip

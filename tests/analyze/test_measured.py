@@ -16,7 +16,7 @@ from annot.attribution import attribute
 from annot.labels.tag import parse
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
-from annot.report.views import report_on
+from annot.runs.run import Run
 
 DATA = Path(__file__).parents[1] / "data"
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
@@ -69,10 +69,10 @@ def test_the_founding_table() -> None:
 
 def test_the_report_shows_what_was_measured() -> None:
     """A profile with counters has the columns in the report by work, one without has not."""
-    rows = report_on(alexnet(), by="work").rows
+    rows = Run(alexnet()).view("work", total=True).rows
     assert rows["ratio"][2] == pytest.approx(0.723059, abs=1e-6)
     assert rows["explanation"][2].startswith("Winograd")
-    assert "ratio" not in report_on(Rows().range("a Linear [2,3]f32 out=4 |fwd", 0, 9).build(), by="work").rows
+    assert "ratio" not in Run(Rows().range("a Linear [2,3]f32 out=4 |fwd", 0, 9).build()).view("work", total=True).rows
 
 
 def test_the_founding_csv_has_the_total_of_the_founding_document() -> None:

@@ -9,7 +9,7 @@ from tables import MAIN, Rows
 from annot.analyze.work import Work, by_work, expected, layer_work, not_counted
 from annot.attribution import attribute
 from annot.labels.tag import Tag, parse
-from annot.report.views import report_on
+from annot.runs.run import Run
 
 
 def said(text: str) -> Tag:
@@ -264,7 +264,7 @@ def test_speed_is_that_of_the_device_or_of_the_host() -> None:
 def test_layer_reports_carry_the_work() -> None:
     """Rows of layers have flops, bytes and params; those that are no layer have null."""
     rows = Rows().range("a Linear [2,3]f32 out=4 |fwd", 0, 100).range("mine", 110, 120)
-    report = report_on(rows.build())
+    report = Run(rows.build()).view(total=True)
     assert report.rows.select("layer", "flops", "bytes", "params").rows() == [
         ("a", 48, 4 * (6 + 16) + 32, 16),
         ("mine", None, None, None),

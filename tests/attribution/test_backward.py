@@ -9,7 +9,8 @@ import pytest
 from shared_data import shared
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import attribute, by_layer, by_op, correlate, summarize
+from annot import correlate
+from annot.attribution import attribute, by_layer, by_op, summarize
 from annot.attribution.sequence_numbers import forward_rows
 from annot.profile import Profile
 from annot.read.formats import load

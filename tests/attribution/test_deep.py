@@ -22,8 +22,8 @@ from annot.attribution.busy_time import Busy
 _PEAK = """
 import re, sys
 from leaked_ranges import leaked
-from annot.report.views import report_on
-rows = report_on(leaked(5000), by=sys.argv[1]).rows.height
+from annot.runs.run import Run
+rows = Run(leaked(5000)).view(sys.argv[1], total=True).rows.height
 print(rows, int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10)
 """
 

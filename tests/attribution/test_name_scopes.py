@@ -10,7 +10,8 @@ import pytest
 from sqlite_profile import SqliteProfile, thread
 from tables import ENGINE, Rows
 
-from annot.attribution import by_layer, correlate
+from annot import correlate
+from annot.attribution import by_layer
 from annot.attribution.attribute import attribute
 from annot.attribution.parsed_labels import parse_labels
 from annot.labels import tag

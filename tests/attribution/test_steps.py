@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import ENGINE, MAIN, Rows
 
-from annot.attribution import attribute, by_layer, by_step, correlate, summarize
+from annot import correlate
+from annot.attribution import attribute, by_layer, by_step, summarize
 from annot.attribution.step_patterns import Repetition, largest_repetition
 from annot.attribution.step_table import step_statistics
 from annot.attribution.steps import step_slice

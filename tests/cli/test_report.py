@@ -18,7 +18,7 @@ from ranked import SLOW, write_ranks
 from shared_data import shared, unpacked
 from sqlite_profile import training
 
-from annot.cli.main import main, make_parser
+from annot.cli.main import main, make_parser, with_command
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def test_table_on_standard_output(source: Path) -> None:
     """The default is the table of layers, without colour where there is no terminal, with nothing on stderr."""
     result = _annot("report", source, COLUMNS="80")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("GPU time by layer, ms\nLayer ")
+    assert result.stdout.startswith("GPU per step, mean of 2: 3.480 ms = ")
+    assert "\n\nGPU time by layer, ms per step\nLayer " in result.stdout
     assert "\x1b" not in result.stdout
 
 
@@ -68,8 +69,8 @@ def test_output_file(source: Path, tmp_path: Path, form: str, capsys: pytest.Cap
         ("out.parquet", b"PAR1"),
         ("out.html", b"<!doctype html>"),
         ("out.json.gz", b"\x1f\x8b"),
-        ("out.txt", b"GPU time by layer"),
-        ("csv", b"GPU time by layer"),
+        ("out.txt", b"GPU per step"),
+        ("csv", b"GPU per step"),
     ],
 )
 def test_format_is_what_the_name_ends_in(source: Path, tmp_path: Path, name: str, begins: bytes) -> None:
@@ -178,7 +179,7 @@ def test_examples_of_help_are_right_usage(verb: str, capsys: pytest.CaptureFixtu
     commands = [re.split(" > |   ", line.strip())[0] for line in examples]
     assert len(commands) >= 2
     for command in commands:
-        words = shlex.split(command)[1:]
+        words = with_command(shlex.split(command)[1:])
         assert make_parser(words[0]).parse_args(words).verb == (verb or words[0])
 
 
@@ -325,7 +326,7 @@ def test_many_ranks(tmp_path: Path) -> None:
     """A quoted pattern is the ranks of a run: who is slow in which layer, who waits, which profile is damaged."""
     paths = write_ranks(tmp_path)
     paths[2].write_bytes(paths[2].read_bytes()[:5000])
-    result = _annot("report", tmp_path / "run_rank*.sqlite", "--sort", "time", COLUMNS="200")
+    result = _annot("report", tmp_path / "run_rank*.sqlite", "--sort", "time", "--total", COLUMNS="200")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == "GPU time by layer over 7 ranks, ms"

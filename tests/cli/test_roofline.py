@@ -42,7 +42,7 @@ def test_layers_against_the_device_of_the_profile(source: Path, capsys: pytest.C
     assert main(["roofline", str(source)]) == 0
     printed = capsys.readouterr().out
     assert "Peaks of NVIDIA A100-SXM4-80GB: 2.04 TB/s" in printed
-    assert "fc Linear forward" in printed
+    assert "fc Linear     forward" in printed
 
 
 def test_peaks_by_hand(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ from sqlite_profile import training
 from annot import load
 from annot.cli.guide import CHAPTERS
 from annot.labels import tag
-from annot.report.views import TABLES, report_on
+from annot.report.views import views
+from annot.runs.run import Run
 
 SECTIONS = sections(of_keras=False)
 TYPES = {
@@ -118,11 +119,11 @@ def test_grammar_is_that_of_the_code() -> None:
     assert f"```text\n{grammar}\n```" in (ROOT / "annot/guide/tags.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("by", TABLES)
+@pytest.mark.parametrize("by", views())
 def test_schemas_are_those_of_the_tables(by: Any, tmp_path: Path) -> None:
     """Each table has the columns that the guide lists, in that order, and of the types that it says."""
     text = (ROOT / "annot/guide/schemas.md").read_text(encoding="utf-8")
-    report = report_on(load(training(device=True).write(tmp_path / "gpu.sqlite")), by=by)
+    report = Run(load(training(device=True).write(tmp_path / "gpu.sqlite"))).view(by, total=True)
     entry = re.search(rf"^- `{by}`, rows `(\w+)`: ((?:.*\n)(?:  .*\n)*)", text, re.M)
     assert entry, by
     assert entry[1] == report.name

@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 from tables import Rows
 
-from annot.attribution import attribute, by_op, correlate
+from annot import correlate
+from annot.attribution import attribute, by_op
 from annot.labels.foreign import understand
 
 

@@ -58,16 +58,18 @@ def _page(profile: Path) -> _Page:
 
 def test_table(trained: Path) -> None:
     """The HTML is the tree of layers with its numbers, bars in proportion, the totals and the notes."""
-    page = _page(trained)
+    page = _Page(layers(trained).view(total=True)._repr_html_())
     rows = {row[0]: row[1:] for row in page.rows}
     assert rows["Layer"][:3] == ["Forward, ms", "Backward, ms", "Total, ms"]
     assert rows["0 Conv2d"] == ["1.800", "3.000", "4.800", "4.800", "68.6%", "", "2", "4", "[16,3,224,224]f32 (+1)"]
     assert rows["(unattributed) no launch recorded"][2:5] == ["0.030", "0.030", "0.4%"]
     bars = [attrs["style"] for tag, attrs in page.tags if attrs.get("class") in ("annot-forward", "annot-backward")]
     assert bars[:2] == ["width:34.86%", "width:60.86%"]
-    html = layers(trained)._repr_html_()
-    assert "GPU: 7.000 ms = 6.970 ms in ranges + 30.00 µs unattributed" in html
+    html = layers(trained).view(total=True)._repr_html_()
+    assert "GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)" in html
     assert "Note: 1 kernel or copy with no launch recorded" in html
+    rows = {row[0]: row[1:] for row in _page(trained).rows}
+    assert rows["0 Conv2d"][:4] == ["0.900", "1.500", "2.400", "2.400"]  # per step
 
 
 def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_table_for_programs(trained: Path) -> None:
     assert pl.DataFrame(found).equals(expected)
     assert len(found) == expected.height
     assert found.meta["gpu_ns"] == 7_000_000
-    assert repr(found).startswith("GPU time by layer, ms\nLayer ")
+    assert "GPU time by layer, ms per step\nLayer " in repr(found)
 
 
 def test_pandas_and_arrow(trained: Path) -> None:
@@ -145,12 +147,13 @@ def test_arguments(trained: Path) -> None:
         layers("no-such-file")
 
 
-def test_mime_bundle(trained: Path) -> None:
-    """Text and HTML, unless only one of them is wanted."""
-    found = layers(trained)
-    assert set(found._repr_mimebundle_()) == {"text/plain", "text/html"}
-    assert set(found._repr_mimebundle_(include={"text/html"})) == {"text/html"}
-    assert set(found._repr_mimebundle_(exclude={"text/html"})) == {"text/plain"}
+def test_views_have_text_and_html(trained: Path) -> None:
+    """Every view has text and HTML, as the layers have."""
+    run = annot.open(trained)
+    for found in (run, run.view("kernel", top=2), run.view("layer", "work"), run.view("advice")):
+        assert repr(found)
+        assert found._repr_html_().startswith('<div class="annot-layers">')
+    assert "conv_bwd" in run.view("kernel", top=2)._repr_html_()
 
 
 def test_extension_loads_nothing_heavy() -> None:
@@ -192,7 +195,7 @@ def test_line_magic(shell: Any, trained: Path, capsys: pytest.CaptureFixture[str
     assert found.table.height > 10
     formats, _ = shell.display_formatter.format(found)
     assert formats["text/html"].startswith('<div class="annot-layers">')
-    assert formats["text/plain"].startswith("GPU time by layer")
+    assert "\nGPU time by layer" in formats["text/plain"]
     for words in ("no-such-file", "", '"open'):
         assert not shell.run_cell(f"%annot {words}").success
     said = capsys.readouterr().err

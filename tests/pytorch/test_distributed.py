@@ -25,7 +25,8 @@ import annot
 from annot import load
 from annot.attribution import attribute, by_layer
 from annot.labels.tag import parse
-from annot.ranks.report_task import Question, rank_tables
+from annot.runs.gather import rank_tables
+from annot.runs.selection import Selection
 
 pytestmark = [
     needs_recorder,
@@ -97,7 +98,7 @@ def test_rank_and_world_size_are_in_the_profile(two_ranks: tuple[Path, Path]) ->
     said = sorted((one["rank"], one["world_size"]) for one in profile.meta["processes"] if "rank" in one)
     assert said == [(0, 2), (1, 2)]
     assert "rank" not in profile.meta
-    tables = rank_tables(str(two_ranks[0]), Question(by_process=True))
+    tables = rank_tables(str(two_ranks[0]), "layer", Selection(by_process=True))
     assert sorted(table.rank for table in tables if table.rank is not None) == [0, 1]
 
 

@@ -17,8 +17,8 @@ nn = torch.nn
 functional = torch.nn.functional
 
 import annot  # noqa: E402
-from annot import emit_ranges  # noqa: E402
-from annot.attribution import attribute, by_op, correlate  # noqa: E402
+from annot import correlate, emit_ranges  # noqa: E402
+from annot.attribution import attribute, by_op  # noqa: E402
 from annot.torch import operations  # noqa: E402
 
 Recorded = Callable[..., Captured]

@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from annot import load
-from annot.attribution import attribute, by_layer, by_op, correlate
+from annot import correlate, load
+from annot.attribution import attribute, by_layer, by_op
 from annot.profile import Profile
 from annot.read.kineto.flows import module_texts
 

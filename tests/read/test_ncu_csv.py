@@ -13,7 +13,7 @@ from ncu_report_file import DEFAULT, texts
 from refusals import refusal
 from shared_data import shared
 
-from annot.attribution import correlate
+from annot import correlate
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.csv_text import nanoseconds, number

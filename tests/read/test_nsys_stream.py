@@ -14,12 +14,12 @@ from sqlite_profile import SqliteProfile, training
 
 from annot.attribution import attribute, by_kernel, by_layer, by_phase, by_step, summarize
 from annot.profile import Source
-from annot.ranks.report_task import Question, report_file
 from annot.read import sqlite
 from annot.read.formats import load, source
 from annot.read.nsys import sqlite_export
 from annot.read.nsys.tables import merged
-from annot.report.views import ANALYSES, TABLES, report_on
+from annot.report.views import views
+from annot.runs.run import Run
 
 FILES = (
     "athrun_lm_attn_windows.2026.2", "ginda_mfu_2gpu_before.2026.2", "ginda_tiny_no_nvtx.2026.1",
@@ -132,19 +132,19 @@ def test_merged_mends_a_disorder_of_half_a_block() -> None:
     assert got == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("by", ANALYSES)
+@pytest.mark.parametrize("by", [name for name, view in views().items() if view.calls])
 def test_analyses_of_what_is_read_in_blocks(tmp_path, by):
     """The tables about one profile are the same from a file in blocks, with the names of its calls, as from memory."""
     path = training(device=True).write(tmp_path / "run.sqlite")
-    blocks, memory = (report_on(read, by=by) for read in (source(path, calls=True), load(path)))
+    blocks, memory = (Run(read).view(by, total=True) for read in (source(path, calls=True), load(path)))
     assert blocks.rows.equals(memory.rows)
     assert blocks.meta == memory.meta
-    assert report_file(str(path), Question(by)).rows.equals(memory.rows)
+    assert Run(str(path)).view(by, total=True).rows.equals(memory.rows)
 
 
 def test_no_report_holds_the_whole_file(tmp_path, monkeypatch):
     """Whatever the table, a large export stays in its file."""
     path = training(device=True).write(tmp_path / "run.sqlite")
     monkeypatch.setattr(sqlite_export, "read", None)
-    for by in TABLES:
-        assert report_file(str(path), Question(by)).by == by
+    for by in views():
+        assert Run(str(path)).view(by, total=True).view.name == by

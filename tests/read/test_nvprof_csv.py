@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusal
 
-from annot.attribution import correlate
+from annot import correlate
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nvprof import csv_output

@@ -13,7 +13,7 @@ import pytest
 from nvprof_file import ZERO, NvprofFile, sample
 from refusals import refusal
 
-from annot.attribution import correlate
+from annot import correlate
 from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nvprof import csv_output, sqlite_file

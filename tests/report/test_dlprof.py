@@ -19,17 +19,19 @@ from sqlite_profile import training
 from tables import ENGINE, Rows
 
 from annot.analyze.advice import advise
-from annot.analyze.dlprof_reports import MODEL, by_detail, by_group, by_iteration, by_op_type, by_tensor_core
+from annot.analyze.dlprof_reports import MODEL, by_group, by_iteration, by_op_type, by_tensor_core
 from annot.analyze.kernel_kinds import by_class
+from annot.analyze.layer_details import by_detail
 from annot.analyze.run_summary import by_summary
+from annot.analyze.work import by_layer_with_work
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.cli.main import main
 from annot.labels import layer_path
 from annot.profile import Profile
 from annot.read.formats import load
-from annot.report.terminal.dlprof import LAYOUTS, print_analysis
 from annot.report.terminal.table import print_table
-from annot.report.views import ANALYSES, Analysis, report_on
+from annot.report.views import views
+from annot.runs.run import Run
 
 SGEMM, TENSOR, RELU = "ampere_sgemm_64x64_nn", "ampere_fp16_s16816gemm_fp16_64x64_nn", "triton_poi_fused_relu_0"
 REAL = [
@@ -37,6 +39,8 @@ REAL = [
     "nsys/zx_lm_fwd_nvtx.2024.6.sqlite.gz", "nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz",
     "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", "ncu/leleucas_bert_attention_torch_a100.csv",
 ]  # fmt: skip
+
+ANALYSES = [name for name, view in views().items() if not view.keys]
 
 
 def _model() -> Profile:
@@ -63,12 +67,15 @@ def _rows(table: pl.DataFrame, *keys: str) -> dict[Any, dict[str, Any]]:
 def test_detail() -> None:
     """A row per layer and phase, with the extremes of single calls."""
     rows = _rows(by_detail(attribute(_model())), "layer", "phase")
-    assert rows["block.fc", "forward"] == {
+    forward = rows["block.fc", "forward"]
+    assert forward.items() >= {
         "layer": "block.fc", "module": "Linear", "phase": "forward", "calls": 2, "tc_eligible": True, "tc_used": True,
         "host_ns": 50, "host_mean_ns": 25, "host_min_ns": 20, "host_max_ns": 30, "gpu_ns": 78, "gpu_mean_ns": 39,
         "gpu_min_ns": 34, "gpu_max_ns": 44, "gpu_self_ns": 78, "tc_ns": 70, "matrix_ns": 70, "outside_ns": 8,
         "outside": "elementwise 8 ns", "launch_ns": 12, "reason": "", "shapes": ["[8,64]f16"],
-    }  # fmt: skip
+    }.items()  # fmt: skip
+    others = by_layer_with_work(attribute(_model())).filter(layer="block.fc", phase="forward").row(0, named=True)
+    assert {name: forward[name] for name in others} == others
     backward = rows["block.fc", "backward"]
     assert (backward["tc_used"], backward["gpu_min_ns"], backward["gpu_max_ns"]) == (False, 50, 50)
     assert backward["reason"].startswith("the library chose a kernel without them: ampere_sgemm")
@@ -171,7 +178,7 @@ def test_what_kernels_do_not_tell() -> None:
     assert {name: layers[(name,)]["ns"] for name in ("all", "tc_used", "tc_unused", "tc_unknown", "other")} == {
         "all": 50, "tc_used": 0, "tc_unused": 0, "tc_unknown": 50, "other": 0,
     }  # fmt: skip
-    tables = (by_iteration(attribution), by_class(attribution), report_on(rows.build(), by="kernel").rows)
+    tables = (by_iteration(attribution), by_class(attribution), Run(rows.build()).view("kernel", total=True).rows)
     assert [dict(table.select("kind", "tensor_cores").rows()) for table in tables] == [
         {"gemm": None, "elementwise": False}
     ] * 3
@@ -202,7 +209,7 @@ def test_every_format(by: str, form: str, tmp_path: Path) -> None:
     """The command writes each report in each format, and programs read back the rows that there are."""
     path, out = training(device=True).write(tmp_path / "run.sqlite"), tmp_path / "out"
     assert main(["report", str(path), "--by", by, "--format", form, "-o", str(out)]) == 0
-    report = report_on(load(path), by=by)  # type: ignore[arg-type]
+    report = Run(load(path)).view(by, total=True)  # type: ignore[arg-type]
     if form == "table":
         assert len(out.read_text().splitlines()) > report.rows.height
     elif form == "csv":
@@ -214,13 +221,13 @@ def test_every_format(by: str, form: str, tmp_path: Path) -> None:
         assert pl.read_parquet(out).equals(report.rows)
 
 
-@pytest.mark.parametrize("by", LAYOUTS)
+@pytest.mark.parametrize("by", ANALYSES)
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_tables_fit(by: Analysis, width: int) -> None:
+def test_tables_fit(by: str, width: int) -> None:
     """Whatever the width, lines fit into it and every row has one."""
     text = io.StringIO()
-    report = report_on(_model(), by=by)
-    print_analysis(report, Console(file=text, width=width))
+    report = Run(_model()).view(by, total=True)
+    print_table(report, Console(file=text, width=width))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) >= report.rows.height + 2
@@ -229,13 +236,13 @@ def test_tables_fit(by: Analysis, width: int) -> None:
 def test_table_of_tensor_cores() -> None:
     """A whole table as people see it."""
     text = io.StringIO()
-    print_analysis(report_on(_model(), by="tensor_core"), Console(file=text, width=76))
-    assert [line.rstrip() for line in text.getvalue().splitlines()[:5]] == [
+    print_table(Run(_model()).view("tensor_core", total=True), Console(file=text, width=76))
+    assert [line.rstrip() for line in text.getvalue().partition("\n\n")[2].splitlines()[:5]] == [
         "Tensor Cores by layer, µs",
-        "Layer               Phase  Eligible  Used  Self  On TC  Share",
-        "block.fc Linear   forward       yes   yes  0.08   0.07  89.7%",
-        "block.act ReLU    forward        no    no  0.01   0.00   0.0%",
-        "block.fc Linear  backward       yes    no  0.05   0.00   0.0%",
+        "Layer               Phase  Eligible  Use TC  GPU self  TC time  On TC",
+        "block.fc Linear   forward       yes     yes      0.08     0.07  89.7%",
+        "block.act ReLU    forward        no      no      0.01     0.00   0.0%",
+        "block.fc Linear  backward       yes      no      0.05     0.00   0.0%",
     ]
 
 
@@ -243,7 +250,7 @@ def test_table_of_tensor_cores_without_kernels() -> None:
     """Where no device worked the table says so: its zeros are not measured."""
     text = io.StringIO()
     on_host = replace(_model(), kernels=_model().kernels.clear(), launches=_model().launches.clear())
-    print_analysis(report_on(on_host, by="tensor_core"), Console(file=text, width=76))
+    print_table(Run(on_host).view("tensor_core", total=True), Console(file=text, width=76))
     assert "No GPU activity was recorded." in text.getvalue().splitlines()
 
 
@@ -251,16 +258,16 @@ def _nothing() -> Attribution:
     return attribute(Profile.build({}))
 
 
-@pytest.mark.parametrize("by", LAYOUTS)
-def test_profiles_without_anything(by: Analysis) -> None:
+@pytest.mark.parametrize("by", ANALYSES)
+def test_profiles_without_anything(by: str) -> None:
     """An empty profile and one without host times have all tables, and no times that nobody knows."""
-    empty = ANALYSES[by](_nothing())
-    assert empty.columns == report_on(_model(), by=by).rows.columns
+    empty = views()[by].rows(_nothing())
+    assert empty.columns == Run(_model()).view(by, total=True).rows.columns
     text = io.StringIO()
-    print_analysis(report_on(Profile.build({}), by=by), Console(file=text, width=100))
+    print_table(Run(Profile.build({})).view(by, total=True), Console(file=text, width=100))
     assert text.getvalue()
-    rows = ANALYSES[by](attribute(ordered_only()))
-    assert rows.height
+    rows = views()[by].rows(attribute(ordered_only()))
+    assert rows.height or by in ("memory", "kernel_roofline")
     if by == "detail":
         assert rows["host_max_ns"].null_count() == rows["host_ns"].null_count() == rows.height
 
@@ -274,18 +281,19 @@ def test_one_profile_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_kernels_have_their_classes() -> None:
     """The table of kernels tells what each does, in files and where there is room on the terminal."""
-    report = report_on(_model(), by="kernel")
+    report = Run(_model()).view("kernel", total=True)
     assert report.rows.select("name", "kind", "tensor_cores").rows() == [
         (TENSOR, "gemm", True), (SGEMM, "gemm", False), (RELU, "elementwise", False),
     ]  # fmt: skip
     text = io.StringIO()
     print_table(report, Console(file=text, width=110))
-    assert [line.split()[-1] for line in text.getvalue().splitlines()[1:5]] == ["Kind", "gemm", "gemm", "elementwise"]
+    lines = text.getvalue().partition("\n\n")[2].splitlines()
+    assert [line.split()[-1] for line in lines[1:5]] == ["Kind", "gemm", "gemm", "elementwise"]
 
 
 def test_sorted_by_time() -> None:
     """Sorted by time the longest come first, where there is one time."""
-    rows = report_on(_model(), by="detail", sort="time").rows["gpu_ns"].to_list()
+    rows = Run(_model()).view("detail", sort="time", total=True).rows["gpu_ns"].to_list()
     assert rows == sorted(rows, reverse=True)
 
 
@@ -295,7 +303,7 @@ def test_tables_of_a_cpu_profile_have_its_times(by: Any) -> None:
     rows = Rows()
     rows.range("net Net |fwd", 0, 1000).range("net.a Linear [8,8]f32 |fwd", 100, 400)
     rows.range("net.a Linear [8,8]f32 |bwd", 2000, 2700)
-    report = report_on(rows.build(), by=by)
+    report = Run(rows.build()).view(by, total=True)
     named = {"group": ("group", "net.a"), "op_type": ("module", "Linear"), "detail": ("layer", "net.a")}[by]
     mine = report.rows.filter(pl.col(named[0]) == named[1])
     unknown = [name for name in report.rows.columns if name.startswith(("gpu_", "tc_"))]
@@ -306,9 +314,9 @@ def test_tables_of_a_cpu_profile_have_its_times(by: Any) -> None:
     else:
         assert mine.select("host_ns", "forward_ns", "backward_ns").row(0) == (1000, 300, 700)
     out = io.StringIO()
-    print_analysis(report, Console(file=out, width=80))
+    print_table(report, Console(file=out, width=80))
     assert "Host" in out.getvalue()
-    assert "TC" not in out.getvalue().split("\n")[1]
+    assert "TC" not in out.getvalue().partition("\n\n")[2].split("\n")[1]
 
 
 def test_cpu_profile_could_use_no_tensor_cores() -> None:
@@ -322,8 +330,8 @@ def test_devices_of_amd_have_matrix_cores() -> None:
     rows = Rows().range("net.a Linear [8,8]f32 |fwd", 100, 400).kernel(150, (200, 900), name="Cijk_sgemm")
     amd = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
     out = io.StringIO()
-    print_analysis(report_on(amd, by="tensor_core"), Console(file=out, width=80))
-    assert out.getvalue().startswith("Matrix Cores by layer")
+    print_table(Run(amd).view("tensor_core", total=True), Console(file=out, width=80))
+    assert "\n\nMatrix Cores by layer" in out.getvalue()
     advice = next(one for one in advise(attribute(amd)) if one.rule == "mixed_precision")
     assert "Matrix Cores" in advice.advice + advice.evidence
     assert "Tensor" not in advice.advice + advice.evidence
@@ -342,7 +350,7 @@ def test_totals_say_what_is_warm_up(tmp_path: Path) -> None:
     """Steps leave out the warm-up, and the totals, which do not, say how much of them it is."""
     meta = summarize(attribute(load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path))))
     assert meta["warmup_gpu_ns"] == 223_638_784
-    report = report_on(load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path)))
+    report = Run(load(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path))).view(total=True)
     out = io.StringIO()
     print_table(report, Console(file=out, width=160))
     assert "223.64 ms of it in warm-up" in out.getvalue()

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from chromium import Page
-from report_pages import VIEWS, choose, page_of, tree_of, written
+from report_pages import VIEWS, choose, page_data, page_of, tree_of, written
 from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
-from annot.attribution import attribute
 from annot.cli.main import main
 from annot.profile import Profile
 from annot.report import units
-from annot.report.page.data import report_data
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
@@ -68,7 +66,7 @@ def _hostile() -> Profile:
 def test_texts_of_a_profile_are_only_texts(fresh: Page, tmp_path: Path) -> None:
     """Names that look like markup or script, or turn the direction of writing, appear as they are and do nothing."""
     out = tmp_path / "hostile.html"
-    data = report_data(attribute(_hostile()), HOSTILE[0])
+    data = page_data(_hostile(), HOSTILE[0])
     out.write_bytes(as_page(data, HOSTILE[0]))
     assert "application/json" in out.read_text()  # not compressed: texts stand in the page as they are
     assert HOSTILE[0] not in out.read_text().partition("</style>")[2]
@@ -88,7 +86,7 @@ def test_texts_of_a_profile_are_only_texts(fresh: Page, tmp_path: Path) -> None:
 
 def test_compressed_data_shows_the_same(fresh: Page, tmp_path: Path) -> None:
     """Above some size the data is compressed; names that are markup stay texts there, too."""
-    data = report_data(attribute(_hostile()), "made")
+    data = page_data(_hostile(), "made")
     data["runs"][0]["meta"]["notes"] += ["filler"] * 40_000
     out = tmp_path / "large.html"
     out.write_bytes(as_page(data, "large"))

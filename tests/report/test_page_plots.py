@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from chromium import Page
-from report_pages import frames, page_of
+from report_pages import frames, page_data, page_of
 from tables import Rows, many_kernels
 
-from annot.attribution import Attribution, attribute
-from annot.report.page.data import report_data
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
@@ -142,14 +140,10 @@ def test_times_beyond_what_scripts_count(fresh: Page, tmp_path: Path) -> None:
     """Instants since 1970 in ns have more digits than numbers of scripts: times of the page begin at the first one."""
     zero = 1_753_000_000_000_000_001
     rows = Rows().range("Batch 0 |step", zero, zero + 3).range("Batch 1 |step", zero + 5, zero + 9)
-    data: dict[str, Any] = report_data(_attributed(rows), "late")
+    data: dict[str, Any] = page_data(rows.build(), "late")
     assert data["runs"][0]["timeline"]["start_ns"] == [0, 5]
     assert data["runs"][0]["steps"]["start_ns"] == [0, 5]
     out = tmp_path / "late.html"
     out.write_bytes(as_page(data, "late"))
     fresh.open(out, "timeline")
     fresh.wait("document.getElementById('timeline').dataset.drawn === '2'")
-
-
-def _attributed(rows: Rows) -> Attribution:
-    return attribute(rows.build())

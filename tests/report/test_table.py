@@ -16,15 +16,24 @@ from sqlite_profile import SqliteProfile, training
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines
 from annot.report.terminal.table import print_table
-from annot.report.views import GROUPINGS, Grouping, report_on
+from annot.report.views import views
+from annot.runs.run import Run
+
+COMPARED = [name for name, view in views().items() if view.keys]
 
 
-def _printed(path: Path, width: int, by: Grouping = "layer", **options: str) -> str:
+def _printed(path: Path, width: int, by: str = "layer", **options: str) -> str:
     text = io.StringIO()
-    print_table(report_on(load(path), by=by, **options), Console(file=text, width=width))  # type: ignore[arg-type]
+    report = Run(load(path)).view(by, **options, total=True, brief=True)  # type: ignore[arg-type]
+    print_table(report, Console(file=text, width=width))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _table(path: Path, width: int, by: str = "layer", **options: str) -> list[str]:
+    """Return the lines of the table, without the lines above and below."""
+    return _printed(path, width, by, **options).partition("\n\n")[2].splitlines()
 
 
 @pytest.fixture
@@ -41,6 +50,14 @@ def host_only(tmp_path: Path) -> Path:
 
 GOLDEN = {
     "device 60": """\
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
+             unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to
+               1.970 ms
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5%
+                   launch, 0.2% idle
+
         GPU time by layer, ms
         Layer                           Forward Backward Share Calls
         (model) AlexNet                   2.440    4.260 95.7%     2
@@ -57,15 +74,18 @@ GOLDEN = {
         Optimizer SGD                                     2.3%     2
         (unattributed) …launch recorded                   0.4%     0
 
-        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
-        unattributed (0.4%)
-        Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to
-               1.970 ms
-        1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use
+                bfloat16, or at least TF32. Saves at most 94.6% of
+                the step.
+        Reasons and code: annot report … --by advice
     """,
     "device 80": """\
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+
         GPU time by layer, ms
         Layer                            Forward  Backward  Total  Share  Calls  Host ms
         (model) AlexNet                    2.440     4.260  6.700  95.7%      2    3.040
@@ -82,13 +102,17 @@ GOLDEN = {
         Optimizer SGD                                       0.160   2.3%      2    0.400
         (unattributed) …launch recorded                     0.030   0.4%      0    0.000
 
+        Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
+                TF32. Saves at most 94.6% of the step.
+        Reasons and code: annot report … --by advice
+    """,
+    "device 200": """\
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
-        1 piece of advice: annot report … --by advice
-        Note: 1 kernel or copy with no launch recorded
-    """,
-    "device 200": """\
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+
         GPU time by layer, ms
         Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
         (model) AlexNet                      2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
@@ -105,13 +129,15 @@ GOLDEN = {
         Optimizer SGD                                         0.160  0.160   2.3%      2  0.160        2    0.400
         (unattributed) no launch recorded                     0.030  0.030   0.4%      0  0.030        1    0.000
 
-        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
-        Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
-        1 piece of advice: annot report … --by advice
         Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32. Saves at most 94.6% of the step.
+        Reasons and code: annot report … --by advice
     """,  # noqa: E501
     "host 80": """\
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Step time: 84.4% host, 8.5% idle, 7.1% data
+
         Host time by layer, ms
         Layer                  Forward  Backward  Total   Share  Calls
         (model) AlexNet          1.400     1.640  3.040   69.1%      2
@@ -127,10 +153,12 @@ GOLDEN = {
         Backward (all)                     1.700  1.700   38.6%      2
         Optimizer SGD                             0.400    9.1%      2
 
-        Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
     """,
     "host 200": """\
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Step time: 84.4% host, 8.5% idle, 7.1% data
+
         Host time by layer, ms
         Layer                  Forward  Backward  Total   Self   Share  Calls  Input
         (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
@@ -146,45 +174,58 @@ GOLDEN = {
         Backward (all)                     1.700  1.700  0.060   38.6%      2
         Optimizer SGD                             0.400  0.400    9.1%      2
 
-        Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
     """,
     "module": """\
-        Time by module, ms
-        Module            Phase  Layers  Calls  Total   Self  Share
-        AlexNet         forward       1      2  2.440  0.000  34.9%
-        Sequential      forward       1      2  1.840  0.000  26.3%
-        Conv2d          forward       1      2  1.800  1.800  25.7%
-        ReLU            forward       1      2  0.040  0.040   0.6%
-        Linear          forward       1      2  0.600  0.600   8.6%
-        AlexNet        backward       1      2  4.260  0.000  60.9%
-        Linear         backward       1      2  1.200  1.200  17.1%
-        Sequential     backward       1      2  3.060  0.000  43.7%
-        ReLU           backward       1      2  0.060  0.060   0.9%
-        Conv2d         backward       1      2  3.000  3.000  42.9%
-        SGD           optimizer       1      2  0.160  0.160   2.3%
-
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+
+        Time by module, ms
+        Module            Phase  Layers  Calls    GPU  GPU self  Share  Host ms
+        AlexNet         forward       1      2  2.440     0.000  34.9%    1.400
+        Sequential      forward       1      2  1.840     0.000  26.3%    1.000
+        Conv2d          forward       1      2  1.800     1.800  25.7%    0.800
+        ReLU            forward       1      2  0.040     0.040   0.6%    0.140
+        Linear          forward       1      2  0.600     0.600   8.6%    0.340
+        AlexNet        backward       1      2  4.260     0.000  60.9%    1.640
+        Linear         backward       1      2  1.200     1.200  17.1%    0.400
+        Sequential     backward       1      2  3.060     0.000  43.7%    1.180
+        ReLU           backward       1      2  0.060     0.060   0.9%    0.080
+        Conv2d         backward       1      2  3.000     3.000  42.9%    1.040
+        SGD           optimizer       1      2  0.160     0.160   2.3%    0.400
+
         Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
+                TF32. Saves at most 94.6% of the step.
+        Reasons and code: annot report … --by advice
     """,
     "phase": """\
-        Time by phase, ms
-        Phase           Calls   Host    GPU  Share  Kernels
-        other               1  0.600  0.110   1.6%        2
-        data                2  0.300  0.000   0.0%        0
-        forward             2  1.400  2.440  34.9%        6
-        backward            2  1.700  4.260  60.9%        6
-        optimizer           2  0.400  0.160   2.3%        2
-        (unattributed)      0  0.000  0.030   0.4%        1
-
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+
+        Time by phase, ms
+        Phase           Calls    GPU  Share  Host ms
+        other               1  0.110   1.6%    0.600
+        data                2  0.000   0.0%    0.300
+        forward             2  2.440  34.9%    1.400
+        backward            2  4.260  60.9%    1.700
+        optimizer           2  0.160   2.3%    0.400
+        (unattributed)      0  0.030   0.4%    0.000
+
         Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
+                TF32. Saves at most 94.6% of the step.
+        Reasons and code: annot report … --by advice
     """,
     "kernel": """\
+        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
+        Host: 4.400 ms in 31 ranges on 1 thread
+        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+
         Time by kernel, ms
         Kernel                       Calls  Total  Share  Mean ms  Layers
         conv_bwd                         2  3.000  42.9%    1.500       1
@@ -197,21 +238,26 @@ GOLDEN = {
         launched before the capture      1  0.030   0.4%    0.030       0
         stray                            2  0.010   0.1%    0.005       1
 
+        Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
+                TF32. Saves at most 94.6% of the step.
+        Reasons and code: annot report … --by advice
+    """,
+    "step": """\
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
-        Note: 1 kernel or copy with no launch recorded
-    """,
-    "step": """\
+        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+
         Time by step, ms
         Step           Time   Data  Forward  Backward  Optimizer    GPU
         0             1.970  0.150    0.700     0.850      0.200  3.480
         1             1.970  0.150    0.700     0.850      0.200  3.480
 
-        GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
-        Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
         Note: 1 kernel or copy with no launch recorded
+        Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
+                TF32. Saves at most 94.6% of the step.
+        Reasons and code: annot report … --by advice
     """,
 }
 
@@ -229,14 +275,14 @@ def test_layers_on_the_host(host_only: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("by", ["module", "phase", "kernel", "step"])
-def test_other_groupings(with_device: Path, by: Grouping) -> None:
+def test_other_groupings(with_device: Path, by: str) -> None:
     """The other groupings are flat tables with the same lines below."""
     assert _printed(with_device, 80, by) == dedent(GOLDEN[by])
 
 
 def test_sorted_by_time(with_device: Path) -> None:
     """Sorted by time, siblings stand with the longest first, and children stay below their parent."""
-    lines = _printed(with_device, 80, sort="time").splitlines()
+    lines = _table(with_device, 80, sort="time")
     labels = [line[:21].strip() for line in lines[2:7]]
     assert labels == [
         "(model) AlexNet", "features Sequential", "0 Conv2d", "1 ReLU", "classifier.1 Linear",
@@ -253,7 +299,7 @@ def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
     profile.layer("block Block |fwd", 40, 60)
     profile.layer("block.attention.query Linear |fwd", 42, 50)
     profile.layer("blocks Mlp |fwd", 70, 80)
-    lines = _printed(profile.write(tmp_path / "x"), 80).splitlines()[2:7]
+    lines = _table(profile.write(tmp_path / "x"), 80)[2:7]
     assert [line[:26].rstrip() for line in lines] == [
         "(model) Generator", "(model) Critic", "block Block", "  attention.query Linear", "blocks Mlp",
     ]  # fmt: skip
@@ -287,7 +333,7 @@ def test_long_names_are_shortened_not_the_numbers(tmp_path: Path) -> None:
     """A name longer than its column loses its middle, which is least telling, and every number stays whole."""
     profile = SqliteProfile()
     profile.layer(f"{'encoder.layers.' * 9}0 Linear [1,2]f32 |fwd", 0, 123_456_789)
-    line = _printed(profile.write(tmp_path / "x"), 80).splitlines()[2]
+    line = _table(profile.write(tmp_path / "x"), 80)[2]
     assert line == "encoder.layers.encoder.….encoder.layers.0 Linear   123.46  123.46  100.0%      1"
 
 
@@ -296,7 +342,7 @@ def test_names_of_wide_characters_are_cut_to_their_width(tmp_path: Path) -> None
     profile = SqliteProfile()
     profile.range("層" * 90, 0, 123_456_789)
     for width in (60, 61, 62, 63):
-        line = _printed(profile.write(tmp_path / f"{width}"), width).splitlines()[2]
+        line = _table(profile.write(tmp_path / f"{width}"), width)[2]
         assert "層…層" in line.replace(" ", "")
         assert cell_len(line) <= width
         assert line.split()[-1] == "1"
@@ -307,7 +353,7 @@ def test_kernels_lose_their_arguments(tmp_path: Path) -> None:
     profile = SqliteProfile()
     profile.call(10, 20, 1)
     profile.kernel(30, 90, 1, f"void at::native::(anonymous namespace)::max_pool<c10::Half, {'int, ' * 30}>(x)")
-    line = _printed(profile.write(tmp_path / "x"), 60, "kernel").splitlines()[2]
+    line = _table(profile.write(tmp_path / "x"), 60, "kernel")[2]
     assert line.startswith("max_pool<c10::Half, int, ")
 
 
@@ -316,7 +362,7 @@ def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
     profile = SqliteProfile()
     for start in (0, 200, 400):
         profile.range("step", start, start + 100)
-    heads = _printed(profile.write(tmp_path / "x"), 200, "step").splitlines()[1].split()
+    heads = _table(profile.write(tmp_path / "x"), 200, "step")[1].split()
     assert heads == ["Step", "Time", "Data", "Forward", "Backward", "Optimizer"]
 
 
@@ -326,32 +372,33 @@ def test_time_that_only_the_clock_attributes(tmp_path: Path) -> None:
     profile.layer("fc Linear [4,8]f32 |fwd", 0, 100_000)
     profile.call(10_000, 20_000, 1, number=2)
     profile.kernel(30_000, 55_000, 1)
-    lines = _printed(profile.write(tmp_path / "x"), 100).splitlines()
+    lines = _table(profile.write(tmp_path / "x"), 100)
     assert " ".join(lines[1].split()) == "Layer Forward Total Self Share Calls Busy Kernels By time Host µs"
     assert " ".join(lines[2].split()) == "fc Linear 25.00 25.00 25.00 100.0% 1 25.00 1 25.00 100.00"
 
 
 def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
-    """The first, longer step is marked, and the line below the table leaves it out of median and IQR."""
+    """The first, longer step is marked, and the line above the table leaves it out of median and IQR."""
     profile = SqliteProfile()
     start = 0
     for number, length in enumerate([900, 100, 104, 102, 101]):
         profile.layer(f"Batch {number} |step", start, start + length * 1000)
         start += length * 1000 + 5000
-    lines = _printed(profile.write(tmp_path / "x"), 80, "step").splitlines()
+    path = profile.write(tmp_path / "x")
+    lines = _table(path, 80, "step")
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "warm-up"], ["1", "100.00"], ["2", "104.00"]]
-    assert lines[-2:] == [
+    assert _printed(path, 80, "step").splitlines()[1:3] == [
         "Steps: 5 (batch ranges), median 102.00 µs, IQR 3.00 µs, 100.00 to 104.00 µs,",
         "       excluding 1 warm-up step",
     ]
 
 
-@pytest.mark.parametrize("by", GROUPINGS)
-def test_unknown_host_times_are_not_shown(by: Grouping) -> None:
+@pytest.mark.parametrize("by", COMPARED)
+def test_unknown_host_times_are_not_shown(by: str) -> None:
     """A profile that knows only an order of things on the host has no host column and says why."""
     text = io.StringIO()
-    print_table(report_on(ordered_only(), by=by), Console(file=text, width=140))
-    table, _, totals = text.getvalue().partition("\n\n")
+    print_table(Run(ordered_only()).view(by, total=True), Console(file=text, width=140))
+    totals, _, table = text.getvalue().partition("\n\n")
     assert "Host" not in table
     assert "Host: times unknown, 1 range on 1 thread" in totals
 
@@ -360,7 +407,7 @@ def test_unknown_host_times_are_not_shown(by: Grouping) -> None:
     ("by", "hint"),
     [("module", "emit_ranges(model)"), ("kernel", "No GPU activity"), ("step", "batches(loader)")],
 )
-def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
+def test_nothing_to_show(tmp_path: Path, by: str, hint: str) -> None:
     """Where there are no rows, the report says what would make some."""
     profile = SqliteProfile()
     profile.range("r", 0, 10)
@@ -370,10 +417,12 @@ def test_nothing_to_show(tmp_path: Path, by: Grouping, hint: str) -> None:
 def test_arguments_are_checked(host_only: Path) -> None:
     """A grouping or order that does not exist is a ValueError that lists what does."""
     profile = load(host_only)
-    with pytest.raises(ValueError, match=r"by must be one of layer, module, phase, op, kernel, step, .*, got 'color'"):
-        report_on(profile, by="color")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"by must be one of layer, module, phase, kernel, kind, op, step, .*, got 'color'"
+    ):
+        Run(profile).view("color", total=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sort must be one of order, time, got 'name'"):
-        report_on(profile, sort="name")  # type: ignore[arg-type]
+        Run(profile).view(sort="name", total=True)  # type: ignore[arg-type]
 
 
 def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
@@ -382,7 +431,7 @@ def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
     for begin, word in ((0, ""), (100, "validate ")):
         profile.layer(f"Epoch {word}0 |epoch", begin, begin + 90)
         profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
-    text = _printed(profile.write(tmp_path / "run.sqlite"), 60)
-    assert [line.split("  ")[0] for line in text.splitlines() if "%" in line] == [
+    lines = _table(profile.write(tmp_path / "run.sqlite"), 60)
+    assert [line.split("  ")[0] for line in lines if "%" in line] == [
         "Epoch", "Batch", "Epoch validate", "Batch validate",
     ]  # fmt: skip

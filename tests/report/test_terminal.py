@@ -27,9 +27,9 @@ from annot.attribution import attribute, summarize
 from annot.cli.main import main
 from annot.cli.progress import progress as shown
 from annot.read.formats import load, source
-from annot.report.terminal.dlprof import LAYOUTS, print_analysis
 from annot.report.terminal.table import print_table
-from annot.report.views import TABLES, Report, report_on
+from annot.report.views import Report, views
+from annot.runs.run import Run
 from annot.util import progress
 
 REAL = (
@@ -43,14 +43,14 @@ def test_every_table_fits_every_width(name: str, tmp_path: Path) -> None:
     """Whatever a row stands for, from 60 to 200 columns no line is wider, and the heads are whole."""
     path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)
     attribution = attribute(load(path))
-    for by, table in TABLES.items():
-        report = Report(by, table(attribution), summarize(attribution))
+    for by, view in views().items():
+        report = Report(view, view.rows(attribution), summarize(attribution))
         for width in (60, 80, 120, 200):
             text = io.StringIO()
             console = Console(file=text, width=width, color_system=None)
-            (print_analysis if by in LAYOUTS else print_table)(report, console)
-            lines = text.getvalue().splitlines()
-            assert max(map(cell_len, lines)) <= width, (by, width)
+            print_table(report, console)
+            assert max(map(cell_len, text.getvalue().splitlines())) <= width, (by, width)
+            lines = text.getvalue().partition("\n\n")[2].splitlines()
             assert report.rows.is_empty() or "…" not in lines[1], (by, width)
 
 
@@ -60,7 +60,7 @@ def test_kernels_as_they_ran_have_their_names(width: int) -> None:
     rows = Rows().range("encoder.layers.10.feed_forward.dense_in Linear |fwd", 0, 900)
     rows.kernel(10, (20, 30), name="void at::native::ampere_sgemm_128x64_tn").kernel(12, (30, 40), name="splitKreduce")
     text = io.StringIO()
-    print_analysis(report_on(rows.build(), by="iteration"), Console(file=text, width=width, color_system=None))
+    print_table(Run(rows.build()).view("iteration", total=True), Console(file=text, width=width, color_system=None))
     assert "ampere_sgemm" in text.getvalue()
     assert "splitKreduce" in text.getvalue()
 
@@ -69,8 +69,10 @@ def test_all_heads_are_bold_and_shapes_dim() -> None:
     """The first head as the others, and what is said at the end of lines fainter than the numbers."""
     rows = Rows().range("fc Linear [4,8]f32 |fwd", 0, 900)
     text = io.StringIO()
-    print_table(report_on(rows.build()), Console(file=text, width=120, color_system="standard", force_terminal=True))
-    head, line = text.getvalue().splitlines()[1:3]
+    print_table(
+        Run(rows.build()).view(total=True), Console(file=text, width=120, color_system="standard", force_terminal=True)
+    )
+    head, line = text.getvalue().partition("\n\n")[2].splitlines()[1:3]
     assert head.startswith("\x1b[1mLayer")
     assert "\x1b[2m[4,8]f32" in line
 
@@ -80,7 +82,7 @@ def test_long_notes_hang_behind_their_word(trained: Path) -> None:
     profile = load(trained)
     profile.meta["notes"].append("one two three four " * 5)
     text = io.StringIO()
-    print_table(report_on(profile), Console(file=text, width=60, color_system=None))
+    print_table(Run(profile).view(total=True), Console(file=text, width=60, color_system=None))
     lines = text.getvalue().splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("Note: one two"))
     assert lines[first + 1].startswith("      ")
@@ -210,13 +212,13 @@ def test_readers_tell(trained: Path) -> None:
 
 def test_ranks_tell(trained: Path, tmp_path: Path) -> None:
     """Profiles of ranks are counted as they are done."""
-    from annot.ranks.gather import compare_ranks
-    from annot.ranks.report_task import Question
+
+    from annot.runs.gather import Ranks
 
     paths = [str(trained), str(training(device=True).write(tmp_path / "other.sqlite"))]
     heard: list[tuple[str, int, int | None, str]] = []
     with progress.listening(lambda *said: heard.append(said)):
-        compare_ranks(paths, Question(), workers=1)
+        Ranks(paths, workers=1).view(total=True)
     assert [said[1:] for said in heard if said[0] == "reading profiles"] == [
         (0, 2, "profiles"), (1, 2, "profiles"), (2, 2, "profiles"),
     ]  # fmt: skip

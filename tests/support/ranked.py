@@ -24,6 +24,7 @@ def write_ranks(folder: Path, count: int = 8, *, name: str = "run_rank{}.sqlite"
     The all-reduce takes 400 µs, but 100 µs on the slow rank. The first convolution of rank r takes 900 + r µs, and
     `LATE` more on the slow rank.
     """
+    folder.mkdir(exist_ok=True)
     return [write_rank(folder / name.format(rank), rank) for rank in range(count)]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from chromium import Page
 
-from annot.attribution import attribute
 from annot.cli.main import main
 from annot.profile import Profile
-from annot.report.page.data import report_data
 from annot.report.page.render import as_page
+from annot.runs.run import Run
 
 VIEWS = ("summary", "layers", "layer/0", "kernels", "roofline", "steps", "timeline")
 
@@ -22,9 +22,16 @@ def written(profile: Path, *options: str) -> Path:
     return out
 
 
+def page_data(profile: Profile, name: str) -> dict[str, Any]:
+    """Return the data of the page of a profile that was made by a test."""
+    run = Run(profile)
+    run.path = name
+    return run.page()
+
+
 def page_of(profile: Profile, folder: Path) -> Path:
     out = folder / "made.html"
-    out.write_bytes(as_page(report_data(attribute(profile), "made"), "made"))
+    out.write_bytes(as_page(page_data(profile, "made"), "made"))
     return out
 
 

@@ -18,8 +18,7 @@ import tensorflow as tf
 from captured import capture
 
 import annot
-from annot import AnnotError
-from annot.attribution import correlate
+from annot import AnnotError, correlate
 from annot.labels.scope_marks import parse_scope
 from annot.labels.tag import TensorSpec
 from annot.read.formats import load

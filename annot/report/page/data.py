@@ -10,18 +10,15 @@ import polars as pl
 from annot.analyze.advice import by_advice
 from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
-from annot.analyze.dlprof_reports import by_detail
 from annot.analyze.gpu_activities import KEY
-from annot.analyze.hardware_counters import COUNTERS, layer_counters
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
 from annot.analyze.layer_steps import by_layer_and_step
-from annot.analyze.roofline import layer_roofline
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import SHARES
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
-from annot.analyze.work import by_layer_with_work
 from annot.attribution import Attribution, by_kernel, by_step, summarize
+from annot.report.columns import COLUMNS, per_step
 from annot.report.layer_tree import Line, layer_lines, other_lines
 from annot.report.views import Report
 from annot.util.progress import tell
@@ -39,29 +36,16 @@ _KERNELS: Final = 5_000
 _MAKING: Final = "making the page"
 _VIEWS: Final = 10
 """Progress steps of `run_data`: the rows, shared data, and eight views."""
-_DETAIL: Final = (
-    "tc_eligible",
-    "tc_used",
-    "reason",
-    "tc_ns",
-    "host_mean_ns",
-    "gpu_mean_ns",
-    "gpu_min_ns",
-    "gpu_max_ns",
-)
-_ROOF: Final = (
-    "intensity", "time_ns", "gpu_idle_ns", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
-)  # fmt: skip
 
 
-def report_data(attribution: Attribution, source: str) -> dict[str, Any]:
+def report_data(run: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the data of a page with one profile.
 
     Args:
-        attribution: the profile.
+        run: result of `run_data`.
         source: name of the profile, as given by the user.
     """
-    return {"kind": "report", "source": source, "runs": [run_data(attribution, source)], "ranks": None}
+    return {"kind": "report", "source": source, "runs": [run], "ranks": None}
 
 
 def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[str, Any], time: str) -> dict[str, Any]:
@@ -69,7 +53,7 @@ def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[
 
     Args:
         runs: result of `run_data` for each rank with its own views.
-        across: differences between ranks by layer, from `annot.ranks.gather.compare_ranks`.
+        across: differences between ranks by layer, from `annot.runs.gather.compare_ranks`.
         meta: metadata of the report of all ranks.
         time: column that is compared.
     """
@@ -107,31 +91,35 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
 
 
 def run_data(
-    attribution: Attribution, source: str, *, name: str = "", rank: int | None = None, events: int = EVENTS
-) -> dict[str, Any]:
+    attribution: Attribution, source: str, layers: Report, *, name: str = "", rank: int | None = None,
+    events: int = EVENTS, shown: Attribution | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the data of all views of one profile or rank.
 
     Args:
-        attribution: the profile.
+        attribution: the profile, for the timeline, the steps, the summary and the advice.
+        layers: the view ``detail``, per step if the profile has steps.
+        shown: the attribution from which `layers` comes; None: `attribution`.
         source: file of the profile, as given by the user.
         name: label of the run in the page, such as ``rank 3``.
         rank: rank number.
         events: maximum number of events in the timeline.
     """
     tell(_MAKING, 0, _VIEWS, "views")
-    rows = _rows(attribution)
+    rows, shown = layers.rows, shown or attribution
+    steps = layers.meta.get("per_step", 1)
     tell(_MAKING, 1, _VIEWS, "views")
-    meta, peaks = summarize(attribution), default_peaks(attribution)
+    meta, peaks = layers.meta, default_peaks(attribution)
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "advice": lambda: _columns(by_advice(attribution)),
         "summary": lambda: _columns(by_summary(attribution)),
         "timeline": lambda: timeline(attribution, events),
         "layer_steps": lambda: _layer_steps(attribution, rows),
-        "names": lambda: _names(attribution, rows),
+        "names": lambda: _names(shown, rows, steps),
         "steps": lambda: _steps(attribution, made["timeline"].start_ns),
-        "kernels": lambda: _kernels(attribution),
-        "classes": lambda: _columns(by_class(attribution)),
+        "kernels": lambda: _kernels(shown, steps),
+        "classes": lambda: _columns(_per_step(by_class(shown), steps)),
     }
     made: dict[str, Any] = {}
     for number, (key, make) in enumerate(views.items(), 2):
@@ -141,7 +129,8 @@ def run_data(
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
         "units": matrix_units(attribution.meta),
-        "name": name, "rank": rank, "meta": _meta(meta, source), "time": Report("layer", rows, meta).time,
+        "name": name, "rank": rank, "meta": _meta(meta, source),
+        "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
         "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
         "shares": SHARES, "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
@@ -150,19 +139,6 @@ def run_data(
 def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
     devices = [one | {"process": str(one["process"])} for one in meta["devices"]]
     return meta | {"source": source, "devices": devices}
-
-
-def _rows(attribution: Attribution) -> pl.DataFrame:
-    """The layer table joined with details, roofline and counters."""
-    rows = by_layer_with_work(attribution)
-    roof = layer_roofline(attribution, default_peaks(attribution)).select(*KEY, *_ROOF)
-    parts = [by_detail(attribution).select(*KEY, *_DETAIL), roof]
-    counters = layer_counters(attribution)
-    if counters is not None:
-        parts.append(counters.select(*KEY, *(name for name in COUNTERS if name in counters.columns)))
-    for part in parts:
-        rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")
-    return rows
 
 
 def _lines(walk: Any, rows: pl.DataFrame, other: bool) -> list[dict[str, Any]]:
@@ -200,9 +176,15 @@ def _numbered(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     return found.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
 
 
-def _names(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
+def _per_step(table: pl.DataFrame, steps: int) -> pl.DataFrame:
+    return table if steps == 1 else per_step(table, COLUMNS.values(), steps)
+
+
+def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str, Any]:
     """The GPU activities of each row without its children, longest first, with names as indices of a list."""
-    table = _numbered(layer_names(attribution), rows).sort("gpu_ns", descending=True, maintain_order=True)
+    table = _numbered(_per_step(layer_names(attribution), steps), rows).sort(
+        "gpu_ns", descending=True, maintain_order=True
+    )
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
@@ -223,8 +205,8 @@ def _steps(attribution: Attribution, start: int) -> dict[str, Any]:
     return _columns(steps.with_columns(pl.col("start_ns") - start, pl.col("process").cast(pl.String)))
 
 
-def _kernels(attribution: Attribution) -> dict[str, Any]:
-    table = by_kernel(attribution)
+def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
+    table = _per_step(by_kernel(attribution), steps)
     return {"total": table.height, **_columns(with_classes(table.head(_KERNELS)))}
 
 

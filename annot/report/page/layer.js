@@ -50,6 +50,7 @@ function layerView(run, state, place) {
   return [
     crumbs(run, line),
     h('h1', {}, name(title(line)), ' ', name(line.module, 'module')),
+    perStep(run),
     h(
       'div',
       {class: 'columns'},

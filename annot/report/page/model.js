@@ -34,6 +34,14 @@ function linked(run) {
   return run;
 }
 
+// Says whether the times of a view are those of one step.
+function perStep(run) {
+  const steps = run.meta.per_step;
+  return steps
+    ? h('p', {class: 'hint'}, `Times are per step: the mean of ${plural(steps, 'step')} without warm-up.`)
+    : null;
+}
+
 function title(line) {
   return line.layer || (line.other ? line.label : '(model)');
 }
@@ -47,16 +55,17 @@ function stepRange(text, steps) {
   return [Number(match[2] || 0), match[3] ? Number(match[3]) : steps];
 }
 
-// The times of all rows, in the whole profile or in some steps: an array per column.
+// The times of all rows, of all steps or of some: an array per column. They are means if the page is per step.
 function timesOf(run, text) {
   const range = stepRange(text, run.layer_steps.steps);
   if (!range) return run.rows;
   const table = run.layer_steps;
   const names = ['host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns'];
   const sums = Object.fromEntries(names.map(key => [key, new Float64Array(run.rows.layer.length)]));
+  const steps = run.meta.per_step ? Math.max(1, Math.min(range[1], table.steps) - range[0]) : 1;
   for (let cell = 0; cell < table.row.length; cell++) {
     if (table.step[cell] < range[0] || table.step[cell] >= range[1]) continue;
-    for (const key of names) sums[key][table.row[cell]] += table[key][cell] ?? 0;
+    for (const key of names) sums[key][table.row[cell]] += (table[key][cell] ?? 0) / steps;
   }
   return sums;
 }

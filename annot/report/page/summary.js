@@ -4,6 +4,7 @@ function summaryView(run) {
   const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row]));
   return [
     h('h1', {}, 'Summary'),
+    perStep(run),
     cards(run, rows),
     shareOfSteps(run, rows),
     h('div', {class: 'columns'}, topLayers(run), topKernels(run)),

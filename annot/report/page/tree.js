@@ -22,6 +22,7 @@ function layersView(run, state) {
   draw();
   return [
     h('h1', {}, 'Layers'),
+    perStep(run),
     filters,
     status,
     holder,

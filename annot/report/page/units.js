@@ -57,7 +57,7 @@ function share(part, whole) {
 }
 
 function count(number) {
-  return known(number) ? fixed(number, 0) : '';
+  return known(number) ? fixed(number, Number.isInteger(number) ? 0 : 1) : '';
 }
 
 function amount(number, unit = '') {

@@ -185,6 +185,7 @@ function kernelsView(run, state) {
   draw();
   return [
     h('h1', {}, 'Kernels'),
+    perStep(run),
     panel('Kernels by kind', classTable(classes, whole)),
     panel(
       'Kernels by name',

@@ -18,6 +18,7 @@ __all__ = ["FULL", "MEDIUM", "NARROW", "WIDE", "Column", "Hanging", "fitted_tabl
 NARROW, MEDIUM, WIDE, FULL = 76, 90, 100, 120
 """Terminal widths (columns) from which tables show more columns."""
 _LABEL: Final = 12  # minimum width of the names, in columns
+_FEW: Final = 3  # columns that always stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def fitted_table(
     shapes: Sequence[Text] = (),
     last: str = "Input",
     most: int | None = None,
+    room: int = _LABEL,
 ) -> RenderableType:
     """Return a table that never truncates numbers. Labels and shapes share the remaining width.
 
@@ -56,6 +58,7 @@ def fitted_table(
         shapes: last cell of each row; may be empty.
         last: heading of the last cells.
         most: maximum width of the labels; None: unlimited.
+        room: width that columns leave for the labels: the last columns are hidden first.
     """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
@@ -63,6 +66,9 @@ def fitted_table(
     shown, cells = [shown[place] for place in known], [[row[place] for place in known] for row in cells]
     gap = 2 if width >= NARROW else 1
     widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
+    wanted = min(room, max((label.cell_len for label in labels), default=0))
+    while len(shown) > _FEW and width - sum(widths) - gap * len(shown) < wanted:
+        shown, widths, cells = shown[:-1], widths[:-1], [row[:-1] for row in cells]
     left = width - sum(widths) - gap * len(shown)
     label = max(_LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]

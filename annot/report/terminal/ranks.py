@@ -10,10 +10,10 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.report.layer_tree import MODEL, is_layer, title
 from annot.report.terminal.layout import Column, fitted_table, notes
-from annot.report.units import Unit, count, duration, printable, share, unit_for
-from annot.report.views import Order, Report, Table
+from annot.report.terminal.table import label_text
+from annot.report.units import Unit, count, duration, share, unit_for
+from annot.report.views import Order, Report, View
 
 __all__ = ["RanksReport", "print_ranks"]
 
@@ -27,16 +27,16 @@ class RanksReport:
     """Report of several ranks, input of the renderers.
 
     Args:
-        by: subject of a row.
+        view: the view.
         time: column that is compared.
         rows: rank and rows of each rank, with the columns of `across_ranks`.
-        across: result of `annot.ranks.skew.across_ranks`.
+        across: result of `annot.runs.skew.across_ranks`.
         ranks: report of each rank, by rank number.
         meta: totals over all ranks, with the keys of `annot.attribution.summarize`, plus ranks, profiles, times and
-            collectives; see `annot.ranks.gather`.
+            collectives; see `annot.runs.gather`.
     """
 
-    by: Table
+    view: View
     time: str
     rows: pl.DataFrame
     across: pl.DataFrame
@@ -46,7 +46,7 @@ class RanksReport:
     @property
     def name(self) -> str:
         """Plural of the subject, such as `layers`."""
-        return "layers" if self.by == "work" else f"{self.by}s"
+        return self.view.plural
 
     def sorted(self, sort: Order) -> RanksReport:
         """Return the report sorted by median time, longest first, if `sort` is "time"."""
@@ -71,10 +71,11 @@ def _table(report: RanksReport, width: int) -> list[RenderableType]:
     unit = unit_for(report.across["max_ns"])
     device = "GPU" if report.time.startswith("gpu") else "Host"
     ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
-    heading = Text(f"{device} time by {report.by} over {ranks}, {unit.name}", style="bold")
+    per_step = " per step" if "per_step" in report.meta and report.view.sums else ""
+    heading = Text(f"{device} time by {report.view.by} over {ranks}, {unit.name}{per_step}", style="bold")
     rows = report.across.to_dicts()
-    labels = [_label(row, report.by) for row in rows]
-    return [heading, fitted_table(report.by.capitalize(), labels, _columns(report, unit), rows, width)]
+    labels = [label_text(row, report.view.label) for row in rows]
+    return [heading, fitted_table(report.view.by.capitalize(), labels, _columns(report, unit), rows, width)]
 
 
 def _columns(report: RanksReport, unit: Unit) -> list[Column]:
@@ -88,7 +89,7 @@ def _columns(report: RanksReport, unit: Unit) -> list[Column]:
         Column("Spread", timed("spread_ns")),
         Column("Spread %", lambda row: share(row["spread_ns"], row["median_ns"] or 0), _ROOM - 20),
     ]
-    if "phase" in report.across.columns and report.by != "phase":
+    if "phase" in report.across.columns and report.view.name != "phase":
         columns.insert(0, Column("Phase", lambda row: row["phase"]))
     if (report.across["ranks"] < len(report.ranks)).any():
         columns.append(Column("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
@@ -109,15 +110,6 @@ def _rank_columns(report: RanksReport, unit: Unit) -> list[Column]:
 
     least = _ROOM + 10 * len(report.ranks)
     return [Column(f"r{rank}", of(rank), least) for rank in report.ranks]
-
-
-def _label(row: dict[str, Any], by: Table) -> Text:
-    if by != "layer":
-        name = {"kernel": "name"}.get(by, by)
-        return Text(printable(str(row[name])))
-    path, beside = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
-    label = Text(printable(path))
-    return label.append(f" {printable(beside)}", style="cyan") if beside else label
 
 
 def _totals(report: RanksReport) -> list[RenderableType]:

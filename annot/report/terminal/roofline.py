@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import polars as pl
 from rich.console import Console, Group
 from rich.text import Text
 
 from annot.analyze.roofs import Peaks
-from annot.report.terminal.layout import Column, Hanging, fitted_table
+from annot.report.columns import formatted, of_names
+from annot.report.terminal.layout import Hanging
+from annot.report.terminal.table import table_of
 from annot.report.units import amount, printable, unit_for
+from annot.report.views import views
 
 __all__ = ["RooflineReport", "peak_lines", "print_roofline"]
 
@@ -65,21 +68,13 @@ def print_roofline(report: RooflineReport, console: Console) -> None:
     """
     shown = report.rows.filter(pl.col("flops").is_not_null() | pl.col("bound").is_not_null())
     rows = shown.to_dicts()
-    unit = unit_for(shown["time_ns"])
-    columns = [
-        Column(f"Time {unit.name}", lambda row: unit.show(row["time_ns"])),
-        Column("FLOPs", lambda row: amount(row["flops"]), 76),
-        Column("Bytes", lambda row: amount(row["bytes"]), 90),
-        Column("FLOP/B", lambda row: amount(row["intensity"])),
-        Column("FLOP/s", lambda row: amount(row["flops_per_s"])),
-        Column("B/s", lambda row: amount(row["bytes_per_s"]), 90),
-        Column("Precision", lambda row: row["precision"], 100),
-        Column("Roof", lambda row: "" if row["roof_share"] is None else f"{100 * row['roof_share']:.1f}%"),
-        Column("Bound", lambda row: row["bound"] or ""),
-    ]
+    columns = formatted(of_names(_COLUMNS), rows, None)
     lines: list[Any] = peak_lines(report.peaks)
     if rows:
-        lines.append(fitted_table(report.by.capitalize(), [_label(row) for row in rows], columns, rows, console.width))
+        label = "layer" if report.by == "layer" else "name"
+        unit = unit_for(shown["time_ns"])
+        lines += [Text(f"Roofline by {report.by}, {unit.name}", style="bold")]
+        lines.append(table_of(report.by.capitalize(), rows, columns, console.width, label))
     else:
         lines.append(Text(_EMPTY[report.by], style="dim"))
     if report.by == "layer" and (missing := report.rows["flops"].null_count()):
@@ -88,9 +83,12 @@ def print_roofline(report: RooflineReport, console: Console) -> None:
     console.print(Group(*lines))
 
 
-_EMPTY = {
-    "layer": "The work of the layers is unknown. Use emit_ranges(model) with shapes=True.",
-    "kernel": "No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.",
+_COLUMNS: Final = (
+    "phase", "time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
+)  # fmt: skip
+_EMPTY: Final = {
+    by: next(view.empty for view in views().values() if (view.by, view.group) == (by, group))
+    for by, group in (("layer", "work"), ("kernel", "roofline"))
 }
 
 
@@ -109,10 +107,3 @@ def peak_lines(peaks: Peaks | None) -> list[Text]:
         Text(f"Peaks of {device}{bandwidth}, {flops}" if device else f"Peaks: {bandwidth}, {flops}", style="bold"),
         Text(f"Source: {printable(peaks.source)}", style="dim"),
     ]
-
-
-def _label(row: dict[str, Any]) -> Text:
-    if "name" in row:
-        return Text(printable(row["name"]))
-    label = Text(printable(row["layer"] or "(model)"))
-    return label.append(f" {printable(row['module'])}", style="cyan").append(f" {row['phase']}", style="dim")

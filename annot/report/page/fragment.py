@@ -7,16 +7,18 @@ escaped by `_plain`.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Final
 
 from annot.report.charts.chart import Chart, as_svg
-from annot.report.layer_tree import Line, layer_lines, other_lines
-from annot.report.units import count, duration, printable, share, unit_for
+from annot.report.columns import formatted
+from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
+from annot.report.totals import totals
+from annot.report.units import count, printable, share, unit_for
 from annot.report.views import Report
 
-__all__ = ["layers_html"]
+__all__ = ["as_fragment"]
 
 _STYLE: Final = (
     ".annot-layers{font:13px system-ui,sans-serif;overflow-x:auto}"
@@ -31,25 +33,52 @@ _STYLE: Final = (
     ".annot-layers .annot-forward{background:#2563a8}.annot-layers .annot-backward{background:#c2612c}"
     ".annot-layers .annot-rest{background:#8a8a8a}.annot-layers img{max-width:100%;height:auto}"
 )
+_MOST: Final = 1000
+"""Number of rows of a table in a notebook."""
 _TITLES: Final = {"steps": "Steps", "layers": "Longest layers", "roofline": "Roofline"}
 
 
-def layers_html(report: Report, charts: Mapping[str, Chart]) -> str:
-    """Return the table of layers with bars, the totals, and collapsible charts.
+def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> str:
+    """Return a table with the totals below, and collapsible charts.
 
     Args:
-        report: report of the layers.
+        report: report of any view; layers are a tree with bars.
         charts: charts by name, from `annot.report.charts.profile_charts.pictures`.
     """
-    layers, others = layer_lines(report.rows), other_lines(report.rows)
-    rows = "".join([*_rows(layers, report), *_rows(others, report)])
-    device = "GPU" if report.time == "gpu_ns" else "Host"
-    head = "".join(f'<th scope="col">{name}</th>' for name in _heads(report))
+    if report.view.layout == "tree":
+        lines, others = layer_lines(report.rows), other_lines(report.rows)
+        heads: Sequence[str] = _heads(report)
+        rows = "".join([*_rows(lines, report), *_rows(others, report)])
+        title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer"
+    else:
+        heads, rows = _flat(report)
+        title = report.view.heading
+    per_step = " per step" if "per_step" in report.meta and report.view.sums else ""
+    head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
     return (
         f'<div class="annot-layers"><style>{_STYLE}</style><div class="annot-rows"><table>'
-        f"<caption>{device} time by layer</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{''.join(_below(report))}{''.join(_picture(name, chart) for name, chart in charts.items())}</div>"
+        f"<caption>{_plain(title)}{per_step}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{''.join(_below(report))}{''.join(_picture(name, chart) for name, chart in (charts or {}).items())}</div>"
     )
+
+
+def _flat(report: Report) -> tuple[Sequence[str], str]:
+    """The headings, and the table rows of a view with a line per row."""
+    view, rows = report.view, report.rows.with_columns(main_ns=report.column) if report.column else report.rows
+    shown = rows.head(_MOST).to_dicts()
+    columns = formatted(view.shown, shown, report.whole)
+    unit = unit_for(
+        row[one.name] for one in view.shown if one.unit == "ns" and one.name in rows.columns for row in shown
+    )
+    named = {one.title for one in view.shown if one.unit == "ns"}
+    heads = [f"{one.title}, {unit.name}" if one.title in named else one.title for one in columns]
+    lines = []
+    for row in shown:
+        path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
+        label = _plain(path) + (f' <span class="annot-class">{_plain(beside)}</span>' if beside else "")
+        cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
+        lines.append(f"<tr><td>{label}</td>{cells}</tr>")
+    return [view.label.capitalize(), *heads], "".join(lines)
 
 
 def _heads(report: Report) -> tuple[str, ...]:
@@ -61,7 +90,7 @@ def _heads(report: Report) -> tuple[str, ...]:
 
 
 def _rows(lines: list[Line], report: Report) -> Iterator[str]:
-    time, whole = report.time, report.meta[report.time] or 0
+    time, whole = report.time, report.whole or 0
     unit = unit_for(report.rows[time])
     for line in lines:
         forward, backward = (line.get(time, *phases) if line.phases.keys() & phases else None for phases in _SHOWN)
@@ -87,7 +116,7 @@ def _class(line: Line) -> str:
     return f' <span class="annot-class">{_plain(line.module)}</span>' if line.module else ""
 
 
-def _bar(forward: int | None, backward: int | None, total: int | None, whole: int) -> str:
+def _bar(forward: float | None, backward: float | None, total: float | None, whole: float) -> str:
     """Return a bar of forward, backward and other time, as shares of the total time."""
     if not whole or not total:
         return ""
@@ -99,15 +128,8 @@ def _bar(forward: int | None, backward: int | None, total: int | None, whole: in
 
 
 def _below(report: Report) -> Iterator[str]:
-    meta = report.meta
-    if meta["kernels"] or meta["copies"]:
-        inside, outside = (duration(meta[f"{name}_gpu_ns"]) for name in ("attributed", "unattributed"))
-        yield f"<div>GPU: {duration(meta['gpu_ns'])} = {inside} in ranges + {outside} unattributed</div>"
-    if meta["host_ns"] is not None:
-        yield f"<div>Host: {duration(meta['host_ns'])} in {meta['ranges']:,} ranges</div>"
-    if meta["steps"] and meta["step_ns"] is not None:
-        yield f"<div>Steps: {meta['steps']:,}, median {duration(meta['step_ns']['median'])}</div>"
-    yield from (f'<div class="annot-note">Note: {_plain(note)}</div>' for note in meta["notes"])
+    yield from (f"<div>{head}: {_plain(text)}</div>" for head, text in totals(report))
+    yield from (f'<div class="annot-note">Note: {_plain(note)}</div>' for note in report.meta["notes"])
 
 
 def _picture(name: str, chart: Chart) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,19 +10,9 @@ import polars as pl
 
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.report.views import View
 
-__all__ = ["KEYS", "across_ranks", "collective_work", "spread_of", "with_collectives", "work_time"]
-
-KEYS: Final = {
-    "layer": ("layer", "module", "phase"),
-    "work": ("layer", "module", "phase"),
-    "module": ("module", "phase"),
-    "phase": ("phase",),
-    "op": ("op", "phase"),
-    "kernel": ("name", "kernel"),
-    "step": ("step",),
-}
-"""Key columns of each table; the other columns are numbers."""
+__all__ = ["across_ranks", "collective_work", "spread_of", "with_collectives", "work_time"]
 
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
@@ -37,30 +27,28 @@ def collective_work(attribution: Attribution) -> pl.DataFrame:
     return attribution.names.filter(_is_collective())
 
 
-def with_collectives(
-    rows: pl.DataFrame, attribution: Attribution, by: str, group: Callable[[Attribution], pl.DataFrame]
-) -> pl.DataFrame:
+def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, steps: int = 1) -> pl.DataFrame:
     """Return the rows with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
 
     Args:
-        rows: rows of `group`.
+        rows: rows of the view.
         attribution: the attributed profile.
-        by: the table, one of `KEYS`.
-        group: function that returned the rows, such as `annot.attribution.by_layer`.
+        view: the view.
+        steps: number of steps by which the times of the rows are divided.
     """
-    if by == "kernel":
+    if view.name == "kernel":
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
-    if by not in ("layer", "module", "phase"):
+    if view.name not in ("layer", "module", "phase"):
         return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
     times = collective_work(attribution).group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_self_ns"))
     nodes = attribution.nodes.drop("gpu_self_ns").with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
     nodes = nodes.join(times, on="node", how="left", maintain_order="left").drop("node")
     nodes = nodes.with_columns(pl.col("gpu_self_ns").fill_null(0))
     zeros = pl.zeros(attribution.crossing_gpu_ns.len(), pl.Int64, eager=True)
-    keys = list(KEYS[by])
-    part = group(replace(attribution, nodes=nodes, crossing_gpu_ns=zeros))
-    part = part.select(*keys, pl.col("gpu_ns").alias("collective_ns"))
-    return rows.join(part, on=keys, how="left", maintain_order="left")
+    part = view.rows(replace(attribution, nodes=nodes, crossing_gpu_ns=zeros))
+    time = pl.col("gpu_ns") if steps == 1 else pl.col("gpu_ns") / steps
+    part = part.select(*view.keys, time.alias("collective_ns"))
+    return rows.join(part, on=list(view.keys), how="left", maintain_order="left")
 
 
 def work_time(time: str) -> pl.Expr:
@@ -76,25 +64,25 @@ def work_time(time: str) -> pl.Expr:
     return pl.col(time)
 
 
-def across_ranks(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+def across_ranks(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     """Return the differences between ranks, a row per key, in order of first appearance.
 
     Args:
-        rows: rank, the columns of `KEYS`, work_ns (see `work_time`) and collective_ns, of all ranks.
-        by: the table, one of `KEYS`.
+        rows: rank, the keys, work_ns (see `work_time`) and collective_ns, of all ranks.
+        keys: columns that identify a row.
 
     Returns:
-        The columns of `KEYS`; ranks: number of ranks with the row; median_ns, min_ns, max_ns of work_ns; slowest: the
+        The keys; ranks: number of ranks with the row; median_ns, min_ns, max_ns of work_ns; slowest: the
         rank with the maximum, the lowest rank if several have it; spread_ns: maximum minus minimum; and
         collective_median_ns. All Int64; null if the time is unknown.
 
     Example:
         >>> rows = pl.DataFrame({"rank": [0, 1, 2], "phase": "forward", "work_ns": [5, 9, 6], "collective_ns": 0})
-        >>> across_ranks(rows, "phase").row(0)
+        >>> across_ranks(rows, ["phase"]).row(0)
         ('forward', 3, 6, 5, 9, 1, 4, 0)
     """
     work = pl.col("work_ns")
-    table = rows.sort("rank", maintain_order=True).group_by(list(KEYS[by]), maintain_order=True).agg(
+    table = rows.sort("rank", maintain_order=True).group_by(list(keys), maintain_order=True).agg(
         pl.col("rank").n_unique().cast(pl.Int64).alias("ranks"),
         _median("work_ns").alias("median_ns"),
         work.min().alias("min_ns"),
@@ -103,7 +91,7 @@ def across_ranks(rows: pl.DataFrame, by: str) -> pl.DataFrame:
         (work.max() - work.min()).alias("spread_ns"),
         _median("collective_ns").alias("collective_median_ns"),
     )  # fmt: skip
-    last = [pl.col(name) == UNATTRIBUTED for name in ("layer", "phase") if name in KEYS[by]]
+    last = [pl.col(name) == UNATTRIBUTED for name in ("layer", "phase") if name in keys]
     return table.sort(*last, maintain_order=True) if last else table
 
 

@@ -35,8 +35,8 @@ def expand(patterns: Sequence[str]) -> list[str]:
     """Expand paths, patterns and URLs to profiles, without duplicates and in natural order (rank2 before rank10).
 
     Args:
-        patterns: local paths, which may be missing; local patterns with ``*``, ``?``, ``[...]`` or ``**``; fsspec URLs
-            with or without patterns.
+        patterns: local paths, which may be missing; folders with profiles; local patterns with ``*``, ``?``, ``[...]``
+            or ``**``; fsspec URLs with or without patterns.
 
     Raises:
         AnnotError: a pattern matches no file, or a URL cannot be listed.
@@ -113,9 +113,24 @@ def _copy(path: str, source: IO[bytes], copy: Path) -> None:
 
 
 def _local(pattern: str) -> list[str]:
+    if Path(pattern).is_dir():
+        return _in_folder(Path(pattern)) or [pattern]
     if Path(pattern).exists() or not glob.has_magic(pattern):
         return [pattern]
     return glob.glob(pattern, recursive=True)
+
+
+def _in_folder(folder: Path) -> list[str]:
+    """Return the profiles in a folder that is not a profile itself; a report beside its export is left out."""
+    from annot.read.formats import is_profile
+
+    if is_profile(folder):
+        return []
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
+    reports = (".nsys-rep", ".qdrep")
+    profiles = (path for path in files if path.suffix not in reports or path.with_suffix("") not in exported)
+    return [str(path) for path in profiles if is_profile(path)]
 
 
 def _remote(pattern: str) -> list[str]:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annot.errors import AnnotError
-from annot.ranks import profile_files
-from annot.ranks.profile_files import expand, local, rank_numbers
+from annot.runs import profile_files
+from annot.runs.profile_files import expand, local, rank_numbers
 
 
 @pytest.fixture

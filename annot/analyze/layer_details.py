@@ -1,0 +1,103 @@
+"""All metrics of each layer: times, executions, Tensor Cores, work, roofline, memory and hardware counters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.api_calls import calls_of
+from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.dlprof_reports import blocks_of, keys_of_nodes, on_devices
+from annot.analyze.hardware_counters import layer_counters
+from annot.analyze.kernel_kinds import layer_kernels
+from annot.analyze.roofline import layer_roofline
+from annot.analyze.tensor_cores import layer_tensor_cores
+from annot.analyze.work import by_layer_with_work
+from annot.attribution import by_layer, column_ops
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
+
+__all__ = ["by_detail"]
+
+_KEY: Final = ["layer", "module", "phase"]
+
+
+def by_detail(attribution: Attribution) -> pl.DataFrame:
+    """Return all that is known about each layer, a row per layer, module class and phase.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase, calls; tc_eligible, tc_used, reason: see `annot.analyze.tensor_cores`; host_ns, gpu_ns
+        (total time) and their mean, min and max over the calls; gpu_self_ns, of which tc_ns in kernels on Tensor
+        Cores, matrix_ns in matrix multiplications and outside_ns in other kernels, listed in outside; launch_ns: CPU
+        time of the API calls that launched the GPU activities of the layer itself; shapes. Then the other columns of
+        `annot.correlate`, of `annot.analyze.roofline.layer_roofline` with the peaks of the profile's device, and, if
+        the profile has them, of `annot.analyze.hardware_counters.layer_counters`.
+    """
+    rows = _dlprof(attribution)
+    parts = [by_layer_with_work(attribution), layer_roofline(attribution, default_peaks(attribution))]
+    if (counters := layer_counters(attribution)) is not None:
+        parts.append(counters)
+    for part in parts:
+        new = [name for name in part.columns if name not in rows.columns]
+        rows = rows.join(part.select(*_KEY, *new), on=_KEY, how="left", maintain_order="left")
+    return on_devices(rows, attribution)
+
+
+def _dlprof(attribution: Attribution) -> pl.DataFrame:
+    """Return DLProf's detailed report: a row per layer, module class and phase."""
+    rows = by_layer(attribution).select(*_KEY, "calls", "host_ns", "gpu_ns", "shapes")
+    kernels = layer_kernels(attribution).select(*_KEY, "matrix_ns", "outside_ns", "outside")
+    for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
+        rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
+    calls = pl.when(pl.col("calls") > 0).then("calls")
+    means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
+    return rows.with_columns(means).select(
+        *_KEY, "calls", "tc_eligible", "tc_used",
+        *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
+        "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
+    )  # fmt: skip
+
+
+def _extremes(attribution: Attribution) -> pl.DataFrame:
+    """The shortest and longest call of each layer, in CPU time and in GPU time."""
+    forest = attribution.forest
+    tree = forest.tree.select("path", outer=pl.col("path").gather(pl.col("parent").clip(lower_bound=0)))
+    nested = forest.tree["parent"] != column_ops.NONE
+    calls = (tree["path"] != column_ops.NONE) & (~nested | (tree["path"] != tree["outer"]))
+    key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(tree["path"].filter(calls))
+    ranges = _range_times(attribution).filter(calls)
+    crossing = forest.crossing.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=attribution.crossing_gpu_ns)
+    crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
+    parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
+    if not known(attribution.meta):
+        parts = [part.with_columns(host_ns=pl.lit(None, pl.Int64)) for part in parts]
+    times = {
+        f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in ("host", "gpu") for what in ("min", "max")
+    }
+    rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
+    names = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
+    return pl.concat([names[rows["key"]], rows.drop("key")], how="horizontal")
+
+
+def _range_times(attribution: Attribution) -> pl.DataFrame:
+    """Total CPU and GPU time of each range of the tree."""
+    tree = attribution.forest.tree
+    self_ns = attribution.range_work()["gpu_self_ns"]
+    return tree.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=column_ops.fold(tree["parent"], self_ns))
+
+
+def _launch_times(attribution: Attribution) -> pl.DataFrame:
+    """The time of the API calls of each layer; a call with several GPU activities (a CUDA graph) counts once."""
+    calls, keys = calls_of(attribution), keys_of_nodes(attribution)
+    first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
+    for block in blocks_of(attribution):
+        row = calls.rows(block["process"], block["correlation"])
+        launches = pl.DataFrame({"row": row, "node": block["node"]}).drop_nulls("row").unique("row", keep="first")
+        new = launches.filter(first.gather(launches["row"]).is_null())
+        first = first.scatter(new["row"], new["node"])
+    sums = pl.DataFrame({"node": first, "launch_ns": calls.ns}).drop_nulls().group_by("node").agg(pl.all().sum())
+    return pl.concat([keys[sums["node"]], sums], how="horizontal").group_by(_KEY).agg(pl.col("launch_ns").sum())

@@ -1,0 +1,264 @@
+"""The columns of all views: heading, unit, and how rows are combined. One declaration serves every renderer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import polars as pl
+
+from annot.report.units import amount, count, printable, share, unit_for
+
+__all__ = [
+    "COLUMNS",
+    "Column",
+    "Combined",
+    "Formatted",
+    "Unit",
+    "combined",
+    "formatted",
+    "of_names",
+    "per_step",
+    "summed",
+]
+
+Unit: TypeAlias = Literal["ns", "own ns", "share", "of total", "percent", "ratio", "count", "amount", "bytes", "text"]
+"""``ns`` columns of a table have one unit of time, an ``own ns`` column has its own. ``share`` is 0 to 1, ``percent``
+0 to 100, ``of total`` the share of a time in the whole run. ``amount`` has an SI prefix."""
+
+Combined: TypeAlias = Literal["sum", "number", "inclusive", "max", "min", "any", "mean", "same"]
+"""How rows become one row: ``sum`` of executions, ``number`` of distinct things, ``inclusive`` time with the layers
+inside, the time-weighted ``mean``, or the value if it is the ``same`` in all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a view.
+
+    Args:
+        name: name in the rows and in files.
+        title: heading in tables.
+        unit: unit of the values, which selects the format of the cells.
+        combined: how the values of several rows are combined. Sums and inclusive times are also divided by the number
+            of steps in tables per step.
+        least: minimum width of the terminal (characters) for the column to appear.
+
+    Example:
+        >>> Column("flops", "FLOP", "amount", "sum").title
+        'FLOP'
+    """
+
+    name: str
+    title: str
+    unit: Unit = "count"
+    combined: Combined = "same"
+    least: int = 0
+
+
+def _times(*columns: tuple[str, str, Combined, int]) -> list[Column]:
+    return [Column(name, title, "ns", how, least) for name, title, how, least in columns]
+
+
+COLUMNS: Final[Mapping[str, Column]] = {
+    column.name: column
+    for column in (
+        Column("phase", "Phase", "text"),
+        Column("calls", "Calls", "count", "sum"),
+        Column("time_share", "Share", "share", "number"),
+        Column("kernels", "Kernels", "count", "sum", 100),
+        Column("kernels_total", "Kernels", "count", "inclusive", 100),
+        Column("copies", "Copies", "count", "sum", 100),
+        *_times(
+            ("gpu_ns", "GPU", "inclusive", 0),
+            ("gpu_self_ns", "GPU self", "sum", 0),
+            ("gpu_busy_ns", "GPU busy", "inclusive", 100),
+            ("gpu_span_ns", "GPU span", "max", 140),
+            ("gpu_by_time_ns", "By time", "sum", 140),
+            ("gpu_by_sequence_ns", "By sequence", "sum", 160),
+            ("gpu_idle_ns", "GPU idle", "sum", 90),
+            ("gpu_launch_ns", "Launch wait", "sum", 120),
+            ("time_ns", "Time", "sum", 0),
+            ("data_ns", "Data", "sum", 0),
+            ("forward_ns", "Forward", "sum", 0),
+            ("backward_ns", "Backward", "sum", 0),
+            ("optimizer_ns", "Optimizer", "sum", 76),
+            ("tc_ns", "TC time", "sum", 76),
+            ("outside_ns", "Outside", "sum", 90),
+            ("matrix_ns", "Matrix", "sum", 120),
+        ),
+        Column("host_ns", "Host", "own ns", "inclusive"),
+        Column("host_self_ns", "Host self", "own ns", "sum", 76),
+        Column("launch_ns", "Launch", "own ns", "sum", 100),
+        Column("gpu_mean_ns", "Mean", "own ns", "mean", 100),
+        Column("gpu_min_ns", "Min", "own ns", "min", 140),
+        Column("gpu_max_ns", "Max", "own ns", "max", 140),
+        Column("mean_ns", "Mean", "own ns", "mean", 76),
+        Column("min_ns", "Min", "own ns", "min", 100),
+        Column("max_ns", "Max", "own ns", "max", 100),
+        Column("start_ns", "Start", "own ns", "min", 140),
+        Column("layers", "Layers", "count", "number", 76),
+        Column("names", "Names", "count", "number", 76),
+        Column("batch", "Batch", "count", "same", 90),
+        Column("step", "Step", "count", "same"),
+        Column("device", "Device", "count", "same", 140),
+        Column("stream", "Stream", "count", "same", 140),
+        Column("kind", "Kind", "text", "same", 90),
+        Column("library", "Library", "text", "same", 90),
+        Column("tensor_cores", "TC", "text", "same"),
+        Column("tc_eligible", "Eligible", "text", "any"),
+        Column("tc_used", "Use TC", "text", "any"),
+        Column("tc_share", "On TC", "share", "mean"),
+        Column("tc_kernels", "TC kernels", "count", "sum", 100),
+        Column("flops", "FLOP", "amount", "sum"),
+        Column("bytes", "Bytes", "amount", "sum", 76),
+        Column("params", "Params", "amount", "number", 90),
+        Column("flops_per_s", "FLOP/s", "amount", "mean", 76),
+        Column("bytes_per_s", "B/s", "amount", "mean", 90),
+        Column("flops_measured", "Measured", "amount", "sum"),
+        Column("ratio", "Ratio", "ratio", "mean"),
+        Column("intensity", "FLOP/B", "amount", "mean", 76),
+        Column("precision", "Precision", "text", "same", 120),
+        Column("roof_share", "Roof", "share", "mean", 76),
+        Column("bound", "Bound", "text"),
+        Column("backward_to_forward", "Bwd/fwd", "ratio", "mean", 90),
+        Column("stall_share", "Stall", "share", "mean", 110),
+        Column("stall_reason", "Stall reason", "text", "same", 120),
+        Column("instructions", "Instr", "amount", "sum", 120),
+        Column("load_store_share", "Ld/st", "share", "mean", 120),
+        Column("l1_hit_rate", "L1 hit", "percent", "mean", 130),
+        Column("l2_hit_rate", "L2 hit", "percent", "mean", 130),
+        Column("dram_throughput", "DRAM", "percent", "mean", 110),
+        Column("memory_source", "Memory", "text"),
+        Column("memory_change_bytes", "Change", "bytes", "sum"),
+        Column("memory_peak_bytes", "Peak", "bytes", "max"),
+        Column("count", "Count"),
+        Column("ns", "Time", "own ns"),
+        Column("share", "Share", "share"),
+        Column("hidden_ns", "Overlapped", "own ns", "same", 76),
+    )
+}
+"""The columns of annot's own views by name. A view may replace one, or have columns of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    """A column that is ready to print.
+
+    Args:
+        title: heading, with the unit of time if the column has its own.
+        show: formats the cell of a row (a dict by column name).
+        least: minimum width of the terminal for the column to appear.
+        is_text: whether the cells are texts, which tables align to the left.
+    """
+
+    title: str
+    show: Callable[[Mapping[str, Any]], str]
+    least: int = 0
+    is_text: bool = False
+
+
+def formatted(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None) -> list[Formatted]:
+    """Return the printable columns that have a value in any row.
+
+    Args:
+        columns: the columns.
+        rows: rows by column name.
+        whole: total time of the run (ns), for shares; None or 0: shares are empty.
+
+    Example:
+        >>> rows = [{"gpu_ns": 1500, "calls": 2}, {"gpu_ns": 20, "calls": 1}]
+        >>> [column.show(rows[0]) for column in formatted([COLUMNS["gpu_ns"], COLUMNS["calls"]], rows, None)]
+        ['1.50', '2']
+    """
+    used = [one for one in columns if any(row.get(one.name) is not None for row in rows)]
+    unit = unit_for(row[one.name] for one in used if one.unit == "ns" for row in rows)
+    return [_formatted(one, rows, whole, unit.show) for one in used]
+
+
+def _formatted(
+    column: Column, rows: Sequence[Mapping[str, Any]], whole: float | None, shared: Callable[[Any], str]
+) -> Formatted:
+    name, title, show = column.name, column.title, _FORMATS.get(column.unit, _plain)
+    if column.unit == "ns":
+        show = shared
+    elif column.unit == "own ns":
+        unit = unit_for(row[name] for row in rows)
+        title, show = f"{title} {unit.name}", unit.show
+    elif column.unit == "of total":
+        return Formatted(title, lambda row: share(row[name], whole or 0), column.least)
+    return Formatted(title, lambda row: show(row[name]), column.least, column.unit == "text")
+
+
+def _plain(value: Any) -> str:
+    """A text, a flag or a list in words; empty for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return printable(", ".join(value) if isinstance(value, list) else str(value))
+
+
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "share": lambda part: "" if part is None else f"{100 * part:.1f}%",
+    "percent": lambda percent: "" if percent is None else f"{percent:.1f}%",
+    "ratio": lambda ratio: "" if ratio is None else f"{ratio:.3f}",
+    "count": count,
+    "amount": amount,
+    "bytes": lambda number: "" if number is None else f"{'-' if number < 0 else ''}{amount(abs(number))}B",
+}
+
+
+def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.DataFrame:
+    """Return rows whose sums and inclusive times are divided by the number of steps; other columns stay.
+
+    Args:
+        rows: rows of a view.
+        columns: the columns of the view.
+        steps: number of steps that the rows cover.
+    """
+    sums = [one.name for one in columns if one.combined in ("sum", "inclusive") and one.name in rows.columns]
+    return rows.with_columns(pl.col(sums) / steps)
+
+
+def combined(rows: pl.DataFrame, keys: Sequence[str], columns: Iterable[Column]) -> pl.DataFrame:
+    """Return a row per combination of the keys, in order of first appearance.
+
+    Args:
+        rows: rows of a view.
+        keys: columns to group by.
+        columns: the columns to combine; those that the rows lack are left out.
+    """
+    weight = pl.col(next(name for name in ("time_ns", "gpu_self_ns", *rows.columns) if name in rows.columns))
+    present = [one for one in columns if one.name in rows.columns and one.name not in keys]
+    return rows.group_by(*keys, maintain_order=True).agg(_combined(one, weight).alias(one.name) for one in present)
+
+
+def _combined(column: Column, weight: pl.Expr) -> pl.Expr:
+    values = pl.col(column.name)
+    known = values.is_not_null()
+    if column.combined in ("sum", "number", "inclusive"):
+        return summed(column.name)
+    if column.combined == "mean":
+        weights = weight.cast(pl.Float64).clip(1).filter(known)
+        return pl.when(known.any()).then((values.filter(known) * weights).sum() / weights.sum())
+    if column.combined == "same":
+        return pl.when(values.drop_nulls().n_unique() == 1).then(values.drop_nulls().first())
+    return {"max": values.max(), "min": values.min(), "any": values.any()}[column.combined]
+
+
+def summed(name: str) -> pl.Expr:
+    """Return the sum of a column; null if all values are null."""
+    return pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).sum()).alias(name)
+
+
+def of_names(names: Iterable[str | Column]) -> list[Column]:
+    """Return columns by name. ``name=Title`` replaces the heading of a column."""
+    found = []
+    for name in names:
+        if isinstance(name, Column):
+            found.append(name)
+            continue
+        name, _, title = name.partition("=")
+        found.append(replace(COLUMNS[name], title=title) if title else COLUMNS[name])
+    return found

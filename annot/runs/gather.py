@@ -1,0 +1,345 @@
+"""The ranks of a run: read one profile per rank in parallel, then compare the ranks row by row."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from annot.errors import AnnotError
+from annot.report.terminal.ranks import RanksReport
+from annot.report.views import Order, Report, View, find_view, views
+from annot.runs.executors import Failure, run_each
+from annot.runs.processes import activities_outside
+from annot.runs.profile_files import rank_numbers
+from annot.runs.run import Run
+from annot.runs.selection import ALL, Selection
+from annot.runs.skew import across_ranks, collective_work, spread_of, with_collectives, work_time
+
+__all__ = ["RankTable", "Ranks", "rank_tables"]
+
+_PAGES: Final = 16
+"""Maximum number of ranks with their own views in a page. The comparison includes all ranks."""
+
+_SUMS: Final = (
+    "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
+    "ranges", "kernels", "copies", "threads",
+)  # fmt: skip
+_OF_RANK: Final = (
+    "source", "process", "gpu_ns", "host_ns", "steps", "step_ns", "kernels", "copies", "collective_ns", "collectives",
+    "notes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A rank with its table, or with the reason why its profile cannot be used."""
+
+    number: int | None
+    source: str
+    result: RankTable | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """Table of one rank.
+
+    Args:
+        source: path of the file, as the user gave it.
+        rank: number recorded in the profile; None: unknown.
+        process: process id, if the file is split by process.
+        report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
+            collective_ns and collectives: GPU time and number of communication kernels (NCCL, RCCL).
+    """
+
+    source: str
+    rank: int | None
+    process: int | None
+    report: Report
+
+
+class Ranks:
+    """The ranks of a run.
+
+    The number of a rank comes from its profile, else from the file names (`annot.runs.profile_files.rank_numbers`). If
+    files hold several ranks without numbers, ranks are numbered by file, then by process. Notes name the profiles that
+    cannot be used.
+
+    Args:
+        paths: the profiles, from `annot.runs.profile_files.expand`.
+        selection: ranges and steps to use, and whether each process is a rank.
+        workers: see `annot.runs.executors.run_each`.
+        dask: see `annot.runs.executors.run_each`.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], selection: Selection = ALL, *, workers: int | None = None,
+        dask: str | None = None,
+    ) -> None:  # fmt: skip
+        self.paths, self.selection = list(paths), selection
+        self._workers, self._dask = workers, dask
+
+    @cached_property
+    def layers(self) -> pl.DataFrame:
+        """The differences between ranks by layer; see `annot.runs.skew.across_ranks`."""
+        return self._compared(find_view("layer"), total=True).across
+
+    def view(
+        self, by: str = "layer", columns: str = "time", *, sort: Order = "order", total: bool = False,
+        rank: int | None = None, **options: Any,
+    ) -> RanksReport | Report:  # fmt: skip
+        """Return the comparison of the ranks, or the view of one rank.
+
+        Args:
+            by, columns, sort, total: see `Run.view`.
+            rank: number of the rank; None: compare all ranks.
+            options: further options of `Run.view`, for one rank.
+
+        Returns:
+            With `rank`, its report. Else the comparison. Its meta holds the sums of `annot.attribution.summarize` over
+            all ranks, and
+                steps       maximum number of steps of a rank
+                profiles    number of files
+                failed      number of files that cannot be used
+                ranks       for each rank: rank, source, gpu_ns, host_ns, steps, step_ns, collective_ns, notes ..., and
+                            error: why its profile cannot be used, or null
+                across      differences of gpu_ns, host_ns, the median step and collective_ns between ranks, see
+                            `annot.runs.skew.spread_of`
+                notes       notes of all ranks; similar notes are merged
+
+        Raises:
+            AnnotError: all profiles are unusable, the view is for a single rank, the rank does not exist, or Dask is
+                not available.
+            ValueError: there is no such view.
+        """
+        view = find_view(by, columns, each=options.get("each", False))
+        if rank is not None:
+            return self.rank(rank).view(by, columns, sort=sort, total=total, **options)
+        if not view.keys or options.get("depth") is not None:
+            raise AnnotError(
+                f"--by {by} --columns {columns} needs a single rank: use --rank N"
+                if view.name != by
+                else f"--by {by} needs a single rank: use --rank N"
+            )
+        return self._compared(view, total).sorted(sort)
+
+    def rank(self, number: int) -> Run:
+        """Return the run of one rank.
+
+        Raises:
+            AnnotError: all profiles are unusable, or the rank does not exist.
+        """
+        found = {one["rank"]: one for one in self._usable}
+        if number not in found:
+            raise AnnotError(f"rank {number} does not exist: choose from {', '.join(map(str, found))}")
+        return self._run(found[number])
+
+    def page(self, rank: int | None = None) -> dict[str, Any]:
+        """Return the data of the HTML page: the comparison of all ranks, and all views of the first 16 or of one.
+
+        Raises:
+            AnnotError: all profiles are unusable, or the rank does not exist.
+        """
+        from annot.report.page.data import EVENTS, ranks_data
+
+        report = self._compared(find_view("layer"), total=True)
+        self._usable = usable = _usable(report.meta)
+        if rank is not None:
+            self.rank(rank)
+        shown = [one for one in usable if rank in (None, one["rank"])][:_PAGES]
+        if rank is None and len(usable) > len(shown):
+            report.meta["notes"].append(
+                f"The page has views of the first {len(shown)} of {len(usable)} ranks. Use --rank N for another rank."
+            )
+        events = EVENTS // len(shown)
+        runs = [
+            self._run(one).page_of_run(name=f"rank {one['rank']}", rank=one["rank"], events=events) for one in shown
+        ]
+        return ranks_data(runs, report.across, report.meta, report.time)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page with all views, which works offline."""
+        from annot.report.page.render import as_page
+
+        data = self.page()
+        Path(path).write_bytes(as_page(data, f"{data['source']} · annot"))
+
+    def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
+        """Write a view as JSON; sums by default."""
+        from annot.report.export.json_csv_parquet import as_json
+
+        Path(path).write_text("".join(as_json(self.view(by, **{"total": True} | options))), encoding="utf-8")
+
+    @cached_property
+    def _usable(self) -> list[dict[str, Any]]:
+        return _usable(self._compared(find_view("phase"), total=True).meta)
+
+    def _run(self, one: dict[str, Any]) -> Run:
+        return Run(one["source"], replace(self.selection, process=one["process"], by_process=False))
+
+    def _compared(self, view: View, total: bool) -> RanksReport:
+        task = partial(rank_tables, view=view.name, selection=self.selection, total=total)
+        results = run_each(task, self.paths, workers=self._workers, dask=self._dask)
+        ranks = _numbered(self.paths, results)
+        reasons = [rank.result.reason for rank in ranks if isinstance(rank.result, Failure)]
+        if len(reasons) == len(ranks):
+            raise AnnotError(
+                reasons[0] if len(ranks) == 1 else f"all {len(ranks)} profiles are unusable. The first: {reasons[0]}"
+            )
+        tables = {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
+        return _report(view, ranks, tables)
+
+
+def _usable(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in meta["ranks"] if one["error"] is None]
+
+
+def rank_tables(path: str, view: str, selection: Selection, total: bool = True) -> list[RankTable]:
+    """Return the table of each rank in a file: one table, or one per process if the file is split by process.
+
+    Args:
+        path: path or URL of the profile.
+        view: name of the view.
+        selection: ranges and steps to use.
+        total: see `Run.view`.
+
+    Raises:
+        AnnotError: the file cannot be read, or the selected steps do not exist.
+    """
+    run = Run(path, replace(selection, by_process=False))
+    if not selection.by_process:
+        return [_table(run, view, total)]
+    runs = run.of_processes()
+    tables = [_table(one, view, total) for one in runs]
+    if left_out := activities_outside(run.source, [one.selection.process or 0 for one in runs]):
+        tables[0].report.meta["notes"].append(
+            f"{left_out:,} GPU activities are left out because their processes are not ranks."
+        )
+    return tables
+
+
+def _table(run: Run, view: str, total: bool) -> RankTable:
+    attribution = run.attribution_for(views()[view], total=total)
+    report = run.view(view, total=total)
+    steps = report.meta.get("per_step", 1)
+    collectives = collective_work(attribution).select(pl.col("gpu_ns", "calls").sum()).row(0)
+    rows = with_collectives(report.rows, attribution, views()[view], steps)
+    meta = report.meta | {"collective_ns": _mean(collectives[0], steps), "collectives": collectives[1]}
+    process, known = run.selection.process, run.source.meta
+    rank = known.get("rank") if process is None else _rank_of(process, known)
+    return RankTable(run.path, rank, process, replace(report, rows=rows, meta=meta))
+
+
+def _mean(time: int, steps: int) -> int | float:
+    return time if steps == 1 else time / steps
+
+
+def _rank_of(process: int, meta: dict[str, Any]) -> int | None:
+    return next((one.get("rank") for one in meta.get("processes", ()) if one["process"] == process), None)
+
+
+def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:
+    """Return all ranks in order, ranks without a number last."""
+    parts = [
+        (path, named, part)
+        for path, named, result in zip(paths, rank_numbers(paths), results, strict=True)
+        for part in (result if isinstance(result, list) else [result])
+    ]
+    recorded = [part.rank for _, _, part in parts if isinstance(part, RankTable)]
+    numbers: list[int | None]
+    if None not in recorded and len(set(recorded)) == len(recorded) > 0:  # the file name counts for unusable profiles
+        numbers = [
+            part.rank if isinstance(part, RankTable) else None if named in recorded else named
+            for _, named, part in parts
+        ]
+    elif len(parts) > len(paths):
+        numbers = list(range(len(parts)))
+    else:
+        numbers = [named for _, named, _ in parts]
+    ranks = [_Rank(number, path, part) for number, (path, _, part) in zip(numbers, parts, strict=True)]
+    return sorted(ranks, key=lambda rank: (rank.number is None, rank.number or 0))
+
+
+def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> RanksReport:
+    reports = {number: table.report for number, table in tables.items()}
+    device = any(report.meta["kernels"] or report.meta["copies"] for report in reports.values())
+    time = _time(view.name, device=device)
+    parts = [one.rows.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, one in reports.items()]
+    rows = pl.concat(parts, how="vertical_relaxed").with_columns(work_time(time).alias("work_ns"))
+    across = across_ranks(rows, view.keys)
+    rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
+    return RanksReport(view, time, rows, across, reports, _meta(ranks, tables))
+
+
+def _time(by: str, *, device: bool) -> str:
+    if by == "step":
+        return "host_ns"
+    name = "gpu_ns" if device or by == "kernel" else "host_ns"
+    return name.replace("_ns", "_self_ns") if by == "op" else name
+
+
+def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any]:
+    metas = {number: table.report.meta for number, table in tables.items()}
+    host = [meta["host_ns"] for meta in metas.values() if meta["host_ns"] is not None]
+    sources = list(dict.fromkeys(rank.source for rank in ranks))
+    failed = [rank.source for rank in ranks if isinstance(rank.result, Failure)]
+    step_times = {number: (meta["step_ns"] or {}).get("median") for number, meta in metas.items()}
+    per_step = [meta.get("per_step", 0) for meta in metas.values()]
+    across = {
+        name: _spread({number: meta[name] for number, meta in metas.items()})
+        for name in ("gpu_ns", "host_ns", "collective_ns")
+    }
+    return {
+        "source": ", ".join(sources),
+        **{name: _joined(meta[name] for meta in metas.values()) for name in ("format", "producer", "steps_found_by")},
+        **{name: sum(meta[name] for meta in metas.values()) for name in _SUMS},
+        "host_ns": sum(host) if host else None,
+        "steps": max(meta["steps"] for meta in metas.values()),
+        "profiles": len(sources),
+        "failed": len(failed),
+        "ranks": [_of_rank(rank) for rank in ranks],
+        "across": across | {"step_ns": _spread(step_times)},
+        "notes": _notes(ranks),
+        **({"per_step": max(per_step)} if all(per_step) else {}),
+    }
+
+
+def _joined(values: Any) -> str:
+    return ", ".join(dict.fromkeys(filter(None, values)))
+
+
+def _spread(times: dict[int, int | None]) -> dict[str, int] | None:
+    schema = {"rank": pl.Int64, "ns": pl.Int64}
+    return spread_of(pl.DataFrame(list(times.items()), schema=schema, orient="row"))
+
+
+def _of_rank(rank: _Rank) -> dict[str, Any]:
+    if isinstance(rank.result, Failure):
+        nulls = dict.fromkeys(_OF_RANK)
+        return {"rank": rank.number, **nulls, "source": rank.source, "error": rank.result.reason}
+    known = rank.result.report.meta | {"process": rank.result.process}
+    return {"rank": rank.number, **{name: known[name] for name in _OF_RANK}, "error": None}
+
+
+def _notes(ranks: Sequence[_Rank]) -> list[str]:
+    """Return the notes, unusable profiles first; notes that differ only in numbers are merged."""
+    notes: list[str] = []
+    similar: dict[str, list[tuple[int | None, str]]] = {}
+    for rank in ranks:
+        if isinstance(rank.result, Failure):
+            who = "a rank" if rank.number is None else f"rank {rank.number}"
+            notes.append(f"{who} is missing: {rank.result.reason}")
+            continue
+        for note in rank.result.report.meta["notes"]:
+            similar.setdefault(re.sub(r"\d[\d,.]*", "#", note), []).append((rank.number, note))
+    for same in similar.values():
+        number, note = same[0]
+        more = f" (and {len(same) - 1} more with a similar note)" if len(same) > 1 else ""
+        notes.append(f"rank {number}{more}: {note}")
+    return notes

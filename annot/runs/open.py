@@ -1,0 +1,52 @@
+"""Function `open`: the way to profiles from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from annot.profile import Source
+from annot.runs.gather import Ranks
+from annot.runs.profile_files import expand
+from annot.runs.run import Run
+from annot.runs.selection import Selection
+
+__all__ = ["open"]
+
+
+def open(  # noqa: A001 - the public name is `annot.open`
+    profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]], *, domain: str | None = None,
+    steps: slice | None = None, step_range: str | None = None, by_process: bool = False,
+) -> Run | Ranks:  # fmt: skip
+    """Open a profile, the profiles of the ranks of a run, or a folder with profiles.
+
+    Args:
+        profile: path, pattern or URL of a profile; a folder with one profile per rank; a list of paths; or a profile
+            from `annot.load`.
+        domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
+        steps: use only these steps; None: the whole profile.
+        step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
+        by_process: treat each process of the profile with layers or steps as a rank.
+
+    Returns:
+        A `Run` for one profile, `Ranks` for several.
+
+    Raises:
+        AnnotError: no file matches.
+        TypeError: `profile` has another type.
+
+    Example:
+        >>> import polars as pl
+        >>> from annot.profile import Profile
+        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
+        ...           "text": ["fc Linear [4,8]f32 |fwd"], "start": [0], "end": [900]}
+        >>> run = open(Profile.build({}, ranges=pl.DataFrame(ranges)))
+        >>> run.layers["host_ns"].to_list()
+        [900]
+    """
+    selection = Selection(domain, steps, step_range, by_process=by_process)
+    several = isinstance(profile, Sequence) and not isinstance(profile, str)
+    if not several and not isinstance(profile, str | os.PathLike):
+        return Run(profile, selection)  # type: ignore[arg-type]
+    paths = expand([os.fspath(one) for one in (profile if several else [profile])])  # type: ignore[union-attr, arg-type]
+    return Run(paths[0], selection) if len(paths) == 1 and not by_process else Ranks(paths, selection)

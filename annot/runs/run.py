@@ -1,0 +1,360 @@
+"""A profile from file to report: class `Run`, which the command line, the page and notebooks use."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import polars as pl
+
+from annot.attribution import Attribution, attribute, by_layer, summarize
+from annot.attribution.attribute import STEADY
+from annot.errors import AnnotError
+from annot.profile import Source
+from annot.read.formats import source
+from annot.report.layer_tree import at_depth
+from annot.report.views import ORDERS, Order, Report, View, find_view
+from annot.runs.processes import one_process, ranks_in
+from annot.runs.profile_files import is_url, local
+from annot.runs.selection import ALL, Selection
+from annot.util.progress import tell
+
+__all__ = ["Run", "correlate", "page_of", "view_of"]
+
+_ADVISED: Final = 50_000
+"""Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
+
+
+class Shown(Report):
+    """A report that prints its table, and that a notebook displays."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        from annot.report.terminal.table import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from annot.report.page.fragment import as_fragment
+
+        return as_fragment(self)
+
+
+class Run:
+    """A profile, attributed to layers on first use.
+
+    A notebook displays the layers with bars and charts.
+
+    Args:
+        profile: path or URL of the profile, or a profile from `annot.load`.
+        selection: ranges, steps and process to use.
+
+    Raises:
+        TypeError: `profile` is neither a path nor a profile.
+    """
+
+    def __init__(self, profile: str | os.PathLike[str] | Source, selection: Selection = ALL) -> None:
+        self.selection = selection
+        self._profile: Source | None = None
+        self._is_file = isinstance(profile, str | os.PathLike)
+        if isinstance(profile, str | os.PathLike):
+            self.path = os.fspath(profile)
+        elif hasattr(profile, "work_blocks"):
+            self._profile, self.path = profile, str(profile.meta.get("source", ""))
+        else:
+            raise TypeError(f"profile must be a Profile from annot.load or a path, got {type(profile).__name__}")
+        self._files = ExitStack()
+        weakref.finalize(self, self._files.close)
+        self._sources: dict[bool, Source] = {}
+        self._attributed: dict[tuple[bool, bool], Attribution] = {}
+
+    @property
+    def source(self) -> Source:
+        """The profile, read in blocks where the file is large."""
+        return self._source(calls=False)
+
+    @property
+    def attribution(self) -> Attribution:
+        """The ranges with their layers and times, of the selected steps."""
+        return self._attribution()
+
+    @property
+    def attribution_with_calls(self) -> Attribution:
+        """`attribution` with the names of API calls, which timelines, the summary and the advice need."""
+        return self._attribution(calls=True)
+
+    @cached_property
+    def file(self) -> Path:
+        """The file of the profile; of a URL a temporary copy."""
+        return self._files.enter_context(local(self.path))
+
+    @cached_property
+    def layers(self) -> pl.DataFrame:
+        """Rows of `annot.correlate`, with FLOPs, bytes and parameters."""
+        return find_view("layer").rows(self.attribution)
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """A row per kernel name, longest total first."""
+        return find_view("kernel").rows(self.attribution)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """A row per step."""
+        return find_view("step").rows(self.attribution)
+
+    @cached_property
+    def summary(self) -> pl.DataFrame:
+        """A row per item of the summary: shares of the step time, Tensor Cores, kernels, devices."""
+        return find_view("summary").rows(self.attribution_with_calls)
+
+    @cached_property
+    def advice(self) -> pl.DataFrame:
+        """A row per piece of advice: what to change, the most it saves, evidence, code and layers."""
+        return find_view("advice").rows(self.attribution_with_calls)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Totals and notes; see `annot.attribution.summarize`."""
+        return self._meta(self.attribution)
+
+    def view(
+        self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
+        top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
+        brief: bool = False,
+    ) -> Shown:  # fmt: skip
+        """Return a view of the profile, to print or to write.
+
+        Args:
+            by: what a row is: layer, module, kind, kernel, op, step or phase; or the name of a view.
+            columns: what to say about it: time, work, roofline, tensor, memory or all.
+            each: single executions instead of sums (layers and kernels).
+            depth: levels of layers below the outermost; deeper layers count in their ancestor. None: all.
+            top: number of rows to keep, the longest; None: all.
+            min_share: leave out rows below this share of the total time, 0 to 1.
+            sort: "order" keeps the order of appearance (kernels: longest total first); "time": longest first.
+            total: sums over the selected steps or the whole profile; false: the mean of a step without warm-up, if
+                the profile has steps.
+            brief: also make the breakdown of the step time and the advice, if the profile is small.
+
+        Raises:
+            AnnotError: the profile cannot be read, or lacks the selected steps.
+            ValueError: there is no such view, or an argument has another value.
+        """
+        view = find_view(by, columns, each=each)
+        if sort not in ORDERS:
+            raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
+        attribution = self.attribution_for(view, total=total)
+        meta = self._meta(attribution)
+        shares, advice = self._brief(attribution) if brief else ({}, None)
+        if advice is not None and view.name == "layer":
+            meta["advice"] = len(advice)
+        tell("making the table")
+        rows = view.rows(attribution)
+        if depth is not None:
+            if "layer" not in rows.columns or not view.sums:
+                raise ValueError(f"depth needs a view of layers, got {view.name}")
+            rows = at_depth(rows, depth)
+        report = Shown(view, rows, meta, shares, advice or ())
+        if not total and view.sums and (steps := self._steps(attribution)):
+            report = report.per_step(steps)
+        report = report.at_least(min_share) if min_share else report
+        return report.sorted(sort) if top is None else report.top(top)
+
+    def attribution_for(self, view: View, *, total: bool = False) -> Attribution:
+        """Return the attribution from which a view takes its rows; `total` as in `view`."""
+        return self._attribution(calls=view.calls, steady=not total and view.sums)
+
+    def of_processes(self) -> list[Run]:
+        """Return a run for each process with layers or steps, or else for each process with ranges.
+
+        Raises:
+            AnnotError: no process has ranges.
+        """
+        runs = [Run(self.path, replace(self.selection, process=process)) for process in ranks_in(self.source)]
+        for run in runs:
+            run._profile = self.source
+        return runs
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one page with all views, which works offline.
+
+        Raises:
+            AnnotError: the file cannot be written.
+        """
+        from annot.report.page.render import as_page
+
+        _write(path, as_page(self.page(), f"{self.path} · annot"))
+
+    def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
+        """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
+        from annot.report.export.json_csv_parquet import as_json
+
+        _write(path, "".join(as_json(self.view(by, **{"total": True} | options))).encode())
+
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a timeline for Perfetto and chrome://tracing; compressed if the name ends in .gz.
+
+        Raises:
+            AnnotError: the file cannot be written.
+        """
+        from annot.report.export.files import write_trace_file
+
+        try:
+            write_trace_file(self.attribution_with_calls, self.path, Path(path), force=True)
+        except OSError as error:
+            raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
+
+    def page(self, **options: Any) -> dict[str, Any]:
+        """Return the data of the HTML page with this profile."""
+        from annot.report.page.data import report_data
+
+        return report_data(self.page_of_run(**options), self.path)
+
+    def page_of_run(self, **options: Any) -> dict[str, Any]:
+        """Return the part of the page data about this profile; `options` of `annot.report.page.data.run_data`."""
+        from annot.report.page.data import run_data
+
+        layers = self.view("detail")
+        shown = self.attribution_for(layers.view)
+        return run_data(self.attribution_with_calls, self.path, layers, shown=shown, **options)
+
+    def _meta(self, attribution: Attribution) -> dict[str, Any]:
+        from annot.analyze.tensor_cores import matrix_units
+
+        meta = summarize(attribution) | {"matrix_units": matrix_units(attribution.meta)}
+        return meta | ({"source": self.path} if self.path else {})
+
+    def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
+        """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
+        activities = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
+        if activities > _ADVISED:
+            return {}, None
+        shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
+        return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
+
+    def _steps(self, attribution: Attribution) -> int:
+        """The number of steps that the rows cover; 0 if they cover more than steps."""
+        return 0 if attribution.steps.choice is None else attribution.steps.steady()["step"].n_unique()
+
+    def _attribution(self, *, calls: bool = False, steady: bool = False) -> Attribution:
+        steady = steady and self.selection.steps is None
+        if (known := self._attributed.get((True, steady))) is None:
+            known = self._attributed.get((calls, steady))
+        if known is None:
+            known = self._attributed[calls, steady] = self._attribute(self._source(calls), steady)
+        return known
+
+    def _source(self, calls: bool) -> Source:
+        if self._profile is not None:
+            return self._profile
+        if (known := self._sources.get(calls)) is not None:
+            return known
+        try:
+            self._sources[calls] = source(self.file, calls=calls)
+        except AnnotError as error:  # name the URL that the user gave, not its local copy
+            message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
+            raise AnnotError(message) from None
+        return self._sources[calls]
+
+    def _attribute(self, profile: Source, steady: bool) -> Attribution:
+        selection = self.selection
+        if selection.process is not None:
+            profile = one_process(profile, selection.process)
+        tell("attributing GPU time to layers")
+        steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
+        try:
+            return attribute(profile, domain=selection.domain, steps=steps, step_range=selection.step_range)
+        except ValueError as error:
+            if not self._is_file or replace(selection, process=None, by_process=False) == ALL:
+                raise
+            raise AnnotError(str(error)) from None  # the options are valid, but the profile lacks these steps
+
+    def __repr__(self) -> str:
+        return repr(self._table)
+
+    def _repr_html_(self) -> str:
+        from annot.report.charts.profile_charts import pictures
+        from annot.report.page.fragment import as_fragment
+
+        attribution = self.attribution_for(self._table.view)
+        return as_fragment(self._table, pictures(attribution, by_layer(attribution)))
+
+    @cached_property
+    def _table(self) -> Shown:
+        return self.view(brief=True)
+
+
+def view_of(path: str, selection: Selection, **options: Any) -> Shown:
+    """Return a view of a file; a task for `annot.runs.executors`. `options` are those of `Run.view`."""
+    return Run(path, selection).view(**options)
+
+
+def page_of(path: str, selection: Selection) -> dict[str, Any]:
+    """Return the page data of a file; a task for `annot.runs.executors`."""
+    return Run(path, selection).page()
+
+
+def correlate(
+    profile: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
+) -> pl.DataFrame:
+    """Return host and GPU time by layer: a row per layer, module class and phase.
+
+    Rows are in order of first appearance. The layer ``""`` stands for the whole model, the whole backward pass and the
+    optimizer, which differ in module and phase. Epochs, batches and waits for data are the layers ``(epoch)``,
+    ``(batch)`` and ``(data)``. A range of another tool is a layer named by its text. The last rows, ``(unattributed)``,
+    hold the GPU activities outside any range, with the reason as module, so that `gpu_self_ns` adds up to the total GPU
+    time exactly.
+
+    Args:
+        profile: the profile, as returned by `annot.load`.
+        domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
+        steps: numbers of the steps to use, or None for the whole profile, including time outside steps.
+        step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
+
+    Returns:
+        layer, module, phase: text. The phase is forward, backward, recompute (a forward that runs again
+            for the backward), optimizer, data or other.
+        calls: number of ranges.
+        host_ns: total host time of the ranges. A layer inside itself counts once. Concurrent layers, as in a
+            TensorFlow graph, can add up to more than the host time of the layer around them.
+        host_self_ns: host self time.
+        gpu_ns, gpu_self_ns: total and self time of the kernels, copies and memsets launched in the ranges.
+        gpu_busy_ns: time in which devices were busy with them. Concurrent streams count once, devices are added up.
+        gpu_span_ns: time from their first start to their last end.
+        gpu_by_sequence_ns: part of gpu_self_ns that was launched by backward operations and attributed by sequence
+            number.
+        gpu_by_time_ns: part of gpu_self_ns that was launched outside any range of its own thread, while this was the
+            innermost range of another thread.
+        kernels, copies: number of kernels, and of copies and memsets, in gpu_self_ns.
+        kernels_total: number of kernels in gpu_ns.
+        memory_source, memory_change_bytes, memory_peak_bytes: only in profiles recorded with ``memory=True``. The
+            source (``rss`` or ``cuda:N``), the change from start to end of the ranges, added up over the calls, and
+            the peak use during any call.
+        shapes: list of the input shapes, most frequent first, at most 8.
+
+    Raises:
+        TypeError: `profile` is not a profile.
+        ValueError: the profile lacks the selected steps, ranges with the text of `step_range`, or ranges in the domain.
+
+    Example:
+        >>> from annot.profile import Profile
+        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
+        ...           "text": ["fc Linear [4,8]f32 |fwd"], "start": [0], "end": [900]}
+        >>> correlate(Profile.build({}, ranges=pl.DataFrame(ranges))).row(0, named=True)["host_ns"]
+        900
+    """
+    return by_layer(Run(profile, Selection(domain, steps, step_range)).attribution)
+
+
+def _write(path: str | os.PathLike[str], content: bytes) -> None:
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,232 @@
+"""`annot.open`: frames, views per step, files, ranks and folders, and the options of `annot FILE`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ranked import write_ranks
+from sqlite_profile import SqliteProfile, training
+from tables import Rows
+
+import annot
+from annot.cli.main import main
+from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
+from annot.report.layer_tree import at_depth
+from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, View, find_view, views
+from annot.runs.gather import Ranks
+from annot.runs.run import Run
+from annot.runs.selection import Selection
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two steps of a small network with kernels."""
+    return str(training(device=True).write(tmp_path_factory.mktemp("run") / "run.sqlite"))
+
+
+def _with_warmup() -> Rows:
+    """A step of 900 ns and three of 100, 110 and 120, each after a wait for data, with a kernel of a tenth of it."""
+    rows, start = Rows(), 0
+    for number, length in enumerate((900, 100, 110, 120)):
+        rows.range("Data |data", start, start + 10, domain="annot")
+        rows.range(f"Batch {number} |step", start + 10, start + 10 + length, domain="annot")
+        rows.range("fc Linear [2,3]f32 out=4 |fwd", start + 20, start + length, domain="annot")
+        rows.kernel(start + 30, (start + 40, start + 40 + length // 10))
+        start += length + 20
+    return rows
+
+
+def test_frames_are_those_of_the_functions(path: str) -> None:
+    """Each frame is the rows of its view, made once."""
+    run = annot.open(path)
+    assert isinstance(run, Run)
+    assert run.layers.select(annot.correlate(annot.load(path)).columns).equals(annot.correlate(annot.load(path)))
+    assert run.layers is run.layers
+    assert run.kernels["gpu_ns"].sum() == run.layers["gpu_self_ns"].sum() == run.meta["gpu_ns"]
+    assert run.steps.height == 2
+    assert run.advice.columns[:2] == ["rule", "advice"]
+    assert set(run.summary["section"]) >= {"time", "steps", "kernels"}
+
+
+def test_tables_show_a_step_without_warmup() -> None:
+    """The mean of the three later steps, with their waits for data; `total` is the whole profile."""
+    run = Run(_with_warmup().build())
+    table, total = run.view(), run.view(total=True)
+    assert table.meta["per_step"] == 3
+    layer = table.rows.filter(pl.col("layer") == "fc").row(0, named=True)
+    assert (layer["gpu_ns"], layer["calls"]) == ((10 + 11 + 12) / 3, 1)
+    assert table.rows.filter(pl.col("layer") == "(data)")["host_ns"].to_list() == [10]
+    assert table.meta["gpu_ns"] == 11
+    assert "per_step" not in total.meta
+    assert total.rows.filter(pl.col("layer") == "fc")["gpu_ns"].to_list() == [90 + 33]
+    assert "GPU time by layer, µs per step" in repr(table)
+    assert "GPU per step, mean of 3: 11.00" not in repr(total)
+    selected = Run(_with_warmup().build(), Selection(steps=slice(1, 3))).view()
+    assert selected.meta["per_step"] == 2
+
+
+def test_a_pattern_does_not_make_steps_known() -> None:
+    """Steps found by a repeating pattern are a guess: the table shows sums."""
+    rows = Rows()
+    for start in range(0, 4000, 1000):
+        rows.range("attend", start, start + 400).range("feed", start + 500, start + 900)
+    report = Run(rows.build()).view()
+    assert report.meta["steps"] > 1
+    assert "per_step" not in report.meta
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet", "jsonl"])
+def test_files_contain_sums_unless_per_step(form: str, tmp_path: Path) -> None:
+    """Every file has exact sums; with --per-step it has what the table shows."""
+    profile = SqliteProfile()
+    for number, start in enumerate((0, 1_000_000, 2_000_000)):
+        profile.layer(f"Batch {number} |step", start, start + 900_000)
+        profile.layer("fc Linear |fwd", start + 10_000, start + 700_000)
+    path = profile.write(tmp_path / "run.sqlite")
+    times = []
+    for more in ([], ["--per-step"]):
+        out = tmp_path / f"out{len(more)}"
+        assert main([str(path), "--format", form, "-o", str(out), *more]) == 0
+        reads = {"csv": pl.read_csv, "parquet": pl.read_parquet, "jsonl": pl.read_ndjson}
+        rows = pl.DataFrame(json.loads(out.read_text())["layers"]) if form == "json" else reads[form](out)
+        times += rows.filter(pl.col("layer") == "fc")["host_ns"].to_list()
+    assert times == [3 * 690_000, 690_000]
+
+
+@pytest.mark.parametrize("by", ["layer", "module", "kind", "kernel", "op", "step", "phase"])
+@pytest.mark.parametrize("columns", COLUMN_GROUPS)
+def test_rows_and_columns_combine(by: str, columns: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each combination is a table, or one sentence with the columns that there are."""
+    status = main([path, "--by", by, "--columns", columns])
+    output = capsys.readouterr()
+    groups = {view.group for view in views().values() if view.by == by}
+    if columns in groups or columns == "all":
+        assert status == 0
+        assert output.out.startswith("GPU per step" if by != "step" else "GPU: ")
+    else:
+        assert status == 2
+        assert output.err.startswith(f"annot: error: --columns {columns} are not available by {by}, only time")
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_old_names_say_the_new_spelling_once(name: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The new spelling is on standard error, once, and gives the same rows."""
+    assert main(["report", path, "--by", name, "--format", "csv"]) == 0
+    old = capsys.readouterr()
+    assert old.err == f"annot: --by {name} is now {OTHER_NAMES[name]}\n"
+    new = OTHER_NAMES[name].replace("--depth N", "").split()
+    if name != "group":
+        assert main([path, *new, "--format", "csv"]) == 0
+        assert capsys.readouterr().out == old.out
+
+
+def test_top_and_least_share(path: str) -> None:
+    """The longest rows first, or those with a share in their order."""
+    run = annot.open(path)
+    longest = run.view("kernels", top=3, total=True).rows["gpu_ns"].to_list()
+    assert longest == sorted(run.kernels["gpu_ns"], reverse=True)[:3]
+    kept = run.view(min_share=0.25, total=True).rows
+    assert kept.equals(run.layers.filter(pl.col("gpu_ns") >= 0.25 * run.meta["gpu_ns"]))
+
+
+def test_single_executions(path: str) -> None:
+    """Each range of a layer, and each kernel; they add up to the sums."""
+    run = annot.open(path)
+    each = run.view("layer", each=True).rows
+    of_layer = each.filter(pl.col("layer") == "features.0", pl.col("phase") == "forward")
+    assert of_layer["step"].to_list() == [0, 1]
+    assert each["gpu_self_ns"].sum() <= run.meta["attributed_gpu_ns"]
+    assert run.view("kernel", each=True).rows["gpu_ns"].sum() == run.meta["gpu_ns"]
+    with pytest.raises(ValueError, match="single executions are not available by phase, only time, work, roofline"):
+        run.view("phase", each=True)
+
+
+@given(st.lists(st.lists(st.sampled_from("ab"), max_size=4), max_size=8, unique_by=tuple), st.integers(0, 4))
+def test_depth_keeps_the_sums(paths: list[list[str]], depth: int) -> None:
+    """Whatever the tree and the depth, self times add up, and no layer is deeper."""
+    rows = pl.DataFrame(
+        [{"layer": ".".join(path), "module": "M", "phase": "forward", "gpu_ns": 7, "gpu_self_ns": 3} for path in paths],
+        schema={
+            "layer": pl.String,
+            "module": pl.String,
+            "phase": pl.String,
+            "gpu_ns": pl.Int64,
+            "gpu_self_ns": pl.Int64,
+        },
+    )
+    kept = at_depth(rows, depth)
+    assert kept["gpu_self_ns"].sum() == rows["gpu_self_ns"].sum()
+    assert set(kept["gpu_ns"]) <= {7}
+    assert kept.height == at_depth(kept, depth).height <= rows.height
+
+
+def test_values_are_combined_by_their_column() -> None:
+    """Sums add up, means are weighted by time, and values that differ are unknown."""
+    rows = pl.DataFrame({
+        "module": ["a", "a", "b"], "time_ns": [1, 3, 5], "flops_per_s": [8.0, 4.0, None], "bound": ["x", "y", "y"],
+        "roof_share": [None, 0.5, None],
+    })  # fmt: skip
+    table = combined(rows, ["module"], COLUMNS.values())
+    assert table.select("time_ns", "flops_per_s", "bound", "roof_share").rows() == [
+        (4, 5.0, None, 0.5),
+        (5, None, "y", None),
+    ]
+    assert per_step(rows, COLUMNS.values(), 2)["time_ns"].to_list() == [0.5, 1.5, 2.5]
+
+
+def test_cells_have_the_unit_of_their_column() -> None:
+    """Columns in ns share one unit; others have their own; unknown columns are left out."""
+    rows = [{"gpu_ns": 2_500_000, "host_ns": 4_000, "tc_share": 0.5, "kind": None, "main_ns": 2_500_000}]
+    columns = [COLUMNS[name] for name in ("gpu_ns", "host_ns", "tc_share", "kind")]
+    share = Column("main_ns", "Share", "of total")
+    shown = formatted([*columns, share], rows, 10_000_000)
+    assert [(one.title, one.show(rows[0])) for one in shown] == [
+        ("GPU", "2.500"), ("Host µs", "4.00"), ("On TC", "50.0%"), ("Share", "25.0%"),
+    ]  # fmt: skip
+
+
+def test_files_of_a_run(path: str, tmp_path: Path) -> None:
+    """The page, the JSON and the trace are those of the command line."""
+    run = annot.open(path)
+    for name, write in (("a.html", run.to_html), ("a.json", run.to_json), ("a.json.gz", run.to_trace)):
+        write(tmp_path / name)
+        assert main([path, "-o", str(tmp_path / f"cli.{name}")]) == 0
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "cli.a.html").read_bytes()
+    ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "cli.a.json"))
+    assert ours["layers"] == theirs["layers"]
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "cli.a.json.gz").read_bytes()
+    with pytest.raises(annot.AnnotError, match="cannot be written"):
+        run.to_html(tmp_path / "missing" / "a.html")
+
+
+def test_ranks_as_a_list_a_pattern_and_a_folder(tmp_path: Path) -> None:
+    """Several profiles are the ranks of a run, however they are named."""
+    paths = write_ranks(tmp_path / "logs", 2)
+    for profile in (paths, str(tmp_path / "logs" / "*.sqlite"), tmp_path / "logs"):
+        found = annot.open(profile)
+        assert isinstance(found, Ranks)
+        assert found.layers.equals(annot.open(paths).layers)
+    assert found.rank(1).layers.equals(Run(paths[1]).layers)
+    found.to_html(tmp_path / "ranks.html")
+    assert (tmp_path / "ranks.html").read_bytes().startswith(b"<!doctype html>")
+
+
+def test_a_profile_is_a_path_or_a_profile() -> None:
+    with pytest.raises(TypeError, match=r"profile must be a Profile from annot\.load or a path, got int"):
+        annot.open(7)  # type: ignore[arg-type]
+    with pytest.raises(annot.AnnotError, match="no-such-file does not exist"):
+        _ = annot.open("no-such-file").layers
+
+
+def test_views_have_names_of_their_own() -> None:
+    """Plural and singular name a view; unknown ones are an error with the names that there are."""
+    assert find_view("layers", "roofline") is find_view("bottleneck")
+    assert find_view("kernels", "all").name == "kernel"
+    with pytest.raises(ValueError, match=r"columns must be one of time, work, .*, got 'color'"):
+        find_view("layer", "color")
+    assert View("own", "own", ("calls",), find_view("op").rows).plural == "owns"
