@@ -88,9 +88,7 @@ def test_view_of_the_guide(tmp_path: Path) -> None:
     code, declared = re.findall(r"```(?:python|toml)\n(.*?)```", guide, re.S)[2:4]
     entry = tomllib.loads(declared)["project"]["entry-points"]["annot.views"]["lengths"]
     code = code.partition("print(")[0]
-    environ = _install(
-        tmp_path / "site", entry.partition(":")[0].replace(".", "/"), code, f"l = {entry}", "annot.views"
-    )
+    environ = _install(tmp_path / "site", entry.partition(":")[0], code, f"lengths = {entry}", "annot.views")
     profile = training(device=True).write(tmp_path / "run.sqlite")
     assert _report(profile, environ, "--by", "length").stdout.splitlines()[0] == "power,calls,gpu_ns"
     table = _report(profile, environ, "--by", "length", "--format", "table").stdout

@@ -10,6 +10,7 @@ from annot.analyze.advice import kernels, loop
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.in_keras import in_keras, is_keras
 from annot.attribution import Attribution
+from annot.util.entry_points import loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
@@ -24,6 +25,8 @@ COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 def advise(attribution: Attribution) -> list[Advice]:
     """Return the advice for a profile, the largest possible saving first.
 
+    The rules are `RULES` and those of other packages (entry points of the group ``annot.advice``).
+
     Args:
         attribution: the profile.
 
@@ -34,7 +37,8 @@ def advise(attribution: Attribution) -> list[Advice]:
         []
     """
     facts = Facts(attribution)
-    found = [advice for rule in RULES if (advice := rule(facts)) is not None]
+    rules = (*RULES, *loaded("annot.advice", ("__call__",)))
+    found = [advice for rule in rules if (advice := rule(facts)) is not None]
     if found and is_keras(facts):
         found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.saves)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 from annot.analyze.work import conv_linear, elementwise, keras_layers, sequences
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
 from annot.analyze.work.optimizers import UPDATES
 from annot.labels.tag import Tag
+from annot.util.entry_points import loaded_by_name
 
 __all__ = ["LAYERS", "OPERATIONS", "UPDATES", "cost", "expected"]
 
@@ -63,7 +65,13 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
 def _table(tag: Tag) -> Mapping[str, Formula]:
     if tag.phase == "optimizer":
         return {} if tag.layer else UPDATES  # with a layer: a call beside the step, such as zero_grad
-    return OPERATIONS if tag.op else LAYERS
+    return OPERATIONS if tag.op else _layers()
+
+
+@cache
+def _layers() -> Mapping[str, Formula]:
+    """Return `LAYERS` and the formulas of other packages: entry points of the group ``annot.formulas``, by class."""
+    return {**LAYERS, **loaded_by_name("annot.formulas", ("__call__",))}
 
 
 def expected(tag: Tag, *, alone: bool = True) -> Work | None:
