@@ -46,8 +46,7 @@ class Reach:
     """Check that sums and differences of times fit into 64-bit integers, which do not detect overflow."""
 
     def __init__(self) -> None:
-        self._first = self._last = 0
-        self._any = False
+        self._instants: list[int] = []
         self._total = 0.0
 
     def add(self, table: pl.DataFrame) -> None:
@@ -56,16 +55,15 @@ class Reach:
         instants = [at for column in bounds for at in (column.min(), column.max()) if isinstance(at, int)]
         if not instants:
             return
-        first, last = min(instants), max(instants)
-        self._first, self._last = (min(first, self._first), max(last, self._last)) if self._any else (first, last)
-        self._any = True
+        instants += self._instants
+        self._instants = [min(instants), max(instants)]
         if not self.too_far:
             self._total += float((bounds[1] - bounds[0]).cast(pl.Float64).clip(0).sum())
 
     @property
     def too_far(self) -> bool:
         """Whether the sum of the durations, or the time from the first start to the last end, exceeds `FARTHEST`."""
-        return self._total > FARTHEST or self._last - self._first > FARTHEST
+        return self._total > FARTHEST or max(self._instants, default=0) - min(self._instants, default=0) > FARTHEST
 
 
 class Attributor:
