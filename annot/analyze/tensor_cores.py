@@ -94,14 +94,13 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     rows = []
     for layer, module, phase, ns in by_layer(attribution).select(*KEY, "gpu_self_ns").iter_rows():
         seen = inputs.get((layer, module), _Inputs())
-        verdict = _verdict(module, kernels.get((layer, module, phase), []), seen, meta, tf32=tf32)
-        rows.append((layer, module, phase, *verdict, ns))
+        *verdict, reason = _verdict(module, kernels.get((layer, module, phase), []), seen, meta, tf32=tf32)
+        rows.append((layer, module, phase, *verdict, ns, reason))
     schema = dict.fromkeys(KEY, pl.String) | {
-        "tc_eligible": pl.Boolean, "tc_used": pl.Boolean, "tc_ns": pl.Int64, "reason": pl.String,
-        "gpu_self_ns": pl.Int64,
+        "tc_eligible": pl.Boolean, "tc_used": pl.Boolean, "tc_ns": pl.Int64, "gpu_self_ns": pl.Int64,
+        "reason": pl.String,
     }  # fmt: skip
-    table = pl.DataFrame(rows, schema=schema, orient="row")
-    return table.select(*KEY, "tc_eligible", "tc_used", "tc_ns", "gpu_self_ns", "reason")
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def matrix_units(meta: Mapping[str, Any]) -> str:

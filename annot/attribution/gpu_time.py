@@ -9,8 +9,9 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.bit_layout import LEFT_OUT, owner_columns, pair
+from annot.attribution.bit_layout import LEFT_OUT, high_of, low_of, owner_columns, pair
 from annot.attribution.busy_time import Busy
+from annot.attribution.dense_ids import Numbers
 from annot.attribution.launches import Launches
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import loops
@@ -45,8 +46,7 @@ class Reach:
     """Check that sums and differences of times fit into 64-bit integers, which do not detect overflow."""
 
     def __init__(self) -> None:
-        self._first = self._last = 0
-        self._any = False
+        self._instants: list[int] = []
         self._total = 0.0
 
     def add(self, table: pl.DataFrame) -> None:
@@ -55,16 +55,15 @@ class Reach:
         instants = [at for column in bounds for at in (column.min(), column.max()) if isinstance(at, int)]
         if not instants:
             return
-        first, last = min(instants), max(instants)
-        self._first, self._last = (min(first, self._first), max(last, self._last)) if self._any else (first, last)
-        self._any = True
+        instants += self._instants
+        self._instants = [min(instants), max(instants)]
         if not self.too_far:
             self._total += float((bounds[1] - bounds[0]).cast(pl.Float64).clip(0).sum())
 
     @property
     def too_far(self) -> bool:
         """Whether the sum of the durations, or the time from the first start to the last end, exceeds `FARTHEST`."""
-        return self._total > FARTHEST or self._last - self._first > FARTHEST
+        return self._total > FARTHEST or max(self._instants, default=0) - min(self._instants, default=0) > FARTHEST
 
 
 class Attributor:
@@ -198,7 +197,7 @@ class Account:
         self._busy = Busy(*forest.nodes.columns())
         self._whole = Busy(_ONE_NODE.replace(0, column_ops.NONE), _ONE_NODE)
         self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
-        self._devices: dict[tuple[int | None, int | None], int] = {}
+        self._devices = Numbers()
         self.settled = True
         """Whether the sums are valid: the GPU activities came in order of start, and all layer paths existed before."""
         self.reach = Reach()
@@ -244,13 +243,8 @@ class Account:
 
     def _device_codes(self, kept: pl.DataFrame) -> pl.Series:
         """Return a code (Int32) per process and device. Processes may use one device number for different devices."""
-        key = pair(pl.col("process_code"), pl.col("device").fill_null(-1) + 1).alias("key")
-        named = kept.select("process", "device", key)
-        distinct = named.unique("key", maintain_order=True)
-        rows = distinct.select("process", "device").iter_rows()
-        codes = [self._devices.setdefault((process, device), len(self._devices)) for process, device in rows]
-        distinct = distinct.select("key", pl.Series("code", codes, pl.Int32))
-        return named.join(distinct, on="key", how="left", maintain_order="left")["code"]
+        key = pair(pl.col("process_code"), pl.col("device").fill_null(column_ops.NONE) + 1)
+        return self._devices.of(kept.select(key).to_series())
 
     def of_names(self) -> pl.DataFrame:
         """Return node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of a GPU activity."""
@@ -282,11 +276,10 @@ class Account:
         return self._named(self._whole.result()).drop("key")
 
     def _named(self, busy: pl.DataFrame) -> pl.DataFrame:
-        devices = pl.DataFrame(
-            [(code, *pair) for pair, code in self._devices.items()],
-            schema={"code": pl.Int32, "process": pl.Int64, "device": pl.Int64}, orient="row",
-        )  # fmt: skip
-        return busy.rename({"device": "code"}).join(devices, on="code", how="left").drop("code")
+        process, device = high_of(self._devices.known), low_of(self._devices.known) - 1
+        devices = {"process": self._launches.processes(process), "device": column_ops.known(device)}
+        code = busy["device"]
+        return busy.drop("device").hstack(pl.DataFrame(devices)[code])
 
 
 _NULL_NAME: Final = 1 << 30

@@ -73,6 +73,10 @@ class Launches:
         """Return the code of each process (Int32), -1 for null."""
         return self._processes.of(processes)
 
+    def processes(self, codes: pl.Series) -> pl.Series:
+        """Return the process of each code, null for -1."""
+        return self._processes.known.gather(column_ops.known(codes))
+
     def _by_time(
         self, owner: pl.Series, process: pl.Series, thread: pl.Series, start: pl.Series, end: pl.Series
     ) -> pl.Series:

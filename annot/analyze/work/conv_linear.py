@@ -45,20 +45,16 @@ def _bilinear(call: Call) -> Cost:
 
 
 def _convolution(call: Call) -> Cost:
+    return _convolved(call, call.number("out"), call.number("groups", 1))
+
+
+def _convolved(call: Call, out: int, groups: int) -> Cost:
     """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds."""
-    batch, channels, sizes = _spatial(call)
-    out, kernel, groups = call.number("out"), _kernel(call), call.number("groups", 1)
-    positions = math.prod(output_sizes(call, sizes, kernel))
-    return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), groups)
-
-
-def _convolved(
-    call: Call, batch: int, channels: int, inputs: int, out: int, positions: int, kernel: int, groups: int
-) -> Cost:
-    weights = out * (channels // groups) * kernel
+    (batch, channels, sizes), kernel = _spatial(call), _kernel(call)
+    outputs, inner = batch * math.prod(output_sizes(call, sizes, kernel)), channels // groups * math.prod(kernel)
     return product(
-        call, batch * positions * weights, batch * channels * inputs, batch * out * positions, weights,
-        out * call.flag("bias"), ((groups, batch * positions, out // groups, channels // groups * kernel),),
+        call, outputs * out * inner, batch * channels * math.prod(sizes), outputs * out, out * inner,
+        out * call.flag("bias"), ((groups, outputs, out // groups, inner),),
     )  # fmt: skip
 
 
@@ -121,10 +117,8 @@ def output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
 
 def _depthwise(call: Call) -> Cost:
     """Count `multiplier` filters per channel."""
-    kernel = _kernel(call)
-    batch, channels, sizes = _spatial(call)
-    positions, out = math.prod(output_sizes(call, sizes, kernel)), channels * call.number("multiplier", 1)
-    return _convolved(call, batch, channels, math.prod(sizes), out, positions, math.prod(kernel), channels)
+    _, channels, _ = _spatial(call)
+    return _convolved(call, channels * call.number("multiplier", 1), channels)
 
 
 def _separable(call: Call) -> Cost:
