@@ -36,7 +36,7 @@ class Timeline:
         lanes: name, rows: number of rows, total: number of events before sampling.
         start_ns: start of the first event.
         total: number of events in all lanes, before sampling.
-        every: sampling interval of the shorter events: every n-th is present; 1: all events; 0: only the longest.
+        every: sampling interval of the shorter events: every n-th is present; 1: all events.
         left_out: number of lanes that are left out.
     """
 

@@ -153,7 +153,7 @@ class Events:
         gpu_ns = column_ops.fold(forest.tree["parent"], self._attribution.range_work()["gpu_self_ns"])
         labels = _named_labels(forest)
         for kind, block in range_blocks(self._attribution):
-            rows = block.with_columns(self.tracks.of(kind.replace("crossing", "thread"), block))
+            rows = block.with_columns(self.tracks.of("thread" if kind == "crossing" else kind, block))
             rows = rows.hstack(labels[rows["label"]])
             if kind != "crossing":
                 rows = rows.with_columns(gpu_ns.gather(rows["range"]).alias("gpu_ns"))

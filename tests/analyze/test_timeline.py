@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tables import ENGINE, MAIN, Rows, many_kernels
 
 from annot.analyze.layer_steps import by_layer_and_step
 from annot.analyze.timeline import timeline
+from annot.analyze.tracks import Lanes
 from annot.attribution import attribute, by_layer
 
 
@@ -65,3 +68,17 @@ def test_ranges_of_a_process_lie_in_what_they_belong_to() -> None:
         ("Batch 0 |step", 0): 0, ("net Net |fwd", 0): 0, ("net/a A |fwd", 10): 1, ("net/b B |fwd", 20): 2,
         ("net/b/c C |fwd", 30): 3, ("net/a A |fwd", 70): 1,
     }  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=30), st.integers(1, 30))
+def test_an_event_gets_the_first_lane_that_is_free(times: list[tuple[int, int]], block: int) -> None:
+    """In blocks of any size, the lanes are those of a search event by event."""
+    table = pl.DataFrame(times, schema=["start", "length"], orient="row").sort("start", maintain_order=True)
+    lanes, ends, expected = Lanes(), list[int](), []
+    found = [lanes.of(part["start"], part["start"] + part["length"]) for part in table.iter_slices(block)]
+    for start, length in table.iter_rows():
+        lane = next((lane for lane, end in enumerate(ends) if end <= start), len(ends))
+        ends[lane : lane + 1] = [start + length]
+        expected.append(lane)
+    assert pl.concat(found).to_list() == expected

@@ -9,7 +9,7 @@ start of the profile, with three decimals to keep ns exact.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import polars as pl
@@ -32,60 +32,55 @@ def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], A
     """
     other = json.dumps(meta | {"start_ns": events.zero})
     write(f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n'.encode())
-    started, done = False, 0
+    separator = b""
+    for lines in _lines(events):
+        write(separator + ",\n".join(lines).encode())
+        separator = b",\n"
+    write(b"\n]}\n")
+
+
+def _lines(events: Events) -> Iterator[Iterable[str]]:
+    """The events as JSON, in parts that are not empty."""
+    done = 0
     for block in events.blocks():
         done += block.height
         tell("writing the trace", done, unit="events")
         groups = {track.number: track.group.number for track in events.tracks.all()}
-        for lines in (_complete(block, groups), _asynchronous(block, groups)):
-            if lines:
-                write((",\n" if started else "").encode() + lines)
-                started = True
-    lines = b",\n".join(json.dumps(event).encode() for event in _names(events))
-    write((b",\n" if started and lines else b"") + lines + b"\n]}\n")
+        block = block.with_columns(group=pl.col("track").replace_strict(groups, default=0, return_dtype=pl.Int32))
+        crossing = pl.col("kind") == "crossing"
+        parts = (block.filter(~crossing).select(_complete()), block.filter(crossing).select(_begin_and_end()))
+        yield from (part["line"].explode() for part in parts if part.height)
+    if names := [json.dumps(event) for event in _names(events)]:
+        yield names
 
 
-def _complete(block: pl.DataFrame, groups: dict[int, int]) -> bytes:
-    rows = block.filter(pl.col("kind") != "crossing")
+def _complete() -> pl.Expr:
     side = pl.when(pl.col("arrow_out").is_null()).then(pl.lit("in")).otherwise(pl.lit("out"))
     bound = pl.format(',"bind_id":"{}","flow_{}":true', pl.coalesce("arrow_out", "arrow_in"), side).fill_null("")
-    parts = (*_head("X", "start", groups), pl.lit(',"dur":'), _us("length"), bound, pl.lit(","), _fields())
-    return _lines(rows.select(pl.concat_str(*parts)).to_series())
+    head = '"ph":"X","pid":{},"tid":{},"ts":{},"dur":{}{},{}'
+    line = "{" + pl.format(head, "group", "track", _us(pl.col("start")), _us(pl.col("length")), bound, _fields())
+    return pl.concat_list(line).alias("line")
 
 
-def _asynchronous(block: pl.DataFrame, groups: dict[int, int]) -> bytes:
+def _begin_and_end() -> pl.Expr:
     """Start and end of each crossing range, matched by id, category and name."""
-    rows = block.filter(pl.col("kind") == "crossing")
-    identity = pl.concat_str(pl.lit(',"id":'), pl.col("start").rank("ordinal"), pl.lit(","))
-    begins = pl.concat_str(*_head("b", "start", groups), identity, _fields())
-    ends = pl.concat_str(*_head("e", "end", groups), identity, _fields(args=False))
-    rows = rows.with_columns(end=pl.col("start") + pl.col("length"))
-    return _lines(rows.select(pl.concat_list(begins, ends).alias("line")).explode("line").to_series())
+    head, number = '"ph":"{}","pid":{},"tid":{},"ts":{},"id":{},{}', pl.col("start").rank("ordinal")
+    start, end = pl.col("start"), pl.col("start") + pl.col("length")
+    begins = "{" + pl.format(head, pl.lit("b"), "group", "track", _us(start), number, _fields())
+    ends = "{" + pl.format(head, pl.lit("e"), "group", "track", _us(end), number, _fields(args=False))
+    return pl.concat_list(begins, ends).alias("line")
 
 
-def _head(kind: str, time: str, groups: dict[int, int]) -> tuple[pl.Expr, ...]:
-    group = pl.col("track").replace_strict(groups, default=0, return_dtype=pl.Int32)
-    return (
-        pl.lit(f'{{"ph":"{kind}","pid":'), group, pl.lit(',"tid":'), pl.col("track"), pl.lit(',"ts":'), _us(time)
-    )  # fmt: skip
-
-
-def _us(name: str) -> pl.Expr:
+def _us(ns: pl.Expr) -> pl.Expr:
     """A time in µs as decimal text: a double cannot represent every ns of a long profile."""
-    ns = pl.col(name)
     sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))
-    rest = (ns.abs() % 1000).cast(pl.String).str.zfill(3)
-    return pl.concat_str(sign, ns.abs() // 1000, pl.lit("."), rest)
+    return pl.format("{}{}.{}", sign, ns.abs() // 1000, (ns.abs() % 1000).cast(pl.String).str.zfill(3))
 
 
 def _fields(*, args: bool = True) -> pl.Expr:
     """Name, category and args of an event as JSON, without the opening brace."""
     fields = [pl.col("name"), pl.col("kind").alias("cat"), *([pl.struct(*_ARGS).alias("args")] if args else [])]
     return pl.struct(*fields).struct.json_encode().str.slice(1)
-
-
-def _lines(lines: pl.Series) -> bytes:
-    return ",\n".join(lines).encode()
 
 
 def _names(events: Events) -> Iterable[dict[str, Any]]:
