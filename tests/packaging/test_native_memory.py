@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from sanitized import run_sanitized
 
@@ -130,13 +129,8 @@ for attempt in (lambda: emitter.bind(3), call_unbound):
 with emit_ranges(torch.nn.Linear(2, 2)) as block:
     print("works")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "ANNOT_ENABLE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forked.python(program, env={**os.environ, "ANNOT_ENABLE": "1"})
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "TypeError functions must be a dict, got <class 'int'>", "RuntimeError bind() did not receive Loss", "works",
     ]  # fmt: skip

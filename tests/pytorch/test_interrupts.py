@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from captured import capture
 from interrupted import IS_NATIVE, Timeout, interrupt_at, where
@@ -184,10 +184,7 @@ for number in range(100):
     assert os.waitpid(child, 0)[1] == 0, number
 print("survived")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "ANNOT_ENABLE": "1", "PYTHONPATH": PATH},
-    )  # fmt: skip
+    done = forked.python(program, cwd=tmp_path, env={**os.environ, "ANNOT_ENABLE": "1", "PYTHONPATH": PATH})
     assert (done.stdout, done.returncode) == ("survived\n", 0), done.stderr[-3000:]
 
 
@@ -248,7 +245,5 @@ print(raised - caught, bad)
 @pytest.mark.skipif(not IS_NATIVE, reason="an __exit__ in Python can be interrupted before its first line")
 def test_timeouts_at_random_moments_reach_the_user(tmp_path: Path) -> None:
     """Real signals in a training loop: raised as often as caught."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALS], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forked.python(SIGNALS, cwd=tmp_path)
     assert (done.stdout.strip(), done.returncode) == ("0 []", 0), done.stderr[-3000:]
