@@ -39,7 +39,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @needs_recorder
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+@pytest.mark.parametrize(
+    "section",
+    [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.document != "README.md")) for one in SECTIONS],
+)
 def test_section_does_what_it_says(section: Section, results: dict[str, Any]) -> None:
     """Its blocks run in order, with ranges where it promises some, and print what stands below them."""
     if "lightning." in str(section.blocks):

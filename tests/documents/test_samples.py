@@ -108,7 +108,7 @@ def test_paradnn_spans_the_studied_sizes() -> None:
     assert count_parameters(Recurrent("rnn", embedding=64)) < 10_000 < 1e9 < count_parameters(FullyConnected(16, 8192))
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_paradnn_builds_the_ends_of_every_range(kind: str, which: int) -> None:
     """The least and the largest of each size of the study make a model."""

@@ -16,6 +16,7 @@ from annot import native
 pytestmark = pytest.mark.skipif(native.emitter() is None, reason="the C parts are not built or switched off")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["for _ in range(70): pass", "client.push(events[1])", "client.pop()"])
 def test_finalizers_that_open_ranges_amid_push_and_pop(tmp_path: Path, end: str) -> None:
     """torch.profiler's ranges are objects: making one runs the garbage collector, and that finalizers.
@@ -65,6 +66,7 @@ print("survived", client.depth())
     assert run_sanitized(program, tmp_path).startswith("survived")
 
 
+@pytest.mark.slow
 def test_finalizers_that_call_layers_while_notes_are_dropped(tmp_path: Path) -> None:
     """What threads have called is dropped by halves, and at the end of the last block: that may free anything."""
     program = """

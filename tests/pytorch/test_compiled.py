@@ -116,7 +116,7 @@ FORWARD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("when", ["inside", pytest.param("before", marks=pytest.mark.slow)])
 def test_kernels_show_their_layers_whenever_the_model_is_compiled(tmp_path: Path, when: str) -> None:
     """Compiled before or in the block, with `fullgraph`: the same graph, the same bits, layers forward and backward."""
     plain = Net()

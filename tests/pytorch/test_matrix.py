@@ -19,6 +19,7 @@ from typing import Any
 import nets
 import pytest
 from captured import Captured, capture
+from matrices import matrix
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -164,8 +165,7 @@ def optimizer_class_in_use() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("mode_name", MODES)
-@pytest.mark.parametrize("name", nets.MATRIX)
+@pytest.mark.parametrize(("name", "mode_name"), matrix(nets.MATRIX, MODES))
 def test_every_model_in_every_mode(tmp_path: Path, name: str, mode_name: str) -> None:
     """Balanced, complete, bit-identical, and gone."""
     net, mode = built(name), MODES[mode_name]

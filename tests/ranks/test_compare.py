@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
@@ -272,7 +273,7 @@ def test_no_collective_in_ranges_across_others(tmp_path: Path) -> None:
     assert rows.select("layer", "gpu_ns", "collective_ns").rows() == [("fc", 30, 0), ("across", 30, 0)]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.dictionaries(st.integers(0, 50), st.integers(0, 2**60), min_size=1))
 def test_median_and_extremes_are_exact(times: dict[int, int]) -> None:
     """Also where a float would round: the median is between the middle values, the slowest has the maximum."""

@@ -16,6 +16,7 @@ from annot.report.page.data import report_data
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
 US = 1000
 
 

@@ -17,6 +17,7 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 from captured import Captured  # noqa: E402
+from matrices import matrix  # noqa: E402
 from tensorflow.python.framework import config  # noqa: E402
 from tf_recorded import recorded, same  # noqa: E402
 
@@ -67,8 +68,7 @@ LOSSES = {
 }
 
 
-@GRAPH_AND_EAGER
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize(("kind", "eager"), matrix(LOSSES, [False, True]))
 def test_losses_find_the_logits(kind: str, eager: bool, tmp_path: Path) -> None:
     """Keras's losses take the logits from `_keras_logits` or from the operation before a softmax or sigmoid."""
     loss, targets = LOSSES[kind]
@@ -120,8 +120,7 @@ class Recompute(layers.Layer):
         return own(inputs)
 
 
-@GRAPH_AND_EAGER
-@pytest.mark.parametrize("how", ["recompute_grad", "remat", "custom_gradient"])
+@pytest.mark.parametrize(("how", "eager"), matrix(["recompute_grad", "remat", "custom_gradient"], [False, True]))
 def test_recomputed_layers_have_gradients(how: str, eager: bool, tmp_path: Path) -> None:
     def program(block: Any) -> Any:
         keras.utils.set_random_seed(1)
@@ -334,7 +333,13 @@ def recurrent() -> Any:
 NETWORKS = (dense_net, preactivated, excited, rectified, attention, recurrent)
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(network, id=network.__name__, marks=[] if network is rectified else pytest.mark.slow)
+        for network in NETWORKS
+    ],
+)
 def test_networks_whose_operations_tensorflow_rewrites(network: Callable[[], Any], tmp_path: Path) -> None:
     """Fusions, sums across layers and rewritten broadcasts: every layer that computes has a range, alone or joined."""
 
