@@ -47,12 +47,15 @@ test: lint $(TF_VENV)/.dev
 
 test-all: test test-rest
 
-# All tests that `make test` leaves out. Tests with random inputs run again, with five times as many.
+# All tests that `make test` leaves out. Tests with random inputs run again, with five times as many. Single files take
+# minutes, so that both cores share their tests.
+REST := -q --dist worksteal -m "slow or nsys or fuzz or hypothesis"
+WITHOUT_C := -q --dist worksteal -m "not nsys"
 test-rest: $(VENV)/.dev $(TF_VENV)/.dev
-	ANNOT_FUZZ=1 $(PYTEST) -q -m "slow or nsys or fuzz or hypothesis"
-	ANNOT_FUZZ=1 $(TF_PYTEST) -q -m "slow or nsys or fuzz or hypothesis" $(TF_TESTS)
-	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q -m "not nsys" $(FALLBACK)
-	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q -m "not nsys" $(TF_FALLBACK)
+	ANNOT_FUZZ=1 $(PYTEST) $(REST)
+	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)
+	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
+	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ NEVER_REFUSED = ("parts",)
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "bomb")) for kind in CASES])
 def test_damaged_files(kind: str) -> None:
     """No case ends in a traceback, takes too much time or memory, changes its folder, or reads differently twice."""
     if kind == "parts" and native.recorder_library() is None:
