@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matrices import every_third
 from shared_data import shared, unpacked
 from tables import Rows
 
@@ -105,11 +106,6 @@ RECORDED: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-def some(rows: Iterable[tuple[str, ...]]) -> list[Any]:
-    """Return all rows as parameters of a test. `make test` runs every third one."""
-    return [pytest.param(*row, marks=[] if n % 3 == 0 else pytest.mark.slow) for n, row in enumerate(rows)]
-
-
 def _gate(a: Path, b: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any], str]:
     status = main(["compare", str(a), str(b), "--fail-above", "1.05", "--format", "json", *more])
     captured = capsys.readouterr()
@@ -118,7 +114,7 @@ def _gate(a: Path, b: Path, capsys: pytest.CaptureFixture[str], *more: str) -> t
 
 @pytest.mark.parametrize(
     ("a", "b", "kind"),
-    some(PAIRS),
+    every_third(PAIRS),
 )
 def test_unrelated_profiles_end_with_4(
     real: Callable[[str], Path], capsys: pytest.CaptureFixture[str], a: str, b: str, kind: str
@@ -146,7 +142,7 @@ def test_there_are_thirty_pairs() -> None:
     assert len(set(PAIRS)) + len(set(RECORDED)) >= 30
 
 
-@pytest.mark.parametrize("name", some((name,) for name in REAL))
+@pytest.mark.parametrize("name", every_third(REAL))
 def test_a_profile_can_be_compared_with_itself(real: Callable[[str], Path], name: str) -> None:
     """No real profile differs from itself."""
     assert main(["compare", str(real(name)), str(real(name)), "--fail-above", "1.05"]) == 0

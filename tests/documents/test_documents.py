@@ -73,6 +73,7 @@ def test_commands_with_nsight_systems(tmp_path: Path) -> None:
     assert len(copies) == commands.count("--format nsys-rep") + 1
 
 
+@pytest.mark.slow
 @needs_recorder
 def test_readmes_table_is_what_the_sample_prints(tmp_path: Path) -> None:
     """The table of the README has the layers, phases, counts and order of the sample's, whatever the times."""

@@ -128,6 +128,7 @@ def test_all_damaged(damaged: list[str], tmp_path: Path) -> None:
         compare_ranks([damaged[2], str(tmp_path / "none.sqlite")], Question(), workers=1)
 
 
+@pytest.mark.slow
 def test_dask_gives_what_one_process_gives(damaged: list[str]) -> None:
     """A cluster of two Dask workers: the damaged rank is named, the others are reported, nothing is different."""
     distributed = pytest.importorskip("distributed")

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import every_third
 from random_inputs import examples
 from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, training
@@ -49,7 +50,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", every_third(FILES))
 def test_real_exports(tmp_path: Path, name: str, way: str) -> None:
     """Real exports in blocks of 97 rows give the same rows and sums."""
     path = unpacked(f"nsys/{name}.sqlite.gz", tmp_path)

@@ -1,4 +1,4 @@
-"""Matrices of independent options: `make test` runs each option once, and `make test-all` all combinations."""
+"""Parameters of tests, of which `make test` runs a part and `make test-all` all."""
 
 from __future__ import annotations
 
@@ -22,4 +22,12 @@ def matrix(*axes: Iterable[Any]) -> list[Any]:
             marks=[] if places in diagonal else pytest.mark.slow,
         )
         for places in itertools.product(*(range(len(axis)) for axis in options))
+    ]
+
+
+def every_third(rows: Iterable[Any]) -> list[Any]:
+    """Return all rows, tuples or single values, as parameters of a test. Only every third one is quick."""
+    return [
+        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=[] if number % 3 == 0 else pytest.mark.slow)
+        for number, row in enumerate(rows)
     ]

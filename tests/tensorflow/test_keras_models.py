@@ -112,7 +112,10 @@ def test_each_layer_once_a_step_and_the_same_bits(kind: str, eager: bool, tmp_pa
     assert patched_layers(model) == []
 
 
-@both
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(True, marks=needs_graphs, id="graph"), pytest.param(False, marks=pytest.mark.slow, id="eager")],
+)
 def test_five_dense_layers_for_500_steps(graph: bool, tmp_path: Path) -> None:
     model = compiled("dense")
     inputs, targets = some(500, 5), some(500, 3)
