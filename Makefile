@@ -21,12 +21,15 @@ SOURCES := pyproject.toml $(wildcard annot/native/*.py annot/native/*/*.[ch])
 PROFILE := build/alexnet.sqlite
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-all lint bench clean
+# The TensorFlow tests without C parts use eager mode, which works without them.
+TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
+TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
+.PHONY: help demo test test-rest test-all lint bench clean
 
 help:
 	@echo "make demo      profile AlexNet training on this machine and print its layer table"
-	@echo "make test      make lint, and the whole test suite"
-	@echo "make test-all  the suite and the slow tests: sanitizers, fuzzers, random signals, behaviour under every tool"
+	@echo "make test      make lint, and the quick tests of PyTorch and TensorFlow (6 minutes)"
+	@echo "make test-all  make test and all other tests (25 minutes)"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make clean     remove $(VENV) and all build outputs"
@@ -36,18 +39,23 @@ demo: $(VENV)/.installed
 	@echo "== profiling samples/alexnet.py with the embedded recorder"
 	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python samples/alexnet.py
 
-# TensorFlow is in a separate environment without PyTorch, to test that each framework works without the other. The
-# TensorFlow tests with ANNOT_DISABLE_NATIVE use eager mode, which works without the C parts.
+# TensorFlow is in a separate environment without PyTorch, to test that each framework works without the other.
 test: lint $(TF_VENV)/.dev
-	ANNOT_DISABLE_NATIVE=1 $(PYTEST) -q $(FALLBACK)
-	$(PYTEST)
-	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) -q $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)
-	$(TF_PYTEST) tests/tensorflow tests/documents/test_samples_keras.py
+	$(PYTEST) -q
+	$(TF_PYTEST) -q $(TF_TESTS)
+	@echo "make test-all adds the Python fallbacks, full matrices, fuzzers, sanitizers, browser, packaging, trainers, Nsight."
 
-# Tests with the marker `exhaustive`: C parts and fuzzers under ASan and UBSan, the recorder under TSan, random signals,
-# one program with and without each tool, an installation without a compiler.
-test-all: test
-	$(PYTEST) -m exhaustive
+test-all: test test-rest
+
+# All tests that `make test` leaves out. Tests with random inputs run again, with five times as many. Single files take
+# minutes, so that both cores share their tests.
+REST := -q --dist worksteal -m "slow or nsys or fuzz or hypothesis"
+WITHOUT_C := -q --dist worksteal -m "not nsys"
+test-rest: $(VENV)/.dev $(TF_VENV)/.dev
+	ANNOT_FUZZ=1 $(PYTEST) $(REST)
+	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)
+	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)
+	ANNOT_DISABLE_NATIVE=1 $(TF_PYTEST) $(WITHOUT_C) $(TF_FALLBACK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

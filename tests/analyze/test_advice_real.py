@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from matrices import every_third
 from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, Rows
 
@@ -72,7 +73,7 @@ def _opened(name: str, folder: Path) -> Attribution:
     return attribute(load(path))
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", every_third(FIRST))
 def test_first_advice_of_real_profiles(name: str, tmp_path: Path) -> None:
     """What may save most stands first, and no piece claims more than the steps."""
     found = advise(_opened(name, tmp_path))

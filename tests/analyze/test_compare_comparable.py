@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from matrices import every_third
 from shared_data import shared, unpacked
 from tables import Rows
 
@@ -111,7 +112,10 @@ def _gate(a: Path, b: Path, capsys: pytest.CaptureFixture[str], *more: str) -> t
     return status, json.loads(captured.out)["meta"], captured.err
 
 
-@pytest.mark.parametrize(("a", "b", "kind"), PAIRS)
+@pytest.mark.parametrize(
+    ("a", "b", "kind"),
+    every_third(PAIRS),
+)
 def test_unrelated_profiles_end_with_4(
     real: Callable[[str], Path], capsys: pytest.CaptureFixture[str], a: str, b: str, kind: str
 ) -> None:
@@ -138,7 +142,7 @@ def test_there_are_thirty_pairs() -> None:
     assert len(set(PAIRS)) + len(set(RECORDED)) >= 30
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", every_third(REAL))
 def test_a_profile_can_be_compared_with_itself(real: Callable[[str], Path], name: str) -> None:
     """No real profile differs from itself."""
     assert main(["compare", str(real(name)), str(real(name)), "--fail-above", "1.05"]) == 0

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from shared_data import shared, unpacked
 from tables import Rows
 
@@ -203,7 +204,7 @@ def test_every_kind_is_known_by_a_name() -> None:
     assert {kind for _, kind, _, _ in NAMES} == set(KINDS)
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text() | st.text(alphabet="_<>():sgem mwinograd0123456789xcutlass", min_size=1000, max_size=9000))
 def test_any_text_has_a_class(name: str) -> None:
     """No name raises, however long or strange."""

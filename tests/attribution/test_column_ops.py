@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal, assert_series_equal
+from random_inputs import examples
 
 from annot.attribution import busy_time, column_ops, process_column_ops
 from annot.native import tables
@@ -100,7 +101,7 @@ def standing_aside(ranges: Ranges, weight: list[int], foreign: list[bool]) -> li
     return [row not in stays for row in range(len(rows))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SEEDS)
 def test_order_crossing_and_parents(seed: int) -> None:
     chance = random.Random(seed)
@@ -124,7 +125,7 @@ def test_order_of_threads_with_any_number_and_of_long_unsorted_columns() -> None
     same_both_ways(lambda: column_ops.order(wild % 5, start, end))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SEEDS)
 def test_paths_and_fold(seed: int) -> None:
     chance = random.Random(seed)
@@ -135,7 +136,7 @@ def test_paths_and_fold(seed: int) -> None:
     same_both_ways(lambda: column_ops.fold(parent, values))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SEEDS)
 def test_owners(seed: int) -> None:
     chance = random.Random(seed)
@@ -180,7 +181,7 @@ def launches(chance: random.Random) -> tuple[Any, ...]:
     return tuple(found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SEEDS)
 def test_launches_are_found_again(seed: int) -> None:
     same_both_ways(lambda: launches(random.Random(seed)))
@@ -202,7 +203,7 @@ def test_scattered_ids_take_little_memory_and_are_found_again() -> None:
     assert found.to_list() == value.to_list()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEEDS)
 def test_sums(seed: int) -> None:
     def ask() -> pl.Series:
@@ -227,7 +228,7 @@ def busy(parent: pl.Series, key: pl.Series, chance: random.Random) -> tuple[Any,
     return *found, union.result()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(SEEDS)
 def test_busy(seed: int) -> None:
     chance = random.Random(seed)
@@ -277,7 +278,7 @@ def test_what_is_out_of_place_is_refused(error: type[Exception], message: str, c
         call()
 
 
-@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, database=None, derandomize=True)
 @given(SEEDS)
 def test_codes(seed: int) -> None:
     """Each value has the place where it first stands among the known ones; null and unknown values have none."""
@@ -307,7 +308,7 @@ def shared(chance: random.Random) -> tuple[pl.Series, ...]:
     return i64([start for start, _ in times]), i64([end for _, end in times]), i32(threads)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(SEEDS)
 def test_enclosing_and_innermost(seed: int) -> None:
     chance = random.Random(seed)

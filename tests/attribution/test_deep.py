@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leaked_ranges import leaked
+from random_inputs import examples
 from tables import Rows
 
 from annot.analyze.gpu_activities import sums_by_layer
@@ -39,7 +40,7 @@ def test_a_loop_that_never_pops_takes_no_memory_by_the_square(by: str) -> None:
     assert peak < 400
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9), st.integers(0, 9).map(float)),

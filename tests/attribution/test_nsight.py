@@ -15,6 +15,7 @@ import pytest
 from commands import needs_nsys
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, process, thread
 
@@ -235,7 +236,7 @@ def write_random(path: Path, rows: tuple[list[Any], list[Any], list[Any]]) -> Pa
 
 
 @needs_nsys
-@settings(max_examples=40, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, database=None, derandomize=True)
 @given(st.tuples(st.lists(ranges, max_size=10), st.lists(calls, max_size=8), st.lists(work, max_size=8)))
 def test_equals_the_installed_tool_on_random_profiles(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[list[Any], list[Any], list[Any]]

@@ -8,12 +8,13 @@ import nsight_reference as reference
 import polars as pl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot.attribution.nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
 from annot.read.nsys.activity import Activity
 
 THREADS = (1 << 24 | 7, 1 << 24 | 8, 2 << 24 | 7)
-random_profiles = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+random_profiles = settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
 
 threads = st.sampled_from((THREADS[0], *THREADS))
 range_rows = st.tuples(

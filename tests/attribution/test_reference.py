@@ -8,12 +8,13 @@ from typing import Any
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_kernel, by_layer, by_phase, summarize
 from annot.profile import Profile
 
 NAMES = ("a Linear |fwd", "a Linear |bwd", "b Conv2d [2,3]f32 |fwd", "Batch 1 |step", "plain")
-random_profiles = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+random_profiles = settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
 
 
 @dataclass(frozen=True)

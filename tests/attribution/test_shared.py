@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import attribute, by_layer, by_step, summarize
@@ -18,7 +19,7 @@ OURS: dict[str, Any] = {"kind": "start", "domain": "annot"}
 WORKER = 103
 THREADS = (MAIN, ENGINE, 201)
 LAYERS = ("", "net", "net/a", "net/a/conv", "net/b", "network")
-random_profiles = settings(max_examples=80, deadline=None, database=None, derandomize=True)
+random_profiles = settings(max_examples=examples(80), deadline=None, database=None, derandomize=True)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
@@ -134,7 +135,7 @@ def test_step_slice_refuses(text: str) -> None:
         step_slice(text)
 
 
-@settings(max_examples=300, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, database=None, derandomize=True)
 @given(st.lists(st.integers(0, 3), max_size=24))
 def test_largest_repetition_against_all_of_them(codes: list[int]) -> None:
     """No pattern that comes three times or more covers more of the sequence."""

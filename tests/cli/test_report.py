@@ -413,6 +413,7 @@ def test_a_single_profile_on_dask(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert capsys.readouterr().err.startswith("annot: error: the Dask scheduler at nope cannot be reached: ")
 
 
+@pytest.mark.slow
 def test_ranks_on_a_local_dask_cluster(tmp_path: Path) -> None:
     """--dask local starts a cluster of Dask for the time of the report, and says nothing of it."""
     pytest.importorskip("distributed")

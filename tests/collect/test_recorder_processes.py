@@ -201,6 +201,7 @@ def test_many_names(tmp_path: Path) -> None:
     assert recording.notes == []
 
 
+@pytest.mark.slow
 def test_stopping_while_threads_record(tmp_path: Path) -> None:
     """Starting and stopping forty times under threads at full speed crashes nothing and mixes nothing up."""
     folder = tmp_path / "parts"

@@ -65,6 +65,7 @@ def test_trace_is_compressed_by_name_and_by_default(tmp_path):
     assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"]
 
 
+@pytest.mark.slow
 def test_every_thread_is_profiled(tmp_path):
     """Ranges of a thread of the user's are in the trace."""
     thread = "import threading\ndef work():\n    with annot.trace('in a thread'): pass\n"
@@ -73,6 +74,7 @@ def test_every_thread_is_profiled(tmp_path):
     assert "in a thread" in load(tmp_path / "out.json").ranges["text"].to_list()
 
 
+@pytest.mark.slow
 def test_children_of_the_script_are_left_alone(tmp_path):
     """A child process, started or forked, neither profiles nor writes, and ends as it would."""
     written(tmp_path, "import torch, annot\nwith annot.trace('child'): torch.ones(1)\n", "child.py")
@@ -88,6 +90,7 @@ def test_children_of_the_script_are_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "child.py", "out.json"}
 
 
+@pytest.mark.slow
 def test_module_path_and_environment_are_the_users(tmp_path):
     """The script finds its own PYTHONPATH, module path and sitecustomize."""
     site = tmp_path / "site"
@@ -102,6 +105,7 @@ def test_module_path_and_environment_are_the_users(tmp_path):
     assert done.stdout == without.stdout.replace(b"[]\n", b"['ANNOT_ENABLE']\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-I", "-E"])
 def test_script_that_was_not_profiled_keeps_its_status(option, tmp_path):
     """Where Python was told to ignore its environment the script runs, and one sentence says why there is no trace."""

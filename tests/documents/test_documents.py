@@ -40,7 +40,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @needs_recorder
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+@pytest.mark.parametrize(
+    "section",
+    [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.document != "README.md")) for one in SECTIONS],
+)
 def test_section_does_what_it_says(section: Section, results: dict[str, Any]) -> None:
     """Its blocks run in order, with ranges where it promises some, and print what stands below them."""
     if "lightning." in str(section.blocks):
@@ -71,6 +74,7 @@ def test_commands_with_nsight_systems(tmp_path: Path) -> None:
     assert len(copies) == commands.count("--format nsys-rep") + 1
 
 
+@pytest.mark.slow
 @needs_recorder
 def test_readmes_table_is_what_the_sample_prints(tmp_path: Path) -> None:
     """The table of the README has the layers, phases, counts and order of the sample's, whatever the times."""

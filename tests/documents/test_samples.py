@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import importlib
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from captured import capture
 
@@ -108,7 +108,7 @@ def test_paradnn_spans_the_studied_sizes() -> None:
     assert count_parameters(Recurrent("rnn", embedding=64)) < 10_000 < 1e9 < count_parameters(FullyConnected(16, 8192))
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_paradnn_builds_the_ends_of_every_range(kind: str, which: int) -> None:
     """The least and the largest of each size of the study make a model."""
@@ -200,12 +200,6 @@ def test_inference_has_forward_ranges_alone(tmp_path: Path) -> None:
 def run_script(name: str, *options: str) -> list[str]:
     """Run a sample as a user would; return the lines that it prints."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("ANNOT_", "NVTX_"))}
-    done = subprocess.run(
-        [sys.executable, SAMPLES / f"{name}.py", *options, "--device", "cpu"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.python(SAMPLES / f"{name}.py", *options, "--device", "cpu", env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -20,7 +20,7 @@ WAYS = {
     "torch.profiler": ([*ANNOT, "run", "--collector", "torch", *SILENT, "--"], {}),
 }
 
-pytestmark = pytest.mark.exhaustive
+pytestmark = pytest.mark.slow
 
 
 def behave(folder: Path, command: list[str], environ: dict[str, str]) -> tuple[int, list[str], list[str]]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot.labels import tag
 from annot.labels.name_scopes import Scopes, is_operation, operation
@@ -76,7 +77,7 @@ def test_gradient_of_a_named_operation() -> None:
     assert scopes.levels("jit(f)/transpose(jvp(model))/other/mul")[-1] == "model/other |bwd"
 
 
-@settings(deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, database=None, derandomize=True)
 @given(st.text(st.sampled_from('ab/_()0:;# "jit') | st.characters(), max_size=60))
 def test_levels_of_any_name(name: str) -> None:
     """Whatever the name, its levels are texts that the grammar reads back, each inside the one before."""

@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot.labels import tag
 from annot.labels.tag import PHASES, Tag, TensorSpec
@@ -52,21 +53,21 @@ def built(draw: st.DrawFn) -> Tag:
 tags = built()
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tags)
 def test_parse_gives_back_what_format_wrote(one: Tag) -> None:
     """Every legal tag survives the way through text unchanged, with the types of its values."""
     assert repr(tag.parse(tag.format(one))) == repr(one)
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tags, tags)
 def test_different_tags_have_different_texts(one: Tag, other: Tag) -> None:
     """No two tags share a text."""
     assert (tag.format(one) == tag.format(other)) == (repr(one) == repr(other))
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(max_size=60))
 def test_a_text_is_ours_only_if_format_could_have_written_it(text: str) -> None:
     """Arbitrary text parses to nothing, or to the very tag that formats to it."""
@@ -74,7 +75,7 @@ def test_a_text_is_ours_only_if_format_could_have_written_it(text: str) -> None:
     assert parsed is None or tag.format(parsed) == text
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tags, st.text(alphabet=' "[]|,+?0aF\\\n', min_size=1, max_size=3), st.integers(0, 40))
 def test_damaged_texts_never_become_a_wrong_tag(one: Tag, noise: str, place: int) -> None:
     """Text with noise put in is foreign, or reads as exactly what it now says."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from sanitized import run_sanitized
 
@@ -17,6 +16,7 @@ from annot import native
 pytestmark = pytest.mark.skipif(native.emitter() is None, reason="the C parts are not built or switched off")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["for _ in range(70): pass", "client.push(events[1])", "client.pop()"])
 def test_finalizers_that_open_ranges_amid_push_and_pop(tmp_path: Path, end: str) -> None:
     """torch.profiler's ranges are objects: making one runs the garbage collector, and that finalizers.
@@ -66,6 +66,7 @@ print("survived", client.depth())
     assert run_sanitized(program, tmp_path).startswith("survived")
 
 
+@pytest.mark.slow
 def test_finalizers_that_call_layers_while_notes_are_dropped(tmp_path: Path) -> None:
     """What threads have called is dropped by halves, and at the end of the last block: that may free anything."""
     program = """
@@ -130,13 +131,8 @@ for attempt in (lambda: emitter.bind(3), call_unbound):
 with emit_ranges(torch.nn.Linear(2, 2)) as block:
     print("works")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "ANNOT_ENABLE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forked.python(program, env={**os.environ, "ANNOT_ENABLE": "1"})
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "TypeError functions must be a dict, got <class 'int'>", "RuntimeError bind() did not receive Loss", "works",
     ]  # fmt: skip

@@ -21,9 +21,12 @@ ROOT = Path(__file__).parents[2]
 NEEDS = ("setuptools", "wheel", "nvidia")
 _MISSING = [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
-pytestmark = pytest.mark.skipif(
-    bool(_MISSING) or not (ROOT / ".git").exists(), reason=f"needs a checkout, and {', '.join(NEEDS)} to build with"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(_MISSING) or not (ROOT / ".git").exists(), reason=f"needs a checkout, and {', '.join(NEEDS)} to build with"
+    ),
+]
 
 
 def run(*command: object, cwd: Path, **environ: str) -> str:
@@ -167,7 +170,6 @@ def test_installed_wheel_passes_the_smoke_tests(built: Path, tmp_path: Path) -> 
     assert run(tmp_path / "venv/bin/annot", "--version", cwd=tmp_path).startswith("annot ")
 
 
-@pytest.mark.exhaustive
 def test_install_without_a_compiler(tmp_path: Path) -> None:
     """Without a compiler annot installs, reports work through Python, and the doctor says what is missing."""
     sources = tmp_path / "sources"

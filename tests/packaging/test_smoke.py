@@ -71,7 +71,10 @@ def test_native_parts_were_built():
 
 
 @needs_recorder
-@pytest.mark.parametrize("form", ["table", "json", "jsonl", "csv", "html", "trace"])
+@pytest.mark.parametrize(
+    "form",
+    ["json", "html", *(pytest.param(name, marks=pytest.mark.slow) for name in ("table", "jsonl", "csv", "trace"))],
+)
 def test_run_then_report(profile, form, tmp_path):
     """A recorded run is reported in each format, with the ranges that the script made."""
     out = tmp_path / "report"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch._inductor.output_code")
 nn = torch.nn
 
+from compiled_nets import Block, Net, X, same, step  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
 from torch._inductor.output_code import CompiledFxGraph  # noqa: E402
@@ -27,40 +28,6 @@ from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
 from annot.torch import compiled, compiled_layers, module_calls, module_sites  # noqa: E402
-
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
-
-
-class Block(nn.Module):
-    """A residual block: a matrix product and one fused kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.act = nn.Tanh()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Add what the layers make of `x` to it."""
-        result: torch.Tensor = x + self.act(self.fc(x))
-        return result
-
-
-class Net(nn.Module):
-    """Two equal blocks, between which the graph may be made to break."""
-
-    def __init__(self, *, breaks: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.left, self.right = Block(), Block()
-        self.breaks = breaks
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Call one block after the other."""
-        x = self.left(x)
-        if self.breaks:
-            torch._dynamo.graph_break()
-        result: torch.Tensor = self.right(x)
-        return result
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +47,6 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         warnings.simplefilter("error", RuntimeWarning)
         yield
     torch._dynamo.reset()
-
-
-def step(call: Callable[..., Any], model: nn.Module, x: torch.Tensor = X) -> list[torch.Tensor]:
-    """Run forward and backward; return the output and the gradients."""
-    model.zero_grad()
-    out = call(x)
-    out.square().sum().backward()
-    return [out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
-def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    """Return whether all tensors are equal bit by bit."""
-    return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
 def regions(captured: Captured) -> list[Range]:
@@ -116,7 +70,7 @@ FORWARD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("when", ["inside", pytest.param("before", marks=pytest.mark.slow)])
 def test_kernels_show_their_layers_whenever_the_model_is_compiled(tmp_path: Path, when: str) -> None:
     """Compiled before or in the block, with `fullgraph`: the same graph, the same bits, layers forward and backward."""
     plain = Net()

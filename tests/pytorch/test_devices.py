@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import forked
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,9 +41,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(library: Path, devices: int, name: str, folder: Path) -> Seen:
     """Run in a process of its own: devices and their threads are there for the life of a process."""
     here = Path(__file__).parents[1] / "support"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}
-    command = [sys.executable, str(here / "device_runs.py"), str(library), str(devices), name, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(here.parents[1])}
+    done = forked.python(here / "device_runs.py", library, devices, name, folder, env=environment)
     assert done.returncode == 0, done.stderr
     return Seen(*ast.literal_eval(done.stdout))
 

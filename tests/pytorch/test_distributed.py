@@ -251,7 +251,7 @@ def data_ranges(captured: Captured) -> Counter[str]:
     return Counter(one.text for one in captured.ranges if one.text.endswith("|data"))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_say_what_they_fetch(method: str, tmp_path: Path) -> None:
     """Each fetch is a range of its worker, in a process of its own; each wait is one of the loop."""
     seen: list[torch.Tensor] = []

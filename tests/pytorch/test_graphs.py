@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import node_owners
 import pytest
 from captured import capture
@@ -112,9 +111,8 @@ print("freed")
 def test_a_deep_graph_is_freed_on_a_small_stack(way: str) -> None:
     """A chain of 20,000 operations is freed without a stack overflow, as it is without ranges."""
     environment = {**os.environ, "ANNOT_ENABLE": "1"}
-    command = [sys.executable, "-c", DEEP, way]
-    done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=300)
-    assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"freed\n", "")
+    done = forked.python(DEEP, way, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")
 
 
 def test_a_deep_graph_has_its_layers(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def test_a_call_after_greenlets_stands_by_itself(tmp_path: Path) -> None:
     assert capture(tmp_path, body).trees == [("engine<", "0.one<")]
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("switcher", ["", UNKNOWN], ids=["greenlet", "unknown"])
@@ -175,6 +176,7 @@ print("survived")
     assert run_sanitized(program, tmp_path) == "survived\n"
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("switcher", ["", UNKNOWN], ids=["greenlet", "unknown"])
 def test_many_calls_that_overlap_are_freed_on_a_small_stack(tmp_path: Path, switcher: str) -> None:

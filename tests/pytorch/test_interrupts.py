@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from captured import capture
 from interrupted import IS_NATIVE, Timeout, interrupt_at, where
@@ -63,8 +63,13 @@ def state() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("options", "stride"),
-    [({}, 1), ({"ops": True}, 1), ({"memory": True}, 5), ({"schedule": annot.schedule(active=1)}, 5)],
-    ids=["default", "ops", "memory", "schedule"],
+    [
+        pytest.param({}, 11, id="some"),
+        pytest.param({}, 1, id="all", marks=pytest.mark.slow),
+        pytest.param({"ops": True}, 1, id="ops", marks=pytest.mark.slow),
+        pytest.param({"memory": True}, 5, id="memory", marks=pytest.mark.slow),
+        pytest.param({"schedule": annot.schedule(active=1)}, 5, id="schedule", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_interrupt_anywhere_reaches_the_user(
@@ -104,6 +109,7 @@ def test_an_interrupt_anywhere_reaches_the_user(
     assert capture(tmp_path, work).trees == expected
 
 
+@pytest.mark.slow
 def test_an_interrupt_where_modules_die_reaches_the_user(tmp_path: Path) -> None:
     """CPython prints and drops what is raised in the callback of a weak reference: none of annot's runs Python."""
 
@@ -166,6 +172,7 @@ def test_an_error_on_entry_leaves_nothing_installed(
     assert capture(tmp_path, body).trees == [tree] * (1 + nested)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_first_entry(tmp_path: Path) -> None:
     """What is looked up once in a process is looked up by the next block, if an interrupt has ended the first."""
     program = """
@@ -184,10 +191,7 @@ for number in range(100):
     assert os.waitpid(child, 0)[1] == 0, number
 print("survived")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "ANNOT_ENABLE": "1", "PYTHONPATH": PATH},
-    )  # fmt: skip
+    done = forked.python(program, cwd=tmp_path, env={**os.environ, "ANNOT_ENABLE": "1", "PYTHONPATH": PATH})
     assert (done.stdout, done.returncode) == ("survived\n", 0), done.stderr[-3000:]
 
 
@@ -245,10 +249,9 @@ print(raised - caught, bad)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_NATIVE, reason="an __exit__ in Python can be interrupted before its first line")
 def test_timeouts_at_random_moments_reach_the_user(tmp_path: Path) -> None:
     """Real signals in a training loop: raised as often as caught."""
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALS], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forked.python(SIGNALS, cwd=tmp_path)
     assert (done.stdout.strip(), done.returncode) == ("0 []", 0), done.stderr[-3000:]

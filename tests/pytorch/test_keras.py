@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 from commands import needs_recorder
 
@@ -24,8 +23,7 @@ pytestmark = [
 
 def test_epochs_batches_and_updates(tmp_path: Path) -> None:
     """Each once and in its place; the weights are the same bits; TensorFlow is not loaded."""
-    program = [sys.executable, str(Path(__file__).parents[1] / "support/tf_on_torch.py"), str(tmp_path)]
-    result = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    result = forked.python(Path(__file__).parents[1] / "support/tf_on_torch.py", tmp_path)
     assert result.returncode == 0, result.stderr
     texts, same, loaded = json.loads(result.stdout.splitlines()[-1])
     texts = [re.sub(" params=[0-9]+", "", text) for text in texts]
@@ -40,8 +38,7 @@ def test_epochs_batches_and_updates(tmp_path: Path) -> None:
 
 def test_layers(tmp_path: Path) -> None:
     """The layers of Keras have ranges like modules of PyTorch: forward, backward and update, once a step."""
-    program = [sys.executable, str(Path(__file__).parents[1] / "support/keras_on_torch.py"), str(tmp_path)]
-    result = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    result = forked.python(Path(__file__).parents[1] / "support/keras_on_torch.py", tmp_path)
     assert result.returncode == 0, result.stderr
     texts, same, loaded = json.loads(result.stdout.splitlines()[-1])
     assert (same, loaded) == (True, False)

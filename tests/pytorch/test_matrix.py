@@ -19,6 +19,7 @@ from typing import Any
 import nets
 import pytest
 from captured import Captured, capture
+from matrices import matrix
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -66,15 +67,16 @@ def images(inputs: torch.Tensor) -> bool:
     return inputs.dim() == 4
 
 
+# `make test` runs the first model in the first mode, the second in the second, and so on: the first five take images.
 MODES = {
     "train": Mode(),
+    "channels_last": Mode(prepare=lambda model: model.train().to(memory_format=torch.channels_last), applies=images),
+    "reentrant": Mode(call=functools.partial(checkpointed, reentrant=True), applies=torch.is_floating_point),
     "eval": Mode(prepare=nn.Module.eval),
     "no_grad": Mode(around=torch.no_grad, prepare=nn.Module.eval, trains=False),
     "inference": Mode(around=torch.inference_mode, prepare=nn.Module.eval, trains=False),
     "autocast": Mode(around=functools.partial(torch.autocast, "cpu", torch.bfloat16)),
-    "channels_last": Mode(prepare=lambda model: model.train().to(memory_format=torch.channels_last), applies=images),
     "checkpoint": Mode(call=functools.partial(checkpointed, reentrant=False)),
-    "reentrant": Mode(call=functools.partial(checkpointed, reentrant=True), applies=torch.is_floating_point),
     "anomaly": Mode(around=functools.partial(torch.autograd.detect_anomaly, check_nan=False)),
     "no shapes": Mode({"shapes": False}),
     "forward only": Mode({"backward": False}),
@@ -164,8 +166,7 @@ def optimizer_class_in_use() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("mode_name", MODES)
-@pytest.mark.parametrize("name", nets.MATRIX)
+@pytest.mark.parametrize(("name", "mode_name"), matrix(nets.MATRIX, MODES))
 def test_every_model_in_every_mode(tmp_path: Path, name: str, mode_name: str) -> None:
     """Balanced, complete, bit-identical, and gone."""
     net, mode = built(name), MODES[mode_name]

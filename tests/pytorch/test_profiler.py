@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 
+import forked
 import pytest
 
 pytest.importorskip("torch")
@@ -102,8 +101,7 @@ MODULES = ["nn.Module: Calls_0", "nn.Module: Linear_0", "nn.Module: Sequential_0
 def run(*arguments: str) -> tuple[list[list[str]], list[int]]:
     """Run the program in a process of its own: PyTorch looks up once what it takes for a module call."""
     environment = {**os.environ, "ANNOT_ENABLE": "1"}
-    command = [sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+    done = forked.python(PROGRAM, *arguments, env=environment)
     assert done.returncode == 0, done.stderr
     shown, ranges = ast.literal_eval(f"({done.stdout.splitlines()[-1].replace('] [', '], [')})")
     return shown, ranges

@@ -20,7 +20,7 @@ import annot
 import annot.torch
 from annot.emit.client import IS_NATIVE
 
-pytestmark = needs_recorder
+pytestmark = [pytest.mark.slow, needs_recorder]
 
 
 def texts(captured: Captured, *codes: str) -> list[str]:

@@ -19,8 +19,12 @@ nn = torch.nn
 
 from annot import emit_ranges  # noqa: E402
 
+LARGE_NETWORKS = ("alexnet", "vgg16", "resnet50", "unet")
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "unet", "lstm", "gpt"])
+
+@pytest.mark.parametrize(
+    "name", ["lstm", "gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE_NETWORKS)]
+)
 def test_outputs_losses_and_gradients_are_the_same_bits(tmp_path: Path, name: str) -> None:
     """Training with ranges gives every loss, gradient and parameter bit by bit as without."""
     plain = nets.train(getattr(nets, name)())

@@ -1,7 +1,8 @@
 """Thousands of damaged files of every format end in a result that adds up or in one sentence that names the file.
 
-`fuzz_worker` runs them in a process of its own, whose time and memory are bounded. ``ANNOT_FUZZ=100`` runs a
-hundred times as many; the line of a failure names the case, which the worker can run alone.
+`fuzz_worker` runs them in a process of its own, whose time and memory are bounded. `make test` runs a fifth of them,
+``ANNOT_FUZZ=100`` a hundred times as many as `make test-all`. The line of a failure names the case, which the worker
+can run alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import fuzz_sqlite
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import TIMES, examples
 from shared_data import shared
 
 import annot
@@ -25,7 +27,6 @@ from annot import AnnotError, native
 from annot.util.installed_tools import find_nsys
 
 SUPPORT = Path(__file__).parents[1] / "support"
-TIMES = float(os.environ.get("ANNOT_FUZZ", "1"))
 
 CASES = {
     "nsys": 120, "nvprof": 120, "kineto": 500, "ncu_csv": 180, "nvprof_csv": 200, "xplane": 300, "nsys_real": 20,
@@ -37,7 +38,8 @@ NEVER_REFUSED = ("parts",)
 """Of a recording that is damaged, what is whole is read."""
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "bomb")) for kind in CASES])
 def test_damaged_files(kind: str) -> None:
     """No case ends in a traceback, takes too much time or memory, changes its folder, or reads differently twice."""
     if kind == "parts" and native.recorder_library() is None:
@@ -58,7 +60,7 @@ def test_damaged_files(kind: str) -> None:
 
 
 def test_there_are_enough_cases() -> None:
-    """The suite runs at least 2,000."""
+    """`make test-all` runs at least 2,000."""
     assert sum(CASES.values()) + 2 * EXAMPLES >= 2000
 
 
@@ -126,14 +128,14 @@ SPAN = st.fixed_dictionaries(
 MAGIC = (b"", b"SQLite format 3\0", b"NVR\0", b'{"traceEvents":[', b"\x1f\x8b", b"\x0a\x10\x12\x09/host:CPU", b"==1==")
 
 
-@settings(deadline=None, database=None, derandomize=True, max_examples=EXAMPLES)
+@settings(deadline=None, database=None, derandomize=True, max_examples=examples(EXAMPLES))
 @given(st.lists(EVENT | SPAN | ANYTHING, max_size=6), st.dictionaries(st.text(max_size=3), ANYTHING, max_size=2))
 def test_any_values_in_a_trace(events: list[object], top: dict[str, object]) -> None:
     """Whatever JSON a trace consists of, it adds up or is refused."""
     _adds_up(json.dumps({"schemaVersion": 1, **top, "traceEvents": events}).encode())
 
 
-@settings(deadline=None, database=None, derandomize=True, max_examples=EXAMPLES)
+@settings(deadline=None, database=None, derandomize=True, max_examples=examples(EXAMPLES))
 @given(st.sampled_from(MAGIC), st.binary(max_size=300))
 def test_any_bytes_after_a_magic(magic: bytes, rest: bytes) -> None:
     """What begins as a profile does is refused, unless it is one."""

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot import AnnotError, load
 from annot.read.kineto.trace_events import TraceFile
@@ -90,7 +91,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     events=st.lists(EVENT, max_size=12),
     top=st.dictionaries(TEXT.filter(lambda key: key != "traceEvents"), NESTED, max_size=4),
@@ -112,7 +113,7 @@ def shuffled(content: dict[str, Any], order: random.Random) -> dict[str, Any]:
     return {key: content[key] for key in keys}
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENT, min_size=1, max_size=6), block=st.integers(1, 300), data=st.data())
 def test_every_cut_is_told(events, block, data, tmp_path):
     """A trace without its last bytes, wherever it is cut, is an error in one sentence."""
@@ -236,6 +237,7 @@ def test_gzip_of_several_members(tmp_path):
     assert [event[5] for event in events_of(path)[0]] == list(range(9))
 
 
+@pytest.mark.slow
 def test_gzip_bomb_is_refused_in_constant_memory(tmp_path):
     """A small file that unpacks to gigabytes of spaces or of events ends in one sentence, in half a gigabyte."""
     path = tmp_path / "bomb.json.gz"

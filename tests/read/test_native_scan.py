@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from random_inputs import examples
 from shared_data import shared_names, unpacked
 
 from annot.errors import AnnotError
@@ -78,7 +79,7 @@ def by_query(monkeypatch: pytest.MonkeyPatch, path: Path, ask: Callable[[Databas
         return ask(database)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     rows=st.lists(ROWS, max_size=60),
     page_size=st.sampled_from([512, 1024, 4096, 16384, 65536]),
@@ -118,7 +119,7 @@ def test_every_value_is_the_one_that_sqlite_gives(
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_bytes_that_are_no_text_are_replaced_as_python_does(texts: list[bytes]) -> None:
     tricky = [
         b"\xf0\x9f\x92",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ncu_report_file import DEFAULT, texts
+from random_inputs import examples
 from refusals import refusal
 from shared_data import shared
 
@@ -178,7 +179,7 @@ def test_other_tables_are_not_taken():
     assert not csv_export.sniff(Path("x"), b'{"Kernel Name": "Process ID"}')
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 10**12), st.integers(0, 999_999))
 def test_numbers_are_read_in_every_grouping(whole: int, millionths: int):
     value = float(f"{whole}.{millionths:06d}")
@@ -193,7 +194,7 @@ _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20).filter(l
 
 
 @example(['quoted "twice"  "over"', "b"], 1)
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(_TEXT), st.integers(0, 2**32 - 1))
 def test_entries_are_found_by_their_middle(stack: list[str], thread: int):
     entries = [f'"annot:{text}:Uint64:12:RGB:0xff00ff00:ASCII:{text}"' for text in stack]
@@ -205,7 +206,7 @@ def test_entries_are_found_by_their_middle(stack: list[str], thread: int):
     assert [(opened.number, opened.text) for opened in started] == list(enumerate(stack))
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_in_the_columns_is_survived(text: str):
     pushed_ranges(text)
@@ -219,7 +220,7 @@ def test_hostile_columns_take_no_time():
         assert len(started_ranges(field)) < 400_000
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_end_in_a_profile_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, data: bytes):
     path = tmp_path_factory.mktemp("any") / "any.csv"

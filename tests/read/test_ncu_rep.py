@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ncu_report_file import DEFAULT, Kernel, texts, training, write
+from random_inputs import examples
 from refusals import refusal
 from shared_data import shared
 
@@ -79,7 +80,7 @@ _STACKS = st.dictionaries(
 
 
 @needs_library
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_STACKS, min_size=1, max_size=6))
 def test_each_kernel_lies_in_the_ranges_that_were_open(tmp_path: Path, stacks: list[dict[str, list[str]]]):
     profile = read(write(tmp_path / "x.ncu-rep", [Kernel(pushed=stack) for stack in stacks]))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nsys_layouts import LAYOUTS
+from random_inputs import examples
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, process, thread
 
@@ -143,7 +144,7 @@ class _Rows:
         return self.rows.select(pl.col(column).alias(name) for name, column in integers.items())
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8), st.none() | st.integers(1, 8), st.integers(0, 3)), max_size=12))
 def test_origins_by_hand(rows: list[tuple[int, int | None, int]]) -> None:
     """Following the originals one by one gives the same, whatever the table says."""

@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import matrix
+from random_inputs import examples
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, process, thread, to_parquet
 
@@ -30,18 +32,20 @@ def _assert_same(one: Profile, other: Profile) -> None:
     }
 
 
-@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(
-    "name",
-    [
-        "athrun_lm_attn_windows.2026.2",
-        "ginda_mfu_2gpu_before.2026.2",
-        "ginda_tiny_no_nvtx.2026.1",
-        "jsun_lm_fwd_bwd.2025.1",
-        "pipit_saxpy_mpi.2022.2",
-        "zx_lm_compile_graphtrace_no_nvtx.2024.6",
-        "zx_lm_fwd_nvtx.2024.6",
-    ],
+    ("name", "narrow"),
+    matrix(
+        [
+            "athrun_lm_attn_windows.2026.2",
+            "ginda_mfu_2gpu_before.2026.2",
+            "ginda_tiny_no_nvtx.2026.1",
+            "jsun_lm_fwd_bwd.2025.1",
+            "pipit_saxpy_mpi.2022.2",
+            "zx_lm_compile_graphtrace_no_nvtx.2024.6",
+            "zx_lm_fwd_nvtx.2024.6",
+        ],
+        [False, True],
+    ),
 )
 def test_real_exports(tmp_path: Path, name: str, narrow: bool) -> None:
     """All tables of real files are the same from Parquet, also in smaller types and with dictionaries."""
@@ -100,7 +104,7 @@ _tables = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(tables=_tables, narrow=st.booleans())
 def test_any_content(tmp_path_factory: pytest.TempPathFactory, tables: dict[str, Any], narrow: bool) -> None:
     """Whatever is null, repeated or unknown, both exports give the same profile and the same notes."""

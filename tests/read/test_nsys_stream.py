@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import every_third
+from random_inputs import examples
 from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, training
 
@@ -38,7 +40,7 @@ def everything(profile: Source) -> dict[str, Any]:
     return {name: table.to_dicts() if isinstance(table, pl.DataFrame) else table for name, table in tables.items()}
 
 
-@pytest.fixture(params=["native", "python"])
+@pytest.fixture(params=["native", pytest.param("python", marks=pytest.mark.slow)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of reading and sweeping, with blocks so small that every table has many."""
     monkeypatch.setattr(sqlite, "_BLOCK_ROWS", 97)
@@ -48,7 +50,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", every_third(FILES))
 def test_real_exports(tmp_path: Path, name: str, way: str) -> None:
     """Real exports in blocks of 97 rows give the same rows and sums."""
     path = unpacked(f"nsys/{name}.sqlite.gz", tmp_path)
@@ -109,7 +111,7 @@ def test_launches_out_of_order_with_one_id(tmp_path: Path, way: str) -> None:
     assert by_layer(attribute(source(path))).select("layer", "gpu_ns").rows() == [("early", 3), ("late", 0)], way
 
 
-@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, database=None, derandomize=True)
 @given(
     st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=6), max_size=6), st.lists(st.integers(0, 30), max_size=8)
 )

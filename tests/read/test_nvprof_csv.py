@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from refusals import refusal
 
 from annot import correlate
@@ -221,7 +222,7 @@ def test_other_tables_are_not_taken():
     assert not csv_output.sniff(Path("x"), b"Name,Start\n")
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(max_size=300), st.sampled_from(["nvprof_trace.csv", "nvprof_summary.csv", "nvprof_alexnet_flops.csv"]))
 def test_any_text_ends_in_a_profile_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, text: str, name: str):
     path = tmp_path_factory.mktemp("any") / "any.csv"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from shared_data import shared
 from xplane_profile import XPlaneProfile
 
@@ -41,7 +42,7 @@ def test_other_planes(tmp_path: Path) -> None:
     assert not xplane.sniff(tmp_path, b"\x0a\x40\x12\x30/host:CPU\x00\x01")
 
 
-@settings(deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, database=None, derandomize=True)
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b"\x0a\x10\x12\x09" + rest))
 def test_random_bytes_are_not_recognised(content: bytes) -> None:
     """Other content is not taken for an XPlane."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot.read.xplane.ranges import Event, Kind, Ranges
 
@@ -44,7 +45,7 @@ def _rows(events: list[Event], *, shares: bool) -> list[tuple[int, int, str, str
     return ranges.table().select("start", "end", "text", "role").rows()
 
 
-@settings(deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, database=None, derandomize=True)
 @given(_threads(), st.booleans())
 def test_ranges_nest(events: list[Event], shares: bool) -> None:
     """No two ranges cross, and of two with the same ends the outer has the lower id."""
@@ -55,7 +56,7 @@ def test_ranges_nest(events: list[Event], shares: bool) -> None:
             assert (later_start, -later_end) >= (start, -end) or later_start > end
 
 
-@settings(deadline=None, database=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, database=None, derandomize=True)
 @given(_threads(), st.booleans())
 def test_operations_lie_in_their_scopes(events: list[Event], shares: bool) -> None:
     """The innermost scope around every operation is its own, and the outer ones are around it too."""

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import matrix
 from ranked import ordered_only, write_ranks
 from rich.console import Console
 from shared_data import shared, unpacked
@@ -203,8 +204,7 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     assert summary[0] == summary[1:].sum()
 
 
-@pytest.mark.parametrize("by", ANALYSES)
-@pytest.mark.parametrize("form", ["table", "csv", "json", "parquet"])
+@pytest.mark.parametrize(("by", "form"), matrix(ANALYSES, ["table", "csv", "json", "parquet"]))
 def test_every_format(by: str, form: str, tmp_path: Path) -> None:
     """The command writes each report in each format, and programs read back the rows that there are."""
     path, out = training(device=True).write(tmp_path / "run.sqlite"), tmp_path / "out"

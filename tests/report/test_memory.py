@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from large_profile import write_profile
+from random_inputs import examples
 
 from annot.analyze.api_calls import Calls
 from annot.analyze.overlap import shares
@@ -56,6 +57,7 @@ def peak(view: str, profile: Path, out: Path) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_event_takes_few_bytes(view: str, profiles: dict[int, Path], tmp_path: Path) -> None:
     few, many = (peak(view, profiles[events], tmp_path / f"{events}") for events in (FEW, MANY))
@@ -96,7 +98,7 @@ def test_shares_ask_for_one_thing_after_the_other() -> None:
     assert rows == [("one", 5, 0), ("other", 0, 5), ("idle", 4, 0)]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 12)), max_size=30))
 def test_shares_are_those_of_each_instant(rows: list[tuple[int, int, int]]) -> None:
     """The first that goes on has each instant of the window, whatever touches and overlaps."""
@@ -122,7 +124,7 @@ def test_shares_are_those_of_each_instant(rows: list[tuple[int, int, int]]) -> N
     assert found == [(name, expected[name], hidden[name]) for name in [*names, "idle"]]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 9), st.integers(0, 3)), max_size=20))
 def test_calls_are_found_by_their_ids(rows: list[tuple[int, int, int, int]]) -> None:
     """Of calls with one id the earliest, in whatever order and blocks they come."""

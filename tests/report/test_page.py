@@ -18,6 +18,7 @@ from annot.report import units
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
 US = 1000
 SCRIPTS = Path(str(as_page.__code__.co_filename)).parent
 HOSTILE = (

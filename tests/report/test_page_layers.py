@@ -18,6 +18,7 @@ from annot.read.formats import load
 from annot.report import units
 
 pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
 US = 1000
 
 

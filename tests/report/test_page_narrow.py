@@ -13,6 +13,7 @@ from tables import Rows
 from annot.cli.main import main
 
 pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
 WIDTH = 400
 
 

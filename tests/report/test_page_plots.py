@@ -14,6 +14,7 @@ from tables import Rows, many_kernels
 from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
 US = 1000
 
 

@@ -20,6 +20,8 @@ from sqlite_profile import training
 
 from annot.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:

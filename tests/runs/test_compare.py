@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
 from sqlite_profile import SqliteProfile, training
@@ -128,6 +129,7 @@ def test_all_damaged(damaged: list[str], tmp_path: Path) -> None:
         Ranks([damaged[2], str(tmp_path / "none.sqlite")], workers=1).view()
 
 
+@pytest.mark.slow
 def test_dask_gives_what_one_process_gives(damaged: list[str]) -> None:
     """A cluster of two Dask workers: the damaged rank is named, the others are reported, nothing is different."""
     distributed = pytest.importorskip("distributed")
@@ -273,7 +275,7 @@ def test_no_collective_in_ranges_across_others(tmp_path: Path) -> None:
     assert rows.select("layer", "gpu_ns", "collective_ns").rows() == [("fc", 30, 0), ("across", 30, 0)]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.dictionaries(st.integers(0, 50), st.integers(0, 2**60), min_size=1))
 def test_median_and_extremes_are_exact(times: dict[int, int]) -> None:
     """Also where a float would round: the median is between the middle values, the slowest has the maximum."""

@@ -10,6 +10,7 @@ import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_inputs import examples
 
 from annot.errors import AnnotError
 from annot.runs import profile_files
@@ -109,7 +110,7 @@ def test_ranks_in_names(names: list[str], numbers: list[int]) -> None:
     assert rank_numbers(names) == numbers
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, unique=True))
 def test_every_file_has_a_rank_of_its_own(names: list[str]) -> None:
     """Whatever the names are, no two files are the same rank."""

@@ -18,6 +18,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_all(tmp_path_factory.mktemp("documents"), SECTIONS, "tensorflow")
 
 
+@pytest.mark.slow
 @needs_recorder
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
 def test_section_runs(section: Section, results: dict[str, Any]) -> None:

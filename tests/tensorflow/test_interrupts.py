@@ -43,8 +43,20 @@ def state(model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("mode", ["python", pytest.param("ops", marks=pytest.mark.skipif(not IS_NATIVE, reason="C"))])
-def test_an_interrupt_anywhere_reaches_the_user(tmp_path: Path, request: pytest.FixtureRequest, mode: Any) -> None:
+needs_native = pytest.mark.skipif(not IS_NATIVE, reason="graphs have ranges by the C parts")
+
+
+@pytest.mark.parametrize(
+    ("mode", "stride"),
+    [
+        pytest.param("ops", 30, marks=needs_native),
+        pytest.param("ops", 3, marks=[needs_native, pytest.mark.slow]),
+        pytest.param("python", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupt_anywhere_reaches_the_user(
+    tmp_path: Path, request: pytest.FixtureRequest, mode: Any, stride: int
+) -> None:
     """And leaves nothing installed, no range open, and nothing that a later block would stumble over."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.ReLU()])
     model.compile("sgd", "mse")
@@ -71,12 +83,13 @@ def test_an_interrupt_anywhere_reaches_the_user(tmp_path: Path, request: pytest.
             if not IS_NATIVE:
                 client.pop_to(0)
             assert state(model) == before, f"point {number}, {where}"
-            number += 3
+            number += stride
     assert number > 500
     assert capture(tmp_path, work).trees == expected
 
 
-@pytest.mark.skipif(not IS_NATIVE, reason="graphs have ranges by the C parts")
+@pytest.mark.slow
+@needs_native
 def test_an_interrupt_while_a_graph_is_made_reaches_the_user(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

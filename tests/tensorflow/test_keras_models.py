@@ -82,9 +82,18 @@ def expected(kind: str, *, eager: bool = False) -> Counter[str]:
     return +Counter({**found, **({} if eager else IN_GRAPHS.get(kind, {}))})
 
 
+QUICK = {("dense", False), ("convolutions", False), ("late", True)}
+"""Kinds of models in `make test`, and whether they run eagerly."""
+
+
 @pytest.mark.parametrize(
     ("kind", "eager"),
-    [*(pytest.param(kind, False, marks=needs_graphs) for kind in MODELS), *((kind, True) for kind in EAGERLY)],
+    [
+        pytest.param(
+            kind, eager, marks=[needs_graphs] * (not eager) + [pytest.mark.slow] * ((kind, eager) not in QUICK)
+        )
+        for kind, eager in [*((kind, False) for kind in MODELS), *((kind, True) for kind in EAGERLY)]
+    ],
 )
 def test_each_layer_once_a_step_and_the_same_bits(kind: str, eager: bool, tmp_path: Path) -> None:
     plain = fit(compiled(kind, eager=eager), kind)
@@ -103,7 +112,10 @@ def test_each_layer_once_a_step_and_the_same_bits(kind: str, eager: bool, tmp_pa
     assert patched_layers(model) == []
 
 
-@both
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(True, marks=needs_graphs, id="graph"), pytest.param(False, marks=pytest.mark.slow, id="eager")],
+)
 def test_five_dense_layers_for_500_steps(graph: bool, tmp_path: Path) -> None:
     model = compiled("dense")
     inputs, targets = some(500, 5), some(500, 3)
@@ -148,7 +160,13 @@ def test_texts_say_shapes_and_hyperparameters(tmp_path: Path) -> None:
 
 
 @needs_graphs
-@pytest.mark.parametrize("kind", ["convolutions", "recurrent", "attention", "mixed", "residual"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "convolutions",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("recurrent", "attention", "mixed", "residual")),
+    ],
+)
 def test_nothing_is_computed_that_the_plain_program_does_not_compute(kind: str, tmp_path: Path) -> None:
     """The optimized graphs of a step hold the very operations, and annot's."""
     model = compiled(kind)
@@ -249,6 +267,7 @@ def test_two_replicas(tmp_path: Path) -> None:
     assert training == {f"{path}{sign}": 4 for path in ("m", "m/d0", "m/norm", "m/d1") for sign in "<>"}
 
 
+@pytest.mark.slow
 @needs_graphs
 def test_resnet50_keeps_its_fused_operations(tmp_path: Path) -> None:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
@@ -268,6 +287,7 @@ def test_resnet50_keeps_its_fused_operations(tmp_path: Path) -> None:
     assert len(layers_of(captured)) == 177
 
 
+@pytest.mark.slow
 @needs_graphs
 def test_mobilenet_v2_has_a_row_for_each_layer(tmp_path: Path) -> None:
     """But none for the gradient of a sum, which is passed on."""

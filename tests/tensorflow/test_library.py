@@ -50,6 +50,7 @@ def test_the_library_gives_graphs_ranges(tmp_path: Path) -> None:
     assert finish(begin(tmp_path)) == ("loaded", RANGES, RANGES, [])
 
 
+@pytest.mark.slow
 @needs_recorder
 def test_without_the_c_parts_graphs_have_no_ranges(tmp_path: Path) -> None:
     """A warning says so once; eager mode has them."""
@@ -59,6 +60,7 @@ def test_without_the_c_parts_graphs_have_no_ranges(tmp_path: Path) -> None:
     assert warnings == [mode]
 
 
+@pytest.mark.slow
 @needs_recorder
 @needs_compiler
 @needs_native
@@ -118,6 +120,7 @@ def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> N
     assert not re.search(rb"\| +tensorflow\b", done.stderr)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_library_under_sanitizers(tmp_path: Path, sanitizer: str) -> None:

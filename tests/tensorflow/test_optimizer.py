@@ -239,6 +239,7 @@ def test_xla_has_no_ranges_and_no_failure(tmp_path: Path) -> None:
     assert weights(model) == weights(plain)
 
 
+@pytest.mark.slow
 def test_replicas_have_one_range_for_their_update(tmp_path: Path) -> None:
     """With a strategy over two devices, which makes it for all at once; the weights are the same bits."""
     program = [sys.executable, str(Path(__file__).parents[1] / "support/tf_replicas.py"), str(tmp_path)]
