@@ -18,7 +18,7 @@ from tf_ranged import chain, dense, plain, ranged, step, variables  # noqa: E402
 from tf_recorded import counts, earlier, needs_graphs, only, optimized, recorded, same  # noqa: E402
 
 import annot  # noqa: E402
-from annot.tf import end, start  # noqa: E402
+from annot.tf import end, library, start  # noqa: E402
 
 pytestmark = [needs_recorder, needs_graphs]
 
