@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from annot.errors import AnnotError
+
 if TYPE_CHECKING:
     from annot.runs.run import Run
 
@@ -15,12 +17,7 @@ FORMATS = ("trace", "tensorboard", "nsys-rep")
 
 
 def export(run: Run, args: argparse.Namespace) -> None:
-    """Write the export of a profile to OUT.
-
-    Raises:
-        AnnotError: the profile cannot be read, or OUT cannot be written.
-    """
-    from annot.errors import AnnotError
+    """Write the export of a profile to OUT."""
     from annot.report.export import files
     from annot.report.export.nsys_report import enrich
 
@@ -37,7 +34,6 @@ def export(run: Run, args: argparse.Namespace) -> None:
 
 
 def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
-    from annot.errors import AnnotError
     from annot.report.export.nsys_report import report_of_profile
 
     report = report_of_profile(run.file)

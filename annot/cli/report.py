@@ -33,6 +33,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from annot.cli import output
+from annot.cli.export import FORMATS, export
+from annot.cli.progress import progress
+from annot.errors import AnnotError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -63,9 +68,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot report`."""
-    from annot.cli.export import FORMATS
-    from annot.cli.output import add_output_arguments, add_step_arguments
-
     parser.epilog = _EXAMPLES
     parser.usage = "annot [report] [--by ROW] [--columns WHAT] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
@@ -83,8 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
     parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
     parser.add_argument("--top", type=_positive, metavar="N", help="show the N longest rows only")
+    percent = output.number_type(
+        "from 0 to 100", lambda part: 0 <= part <= 100, lambda text: float(text.removesuffix("%"))
+    )
     parser.add_argument(
-        "--min-share", type=_percent, metavar="P", help="leave out rows below P percent of the total time"
+        "--min-share", type=percent, metavar="P", help="leave out rows below P percent of the total time"
     )
     parser.add_argument(
         "--sort", choices=("order", "time"),
@@ -93,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     per = parser.add_mutually_exclusive_group()
     per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
     per.add_argument("--per-step", action="store_true", help="write the mean of a step without warm-up to files, too")
-    add_step_arguments(parser)
-    add_output_arguments(parser, "html", *FORMATS)
+    output.add_step_arguments(parser)
+    output.add_output_arguments(parser, "html", *FORMATS)
     _add_rank_arguments(parser)
     nsys = parser.add_argument_group("results of nsys stats")
     nsys.add_argument(
@@ -123,47 +128,31 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report and return the exit status."""
-    from annot.cli.export import FORMATS
-    from annot.cli.output import check_output, deliver, output_problem, settle_format
-    from annot.cli.progress import progress
-
     # jemalloc in polars keeps freed memory for 10 s by default, longer than most reports take.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
-    settle_format(args)
-    if problem := output_problem(args) or _usage_problem(args):
-        print(f"annot: error: {problem}", file=sys.stderr)
-        return 2
-    check_output(args, *args.profiles)
+    output.settle_format(args)
+    if problem := _usage_problem(args):
+        raise output.UsageError(problem)
+    output.check_output(args, *args.profiles)
     with progress():
         if args.format in ("html", *FORMATS):
             _write_profile(args)
             return 0
         report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
-    deliver(report, partial(_print, report), args)
+    output.deliver(report, partial(_print, report), args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
             print(f"annot: {note}", file=sys.stderr)
     return 0
 
 
-def print_report(path: Path, *, console: Console | None = None) -> None:
-    """Print the layers of a profile.
-
-    Args:
-        path: path of the profile.
-        console: console to print to; None: standard output, with color only on a terminal.
-
-    Raises:
-        AnnotError: the profile cannot be read.
-    """
-    from rich.console import Console as RichConsole
-
-    from annot.cli.progress import progress
+def print_report(path: Path, console: Console) -> None:
+    """Print the layers of a profile."""
     from annot.runs.run import Run
 
     with progress():
         report = Run(path).view(brief=True)
-    _print(report, console or RichConsole())
+    _print(report, console)
 
 
 def _row(text: str) -> str:
@@ -188,16 +177,6 @@ def _positive(text: str) -> int:
     return number
 
 
-def _percent(text: str) -> float:
-    try:
-        percent = float(text.removesuffix("%"))
-    except ValueError:
-        percent = -1.0
-    if not 0 <= percent <= 100:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 100, got {text!r}")
-    return percent
-
-
 _VIEW_OPTIONS = ("by", "columns", "each", "depth", "top", "min_share", "sort", "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
 _STEP_OPTIONS = ("domain", "steps", "step_range")
@@ -206,7 +185,6 @@ _NSYS_OPTIONS = ("rule", "report")
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
-    from annot.cli.export import FORMATS
 
     def given(*names: str) -> str | None:
         found = [name for name in names if getattr(args, name) not in (None, False, "innermost")]
@@ -254,8 +232,6 @@ def _selection(args: argparse.Namespace) -> Selection:
 
 def _write_profile(args: argparse.Namespace) -> None:
     """Write the HTML page, or a file for another tool."""
-    from annot.cli.export import export
-    from annot.cli.output import write
     from annot.report.page.render import as_page
     from annot.runs.executors import run_one
     from annot.runs.gather import Ranks
@@ -271,7 +247,7 @@ def _write_profile(args: argparse.Namespace) -> None:
         data = run_one(partial(page_of, selection=selection), paths[0], dask=args.dask)
     else:
         data = Ranks(paths, selection, workers=args.workers, dask=args.dask).page(args.rank)
-    write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
+    output.write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
 
 
 def _nsys_stats(args: argparse.Namespace) -> NsightReport:
@@ -283,7 +259,6 @@ def _nsys_stats(args: argparse.Namespace) -> NsightReport:
 
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
-    from annot.errors import AnnotError
     from annot.runs.executors import run_one
     from annot.runs.gather import Ranks
     from annot.runs.profile_files import expand

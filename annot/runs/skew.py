@@ -19,22 +19,14 @@ _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 
 
 def collective_work(attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `Attribution.names` that are communication kernels (NCCL, RCCL).
-
-    Args:
-        attribution: the attributed profile.
-    """
+    """Return the rows of `Attribution.names` that are communication kernels (NCCL, RCCL)."""
     return attribution.names.filter(_is_collective())
 
 
-def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, steps: int = 1) -> pl.DataFrame:
-    """Return the rows with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
+def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, steps: int) -> pl.DataFrame:
+    """Return the rows of a view with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
 
-    Args:
-        rows: rows of the view.
-        attribution: the attributed profile.
-        view: the view.
-        steps: number of steps by which the times of the rows are divided.
+    `steps` is the number of steps by which the times of the rows are divided.
     """
     if view.name == "kernel":
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
@@ -55,9 +47,6 @@ def work_time(time: str) -> pl.Expr:
     """Return the time by which ranks are compared: `time`, without collectives if it is GPU time.
 
     A slow rank makes the other ranks wait in collectives. Their collectives are long, and its own are short.
-
-    Args:
-        time: name of a time column; the table also has collective_ns.
     """
     if time.startswith("gpu_"):
         return pl.col(time) - pl.col("collective_ns").fill_null(0)

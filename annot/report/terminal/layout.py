@@ -5,48 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from annot.report.columns import Formatted
 from annot.report.units import printable
 
-__all__ = ["FULL", "MEDIUM", "NARROW", "WIDE", "Column", "Hanging", "fitted_table", "kernel_text", "notes"]
+__all__ = ["FULL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text"]
 
-NARROW, MEDIUM, WIDE, FULL = 76, 90, 100, 120
+NARROW, WIDE, FULL = 76, 100, 120
 """Terminal widths (columns) from which tables show more columns."""
 _LABEL: Final = 12  # minimum width of the names, in columns
 _FEW: Final = 3  # columns that always stay
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Column of numbers.
-
-    Args:
-        title: heading.
-        show: formats the cell of a row.
-        least: minimum width of the terminal for the column to appear.
-    """
-
-    title: str
-    show: Callable[[Any], str]
-    least: int = 0
+def plain_text(show: Callable[[Console], None]) -> str:
+    """Return what a function prints, 120 characters wide and without colors."""
+    text = StringIO()
+    show(Console(file=text, width=FULL, color_system=None, force_terminal=False))
+    return text.getvalue()
 
 
 def fitted_table(
-    title: str,
-    labels: Sequence[Text],
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    width: int,
-    shapes: Sequence[Text] = (),
-    last: str = "Input",
-    most: int | None = None,
-    room: int = _LABEL,
-) -> RenderableType:
+    title: str, labels: Sequence[Text], columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int,
+    shapes: Sequence[Text] = (), last: str = "Input", most: int | None = None, room: int = _LABEL,
+) -> RenderableType:  # fmt: skip
     """Return a table that never truncates numbers. Labels and shapes share the remaining width.
 
     Args:
@@ -73,13 +60,10 @@ def fitted_table(
     label = max(_LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]
     ends: Sequence[Text | None] = [None] * len(cells)
-    input_ = (
-        max(len(last), min(max((text.cell_len for text in shapes), default=0), left - label - gap))
-        if any(shapes)
-        else 0
-    )
-    if input_:
+    input_ = 0
+    if any(shapes):
         ends = shapes
+        input_ = max(len(last), min(max(text.cell_len for text in shapes), left - label - gap))
     lines = [_Line(Text(title, "bold"), heads, Text(last, "bold") if input_ else None, "bold")]
     lines += [_Line(labels[number], row, ends[number]) for number, row in enumerate(cells)]
     return _Table(lines, label, widths, input_, gap)

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.report.columns import Formatted, formatted
-from annot.report.layer_tree import LAYER_PHASES, Line, layer_lines, other_lines, row_label
+from annot.report.layer_tree import Line, layer_lines, other_lines, row_label, tree_columns
 from annot.report.terminal.advice import advice_below, advice_lines
-from annot.report.terminal.layout import FULL, MEDIUM, NARROW, WIDE, Column, Hanging, fitted_table, kernel_text, notes
+from annot.report.terminal.layout import FULL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
 from annot.report.terminal.work import work_lines
 from annot.report.totals import totals
-from annot.report.units import Unit, count, printable, share, unit_for
+from annot.report.units import printable, unit_for
 from annot.report.views import Report
 
 __all__ = ["as_text", "label_text", "print_table", "table_of"]
 
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
-_TEXT_WIDTH: Final = 120
 _TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
 _ROOM: Final = 28
 """Width that the columns of a table leave for its labels (characters)."""
 
 
 def print_table(report: Report, console: Console) -> None:
-    """Print a report.
-
-    Args:
-        report: the report.
-        console: output; its width selects the columns.
-    """
-    console.print(Group(*_summary(report), *_tables(report, console.width), Text(), *_below(report)))
+    """Print a report; the width of the console selects the columns."""
+    above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
+    below = advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
+    console.print(Group(*above, Text(), *_tables(report, console.width), Text(), *notes(report.meta), *below))
 
 
 def as_text(report: Report) -> str:
     """Return a report as plain text, 120 characters wide."""
-    text = io.StringIO()
-    print_table(report, Console(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
-    return text.getvalue().rstrip("\n")
+    return plain_text(partial(print_table, report)).rstrip("\n")
 
 
 def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
@@ -55,8 +49,8 @@ def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
 
 
 def table_of(
-    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted], width: int, label: str = "layer",
-    end: str = "",
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
+    label: str = "layer", end: str = "",
 ) -> RenderableType:  # fmt: skip
     """Return a table with a line per row.
 
@@ -68,12 +62,10 @@ def table_of(
         label: column of the labels.
         end: text column at the end of each line; empty: none.
     """
-    cells = [Column(one.title, one.show, one.least) for one in columns]
     ends = [_end(row[end], end) for row in rows] if end and (width >= WIDE or end == "name") else []
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
-    return fitted_table(
-        title, [_label(row, label) for row in rows], cells, rows, width, ends, end.capitalize(), most, _ROOM
-    )
+    labels = [_label(row, label) for row in rows]
+    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
 
 
 def _end(value: str | None, end: str) -> Text:
@@ -137,67 +129,16 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     """The tree of layers, with the time of each phase side by side."""
     lines, others = layer_lines(report.rows), other_lines(report.rows)
     unit = unit_for(report.rows[report.time])
-    columns = _tree_columns(report, unit, set().union(*(line.phases for line in lines)))
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
     per_step = " per step" if "per_step" in report.meta else ""
     heading = Text(f"{words[report.time]} by layer, {unit.name}{per_step}", style="bold")
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
-    shapes = [_shapes(line) if line else Text() for line in rows] if width >= FULL else []
-    return [heading, fitted_table("Layer", [_line_label(line) for line in rows], columns, rows, width, shapes)]
+    labels = [_line_label(line) if line else Text() for line in rows]
+    shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
+    return [heading, fitted_table("Layer", labels, tree_columns(report, lines), rows, width, shapes)]
 
 
-def _tree_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[Column]:
-    """Columns of the layer table. Phases without rows get no column."""
-    time, whole = report.time, report.whole
-    host = unit_for(report.rows["host_ns"])
-
-    def timed(*phases: str) -> Callable[[Line], str]:
-        return lambda line: unit.show(line.get(time, *phases))
-
-    self_ns = time.replace("_ns", "_self_ns")
-    columns = [Column(phase.capitalize(), timed(phase)) for phase in LAYER_PHASES if phase in phases]
-    columns += [
-        Column("Total", timed(), NARROW if phases else 0),
-        Column("Self", lambda line: unit.show(line.get(self_ns)), WIDE),
-        Column("Share", lambda line: share(line.get(time), whole or 0)),
-        Column("Calls", lambda line: count(_calls(line))),
-    ]
-    if time == "gpu_ns":
-        columns += [
-            Column("Busy", lambda line: unit.show(line.get("gpu_busy_ns")), MEDIUM),
-            Column("Kernels", lambda line: count(line.get("kernels") or None), WIDE),
-        ]
-    if (report.rows["gpu_by_time_ns"] > 0).any():
-        columns.append(Column("By time", lambda line: unit.show(line.get("gpu_by_time_ns") or None), MEDIUM))
-    if time == "gpu_ns" and report.meta["host_ns"] is not None:
-        columns.append(Column(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), NARROW))
-    return columns
-
-
-def _calls(line: Line) -> Any:
-    """Number of forward calls of a layer, or of all calls without forward rows."""
-    return line.get("calls", "forward") if "forward" in line.phases else line.get("calls")
-
-
-def _line_label(line: Line | None) -> Text:
-    if line is None:
-        return Text()
+def _line_label(line: Line) -> Text:
     label = Text("  " * line.depth + printable(line.label))
     return label.append(f" {printable(line.module)}", style="cyan") if line.module else label
-
-
-def _shapes(line: Line) -> Text:
-    more = f" (+{len(line.shapes) - 1})" if len(line.shapes) > 1 else ""
-    return Text(printable(line.shapes[0]) + more if line.shapes else "", style="dim")
-
-
-def _summary(report: Report) -> list[RenderableType]:
-    """The lines above a table: totals, steps and the breakdown of the step time."""
-    lines = [Hanging(f"{head}: ", text) for head, text in totals(report)]
-    return [*lines, Text()]
-
-
-def _below(report: Report) -> list[RenderableType]:
-    advice = report.advice if report.view.layout != "advice" else None
-    return [*notes(report.meta), *(advice_below(advice) if advice else [])]
