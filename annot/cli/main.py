@@ -121,11 +121,7 @@ def _is_profile(word: str) -> bool:
 
 
 def make_parser(command: str | None) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        command: the command to add options for; only its module is imported. None: without options.
-    """
+    """Return the parser of the command line, with the options of one command: only its module is imported."""
     parser = argparse.ArgumentParser(
         prog="annot",
         description="Profile deep-learning models and attribute the time to layers, forward and backward.",

@@ -81,8 +81,7 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
 
 def opened(path: str, args: argparse.Namespace) -> Run:
     """Return a profile with the options of `add_step_arguments`."""
-    from annot.runs.run import Run
-    from annot.runs.selection import Selection
+    from annot.runs.run import Run, Selection
 
     return Run(path, Selection(args.domain, args.steps, args.step_range))
 

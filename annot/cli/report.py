@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from annot.cli import output
-from annot.cli.export import FORMATS, export
 from annot.cli.progress import progress
 from annot.errors import AnnotError
 
@@ -44,10 +43,12 @@ if TYPE_CHECKING:
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
     from annot.report.views import Report
-    from annot.runs.selection import Selection
+    from annot.runs.run import Run, Selection
 
 __all__ = ["add_arguments", "print_report", "run"]
 
+_EXPORTS = ("trace", "tensorboard", "nsys-rep")
+"""Formats of files for other tools."""
 _EXAMPLES = """\
 examples:
   annot run.sqlite
@@ -99,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
     per.add_argument("--per-step", action="store_true", help="write the mean of a step without warm-up to files, too")
     output.add_step_arguments(parser)
-    output.add_output_arguments(parser, "html", *FORMATS)
+    output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
     nsys = parser.add_argument_group("results of nsys stats")
     nsys.add_argument(
@@ -135,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         raise output.UsageError(problem)
     output.check_output(args, *args.profiles)
     with progress():
-        if args.format in ("html", *FORMATS):
+        if args.format in ("html", *_EXPORTS):
             _write_profile(args)
             return 0
         report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
@@ -192,7 +193,7 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
     if args.format == "html" and (extra := given(*_VIEW_OPTIONS, *_NSYS_OPTIONS)):
         return f"{extra} cannot be combined with --format html: the page contains all tables"
-    if args.format in FORMATS:
+    if args.format in _EXPORTS:
         if extra := given(*_NSYS_OPTIONS, *_VIEW_OPTIONS, *_RANK_OPTIONS):
             return f"{extra} cannot be combined with --format {args.format}"
         if len(args.profiles) > 1:
@@ -225,7 +226,7 @@ def _view_problem(args: argparse.Namespace) -> str | None:
 
 
 def _selection(args: argparse.Namespace) -> Selection:
-    from annot.runs.selection import Selection
+    from annot.runs.run import Selection
 
     return Selection(args.domain, args.steps, args.step_range, by_process=args.by_process)
 
@@ -240,7 +241,7 @@ def _write_profile(args: argparse.Namespace) -> None:
 
     selection = _selection(args)
     if args.format != "html":
-        export(Run(args.profiles[0], selection), args)
+        _export(Run(args.profiles[0], selection), args)
         return
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
@@ -248,6 +249,32 @@ def _write_profile(args: argparse.Namespace) -> None:
     else:
         data = Ranks(paths, selection, workers=args.workers, dask=args.dask).page(args.rank)
     output.write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
+
+
+def _export(run: Run, args: argparse.Namespace) -> None:
+    """Write the export of a profile to OUT."""
+    from annot.report.export import files
+    from annot.report.export.nsys_report import enrich
+
+    report = _report_to_enrich(run, args) if args.format == "nsys-rep" else None
+    attribution = run.attribution_with_calls
+    try:
+        if report is not None:
+            enrich(attribution, report, args.output)
+        else:
+            write = files.write_trace_file if args.format == "trace" else files.write_tensorboard
+            write(attribution, run.path, args.output, force=args.force)
+    except OSError as error:
+        raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
+
+
+def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
+    from annot.report.export.nsys_report import report_of_profile
+
+    report = report_of_profile(run.file)
+    if args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
+        raise AnnotError(f"{args.output} is the input: use another name with -o")
+    return report
 
 
 def _nsys_stats(args: argparse.Namespace) -> NsightReport:

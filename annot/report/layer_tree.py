@@ -144,12 +144,7 @@ def title(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
-    """Return the label of a row and a remark on it: the layer and its class, or the value of another column.
-
-    Args:
-        row: row of a view.
-        label: column of the label, from the view.
-    """
+    """Return the label of a row and a remark on it: the layer and its class, or the value of another column."""
     if label == "layer":
         return (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
     if label == "group":

@@ -18,8 +18,7 @@ from annot.report.views import Order, Report, View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import Run
-from annot.runs.selection import ALL, Selection
+from annot.runs.run import ALL, Run, Selection
 from annot.runs.skew import across_ranks, collective_work, spread_of, with_collectives, work_time
 
 __all__ = ["RankTable", "Ranks", "rank_tables"]
@@ -272,7 +271,7 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
     step_times = {number: (meta["step_ns"] or {}).get("median") for number, meta in metas.items()}
     per_step = [meta.get("per_step", 0) for meta in metas.values()]
     across = {
-        name: _spread({number: meta[name] for number, meta in metas.items()})
+        name: spread_of({number: meta[name] for number, meta in metas.items()})
         for name in ("gpu_ns", "host_ns", "collective_ns")
     }
     return {
@@ -287,15 +286,10 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
         "profiles": len(sources),
         "failed": len(failed),
         "ranks": [_of_rank(rank) for rank in ranks],
-        "across": across | {"step_ns": _spread(step_times)},
+        "across": across | {"step_ns": spread_of(step_times)},
         "notes": _notes(ranks),
         **({"per_step": max(per_step)} if all(per_step) else {}),
     }
-
-
-def _spread(times: dict[int, int | None]) -> dict[str, int] | None:
-    schema = {"rank": pl.Int64, "ns": pl.Int64}
-    return spread_of(pl.DataFrame(list(times.items()), schema=schema, orient="row"))
 
 
 def _of_rank(rank: _Rank) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -84,23 +84,20 @@ def across_ranks(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     return table.sort(*last, maintain_order=True) if last else table
 
 
-def spread_of(ranks: pl.DataFrame) -> dict[str, int] | None:
-    """Return the statistics of a time over ranks.
-
-    Args:
-        ranks: columns rank and ns; rows with null or 0 are ignored.
+def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:
+    """Return the statistics of a time over ranks, from the time of each rank (ns); None and 0 are ignored.
 
     Returns:
         ranks: number of ranks; median, min, max (ns); fastest and slowest: the rank with the minimum and the maximum,
-        the lowest rank if several have it. None if all rows are ignored.
+        the lowest rank if several have it. None if all ranks are ignored.
     """
-    times = ranks.filter(pl.col("ns") > 0).sort("ns", "rank")
-    if times.is_empty():
+    known = sorted((int(ns), rank) for rank, ns in times.items() if ns is not None and int(ns) > 0)
+    if not known:
         return None
-    most = times.filter(pl.col("ns") == pl.col("ns").max())
+    low, high, most = known[(len(known) - 1) // 2][0], known[len(known) // 2][0], known[-1][0]
     return {
-        "ranks": times.height, "median": times.select(_median("ns")).item(), "min": times["ns"][0],
-        "max": most["ns"][0], "fastest": times["rank"][0], "slowest": most["rank"][0],
+        "ranks": len(known), "median": low + (high - low) // 2, "min": known[0][0], "max": most,
+        "fastest": known[0][1], "slowest": next(rank for ns, rank in known if ns == most),
     }  # fmt: skip
 
 

@@ -73,9 +73,8 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
-        label = _plain(path) + (f' <span class="annot-class">{_plain(beside)}</span>' if beside else "")
         cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
-        lines += f"<tr><td>{label}</td>{cells}</tr>"
+        lines += f"<tr><td>{_label(path, beside)}</td>{cells}</tr>"
     return [view.label.capitalize(), *heads], lines
 
 
@@ -89,7 +88,7 @@ def _tree(report: Report) -> tuple[Sequence[str], str]:
 
     rows = "".join(
         f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
-        f"{_plain(line.label)}{_class(line)}</td>{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
+        f"{_label(line.label, line.module)}</td>{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
         f"{cells(line, 'Calls', 'Kernels')}<td>{_plain(line.input)}</td></tr>"
         for line in lines
     )
@@ -99,8 +98,8 @@ def _tree(report: Report) -> tuple[Sequence[str], str]:
 _TIMES: Final = ("Forward", "Backward", "Total", "Self")
 
 
-def _class(line: Line) -> str:
-    return f' <span class="annot-class">{_plain(line.module)}</span>' if line.module else ""
+def _label(path: str, beside: str) -> str:
+    return _plain(path) + (f' <span class="annot-class">{_plain(beside)}</span>' if beside else "")
 
 
 def _bar(line: Line, report: Report) -> str:
@@ -123,9 +122,8 @@ def _below(report: Report) -> Iterator[str]:
 def _picture(name: str, chart: Chart) -> str:
     """Return a chart as an image, so that its styles and those of the page do not mix."""
     data = b64encode(as_svg(chart).encode()).decode()
-    title = _TITLES[name]
     return (
-        f"<details><summary>{title}</summary>"
+        f"<details><summary>{_TITLES[name]}</summary>"
         f'<img alt="{_plain(chart.title)}" src="data:image/svg+xml;base64,{data}"></details>'
     )
 

@@ -130,18 +130,15 @@ def _changes(row: dict[str, Any]) -> Text:
     return Text(" ".join(parts), style="dim")
 
 
-def _side(letter: str, path: str, devices: str) -> str:
-    return f"{letter}: {printable(path)}" + (f" ({printable(devices)})" if devices else "")
-
-
 def _totals(report: ComparisonReport) -> list[RenderableType]:
     one = report.comparison
     found = one.comparability
     counted = "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
     step = [] if one.step_time is None else [Text(f"Step (wall clock): {_change(one.step_time, found)}")]
+    sides = zip("AB", (report.a, report.b), one.devices, strict=True)
     return [
         Text(),
-        *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), one.devices, strict=True)),
+        *(Text(f"{side}: {printable(path)}{device and f' ({printable(device)})'}") for side, path, device in sides),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
         *step,

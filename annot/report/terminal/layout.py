@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 
 from annot.report.columns import Formatted
@@ -64,24 +65,21 @@ def fitted_table(
     if any(shapes):
         ends = shapes
         input_ = max(len(last), min(max(text.cell_len for text in shapes), left - label - gap))
-    lines = [_Line(Text(title, "bold"), heads, Text(last, "bold") if input_ else None, "bold")]
-    lines += [_Line(labels[number], row, ends[number]) for number, row in enumerate(cells)]
+    lines = [
+        (Text(title, "bold"), heads, Text(last, "bold") if input_ else None),
+        *zip(labels, cells, ends, strict=True),
+    ]
     return _Table(lines, label, widths, input_, gap)
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    label: Text
-    numbers: Sequence[str]
-    end: Text | None
-    style: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Table:
-    """Table with fixed widths. rich.table.Table measures every cell: 700 lines take it 0.3 s, and 0.03 s here."""
+    """Table with fixed widths, the heading first.
 
-    lines: Sequence[_Line]
+    rich.table.Table measures every cell: 700 lines take it 0.3 s, and 0.03 s here.
+    """
+
+    lines: Sequence[tuple[Text, Sequence[str], Text | None]]
     label: int
     widths: Sequence[int]
     end: int
@@ -89,13 +87,15 @@ class _Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         space = " " * self.gap
-        for line in self.lines:
-            yield from _drawn(_cut(line.label, self.label, pad=True), console)
-            numbers = (space + number.rjust(wide) for number, wide in zip(line.numbers, self.widths, strict=True))
-            yield Segment("".join(numbers), console.get_style(line.style) if line.style else None)
-            if line.end is not None:
+        style: Style | None = console.get_style("bold")
+        for label, numbers, end in self.lines:
+            yield from _drawn(_cut(label, self.label, pad=True), console)
+            cells = (space + number.rjust(wide) for number, wide in zip(numbers, self.widths, strict=True))
+            yield Segment("".join(cells), style)
+            if end is not None:
                 yield Segment(space)
-                yield from _drawn(_cut(line.end, self.end), console)
+                yield from _drawn(_cut(end, self.end), console)
+            style = None
             yield Segment.line()
 
 

@@ -60,12 +60,7 @@ class NsightReport:
 
 
 def nsight_report(activity: Activity, path: Path, name: OfficialName) -> NsightReport:
-    """Return a report with the values of `nsys stats --report`.
-
-    Args:
-        activity: ranges, launches and GPU activities of the profile.
-        path: path of the profile.
-        name: name of the report in `nsys stats`.
+    """Return a report with the values of `nsys stats --report`, from the ranges, launches and activities of a profile.
 
     Raises:
         AnnotError: the report is too large.

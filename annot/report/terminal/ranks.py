@@ -90,21 +90,16 @@ def _columns(report: RanksReport, unit: Unit) -> list[_Column]:
         columns.append(Formatted("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
     if (report.across["collective_median_ns"] > 0).any():
         columns.append(Formatted("Collective", lambda row: unit.show(row["collective_median_ns"] or None), _ROOM - 20))
-    return columns + _rank_columns(report, unit)
-
-
-def _rank_columns(report: RanksReport, unit: Unit) -> list[_Column]:
-    """One column per rank, for at most `_PER_RANK` ranks."""
     if len(report.ranks) > _PER_RANK:
-        return []
+        return columns
     keys = report.across.columns[: report.across.columns.index("ranks")]
-    work = {(*row[:-2], row[-2]): row[-1] for row in report.rows.select(*keys, "rank", "work_ns").iter_rows()}
+    work = {tuple(row[:-1]): row[-1] for row in report.rows.select(*keys, "rank", "work_ns").iter_rows()}
 
     def of(rank: int) -> Callable[[Mapping[str, Any]], str]:
         return lambda row: unit.show(work.get((*(row[key] for key in keys), rank)))
 
     least = _ROOM + 10 * len(report.ranks)
-    return [Formatted(f"r{rank}", of(rank), least) for rank in report.ranks]
+    return columns + [Formatted(f"r{rank}", of(rank), least) for rank in report.ranks]
 
 
 def _totals(report: RanksReport) -> list[RenderableType]:

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot.analyze.work import not_counted
 from annot.report.columns import Formatted, formatted
-from annot.report.layer_tree import Line, layer_lines, other_lines, row_label, tree_columns
-from annot.report.terminal.advice import advice_below, advice_lines
+from annot.report.layer_tree import MODEL, Line, layer_lines, other_lines, row_label, tree_columns
 from annot.report.terminal.layout import FULL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
-from annot.report.terminal.work import work_lines
 from annot.report.totals import totals
-from annot.report.units import printable, unit_for
+from annot.report.units import amount, printable, share, unit_for
 from annot.report.views import Report
 
 __all__ = ["as_text", "label_text", "print_table", "table_of"]
@@ -23,6 +23,8 @@ __all__ = ["as_text", "label_text", "print_table", "table_of"]
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
 _TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
+_BELOW: Final = 3
+"""Pieces of advice below a table."""
 _ROOM: Final = 28
 """Width that the columns of a table leave for its labels (characters)."""
 
@@ -30,7 +32,7 @@ _ROOM: Final = 28
 def print_table(report: Report, console: Console) -> None:
     """Print a report; the width of the console selects the columns."""
     above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
-    below = advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
+    below = _advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
     console.print(Group(*above, Text(), *_tables(report, console.width), Text(), *notes(report.meta), *below))
 
 
@@ -52,15 +54,9 @@ def table_of(
     title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
     label: str = "layer", end: str = "",
 ) -> RenderableType:  # fmt: skip
-    """Return a table with a line per row.
+    """Return a table with a line per row; `end` is the text column at the end of each line, or empty.
 
-    Args:
-        title: heading of the labels.
-        rows: the rows by column name.
-        columns: columns from `annot.report.columns.formatted`.
-        width: width of the terminal in columns.
-        label: column of the labels.
-        end: text column at the end of each line; empty: none.
+    `title` is the heading of the labels, `label` their column, and `width` that of the terminal.
     """
     ends = [_end(row[end], end) for row in rows] if end and (width >= WIDE or end == "name") else []
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
@@ -83,7 +79,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     view, rows = report.view, report.rows
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
-        return advice_lines(rows.to_dicts())
+        return _advice_lines(rows.to_dicts()) if rows.height else [Text(view.empty, style="dim")]
     if rows.is_empty():
         empty = "No GPU activity was recorded." if view.group == "tensor" and not report.meta["kernels"] else view.empty
         return [Text(heading, style="bold"), Text(empty, style="dim")]
@@ -100,7 +96,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
-    return lines + (work_lines(rows) if view.name == "work" else [])
+    return lines + (_work_lines(rows) if view.name == "work" else [])
 
 
 def _with_main(report: Report) -> Any:
@@ -142,3 +138,50 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
 def _line_label(line: Line) -> Text:
     label = Text("  " * line.depth + printable(line.label))
     return label.append(f" {printable(line.module)}", style="cyan") if line.module else label
+
+
+def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
+    """The lines below the table of expected work: totals, classes that are not counted, explanations of counters."""
+    sums = rows.group_by("phase", maintain_order=True).agg(pl.col("flops", "bytes").sum())
+    parts = [f"{amount(flops)}FLOP and {amount(moved)}B {phase}" for phase, flops, moved in sums.iter_rows()]
+    lines = [Text(), Text(f"Work: {', '.join(parts)}")]
+    unknown, outer = (", ".join(map(printable, classes)) for classes in not_counted(rows))
+    if unknown:
+        lines.append(Text(f"Not counted: {unknown}", style="yellow"))
+    if outer:
+        text = f"Only submodules counted (emit_ranges with ops=True records direct operations): {outer}"
+        lines.append(Text(text, style="dim"))
+    if "explanation" in rows.columns:
+        explained = rows.filter(pl.col("explanation") != "").iter_rows(named=True)
+        lines += [Text(printable(f"{row['layer'] or MODEL} {row['phase']}: {row['explanation']}")) for row in explained]
+    return [*lines]
+
+
+def _advice_below(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """Return the lines below a table: the advice that saves most, and the command that prints all of it."""
+    texts = [f"{printable(row['advice'])} Saves {_saving(row['saves'])}." for row in rows[:_BELOW]]
+    more = len(rows) - _BELOW
+    beside = f"{more} more, with reasons and code" if more > 0 else "Reasons and code"
+    return [
+        *(Hanging("Advice: ", text, "cyan") for text in texts),
+        Text(f"{beside}: annot report … --by advice", style="dim"),
+    ]
+
+
+def _advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:
+    """Return the advice as text: suggestion, saving, evidence, layers and code."""
+    lines: list[RenderableType] = []
+    for number, row in enumerate(rows, 1):
+        lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
+        lines.append(Hanging("   Saves: ", _saving(row["saves"])))
+        lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
+        if row["layers"]:
+            lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
+        lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
+        lines.append(Text())
+    return lines[:-1]
+
+
+def _saving(saves: float) -> str:
+    """Return the saving of a piece of advice, a share of the step time (0 to 1), in words."""
+    return f"at most {share(saves, 1)} of the step" if saves else "no time by itself; it shows where time is spent"
