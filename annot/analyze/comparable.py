@@ -81,18 +81,18 @@ def _time(a: Attribution, b: Attribution) -> str:
 
 
 def _device(a: Attribution, b: Attribution) -> str:
-    names = [device_names(side) for side in (a, b)]
-    if all(names) and names[0] != names[1]:
-        return f"the devices differ: {', '.join(names[0])} and {', '.join(names[1])}"
+    names = [", ".join(device_names(side)) for side in (a, b)]
     counts = [side.device_busy.filter(pl.col("busy_ns") > 0).height for side in (a, b)]
-    if all(counts) and counts[0] != counts[1]:
-        return f"the number of devices differs: {counts[0]} and {counts[1]}"
-    return ""
+    return _differ("the devices differ", *names) or _differ("the number of devices differs", *counts)
+
+
+def _differ(what: str, a: object, b: object) -> str:
+    """Describe two values that differ; empty if one of them is unknown."""
+    return f"{what}: {a} and {b}" if a and b and a != b else ""
 
 
 def _profiler(a: Attribution, b: Attribution) -> str:
-    names = [_product(side) for side in (a, b)]
-    return f"the profilers differ: {names[0]} and {names[1]}" if all(names) and names[0] != names[1] else ""
+    return _differ("the profilers differ", _product(a), _product(b))
 
 
 def _product(attribution: Attribution) -> str:
@@ -102,21 +102,15 @@ def _product(attribution: Attribution) -> str:
 
 
 def _ranks(a: Attribution, b: Attribution) -> str:
-    sizes = [side.meta.get("world_size") for side in (a, b)]
-    return (
-        f"the number of ranks differs: {sizes[0]} and {sizes[1]}" if None not in sizes and sizes[0] != sizes[1] else ""
-    )
+    return _differ("the number of ranks differs", *(side.meta.get("world_size") for side in (a, b)))
 
 
 def _steps(a: Attribution, b: Attribution) -> str:
     counts = [side.steps.table.height for side in (a, b)]
     if bool(counts[0]) == bool(counts[1]):
         return ""
-    return f"A has {_step_count(counts[0])}, B has {_step_count(counts[1])}, so whole runs are compared"
-
-
-def _step_count(steps: int) -> str:
-    return "no steps" if not steps else f"{steps:,} step{'s' if steps > 1 else ''}"
+    in_a, in_b = ("no steps" if not steps else f"{steps:,} step{'s' if steps > 1 else ''}" for steps in counts)
+    return f"A has {in_a}, B has {in_b}, so whole runs are compared"
 
 
 def _layers(a: Attribution, b: Attribution) -> str:

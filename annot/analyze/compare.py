@@ -12,12 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names
-from annot.analyze.gpu_activities import (
-    KEY,
-    attributed_blocks,
-    range_self_times,
-    sums_by_group,
-)
+from annot.analyze.gpu_activities import KEY, attributed_blocks, range_self_times, sums_by_group
 from annot.analyze.kernel_kinds import classify
 from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
@@ -98,7 +93,7 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
     of_a, of_b = (side.means(by) for side in sides)
     if by == "layer":
         of_a, of_b = _with_new_classes(of_a, of_b)
-    rows = _compared(_joined(of_a, of_b, keys), longer).select(*keys, *_NUMBERS)
+    rows = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS)
     if by == "layer":
         rows = _with_kernels(rows, a, b)
     step_time = _single(*map(_step_time, (a, b))) if per_step else None
@@ -109,12 +104,7 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
 
 
 def is_step_slower(comparison: Comparison, threshold: float) -> bool:
-    """Return whether the step time grew significantly by more than a factor.
-
-    Args:
-        comparison: the comparison of two profiles.
-        threshold: allowed ratio of the step times b / a, such as 1.05.
-    """
+    """Return whether the step time grew significantly: b / a is above a threshold, such as 1.05."""
     time = comparison.step_time
     if time is None or time["speedup"] is None or time["speedup"] * threshold >= 1:
         return False
@@ -230,7 +220,7 @@ def _step_time(attribution: Attribution) -> pl.DataFrame:
 
 def _single(a: pl.DataFrame, b: pl.DataFrame) -> dict[str, Any] | None:
     """Compare two tables of at most one row; None: both are empty."""
-    rows = _compared(_joined(a, b, ["all"]), 1.0).select(_NUMBERS)
+    rows = _compared(a, b, ["all"], 1.0).select(_NUMBERS)
     return rows.row(0, named=True) if rows.height else None
 
 
@@ -252,15 +242,10 @@ def _with_new_classes(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, p
     return sides[0], sides[1]
 
 
-def _joined(a: pl.DataFrame, b: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """The rows of both runs side by side."""
-    return a.join(b, on=keys, how="full", coalesce=True, suffix="_b")
-
-
-def _compared(rows: pl.DataFrame, longer: float) -> pl.DataFrame:
-    """Add the difference and the speedup of each row, the largest slowdown first."""
+def _compared(of_a: pl.DataFrame, of_b: pl.DataFrame, keys: list[str], longer: float) -> pl.DataFrame:
+    """The rows of both runs side by side with difference and speedup, the largest slowdown first."""
     a, b = pl.col("mean_ns"), pl.col("mean_ns_b")
-    rows = rows.with_columns(
+    rows = of_a.join(of_b, on=keys, how="full", coalesce=True, suffix="_b").with_columns(
         a.alias("a_ns"), b.alias("b_ns"), (b.fill_null(0) - a.fill_null(0)).alias("difference_ns"),
         (a / b).alias("speedup"), (pl.max_horizontal(a, b) / (longer or 1)).alias("share"),
         pl.when(b.is_null()).then(pl.lit("a")).when(a.is_null()).then(pl.lit("b")).alias("only_in"),
@@ -271,7 +256,6 @@ def _compared(rows: pl.DataFrame, longer: float) -> pl.DataFrame:
     rows = rows.with_columns(
         speedup_low=pl.col("speedup") / pl.col("factor"), speedup_high=pl.col("speedup") * pl.col("factor")
     )
-    keys = [name for name in ("layer", "module", "phase", "class", "name") if name in rows.columns]
     losses = [pl.col("difference_ns"), pl.max_horizontal("a_ns", "b_ns")]
     return rows.sort(*losses, *keys, descending=[True, True, *(False for _ in keys)])
 

@@ -16,7 +16,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.api_calls import calls_of
-from annot.analyze.gpu_activities import attributed_blocks
+from annot.analyze.gpu_activities import KEY, attributed_blocks
 from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
@@ -30,20 +30,13 @@ __all__ = ["MODEL", "by_group", "by_iteration", "by_op_type", "by_tensor_core", 
 MODEL: Final = "(model)"
 """The group of all layers; DLProf's ``_CompleteModel_``."""
 
-_KEY: Final = ["layer", "module", "phase"]
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
 _FORWARD: Final = pl.col("phase") == "forward"
 _BACKWARD: Final = pl.col("phase").is_in(["backward", "recompute"])
 
 
 def layers_in(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of `annot.attribution.by_layer` that belong to layers of a model.
-
-    If the profile does not contain layers, return operations and other named ranges instead.
-
-    Args:
-        rows: the table of `annot.attribution.by_layer`, or its first columns.
-    """
+    """Return the rows of layers; operations and other named ranges if the profile does not contain layers."""
     named = (pl.col("layer") != "") | (pl.col("module") != "")
     layers = rows.filter(named & pl.col("phase").is_in(_LAYER_PHASES))
     if layers.height:
@@ -54,15 +47,12 @@ def layers_in(rows: pl.DataFrame) -> pl.DataFrame:
 def by_iteration(attribution: Attribution) -> pl.DataFrame:
     """Return DLProf's report of kernels by iteration: a row per kernel, copy and memset, by start.
 
-    Args:
-        attribution: the profile.
-
     Returns:
         step (null: outside the steps), layer, module, phase, name, kind, library, tensor_cores (null: the name does not
         show it), process, device, stream, start_ns and gpu_ns on the device, launch_start_ns and launch_ns of the API
         call (null: unknown). Texts are `pl.Categorical`, because they repeat.
     """
-    calls, keys = calls_of(attribution), keys_of_nodes(attribution).cast(pl.Categorical)
+    calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes().cast(pl.Categorical)
     parts = [pl.DataFrame(schema=_ITERATION)]
     for block in blocks_of(attribution):
         row = calls.rows(block["process"], block["correlation"])
@@ -83,15 +73,12 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
     del calls
     work = pl.concat(parts)
     del parts
-    return (
-        work
-        if work["start_ns"].is_sorted(nulls_last=True)
-        else work.sort("start_ns", maintain_order=True, nulls_last=True)
-    )
+    is_sorted = work["start_ns"].is_sorted(nulls_last=True)
+    return work if is_sorted else work.sort("start_ns", maintain_order=True, nulls_last=True)
 
 
 _ITERATION: Final = {
-    "step": pl.Int64, **dict.fromkeys((*_KEY, "name", "kind", "library"), pl.Categorical), "tensor_cores": pl.Boolean,
+    "step": pl.Int64, **dict.fromkeys((*KEY, "name", "kind", "library"), pl.Categorical), "tensor_cores": pl.Boolean,
     **dict.fromkeys(("process", "device", "stream", "start_ns", "gpu_ns", "launch_start_ns", "launch_ns"), pl.Int64),
 }  # fmt: skip
 
@@ -100,17 +87,8 @@ def blocks_of(attribution: Attribution) -> Iterator[pl.DataFrame]:
     return iter(()) if attribution.source is None else attributed_blocks(attribution)
 
 
-def keys_of_nodes(attribution: Attribution) -> pl.DataFrame:
-    """Layer, module class and phase of each node."""
-    forest = attribution.forest
-    return pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")[pl.Series(forest.nodes.keys, dtype=pl.Int64)]
-
-
 def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     """Return a row per layer that launches kernels or could use Tensor Cores, in the order of `by_layer`.
-
-    Args:
-        attribution: the profile.
 
     Returns:
         layer, module, phase, tc_eligible, tc_used; gpu_self_ns, of which tc_ns in kernels on Tensor Cores and
@@ -119,16 +97,16 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     """
     work = tensor_core_work(attribution).filter("kernel").sort("gpu_ns", "name", descending=[True, False])
     uses = pl.col("tensor_cores")
-    kernels = work.group_by(_KEY, maintain_order=True).agg(
+    kernels = work.group_by(KEY, maintain_order=True).agg(
         pl.col("calls").sum().alias("kernels"),
         pl.col("calls").filter(uses).sum().alias("tc_kernels"),
         pl.col("name").filter(uses).alias("tc_names"),
         pl.col("name").filter(~uses).alias("other_names"),
     )
-    rows = layer_tensor_cores(attribution).join(kernels, on=_KEY, how="left", maintain_order="left")
+    rows = layer_tensor_cores(attribution).join(kernels, on=KEY, how="left", maintain_order="left")
     rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _on_device(attribution)))
     return rows.select(
-        *_KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
+        *KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
         tc_share=_share("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
         tc_kernels=pl.col("tc_kernels").fill_null(0), tc_names=pl.col("tc_names").fill_null([]),
         other_names=pl.col("other_names").fill_null([]), reason="reason",
@@ -158,9 +136,6 @@ def _share(part: str, whole: str) -> pl.Expr:
 def by_op_type(attribution: Attribution) -> pl.DataFrame:
     """Return a row per module class, with forward and backward together, the longest first.
 
-    Args:
-        attribution: the profile.
-
     Returns:
         module (an operation if the profile does not contain layers); layers: number of distinct layers, of which
         tc_eligible and tc_used; calls: forward calls, or all calls of classes without forward ranges; host_ns, gpu_ns:
@@ -174,8 +149,7 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
     per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
     table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("layers"), *_counts(), pl.col(_SUMMED).sum(),
-        gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max(),
+        *_totals(), gpu_min_ns=pl.col("mean").min(), gpu_max_ns=pl.col("mean").max()
     )  # fmt: skip
     table = table.sort("gpu_ns", "host_ns", descending=True, maintain_order=True).with_columns(gpu_mean_ns=mean)
     return on_devices(table, attribution).select(
@@ -189,9 +163,9 @@ _SUMMED: Final = ["calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward
 
 def _layers(attribution: Attribution) -> pl.DataFrame:
     """The rows of layers with their self times."""
-    rows = layers_in(by_layer(attribution).select(*_KEY, "calls", "host_self_ns", "gpu_self_ns"))
+    rows = layers_in(by_layer(attribution).select(*KEY, "calls", "host_self_ns", "gpu_self_ns"))
     used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
-    rows = rows.join(used, on=_KEY, how="left", maintain_order="left")
+    rows = rows.join(used, on=KEY, how="left", maintain_order="left")
     rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
     return rows.with_columns(time_ns=pl.col("gpu_ns" if _on_device(attribution) else "host_ns"))
 
@@ -203,19 +177,18 @@ def _sums() -> list[pl.Expr]:
         calls.alias("calls"), pl.col("host_ns", "gpu_ns", "tc_ns").sum(),
         pl.col("time_ns").filter(_FORWARD).sum().alias("forward_ns"),
         pl.col("time_ns").filter(_BACKWARD).sum().alias("backward_ns"),
-        pl.col("tc_eligible").any(), pl.col("tc_used").any(),
+        pl.col("tc_eligible", "tc_used").any(),
     ]  # fmt: skip
 
 
-def _counts() -> list[pl.Expr]:
-    return [pl.col(name).sum().cast(pl.Int64) for name in ("tc_eligible", "tc_used")]
+def _totals() -> list[pl.Expr]:
+    """Aggregates over layers."""
+    layers = pl.len().cast(pl.Int64).alias("layers")
+    return [layers, pl.col("tc_eligible", "tc_used").sum().cast(pl.Int64), pl.col(_SUMMED).sum()]
 
 
 def by_group(attribution: Attribution) -> pl.DataFrame:
     """Return a row per module path that sums all layers below it, in tree order.
-
-    Args:
-        attribution: the profile.
 
     Returns:
         group: the path; depth: number of path components above it; layers: number of distinct layers in the group,
@@ -246,9 +219,7 @@ def _sums_of_groups(layers: pl.DataFrame, groups: list[str], members: Iterable[I
     depths = [0 if group == MODEL else len(layer_path.within(group)) - 1 for group in groups]
     pairs = [(group, row) for group, rows in enumerate(members) for row in rows]
     member = pl.DataFrame(pairs, schema={"number": pl.Int64, "row": pl.Int64}, orient="row")
-    sums = layers[member["row"]].with_columns(member["number"]).group_by("number").agg(
-        pl.len().cast(pl.Int64).alias("layers"), *_counts(), pl.col(_SUMMED).sum()
-    )  # fmt: skip
+    sums = layers[member["row"]].with_columns(member["number"]).group_by("number").agg(*_totals())
     table = pl.DataFrame({"number": range(len(groups)), "group": groups, "depth": depths})
     rows = table.join(sums, on="number", how="left", maintain_order="left").drop("number")
     return rows.with_columns(pl.exclude("group").fill_null(0))

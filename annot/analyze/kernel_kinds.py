@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 import polars as pl
@@ -11,6 +11,7 @@ import polars as pl
 from annot.analyze.kernel_name_patterns import LIBRARIES, RULES, TENSOR_CORES, Kind
 from annot.attribution import UNATTRIBUTED, by_layer
 from annot.attribution.attribute import Attribution
+from annot.attribution.layer_chains import KEY
 
 __all__ = [
     "MATRIX",
@@ -28,7 +29,6 @@ MATRIX: Final = ("gemm", "convolution", "attention")
 
 _LONGEST: Final = 4096  # longer names only continue with template arguments
 _ANONYMOUS: Final = ("(anonymous namespace)::", "<unnamed>::")
-_KEY: Final = ("layer", "module", "phase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,9 @@ def _library(text: str) -> str:
 
 
 def with_classes(names: pl.DataFrame) -> pl.DataFrame:
-    """Add kind, library (String) and tensor_cores (Boolean) to a table with the column `name`.
-
-    Args:
-        names: table with the column `name`.
-    """
+    """Add kind, library (String) and tensor_cores (Boolean) to a table with the column `name`."""
     distinct = names["name"].cast(pl.String).unique()
-    rows = [(name, *_as_row(classify(name or ""))) for name in distinct]
+    rows = [(name, *astuple(classify(name or ""))) for name in distinct]
     schema = {"name": pl.String, "kind": pl.String, "library": pl.String, "tensor_cores": pl.Boolean}
     classes = pl.DataFrame(rows, schema=schema, orient="row")
     texts = names.with_columns(pl.col("name").cast(pl.String))
@@ -96,43 +92,25 @@ def with_classes(names: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_unknown_tensor_cores(classes: pl.DataFrame) -> pl.DataFrame:
-    """Set tensor_cores to null where the name does not show it: in matrix multiplications of Triton.
-
-    Args:
-        classes: the result of `with_classes`.
-    """
+    """Set tensor_cores to null where the name does not show it: in matrix multiplications of Triton."""
     unknown = (pl.col("library") == "Triton") & pl.col("kind").is_in(MATRIX) & ~pl.col("tensor_cores")
     return classes.with_columns(tensor_cores=pl.when(~unknown).then("tensor_cores"))
-
-
-def _as_row(one: KernelClass) -> tuple[str, str, bool]:
-    return one.kind, one.library, one.tensor_cores
 
 
 def layer_names(attribution: Attribution) -> pl.DataFrame:
     """Return a row per layer and name of the GPU activities that the layer itself launches.
 
-    Args:
-        attribution: the profile.
-
     Returns:
         layer, module, phase, name, kernel (false: a copy or memset), calls, gpu_ns, kind, library, tensor_cores.
     """
-    forest = attribution.forest
-    keys = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
-    names = attribution.names
-    key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(names["node"])
-    rows = pl.concat([keys[key], names.select("name", "kernel", "calls", "gpu_ns")], how="horizontal")
-    rows = rows.with_columns(pl.col("name").cast(pl.String))
-    sums = rows.group_by(*_KEY, "name", "kernel", maintain_order=True).agg(pl.col("calls", "gpu_ns").sum())
+    names = attribution.names.select(pl.col("name").cast(pl.String), "kernel", "calls", "gpu_ns")
+    rows = attribution.forest.layers_of_nodes()[attribution.names["node"]].hstack(names)
+    sums = rows.group_by(*KEY, "name", "kernel", maintain_order=True).agg(pl.col("calls", "gpu_ns").sum())
     return with_classes(sums)
 
 
 def by_class(attribution: Attribution) -> pl.DataFrame:
     """Return a row per class of kernels, the longest first.
-
-    Args:
-        attribution: the profile.
 
     Returns:
         kind, library, tensor_cores (null: the names do not show it), names (number of distinct kernel names), calls,
@@ -150,9 +128,6 @@ def by_class(attribution: Attribution) -> pl.DataFrame:
 def layer_kernels(attribution: Attribution) -> pl.DataFrame:
     """Return the GPU self time of each layer by kind of kernel, split at matrix multiplications.
 
-    Args:
-        attribution: the profile.
-
     Returns:
         layer, module, phase, as in `annot.attribution.by_layer`; gpu_self_ns; matrix_ns: the part in kernels of
         `MATRIX`; outside_ns: the rest; outside: kinds and their times, the longest first, as ``elementwise 1200 ns``;
@@ -164,17 +139,17 @@ def layer_kernels(attribution: Attribution) -> pl.DataFrame:
         >>> layer_kernels(attribute(Profile.build({}))).columns[:5]
         ['layer', 'module', 'phase', 'gpu_self_ns', 'matrix_ns']
     """
-    kinds = layer_names(attribution).group_by(*_KEY, "kind").agg(pl.col("gpu_ns").sum())
+    kinds = layer_names(attribution).group_by(*KEY, "kind").agg(pl.col("gpu_ns").sum())
     longest = kinds.group_by("kind").agg(pl.col("gpu_ns").sum()).sort("gpu_ns", "kind", descending=[True, False])
     columns = {f"{kind}_ns": pl.col("gpu_ns").filter(pl.col("kind") == kind).sum() for kind in longest["kind"]}
     is_matrix = pl.col("kind").is_in(MATRIX)
-    sums = kinds.group_by(_KEY).agg(pl.col("gpu_ns").filter(is_matrix).sum().alias("matrix_ns"), **columns)
+    sums = kinds.group_by(KEY).agg(pl.col("gpu_ns").filter(is_matrix).sum().alias("matrix_ns"), **columns)
     others = kinds.filter(~is_matrix & (pl.col("gpu_ns") > 0)).sort("gpu_ns", "kind", descending=[True, False])
     text = pl.format("{} {} ns", "kind", "gpu_ns").str.join(", ").alias("outside")
-    texts = others.group_by(*_KEY, maintain_order=True).agg(text)
-    rows = by_layer(attribution).select(*_KEY, "gpu_self_ns")
+    texts = others.group_by(*KEY, maintain_order=True).agg(text)
+    rows = by_layer(attribution).select(*KEY, "gpu_self_ns")
     for part in (sums, texts):
-        rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
+        rows = rows.join(part, on=KEY, how="left", maintain_order="left")
     rows = rows.with_columns(pl.selectors.ends_with("_ns").fill_null(0), pl.col("outside").fill_null(""))
     outside_ns = (pl.col("gpu_self_ns") - pl.col("matrix_ns")).alias("outside_ns")
-    return rows.select(*_KEY, "gpu_self_ns", "matrix_ns", outside_ns, "outside", *columns)
+    return rows.select(*KEY, "gpu_self_ns", "matrix_ns", outside_ns, "outside", *columns)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import polars as pl
 
 from annot.analyze.api_calls import calls_of
 from annot.analyze.bottlenecks import default_peaks
-from annot.analyze.dlprof_reports import blocks_of, keys_of_nodes, on_devices
+from annot.analyze.dlprof_reports import blocks_of, on_devices
+from annot.analyze.gpu_activities import KEY
 from annot.analyze.hardware_counters import layer_counters
 from annot.analyze.kernel_kinds import layer_kernels
 from annot.analyze.roofline import layer_roofline
@@ -20,14 +19,9 @@ from annot.attribution.host_times import known
 
 __all__ = ["by_detail"]
 
-_KEY: Final = ["layer", "module", "phase"]
-
 
 def by_detail(attribution: Attribution) -> pl.DataFrame:
     """Return all that is known about each layer, a row per layer, module class and phase.
-
-    Args:
-        attribution: the profile.
 
     Returns:
         layer, module, phase, calls; tc_eligible, tc_used, reason: see `annot.analyze.tensor_cores`; host_ns, gpu_ns
@@ -43,20 +37,20 @@ def by_detail(attribution: Attribution) -> pl.DataFrame:
         parts.append(counters)
     for part in parts:
         new = [name for name in part.columns if name not in rows.columns]
-        rows = rows.join(part.select(*_KEY, *new), on=_KEY, how="left", maintain_order="left")
+        rows = rows.join(part.select(*KEY, *new), on=KEY, how="left", maintain_order="left")
     return on_devices(rows, attribution)
 
 
 def _dlprof(attribution: Attribution) -> pl.DataFrame:
     """Return DLProf's detailed report: a row per layer, module class and phase."""
-    rows = by_layer(attribution).select(*_KEY, "calls", "host_ns", "gpu_ns", "shapes")
-    kernels = layer_kernels(attribution).select(*_KEY, "matrix_ns", "outside_ns", "outside")
+    rows = by_layer(attribution).select(*KEY, "calls", "host_ns", "gpu_ns", "shapes")
+    kernels = layer_kernels(attribution).select(*KEY, "matrix_ns", "outside_ns", "outside")
     for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
-        rows = rows.join(part, on=_KEY, how="left", maintain_order="left")
+        rows = rows.join(part, on=KEY, how="left", maintain_order="left")
     calls = pl.when(pl.col("calls") > 0).then("calls")
     means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
     return rows.with_columns(means).select(
-        *_KEY, "calls", "tc_eligible", "tc_used",
+        *KEY, "calls", "tc_eligible", "tc_used",
         *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
         "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
     )  # fmt: skip
@@ -69,7 +63,10 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     nested = forest.tree["parent"] != column_ops.NONE
     calls = (tree["path"] != column_ops.NONE) & (~nested | (tree["path"] != tree["outer"]))
     key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(tree["path"].filter(calls))
-    ranges = _range_times(attribution).filter(calls)
+    self_ns = attribution.range_work()["gpu_self_ns"]
+    ranges = forest.tree.select(
+        host_ns=pl.col("end") - pl.col("start"), gpu_ns=column_ops.fold(forest.tree["parent"], self_ns)
+    ).filter(calls)
     crossing = forest.crossing.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=attribution.crossing_gpu_ns)
     crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
     parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
@@ -79,20 +76,12 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
         f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in ("host", "gpu") for what in ("min", "max")
     }
     rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
-    names = pl.DataFrame(forest.keys.names, schema=_KEY, orient="row")
-    return pl.concat([names[rows["key"]], rows.drop("key")], how="horizontal")
-
-
-def _range_times(attribution: Attribution) -> pl.DataFrame:
-    """Total CPU and GPU time of each range of the tree."""
-    tree = attribution.forest.tree
-    self_ns = attribution.range_work()["gpu_self_ns"]
-    return tree.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=column_ops.fold(tree["parent"], self_ns))
+    return forest.layers()[rows["key"]].hstack(rows.drop("key"))
 
 
 def _launch_times(attribution: Attribution) -> pl.DataFrame:
     """The time of the API calls of each layer; a call with several GPU activities (a CUDA graph) counts once."""
-    calls, keys = calls_of(attribution), keys_of_nodes(attribution)
+    calls, keys = calls_of(attribution), attribution.forest.layers_of_nodes()
     first = pl.Series("node", [None], pl.Int32).new_from_index(0, len(calls.ns))
     for block in blocks_of(attribution):
         row = calls.rows(block["process"], block["correlation"])
@@ -100,4 +89,4 @@ def _launch_times(attribution: Attribution) -> pl.DataFrame:
         new = launches.filter(first.gather(launches["row"]).is_null())
         first = first.scatter(new["row"], new["node"])
     sums = pl.DataFrame({"node": first, "launch_ns": calls.ns}).drop_nulls().group_by("node").agg(pl.all().sum())
-    return pl.concat([keys[sums["node"]], sums], how="horizontal").group_by(_KEY).agg(pl.col("launch_ns").sum())
+    return keys[sums["node"]].hstack(sums).group_by(KEY).agg(pl.col("launch_ns").sum())

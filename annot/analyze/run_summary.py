@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 
 from annot.analyze.dlprof_reports import layers_in
+from annot.analyze.gpu_activities import KEY
 from annot.analyze.step_parts import WORK
 from annot.analyze.step_time import SHARES, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
@@ -21,15 +22,11 @@ _SCHEMA: Final = {
     "section": pl.String, "item": pl.String, "count": pl.Int64, "ns": pl.Int64, "share": pl.Float64,
     "hidden_ns": pl.Int64, "text": pl.String,
 }  # fmt: skip
-_KEY: Final = ["layer", "module", "phase"]
 _Row: TypeAlias = tuple[str, str, int | None, int | None, float | None, int | None, str]
 
 
 def by_summary(attribution: Attribution) -> pl.DataFrame:
     """Return the items of DLProf's summary, a row each.
-
-    Args:
-        attribution: the profile.
 
     Returns:
         section, item, count, ns, share (of the section's total, from 0 to 1), hidden_ns and text (values other than
@@ -61,7 +58,8 @@ def _row(
 
 
 def _time(table: pl.DataFrame) -> list[_Row]:
-    sums = {share: (ns, hidden) for share, ns, hidden in _by_share(table)}
+    by_share = table.group_by("share").agg(pl.col("ns", "hidden_ns").sum())
+    sums = {share: (ns, hidden) for share, ns, hidden in by_share.iter_rows()}
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
     rows = [_row("time", "wall", devices, wall, wall)]
@@ -71,14 +69,10 @@ def _time(table: pl.DataFrame) -> list[_Row]:
     return rows
 
 
-def _by_share(table: pl.DataFrame) -> list[tuple[str, int, int]]:
-    return table.group_by("share").agg(pl.col("ns", "hidden_ns").sum()).rows()
-
-
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     work = tensor_core_work(attribution).filter("kernel")
-    eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(_KEY)
-    of_eligible = int(work.join(eligible, on=_KEY, how="semi")["gpu_ns"].sum())
+    eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(KEY)
+    of_eligible = int(work.join(eligible, on=KEY, how="semi")["gpu_ns"].sum())
     used = work.filter("tensor_cores")
     ran = steps.filter(pl.col("share").is_in(WORK))
     devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
@@ -113,16 +107,11 @@ def _layers(attribution: Attribution) -> list[_Row]:
         part = rows.filter(which)
         layers = part.select("layer", "module").n_unique() if part.height else 0
         found.append(_row("layers", name, layers, int(part["gpu_self_ns"].sum()), whole))
-    return [*found, *_host(attribution)]
-
-
-def _host(attribution: Attribution) -> list[_Row]:
-    """CPU self time of layers; empty if CPU times are unknown."""
-    if not known(attribution.meta):
-        return []
-    rows = by_layer(attribution)
-    layers = int(layers_in(rows)["host_self_ns"].sum())
-    return [_row("layers", "host", None, layers, int(rows["host_self_ns"].sum()))]
+    if known(attribution.meta):
+        times = by_layer(attribution)
+        host_ns = int(layers_in(times)["host_self_ns"].sum())
+        found.append(_row("layers", "host", None, host_ns, int(times["host_self_ns"].sum())))
+    return found
 
 
 def _kernels(attribution: Attribution) -> list[_Row]:

@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
+
+from annot.cli import output
+from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.attribution import Attribution
@@ -34,28 +38,24 @@ _SLOWER, _INCOMPARABLE = 3, 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot compare`."""
-    from annot.cli.output import add_output_arguments, add_step_arguments
-
     parser.epilog = _EXAMPLES
     parser.add_argument("a", metavar="A", help="profile of the baseline")
     parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
     parser.add_argument(
-        "--by", type=_subject, choices=("layer", "module", "phase", "class", "kernel"),
-        default="layer", metavar="ROW",
+        "--by", type=lambda text: "class" if text == "kind" else text, default="layer", metavar="ROW",
+        choices=("layer", "module", "phase", "class", "kernel"),
         help="what a row is: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
     )  # fmt: skip
-    add_step_arguments(parser)
-    add_output_arguments(parser, "html")
+    output.add_step_arguments(parser)
+    output.add_output_arguments(parser, "html")
     ci = parser.add_argument_group("in CI")
     ci.add_argument(
-        "--fail-above",
-        type=_factor,
-        metavar="F",
+        "--fail-above", type=output.number_type("above 0", lambda factor: factor > 0), metavar="F",
         help="exit with 3 if a step or a row takes more than F times as long in B, or new rows take more than F times "
         "as long as removed rows; exit with 4 if A and B are not comparable, except with --force",
-    )
+    )  # fmt: skip
     ci.add_argument(
-        "--least-share", type=_share, default=0.01, metavar="S",
+        "--least-share", type=output.number_type("above 0", lambda share: -1 < share <= 1), default=0.01, metavar="S",
         help="ignore rows below this share of the time; default: 0.01",
     )  # fmt: skip
 
@@ -63,18 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.compare import compare, is_step_slower, regressions
-    from annot.cli.output import check_output, deliver, opened, output_problem, settle_format
     from annot.cli.progress import progress
-    from annot.errors import AnnotError
     from annot.report.terminal.compare import ComparisonReport, print_comparison
 
-    settle_format(args)
-    if problem := output_problem(args):
-        print(f"annot: error: {problem}", file=sys.stderr)
-        return 2
-    check_output(args, args.a, args.b)
+    output.settle_format(args)
+    output.check_output(args, args.a, args.b)
     with progress():
-        sides = [opened(path, args).attribution for path in (args.a, args.b)]
+        sides = [output.opened(path, args).attribution for path in (args.a, args.b)]
     try:
         comparison = compare(*sides, by=args.by)
     except ValueError as error:
@@ -83,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         _write_page(sides[0], sides[1], args)
     else:
         report = ComparisonReport(comparison, args.a, args.b)
-        deliver(report, lambda console: print_comparison(report, console), args)
+        output.deliver(report, partial(print_comparison, report), args)
     if args.fail_above is None:
         return 0
     if comparison.comparability.reasons and not args.force:
@@ -102,31 +97,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:
-    from annot.cli.output import write
     from annot.report.page.data import comparison_data
     from annot.report.page.render import as_page
 
     data = comparison_data(a, b, (args.a, args.b), args.by)
-    write(args.output, [as_page(data, f"{args.a} → {args.b} · annot")], force=args.force)
-
-
-def _subject(text: str) -> str:
-    return "class" if text == "kind" else text
-
-
-def _factor(text: str) -> float:
-    return _number(text, least=0.0, most=float("inf"))
-
-
-def _share(text: str) -> float:
-    return _number(text, least=-1.0, most=1.0)
-
-
-def _number(text: str, least: float, most: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not least < number <= most:
-        raise argparse.ArgumentTypeError(f"must be a number above {max(least, 0):g}, got {text!r}")
-    return number
+    output.write(args.output, [as_page(data, f"{args.a} → {args.b} · annot")], force=args.force)

@@ -53,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chapter(name: str) -> Traversable:
-    """Return the file of a chapter.
-
-    Args:
-        name: name of the chapter, one of `CHAPTERS`.
+    """Return the file of a chapter, one of `CHAPTERS`.
 
     Example:
         >>> chapter("tags").read_text().partition("\\n")[0]

@@ -89,6 +89,7 @@ def _drop_output() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
+    from annot.cli.output import UsageError
     from annot.errors import AnnotError
 
     words = with_command(words)
@@ -101,7 +102,7 @@ def _dispatch(words: list[str]) -> int:
     try:
         return int(importlib.import_module(f"annot.cli.{args.verb}").run(args))
     except AnnotError as error:
-        return _fail(str(error))
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
         if error.name not in _REPORTING:
             raise
@@ -120,11 +121,7 @@ def _is_profile(word: str) -> bool:
 
 
 def make_parser(command: str | None) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        command: the command to add options for; only its module is imported. None: without options.
-    """
+    """Return the parser of the command line, with the options of one command: only its module is imported."""
     parser = argparse.ArgumentParser(
         prog="annot",
         description="Profile deep-learning models and attribute the time to layers, forward and backward.",
@@ -154,6 +151,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, status: int = 1) -> int:
     print(f"annot: error: {message}", file=sys.stderr)
-    return 1
+    return status

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,15 +19,9 @@ if TYPE_CHECKING:
     from annot.runs.run import Run
 
 __all__ = [
-    "add_output_arguments",
-    "add_step_arguments",
-    "check_output",
-    "deliver",
-    "opened",
-    "output_problem",
-    "settle_format",
-    "write",
-]
+    "UsageError", "add_output_arguments", "add_step_arguments", "check_output", "deliver", "number_type", "opened",
+    "settle_format", "write",
+]  # fmt: skip
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _ENDINGS = {
@@ -32,16 +29,14 @@ _ENDINGS = {
     ".htm": "html", ".json.gz": "trace",
 }  # fmt: skip
 """Formats by the suffix of OUT."""
-_TEXT_WIDTH = 120
+
+
+class UsageError(AnnotError):
+    """A wrong combination of options, which ends the command with status 2."""
 
 
 def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add the options for the output.
-
-    Args:
-        parser: parser of the command.
-        more: additional formats, such as html.
-    """
+    """Add the options for the output; `more` are additional formats, such as html."""
     choices = (*_FORMATS, *more)
     parser.add_argument(
         "--format", choices=choices, help="output format; default: by the suffix of OUT, such as .csv, else table"
@@ -52,11 +47,7 @@ def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select ranges and steps.
-
-    Args:
-        parser: parser of the command.
-    """
+    """Add the options that select ranges and steps."""
     parser.add_argument("--domain", metavar="D", help="use only ranges of this NVTX domain; default: all")
     parser.add_argument(
         "--steps", type=_steps, metavar="3:20", help="use only these steps, counted from 0; default: all"
@@ -69,40 +60,17 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_format(args: argparse.Namespace) -> None:
-    """Set the format from the suffix of OUT, if --format is not given.
-
-    Args:
-        args: the parsed command line.
-    """
-    if args.format is not None:
-        return
-    name = args.output.name.lower() if args.output is not None else ""
-    found = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), "table")
-    args.format = found if found in args.formats else "table"
-
-
-def output_problem(args: argparse.Namespace) -> str | None:
-    """Return the error message for a wrong combination of options, or None.
-
-    Args:
-        args: the parsed command line.
-    """
-    needs_file = args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None
-    return f"--format {args.format} needs -o OUT" if needs_file else None
+    """Set the format from the suffix of OUT, if --format is not given; raise `UsageError` if it needs OUT."""
+    if args.format is None:
+        name = args.output.name.lower() if args.output is not None else ""
+        found = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), "table")
+        args.format = found if found in args.formats else "table"
+    if args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None:
+        raise UsageError(f"--format {args.format} needs -o OUT")
 
 
 def check_output(args: argparse.Namespace, *profiles: str) -> None:
-    """Check that OUT may be written.
-
-    Args:
-        args: the parsed command line.
-        profiles: profiles that the command reads.
-
-    Raises:
-        AnnotError: OUT exists without --force, or OUT is one of the profiles.
-    """
-    from annot.errors import AnnotError
-
+    """Raise `AnnotError` if OUT exists without --force, or is one of the profiles that the command reads."""
     if args.output is None or not args.output.exists():
         return
     if not args.force:
@@ -113,23 +81,13 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
 
 def opened(path: str, args: argparse.Namespace) -> Run:
     """Return a profile with the options of `add_step_arguments`."""
-    from annot.runs.run import Run
-    from annot.runs.selection import Selection
+    from annot.runs.run import Run, Selection
 
     return Run(path, Selection(args.domain, args.steps, args.step_range))
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
-    """Print the report or write it to OUT, in the selected format.
-
-    Args:
-        report: rows and metadata.
-        show: function that prints the table to a console.
-        args: the parsed command line, with the options of `add_output_arguments`.
-
-    Raises:
-        AnnotError: OUT cannot be written.
-    """
+    """Print the report or write it to OUT, in the selected format; `show` prints the table to a console."""
     from rich.console import Console as RichConsole
 
     if args.output is None and args.format == "table":
@@ -143,18 +101,7 @@ def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Nam
 
 
 def write(path: Path, content: Iterable[bytes], *, force: bool) -> None:
-    """Write a file in parts.
-
-    Args:
-        path: path of the file.
-        content: parts of the file.
-        force: replace an existing file.
-
-    Raises:
-        AnnotError: the file cannot be written.
-    """
-    from annot.errors import AnnotError
-
+    """Write a file in parts; replace an existing file if `force`."""
     try:
         with path.open("wb" if force else "xb") as file:
             file.writelines(content)
@@ -162,24 +109,32 @@ def write(path: Path, content: Iterable[bytes], *, force: bool) -> None:
         raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> Iterator[bytes]:
-    from io import StringIO
-
-    from rich.console import Console as RichConsole
-
-    from annot.report.export import json_csv_parquet
+def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> Iterable[bytes]:
+    from annot.report.export.json_csv_parquet import as_csv, as_json, as_jsonl, as_parquet
+    from annot.report.terminal.layout import plain_text
 
     if form == "parquet":
-        yield json_csv_parquet.as_parquet(report)
-    elif form != "table":
-        parts = {"json": json_csv_parquet.as_json, "jsonl": json_csv_parquet.as_jsonl, "csv": json_csv_parquet.as_csv}[
-            form
-        ]
-        yield from (part.encode() for part in parts(report))
-    else:
-        text = StringIO()
-        show(RichConsole(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
-        yield text.getvalue().encode()
+        return [as_parquet(report)]
+    if form == "table":
+        return [plain_text(show).encode()]
+    return (part.encode() for part in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
+
+
+def number_type(
+    must: str, fits: Callable[[float], bool], parse: Callable[[str], float] = float
+) -> Callable[[str], float]:
+    """Return a type of an option: a number that `fits`, else the error says what it `must` be."""
+
+    def number(text: str) -> float:
+        try:
+            found = parse(text)
+        except ValueError:
+            found = math.nan
+        if not fits(found):
+            raise argparse.ArgumentTypeError(f"must be a number {must}, got {text!r}")
+        return found
+
+    return number
 
 
 def _steps(text: str) -> slice:

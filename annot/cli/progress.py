@@ -20,20 +20,16 @@ _SECONDS = 2.0
 
 
 @contextmanager
-def progress(after: float | None = None) -> Iterator[threading.Event | None]:
-    """Show the progress messages of a block (see `annot.util.progress.tell`).
+def progress() -> Iterator[threading.Event | None]:
+    """Show the progress messages of a block (see `annot.util.progress.tell`) after two seconds.
 
-    Args:
-        after: seconds before the display appears; None: 2.
-
-    Yields:
-        An event that is set when the display appears; None if standard error is not a terminal.
+    The event is set when the display appears; it is None if standard error is not a terminal.
     """
     if not sys.stderr.isatty():
         yield None
         return
     display = _Display()
-    timer = threading.Timer(_SECONDS if after is None else after, display.start)
+    timer = threading.Timer(_SECONDS, display.start)
     timer.daemon = True
     with listening(display.tell):
         timer.start()

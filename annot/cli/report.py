@@ -33,16 +33,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from annot.cli import output
+from annot.cli.progress import progress
+from annot.errors import AnnotError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
     from annot.report.views import Report
-    from annot.runs.selection import Selection
+    from annot.runs.run import Run, Selection
 
 __all__ = ["add_arguments", "print_report", "run"]
 
+_EXPORTS = ("trace", "tensorboard", "nsys-rep")
+"""Formats of files for other tools."""
 _EXAMPLES = """\
 examples:
   annot run.sqlite
@@ -63,9 +69,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot report`."""
-    from annot.cli.export import FORMATS
-    from annot.cli.output import add_output_arguments, add_step_arguments
-
     parser.epilog = _EXAMPLES
     parser.usage = "annot [report] [--by ROW] [--columns WHAT] [--format FORMAT] [-o OUT] [OPTION ...] PROFILE ..."
     parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile to read")
@@ -83,8 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
     parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
     parser.add_argument("--top", type=_positive, metavar="N", help="show the N longest rows only")
+    percent = output.number_type(
+        "from 0 to 100", lambda part: 0 <= part <= 100, lambda text: float(text.removesuffix("%"))
+    )
     parser.add_argument(
-        "--min-share", type=_percent, metavar="P", help="leave out rows below P percent of the total time"
+        "--min-share", type=percent, metavar="P", help="leave out rows below P percent of the total time"
     )
     parser.add_argument(
         "--sort", choices=("order", "time"),
@@ -93,8 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     per = parser.add_mutually_exclusive_group()
     per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
     per.add_argument("--per-step", action="store_true", help="write the mean of a step without warm-up to files, too")
-    add_step_arguments(parser)
-    add_output_arguments(parser, "html", *FORMATS)
+    output.add_step_arguments(parser)
+    output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
     nsys = parser.add_argument_group("results of nsys stats")
     nsys.add_argument(
@@ -123,47 +129,31 @@ def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report and return the exit status."""
-    from annot.cli.export import FORMATS
-    from annot.cli.output import check_output, deliver, output_problem, settle_format
-    from annot.cli.progress import progress
-
     # jemalloc in polars keeps freed memory for 10 s by default, longer than most reports take.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0")
-    settle_format(args)
-    if problem := output_problem(args) or _usage_problem(args):
-        print(f"annot: error: {problem}", file=sys.stderr)
-        return 2
-    check_output(args, *args.profiles)
+    output.settle_format(args)
+    if problem := _usage_problem(args):
+        raise output.UsageError(problem)
+    output.check_output(args, *args.profiles)
     with progress():
-        if args.format in ("html", *FORMATS):
+        if args.format in ("html", *_EXPORTS):
             _write_profile(args)
             return 0
         report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
-    deliver(report, partial(_print, report), args)
+    output.deliver(report, partial(_print, report), args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
             print(f"annot: {note}", file=sys.stderr)
     return 0
 
 
-def print_report(path: Path, *, console: Console | None = None) -> None:
-    """Print the layers of a profile.
-
-    Args:
-        path: path of the profile.
-        console: console to print to; None: standard output, with color only on a terminal.
-
-    Raises:
-        AnnotError: the profile cannot be read.
-    """
-    from rich.console import Console as RichConsole
-
-    from annot.cli.progress import progress
+def print_report(path: Path, console: Console) -> None:
+    """Print the layers of a profile."""
     from annot.runs.run import Run
 
     with progress():
         report = Run(path).view(brief=True)
-    _print(report, console or RichConsole())
+    _print(report, console)
 
 
 def _row(text: str) -> str:
@@ -188,16 +178,6 @@ def _positive(text: str) -> int:
     return number
 
 
-def _percent(text: str) -> float:
-    try:
-        percent = float(text.removesuffix("%"))
-    except ValueError:
-        percent = -1.0
-    if not 0 <= percent <= 100:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 100, got {text!r}")
-    return percent
-
-
 _VIEW_OPTIONS = ("by", "columns", "each", "depth", "top", "min_share", "sort", "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
 _STEP_OPTIONS = ("domain", "steps", "step_range")
@@ -206,7 +186,6 @@ _NSYS_OPTIONS = ("rule", "report")
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
-    from annot.cli.export import FORMATS
 
     def given(*names: str) -> str | None:
         found = [name for name in names if getattr(args, name) not in (None, False, "innermost")]
@@ -214,7 +193,7 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
     if args.format == "html" and (extra := given(*_VIEW_OPTIONS, *_NSYS_OPTIONS)):
         return f"{extra} cannot be combined with --format html: the page contains all tables"
-    if args.format in FORMATS:
+    if args.format in _EXPORTS:
         if extra := given(*_NSYS_OPTIONS, *_VIEW_OPTIONS, *_RANK_OPTIONS):
             return f"{extra} cannot be combined with --format {args.format}"
         if len(args.profiles) > 1:
@@ -247,15 +226,13 @@ def _view_problem(args: argparse.Namespace) -> str | None:
 
 
 def _selection(args: argparse.Namespace) -> Selection:
-    from annot.runs.selection import Selection
+    from annot.runs.run import Selection
 
     return Selection(args.domain, args.steps, args.step_range, by_process=args.by_process)
 
 
 def _write_profile(args: argparse.Namespace) -> None:
     """Write the HTML page, or a file for another tool."""
-    from annot.cli.export import export
-    from annot.cli.output import write
     from annot.report.page.render import as_page
     from annot.runs.executors import run_one
     from annot.runs.gather import Ranks
@@ -264,14 +241,40 @@ def _write_profile(args: argparse.Namespace) -> None:
 
     selection = _selection(args)
     if args.format != "html":
-        export(Run(args.profiles[0], selection), args)
+        _export(Run(args.profiles[0], selection), args)
         return
     paths = expand(args.profiles)
     if len(paths) == 1 and args.rank is None and not args.by_process:
         data = run_one(partial(page_of, selection=selection), paths[0], dask=args.dask)
     else:
         data = Ranks(paths, selection, workers=args.workers, dask=args.dask).page(args.rank)
-    write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
+    output.write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
+
+
+def _export(run: Run, args: argparse.Namespace) -> None:
+    """Write the export of a profile to OUT."""
+    from annot.report.export import files
+    from annot.report.export.nsys_report import enrich
+
+    report = _report_to_enrich(run, args) if args.format == "nsys-rep" else None
+    attribution = run.attribution_with_calls
+    try:
+        if report is not None:
+            enrich(attribution, report, args.output)
+        else:
+            write = files.write_trace_file if args.format == "trace" else files.write_tensorboard
+            write(attribution, run.path, args.output, force=args.force)
+    except OSError as error:
+        raise AnnotError(f"{args.output} cannot be written: {error.strerror}") from None
+
+
+def _report_to_enrich(run: Run, args: argparse.Namespace) -> Path:
+    from annot.report.export.nsys_report import report_of_profile
+
+    report = report_of_profile(run.file)
+    if args.output.exists() and any(args.output.samefile(read) for read in (run.file, report)):
+        raise AnnotError(f"{args.output} is the input: use another name with -o")
+    return report
 
 
 def _nsys_stats(args: argparse.Namespace) -> NsightReport:
@@ -283,7 +286,6 @@ def _nsys_stats(args: argparse.Namespace) -> NsightReport:
 
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
-    from annot.errors import AnnotError
     from annot.runs.executors import run_one
     from annot.runs.gather import Ranks
     from annot.runs.profile_files import expand

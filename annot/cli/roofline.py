@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final
+
+from annot.cli import output
+from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.analyze.roofs import Peaks
@@ -35,30 +38,26 @@ _PREFIXES: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot roofline`."""
-    from annot.cli.output import add_output_arguments, add_step_arguments
-
     parser.epilog = _EXAMPLES
     parser.add_argument("profile", nargs="?", metavar="PROFILE", help="profile to read")
     parser.add_argument("--by", choices=("layer", "kernel"), default="layer", help="row of the table; default: layer")
     peaks = parser.add_argument_group("peaks")
+    amount = output.number_type("above 0, such as 19.5T", lambda number: 0 < number < math.inf, _amount)
     peaks.add_argument("--measure", action="store_true", help="measure the peaks of this machine with PyTorch")
-    peaks.add_argument("--peak-flops", type=_amount, metavar="N", help="peak FLOP/s of all precisions, such as 19.5T")
+    peaks.add_argument("--peak-flops", type=amount, metavar="N", help="peak FLOP/s of all precisions, such as 19.5T")
     peaks.add_argument(
-        "--peak-bandwidth", type=_amount, metavar="N", help="peak memory bandwidth in bytes/s, such as 2.04T"
+        "--peak-bandwidth", type=amount, metavar="N", help="peak memory bandwidth in bytes/s, such as 2.04T"
     )
-    add_step_arguments(parser)
-    add_output_arguments(parser)
+    output.add_step_arguments(parser)
+    output.add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the roofline and return the exit status."""
-    from annot.cli.output import check_output, output_problem, settle_format
-
-    settle_format(args)
-    if problem := _usage_problem(args) or output_problem(args):
-        print(f"annot: error: {problem}", file=sys.stderr)
-        return 2
-    check_output(args, *filter(None, [args.profile]))
+    if problem := _usage_problem(args):
+        raise output.UsageError(problem)
+    output.settle_format(args)
+    output.check_output(args, *filter(None, [args.profile]))
     if args.profile is None:
         _print_peaks(_measured("cuda" if _cuda() else "cpu"))
     else:
@@ -73,21 +72,20 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
         return "--peak-flops cannot be combined with --measure"
     if args.profile is None and not args.measure:
         return "PROFILE or --measure is required"
-    if args.profile is None and (args.output is not None or args.format != "table"):
+    if args.profile is None and (args.output is not None or args.format not in (None, "table")):
         return "-o and --format need a PROFILE: peaks alone are only printed"
     return None
 
 
 def _report(args: argparse.Namespace) -> None:
     from annot.analyze.roofline import kernel_roofline, layer_roofline
-    from annot.cli.output import deliver, opened
-    from annot.report.terminal.roofline import RooflineReport, print_roofline
+    from annot.report.terminal.roofline import print_roofline, roofline_report
 
-    attribution = opened(args.profile, args).attribution
+    attribution = output.opened(args.profile, args).attribution
     peaks = _peaks(args, attribution)
     rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
-    report = RooflineReport(args.by, rows, peaks, args.profile)
-    deliver(report, lambda console: print_roofline(report, console), args)
+    report = roofline_report(args.by, rows, peaks, args.profile)
+    output.deliver(report, partial(print_roofline, report, peaks), args)
 
 
 def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
@@ -103,7 +101,6 @@ def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
 
 def _measured(device: str) -> Peaks:
     from annot.analyze.roofs import Peaks
-    from annot.errors import AnnotError
 
     try:
         from annot.torch.measured_peaks import measure_peaks
@@ -138,10 +135,4 @@ def _print_peaks(peaks: Peaks) -> None:
 def _amount(text: str) -> float:
     """Parse a number with an optional SI prefix, such as ``19.5T`` or ``2e12``."""
     factor = _PREFIXES.get(text[-1:], 1.0)
-    try:
-        number = float(text[:-1] if factor > 1 else text) * factor
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, such as 19.5T, got {text!r}")
-    return number
+    return float(text[:-1] if factor > 1 else text) * factor

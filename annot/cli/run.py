@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from annot.errors import AnnotError
+
 if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
 
@@ -89,14 +91,12 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
 
 def _print_report(profile: Path) -> None:
     """Print the report. An error in the report is a message and does not change the exit status."""
-    from annot.errors import AnnotError
-
     try:
         from rich.console import Console
 
         from annot.cli.report import print_report
 
-        print_report(profile, console=Console(stderr=not sys.stdout.isatty()))
+        print_report(profile, Console(stderr=not sys.stdout.isatty()))
     except (AnnotError, ModuleNotFoundError) as error:
         _say(f"no report: {error}")
 

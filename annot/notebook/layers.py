@@ -12,8 +12,7 @@ import polars as pl
 
 from annot.attribution import by_layer
 from annot.profile import Source
-from annot.runs.run import Run
-from annot.runs.selection import Selection
+from annot.runs.run import Run, Selection
 
 __all__ = ["Layers", "layers"]
 

@@ -25,11 +25,7 @@ _NAME = "annot"
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register ``%annot`` and ``%%annot``; called by IPython on ``%load_ext annot``.
-
-    Args:
-        shell: the IPython shell.
-    """
+    """Register ``%annot`` and ``%%annot`` in an IPython shell, which calls this on ``%load_ext annot``."""
 
     def annot(line: str, cell: str | None = None) -> Layers | None:
         return _run_magic(shell, line, cell)
@@ -39,11 +35,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Unregister ``%annot`` and ``%%annot``; called by IPython on ``%unload_ext annot``.
-
-    Args:
-        shell: the IPython shell.
-    """
+    """Unregister ``%annot`` and ``%%annot``; IPython calls this on ``%unload_ext annot``."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop(_NAME, None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 
@@ -22,6 +22,8 @@ __all__ = [
     "per_step",
     "summed",
 ]
+
+_Row = TypeVar("_Row")
 
 Unit: TypeAlias = Literal["ns", "own ns", "share", "of total", "percent", "ratio", "count", "amount", "bytes", "text"]
 """``ns`` columns of a table have one unit of time, an ``own ns`` column has its own. ``share`` is 0 to 1, ``percent``
@@ -142,23 +144,23 @@ COLUMNS: Final[Mapping[str, Column]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Formatted:
+class Formatted(Generic[_Row]):
     """A column that is ready to print.
 
     Args:
         title: heading, with the unit of time if the column has its own.
-        show: formats the cell of a row (a dict by column name).
+        show: formats the cell of a row.
         least: minimum width of the terminal for the column to appear.
-        is_text: whether the cells are texts, which tables align to the left.
     """
 
     title: str
-    show: Callable[[Mapping[str, Any]], str]
+    show: Callable[[_Row], str]
     least: int = 0
-    is_text: bool = False
 
 
-def formatted(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None) -> list[Formatted]:
+def formatted(
+    columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None
+) -> list[Formatted[Mapping[str, Any]]]:
     """Return the printable columns that have a value in any row.
 
     Args:
@@ -178,7 +180,7 @@ def formatted(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whol
 
 def _formatted(
     column: Column, rows: Sequence[Mapping[str, Any]], whole: float | None, shared: Callable[[Any], str]
-) -> Formatted:
+) -> Formatted[Mapping[str, Any]]:
     name, title, show = column.name, column.title, _FORMATS.get(column.unit, _plain)
     if column.unit == "ns":
         show = shared
@@ -187,7 +189,7 @@ def _formatted(
         title, show = f"{title} {unit.name}", unit.show
     elif column.unit == "of total":
         return Formatted(title, lambda row: share(row[name], whole or 0), column.least)
-    return Formatted(title, lambda row: show(row[name]), column.least, column.unit == "text")
+    return Formatted(title, lambda row: show(row[name]), column.least)
 
 
 def _plain(value: Any) -> str:
@@ -210,25 +212,13 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.DataFrame:
-    """Return rows whose sums and inclusive times are divided by the number of steps; other columns stay.
-
-    Args:
-        rows: rows of a view.
-        columns: the columns of the view.
-        steps: number of steps that the rows cover.
-    """
+    """Return rows of a view whose sums and inclusive times are divided by the number of steps that they cover."""
     sums = [one.name for one in columns if one.combined in ("sum", "inclusive") and one.name in rows.columns]
     return rows.with_columns(pl.col(sums) / steps)
 
 
 def combined(rows: pl.DataFrame, keys: Sequence[str], columns: Iterable[Column]) -> pl.DataFrame:
-    """Return a row per combination of the keys, in order of first appearance.
-
-    Args:
-        rows: rows of a view.
-        keys: columns to group by.
-        columns: the columns to combine; those that the rows lack are left out.
-    """
+    """Return a row per combination of the keys, in order of first appearance; columns that the rows lack stay out."""
     weight = pl.col(next(name for name in ("time_ns", "gpu_self_ns", *rows.columns) if name in rows.columns))
     present = [one for one in columns if one.name in rows.columns and one.name not in keys]
     return rows.group_by(*keys, maintain_order=True).agg(_combined(one, weight).alias(one.name) for one in present)

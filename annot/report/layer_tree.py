@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,9 +12,14 @@ from annot.attribution import UNATTRIBUTED
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
-from annot.report.columns import COLUMNS, summed
+from annot.report.columns import COLUMNS, Formatted, summed
+from annot.report.units import count, share, unit_for
+from annot.report.views import Report
 
-__all__ = ["LAYER_PHASES", "MODEL", "Line", "at_depth", "is_layer", "layer_lines", "other_lines", "row_label", "title"]
+__all__ = [
+    "LAYER_PHASES", "MODEL", "Line", "at_depth", "is_layer", "layer_lines", "other_lines", "row_label", "title",
+    "tree_columns",
+]  # fmt: skip
 
 MODEL: Final = "(model)"
 """Displayed path of the root module."""
@@ -46,9 +51,10 @@ class Line:
         return sum(known) if known else None
 
     @property
-    def shapes(self) -> list[str]:
-        """Input shapes, most frequent first."""
-        return next((row["shapes"] for row in self.phases.values() if row["shapes"]), [])
+    def input(self) -> str:
+        """The most frequent input shape and the number of others; empty: unknown."""
+        shapes: list[str] = next((row["shapes"] for row in self.phases.values() if row["shapes"]), [])
+        return "" if not shapes else shapes[0] if len(shapes) == 1 else f"{shapes[0]} (+{len(shapes) - 1})"
 
 
 def layer_lines(rows: pl.DataFrame) -> list[Line]:
@@ -66,6 +72,35 @@ def other_lines(rows: pl.DataFrame) -> list[Line]:
     """Return the lines of the remaining rows: loops, optimizers, other ranges, unattributed time."""
     others = (row for row in rows.iter_rows(named=True) if not is_layer(row))
     return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
+
+
+def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
+    """Return the columns of the layer table. Phases that no line has get no column."""
+    time, host = report.time, unit_for(report.rows["host_ns"])
+    unit = unit_for(report.rows[time])
+
+    def timed(column: str, *phases: str) -> Callable[[Line], str]:
+        return lambda line: unit.show(line.get(column, *phases))
+
+    phases = [phase for phase in LAYER_PHASES if any(phase in line.phases for line in lines)]
+    columns = [Formatted(phase.capitalize(), timed(time, phase)) for phase in phases]
+    columns += [
+        Formatted("Total", timed(time), 76 if phases else 0),
+        Formatted("Self", timed(time.replace("_ns", "_self_ns")), 100),
+        Formatted("Share", lambda line: share(line.get(time), report.whole or 0)),
+        # calls of the forward, or all calls of a line without forward rows
+        Formatted("Calls", lambda line: count(line.get("calls", *(line.phases.keys() & {"forward"})))),
+    ]
+    if time == "gpu_ns":
+        columns += [
+            Formatted("Busy", timed("gpu_busy_ns"), 90),
+            Formatted("Kernels", lambda line: count(line.get("kernels") or None), 100),
+        ]
+    if (report.rows["gpu_by_time_ns"] > 0).any():
+        columns.append(Formatted("By time", lambda line: unit.show(line.get("gpu_by_time_ns") or None), 90))
+    if time == "gpu_ns" and report.meta["host_ns"] is not None:
+        columns.append(Formatted(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), 76))
+    return columns
 
 
 def at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
@@ -109,12 +144,7 @@ def title(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
-    """Return the label of a row and a remark on it: the layer and its class, or the value of another column.
-
-    Args:
-        row: row of a view.
-        label: column of the label, from the view.
-    """
+    """Return the label of a row and a remark on it: the layer and its class, or the value of another column."""
     if label == "layer":
         return (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
     if label == "group":

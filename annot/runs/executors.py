@@ -41,7 +41,7 @@ class Failure:
 def run_each(
     task: Callable[[str], _Result], paths: Sequence[str], *, workers: int | None = None, dask: str | None = None
 ) -> list[_Result | Failure]:
-    """Return the result of each file, in order.
+    """Return a result or a `Failure` for each file, in order.
 
     Args:
         task: function, or partial of a function, that other processes can import.
@@ -49,9 +49,6 @@ def run_each(
         workers: number of processes; 1: this process; None: the number of CPUs. Never more than there are files.
         dask: address of a Dask scheduler, such as ``tcp://host:8786``, whose workers can read the files and import
             annot; or ``local`` for a cluster of `workers` processes; None: without Dask.
-
-    Returns:
-        A result or a `Failure` per file.
 
     Raises:
         AnnotError: Dask is not installed, or the scheduler cannot be reached, or it has no workers.
@@ -66,12 +63,7 @@ def run_each(
 
 
 def run_one(task: Callable[[str], _Result], path: str, *, dask: str | None = None) -> _Result:
-    """Return the result of a single file, computed in this process or on Dask.
-
-    Args:
-        task: see `run_each`.
-        path: the file.
-        dask: see `run_each`.
+    """Return the result of a single file, computed in this process or on Dask; see `run_each`.
 
     Raises:
         AnnotError: the file cannot be used, or Dask is not available.

@@ -18,8 +18,7 @@ from annot.report.views import Order, Report, View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import Run
-from annot.runs.selection import ALL, Selection
+from annot.runs.run import ALL, Run, Selection
 from annot.runs.skew import across_ranks, collective_work, spread_of, with_collectives, work_time
 
 __all__ = ["RankTable", "Ranks", "rank_tables"]
@@ -51,14 +50,12 @@ class RankTable:
     """Table of one rank.
 
     Args:
-        source: path of the file, as the user gave it.
         rank: number recorded in the profile; None: unknown.
         process: process id, if the file is split by process.
         report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
             collective_ns and collectives: GPU time and number of communication kernels (NCCL, RCCL).
     """
 
-    source: str
     rank: int | None
     process: int | None
     report: Report
@@ -122,11 +119,8 @@ class Ranks:
         if rank is not None:
             return self.rank(rank).view(by, columns, sort=sort, total=total, **options)
         if not view.keys or options.get("depth") is not None:
-            raise AnnotError(
-                f"--by {by} --columns {columns} needs a single rank: use --rank N"
-                if view.name != by
-                else f"--by {by} needs a single rank: use --rank N"
-            )
+            more = f" --columns {columns}" if view.name != by else ""
+            raise AnnotError(f"--by {by}{more} needs a single rank: use --rank N")
         return self._compared(view, total).sorted(sort)
 
     def rank(self, number: int) -> Run:
@@ -201,17 +195,7 @@ def _usable(meta: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def rank_tables(path: str, view: str, selection: Selection, total: bool = True) -> list[RankTable]:
-    """Return the table of each rank in a file: one table, or one per process if the file is split by process.
-
-    Args:
-        path: path or URL of the profile.
-        view: name of the view.
-        selection: ranges and steps to use.
-        total: see `Run.view`.
-
-    Raises:
-        AnnotError: the file cannot be read, or the selected steps do not exist.
-    """
+    """Return the table of each rank in a file: one table, or one per process if the file is split by process."""
     run = Run(path, replace(selection, by_process=False))
     if not selection.by_process:
         return [_table(run, view, total)]
@@ -230,18 +214,13 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     steps = report.meta.get("per_step", 1)
     collectives = collective_work(attribution).select(pl.col("gpu_ns", "calls").sum()).row(0)
     rows = with_collectives(report.rows, attribution, views()[view], steps)
-    meta = report.meta | {"collective_ns": _mean(collectives[0], steps), "collectives": collectives[1]}
+    collective_ns = collectives[0] if steps == 1 else collectives[0] / steps
+    meta = report.meta | {"collective_ns": collective_ns, "collectives": collectives[1]}
     process, known = run.selection.process, run.source.meta
-    rank = known.get("rank") if process is None else _rank_of(process, known)
-    return RankTable(run.path, rank, process, replace(report, rows=rows, meta=meta))
-
-
-def _mean(time: int, steps: int) -> int | float:
-    return time if steps == 1 else time / steps
-
-
-def _rank_of(process: int, meta: dict[str, Any]) -> int | None:
-    return next((one.get("rank") for one in meta.get("processes", ()) if one["process"] == process), None)
+    rank = known.get("rank")
+    if process is not None:
+        rank = next((one.get("rank") for one in known.get("processes", ()) if one["process"] == process), None)
+    return RankTable(rank, process, replace(report, rows=rows, meta=meta))
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:
@@ -292,31 +271,25 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
     step_times = {number: (meta["step_ns"] or {}).get("median") for number, meta in metas.items()}
     per_step = [meta.get("per_step", 0) for meta in metas.values()]
     across = {
-        name: _spread({number: meta[name] for number, meta in metas.items()})
+        name: spread_of({number: meta[name] for number, meta in metas.items()})
         for name in ("gpu_ns", "host_ns", "collective_ns")
     }
     return {
         "source": ", ".join(sources),
-        **{name: _joined(meta[name] for meta in metas.values()) for name in ("format", "producer", "steps_found_by")},
+        **{
+            name: ", ".join(dict.fromkeys(filter(None, (meta[name] for meta in metas.values()))))
+            for name in ("format", "producer", "steps_found_by")
+        },
         **{name: sum(meta[name] for meta in metas.values()) for name in _SUMS},
         "host_ns": sum(host) if host else None,
         "steps": max(meta["steps"] for meta in metas.values()),
         "profiles": len(sources),
         "failed": len(failed),
         "ranks": [_of_rank(rank) for rank in ranks],
-        "across": across | {"step_ns": _spread(step_times)},
+        "across": across | {"step_ns": spread_of(step_times)},
         "notes": _notes(ranks),
         **({"per_step": max(per_step)} if all(per_step) else {}),
     }
-
-
-def _joined(values: Any) -> str:
-    return ", ".join(dict.fromkeys(filter(None, values)))
-
-
-def _spread(times: dict[int, int | None]) -> dict[str, int] | None:
-    schema = {"rank": pl.Int64, "ns": pl.Int64}
-    return spread_of(pl.DataFrame(list(times.items()), schema=schema, orient="row"))
 
 
 def _of_rank(rank: _Rank) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from annot.profile import Source
 from annot.runs.gather import Ranks
 from annot.runs.profile_files import expand
-from annot.runs.run import Run
-from annot.runs.selection import Selection
+from annot.runs.run import Run, Selection
 
 __all__ = ["open"]
 

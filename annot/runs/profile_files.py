@@ -23,11 +23,7 @@ _KEPT_FREE: Final = 2**30
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is an fsspec URL, such as ``s3://bucket/run.sqlite``, and not a local file.
-
-    Args:
-        path: path or URL.
-    """
+    """Return whether a path is an fsspec URL, such as ``s3://bucket/run.sqlite``, and not a local file."""
     return _URL.match(path) is not None
 
 
@@ -79,9 +75,6 @@ def rank_numbers(paths: Sequence[str]) -> list[int]:
 def local(path: str) -> Iterator[Path]:
     """Yield a local file: the file itself, or a temporary copy of a URL.
 
-    Args:
-        path: path or URL.
-
     Raises:
         AnnotError: the file cannot be fetched, or its copy would leave less than 1 GiB free on the disk.
     """
@@ -89,7 +82,9 @@ def local(path: str) -> Iterator[Path]:
         yield Path(path)
         return
     filesystem, name = _filesystem(path)
-    if _is_local(filesystem):
+    from fsspec.implementations.local import LocalFileSystem
+
+    if isinstance(filesystem, LocalFileSystem):
         yield Path(name)
         return
     with tempfile.TemporaryDirectory(prefix="annot-") as folder:
@@ -153,12 +148,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
     except Exception as error:  # unknown protocol, missing package, wrong credentials, ...
         raise _unreadable(url, error) from None
     return filesystem, str(name)
-
-
-def _is_local(filesystem: Any) -> bool:
-    from fsspec.implementations.local import LocalFileSystem
-
-    return isinstance(filesystem, LocalFileSystem)
 
 
 def _unreadable(path: str, error: Exception) -> AnnotError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,13 +21,36 @@ from annot.report.layer_tree import at_depth
 from annot.report.views import ORDERS, Order, Report, View, find_view
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
-from annot.runs.selection import ALL, Selection
 from annot.util.progress import tell
 
-__all__ = ["Run", "correlate", "page_of", "view_of"]
+__all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
 
 _ADVISED: Final = 50_000
 """Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Ranges, steps and processes to report on.
+
+    Args:
+        domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
+        steps: use only these steps; None: the whole profile.
+        step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
+        process: use only this process; None: all processes.
+        by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
+            with ranges is a rank.
+    """
+
+    domain: str | None = None
+    steps: slice | None = None
+    step_range: str | None = None
+    process: int | None = None
+    by_process: bool = False
+
+
+ALL: Final = Selection()
+"""The whole profile."""
 
 
 class Shown(Report):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,22 +19,14 @@ _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 
 
 def collective_work(attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `Attribution.names` that are communication kernels (NCCL, RCCL).
-
-    Args:
-        attribution: the attributed profile.
-    """
+    """Return the rows of `Attribution.names` that are communication kernels (NCCL, RCCL)."""
     return attribution.names.filter(_is_collective())
 
 
-def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, steps: int = 1) -> pl.DataFrame:
-    """Return the rows with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
+def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, steps: int) -> pl.DataFrame:
+    """Return the rows of a view with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
 
-    Args:
-        rows: rows of the view.
-        attribution: the attributed profile.
-        view: the view.
-        steps: number of steps by which the times of the rows are divided.
+    `steps` is the number of steps by which the times of the rows are divided.
     """
     if view.name == "kernel":
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
@@ -55,9 +47,6 @@ def work_time(time: str) -> pl.Expr:
     """Return the time by which ranks are compared: `time`, without collectives if it is GPU time.
 
     A slow rank makes the other ranks wait in collectives. Their collectives are long, and its own are short.
-
-    Args:
-        time: name of a time column; the table also has collective_ns.
     """
     if time.startswith("gpu_"):
         return pl.col(time) - pl.col("collective_ns").fill_null(0)
@@ -95,23 +84,20 @@ def across_ranks(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     return table.sort(*last, maintain_order=True) if last else table
 
 
-def spread_of(ranks: pl.DataFrame) -> dict[str, int] | None:
-    """Return the statistics of a time over ranks.
-
-    Args:
-        ranks: columns rank and ns; rows with null or 0 are ignored.
+def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:
+    """Return the statistics of a time over ranks, from the time of each rank (ns); None and 0 are ignored.
 
     Returns:
         ranks: number of ranks; median, min, max (ns); fastest and slowest: the rank with the minimum and the maximum,
-        the lowest rank if several have it. None if all rows are ignored.
+        the lowest rank if several have it. None if all ranks are ignored.
     """
-    times = ranks.filter(pl.col("ns") > 0).sort("ns", "rank")
-    if times.is_empty():
+    known = sorted((int(ns), rank) for rank, ns in times.items() if ns is not None and int(ns) > 0)
+    if not known:
         return None
-    most = times.filter(pl.col("ns") == pl.col("ns").max())
+    low, high, most = known[(len(known) - 1) // 2][0], known[len(known) // 2][0], known[-1][0]
     return {
-        "ranks": times.height, "median": times.select(_median("ns")).item(), "min": times["ns"][0],
-        "max": most["ns"][0], "fastest": times["rank"][0], "slowest": most["rank"][0],
+        "ranks": len(known), "median": low + (high - low) // 2, "min": known[0][0], "max": most,
+        "fastest": known[0][1], "slowest": next(rank for ns, rank in known if ns == most),
     }  # fmt: skip
 
 

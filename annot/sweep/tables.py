@@ -16,8 +16,7 @@ from annot.attribution.step_table import step_statistics
 from annot.attribution.steps import step_slice
 from annot.errors import AnnotError
 from annot.labels import layer_path
-from annot.runs.run import Run
-from annot.runs.selection import Selection
+from annot.runs.run import Run, Selection
 from annot.sweep.grid import Sweep
 from annot.sweep.runs import Result, run_folder
 

@@ -140,7 +140,8 @@ def _written(terminal: tuple[int, TextIO]) -> str:
 def test_progress_on_a_terminal(terminal: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that takes long says what it does, how much of it, and how long, and leaves nothing behind."""
     monkeypatch.setattr(sys, "stderr", terminal[1])
-    with shown(after=0) as started:
+    monkeypatch.setattr("annot.cli.progress._SECONDS", 0.0)
+    with shown() as started:
         assert started is not None
         assert started.wait(60)
         progress.tell("reading [bold]NVTX\x1b[2J", 250_000, 1_000_000, "rows")
@@ -156,7 +157,8 @@ def test_progress_is_one_line(terminal: tuple[int, TextIO], monkeypatch: pytest.
     """However long the name of the work is: its rate and times stand whole on the same line."""
     fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     monkeypatch.setattr(sys, "stderr", terminal[1])
-    with shown(after=0) as started:
+    monkeypatch.setattr("annot.cli.progress._SECONDS", 0.0)
+    with shown() as started:
         assert started is not None
         assert started.wait(60)
         for done in (262_144, 1_572_864, 3_670_016):
@@ -192,7 +194,7 @@ def test_work_that_is_done_says_nothing(
 
 def test_no_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Into a pipe nothing is written, and nobody listens."""
-    with shown(after=0) as started:
+    with shown() as started:
         assert started is None
         assert not progress.has_listener()
         progress.tell("reading", 1, 2, "rows")

@@ -23,8 +23,7 @@ from annot.report.terminal.ranks import RanksReport
 from annot.report.views import views
 from annot.runs.executors import Failure, run_each
 from annot.runs.gather import Ranks, rank_tables
-from annot.runs.run import Run
-from annot.runs.selection import ALL, Selection
+from annot.runs.run import ALL, Run, Selection
 from annot.runs.skew import across_ranks, spread_of
 
 
@@ -287,5 +286,5 @@ def test_median_and_extremes_are_exact(times: dict[int, int]) -> None:
     assert found["median_ns"] == sum(middle) // 2
     assert (found["min_ns"], found["max_ns"]) == (ordered[0], ordered[-1])
     assert found["slowest"] == min(rank for rank, time in times.items() if time == ordered[-1])
-    spread = spread_of(rows.select("rank", ns="work_ns"))
+    spread = spread_of(dict(rows.select("rank", "work_ns").iter_rows()))
     assert (spread and spread["max"]) == (ordered[-1] or None)

@@ -16,11 +16,7 @@ __all__ = ["write_tensorboard", "write_trace_file"]
 def write_trace_file(attribution: Attribution, source: str, path: Path, *, force: bool) -> None:
     """Write a timeline in Chrome's trace event format, compressed if the name ends in .gz.
 
-    Args:
-        attribution: the profile.
-        source: name of the profile for the metadata.
-        path: file to write.
-        force: replace an existing file.
+    `source` is the name of the profile for the metadata; `force` replaces an existing file.
 
     Raises:
         OSError: the file exists, or cannot be written.

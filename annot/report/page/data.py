@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -19,7 +19,7 @@ from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.report.columns import COLUMNS, per_step
-from annot.report.layer_tree import Line, layer_lines, other_lines
+from annot.report.layer_tree import layer_lines, other_lines
 from annot.report.views import Report
 from annot.util.progress import tell
 
@@ -39,12 +39,7 @@ _VIEWS: Final = 10
 
 
 def report_data(run: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the data of a page with one profile.
-
-    Args:
-        run: result of `run_data`.
-        source: name of the profile, as given by the user.
-    """
+    """Return the data of a page with one profile: the result of `run_data`, and the name that the user gave."""
     return {"kind": "report", "source": source, "runs": [run], "ranks": None}
 
 
@@ -131,7 +126,7 @@ def run_data(
         "units": matrix_units(attribution.meta),
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(rows), "lines": [*_lines(layer_lines, rows, False), *_lines(other_lines, rows, True)],
+        "rows": _columns(rows), "lines": _lines(rows),
         "shares": SHARES, "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
@@ -141,21 +136,19 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
     return meta | {"source": source, "devices": devices}
 
 
-def _lines(walk: Any, rows: pl.DataFrame, other: bool) -> list[dict[str, Any]]:
+def _lines(rows: pl.DataFrame) -> list[dict[str, Any]]:
     """The lines of the layer table, with the row index of each phase."""
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
-    found: Iterable[Line] = walk(rows)
-    lines = []
-    for line in found:
-        of_phase = {phase: index[row["layer"], row["module"], phase] for phase, row in line.phases.items()}
-        first = next(iter(line.phases.values()))
-        lines.append(
-            {
-                "label": line.label, "module": line.module, "depth": line.depth, "layer": first["layer"],
-                "rows": of_phase, "other": other,
-            }
-        )  # fmt: skip
-    return lines
+    return [
+        {
+            "label": line.label, "module": line.module, "depth": line.depth,
+            "layer": next(iter(line.phases.values()))["layer"],
+            "rows": {phase: index[row["layer"], row["module"], phase] for phase, row in line.phases.items()},
+            "other": other,
+        }
+        for other, lines in ((False, layer_lines(rows)), (True, other_lines(rows)))
+        for line in lines
+    ]  # fmt: skip
 
 
 def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Final
 
 from annot.report.charts.chart import Chart, as_svg
 from annot.report.columns import formatted
-from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
+from annot.report.layer_tree import Line, layer_lines, other_lines, row_label, tree_columns
 from annot.report.totals import totals
-from annot.report.units import count, printable, share, unit_for
+from annot.report.units import printable, share, unit_for
 from annot.report.views import Report
 
 __all__ = ["as_fragment"]
@@ -46,9 +46,7 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
         charts: charts by name, from `annot.report.charts.profile_charts.pictures`.
     """
     if report.view.layout == "tree":
-        lines, others = layer_lines(report.rows), other_lines(report.rows)
-        heads: Sequence[str] = _heads(report)
-        rows = "".join([*_rows(lines, report), *_rows(others, report)])
+        heads, rows = _tree(report)
         title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer"
     else:
         heads, rows = _flat(report)
@@ -72,56 +70,45 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
     )
     named = {one.title for one in view.shown if one.unit == "ns"}
     heads = [f"{one.title}, {unit.name}" if one.title in named else one.title for one in columns]
-    lines = []
+    lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
-        label = _plain(path) + (f' <span class="annot-class">{_plain(beside)}</span>' if beside else "")
         cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
-        lines.append(f"<tr><td>{label}</td>{cells}</tr>")
-    return [view.label.capitalize(), *heads], "".join(lines)
+        lines += f"<tr><td>{_label(path, beside)}</td>{cells}</tr>"
+    return [view.label.capitalize(), *heads], lines
 
 
-def _heads(report: Report) -> tuple[str, ...]:
-    unit = unit_for(report.rows[report.time]).name
-    return (
-        "Layer", f"Forward, {unit}", f"Backward, {unit}", f"Total, {unit}", f"Self, {unit}", "Share", "",
-        "Calls", "Kernels", "Input",
-    )  # fmt: skip
+def _tree(report: Report) -> tuple[Sequence[str], str]:
+    """The headings, and the table rows of the tree of layers."""
+    lines, unit = [*layer_lines(report.rows), *other_lines(report.rows)], unit_for(report.rows[report.time]).name
+    shows = {one.title: one.show for one in tree_columns(report, lines)}
+
+    def cells(line: Line, *titles: str) -> str:
+        return "".join(f"<td>{shows[title](line) if title in shows else ''}</td>" for title in titles)
+
+    rows = "".join(
+        f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
+        f"{_label(line.label, line.module)}</td>{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
+        f"{cells(line, 'Calls', 'Kernels')}<td>{_plain(line.input)}</td></tr>"
+        for line in lines
+    )
+    return ["Layer", *(f"{title}, {unit}" for title in _TIMES), "Share", "", "Calls", "Kernels", "Input"], rows
 
 
-def _rows(lines: list[Line], report: Report) -> Iterator[str]:
-    time, whole = report.time, report.whole or 0
-    unit = unit_for(report.rows[time])
-    for line in lines:
-        forward, backward = (line.get(time, *phases) if line.phases.keys() & phases else None for phases in _SHOWN)
-        total, own = line.get(time), line.get(time.replace("_ns", "_self_ns"))
-        more = f" (+{len(line.shapes) - 1})" if len(line.shapes) > 1 else ""
-        cells = (
-            unit.show(forward), unit.show(backward), unit.show(total), unit.show(own), share(total, whole),
-        )  # fmt: skip
-        last = (count(line.get("calls", *(line.phases.keys() & {"forward"}))), count(line.get("kernels") or None))
-        shapes = _plain(line.shapes[0] + more) if line.shapes else ""
-        yield (
-            f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
-            f"{_plain(line.label)}{_class(line)}</td>"
-            f"{''.join(f'<td>{cell}</td>' for cell in cells)}<td>{_bar(forward, backward, total, whole)}</td>"
-            f"{''.join(f'<td>{cell}</td>' for cell in last)}<td>{shapes}</td></tr>"
-        )
+_TIMES: Final = ("Forward", "Backward", "Total", "Self")
 
 
-_SHOWN: Final = (frozenset({"forward"}), frozenset({"backward"}))
+def _label(path: str, beside: str) -> str:
+    return _plain(path) + (f' <span class="annot-class">{_plain(beside)}</span>' if beside else "")
 
 
-def _class(line: Line) -> str:
-    return f' <span class="annot-class">{_plain(line.module)}</span>' if line.module else ""
-
-
-def _bar(forward: float | None, backward: float | None, total: float | None, whole: float) -> str:
+def _bar(line: Line, report: Report) -> str:
     """Return a bar of forward, backward and other time, as shares of the total time."""
+    whole, total = report.whole, line.get(report.time)
     if not whole or not total:
         return ""
-    rest = total - (forward or 0) - (backward or 0)
-    parts = (("forward", forward or 0), ("backward", backward or 0), ("rest", rest))
+    forward, backward = (line.get(report.time, phase) or 0 for phase in ("forward", "backward"))
+    parts = (("forward", forward), ("backward", backward), ("rest", total - forward - backward))
     widths = [(kind, min(100.0, 100 * ns / whole)) for kind, ns in parts if ns > 0]
     inside = "".join(f'<span class="annot-{kind}" style="width:{width:.2f}%"></span>' for kind, width in widths)
     return f'<div class="annot-bar" role="img" aria-label="{share(total, whole)} of total time">{inside}</div>'
@@ -135,9 +122,8 @@ def _below(report: Report) -> Iterator[str]:
 def _picture(name: str, chart: Chart) -> str:
     """Return a chart as an image, so that its styles and those of the page do not mix."""
     data = b64encode(as_svg(chart).encode()).decode()
-    title = _TITLES[name]
     return (
-        f"<details><summary>{title}</summary>"
+        f"<details><summary>{_TITLES[name]}</summary>"
         f'<img alt="{_plain(chart.title)}" src="data:image/svg+xml;base64,{data}"></details>'
     )
 

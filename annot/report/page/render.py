@@ -28,11 +28,7 @@ _COMPRESSED: Final = 200_000
 
 
 def as_page(data: dict[str, Any], title: str) -> bytes:
-    """Return the page, UTF-8.
-
-    Args:
-        data: data from `annot.report.page.data`.
-        title: title of the page.
+    """Return the page with the data of `annot.report.page.data`, UTF-8.
 
     Example:
         >>> as_page({"kind": "report", "runs": []}, "a <run>").startswith(b"<!doctype html>")

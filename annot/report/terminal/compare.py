@@ -11,12 +11,12 @@ from rich.text import Text
 
 from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
-from annot.report.terminal.layout import Column, Hanging, fitted_table, kernel_text
+from annot.report.columns import Formatted
+from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text
 from annot.report.units import duration, printable, unit_for
 
 __all__ = ["ComparisonReport", "print_comparison"]
 
-_NARROW, _WIDE = 76, 100
 _SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 _SHOWN: Final = 2  # kernel names per line
 
@@ -57,28 +57,23 @@ class ComparisonReport:
 
 
 def print_comparison(report: ComparisonReport, console: Console) -> None:
-    """Print a comparison, largest slowdown first.
-
-    Args:
-        report: the comparison.
-        console: output; its width selects the columns.
-    """
+    """Print a comparison, largest slowdown first; the width of the console selects the columns."""
     rows = report.rows.to_dicts()
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
-    sides = 0 if report.comparison.by in ("phase", "class") else _NARROW  # short names leave room
+    sides = 0 if report.comparison.by in ("phase", "class") else NARROW  # short names leave room
     columns = [
-        Column("Phase", lambda row: _phase(row, console.width)),
-        Column("A", lambda row: _time(row["a_ns"], unit.show), sides),
-        Column("B", lambda row: _time(row["b_ns"], unit.show), sides),
-        Column("B − A", lambda row: _time(row["difference_ns"], unit.show)),
-        Column("Speedup", _speedup),
-        Column("±", _uncertainty),
-        Column("Share", lambda row: f"{100 * row['share']:.1f}%"),
+        Formatted("Phase", lambda row: _phase(row, console.width)),
+        Formatted("A", lambda row: _time(row["a_ns"], unit.show), sides),
+        Formatted("B", lambda row: _time(row["b_ns"], unit.show), sides),
+        Formatted("B − A", lambda row: _time(row["difference_ns"], unit.show)),
+        Formatted("Speedup", _speedup),
+        Formatted("±", _uncertainty),
+        Formatted("Share", lambda row: f"{100 * row['share']:.1f}%"),
     ]
     what = "GPU" if report.comparison.time == "gpu_ns" else "Host"
     per = "" if report.comparison.steps is None else " per step"
     heading = Text(f"{what} time{per} by {report.comparison.by}, {unit.name}", style="bold")
-    ends = [_changes(row) for row in rows] if console.width >= _WIDE else []
+    ends = [_changes(row) for row in rows] if console.width >= WIDE else []
     title = report.comparison.by.capitalize()
     table = fitted_table(title, [_label(row) for row in rows], columns, rows, console.width, ends, "Kernels")
     console.print(Group(heading, table, *_totals(report)))
@@ -88,7 +83,7 @@ def _phase(row: dict[str, Any], width: int) -> str:
     """Phase of a layer or module class, abbreviated on narrow terminals. A table by phase has it as label."""
     if "phase" not in row or not _named(row):
         return ""
-    return str(row["phase"]) if width >= _NARROW else _SHORT.get(row["phase"], str(row["phase"]))
+    return str(row["phase"]) if width >= NARROW else _SHORT.get(row["phase"], str(row["phase"]))
 
 
 def _named(row: dict[str, Any]) -> bool:
@@ -135,18 +130,15 @@ def _changes(row: dict[str, Any]) -> Text:
     return Text(" ".join(parts), style="dim")
 
 
-def _side(letter: str, path: str, devices: str) -> str:
-    return f"{letter}: {printable(path)}" + (f" ({printable(devices)})" if devices else "")
-
-
 def _totals(report: ComparisonReport) -> list[RenderableType]:
     one = report.comparison
     found = one.comparability
     counted = "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
     step = [] if one.step_time is None else [Text(f"Step (wall clock): {_change(one.step_time, found)}")]
+    sides = zip("AB", (report.a, report.b), one.devices, strict=True)
     return [
         Text(),
-        *(Text(_side(*side)) for side in zip("AB", (report.a, report.b), one.devices, strict=True)),
+        *(Text(f"{side}: {printable(path)}{device and f' ({printable(device)})'}") for side, path, device in sides),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
         *step,

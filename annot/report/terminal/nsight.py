@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from annot.attribution.nsight_rule import nvtx_gpu_proj_sum, nvtx_gpu_proj_trace, nvtx_kern_sum
+from annot.attribution import nsight_rule
 from annot.errors import AnnotError
 from annot.read.nsys.activity import Activity
-from annot.report.terminal.layout import Column, fitted_table
+from annot.report.columns import Formatted
+from annot.report.terminal.layout import fitted_table
 from annot.report.units import printable
 
-__all__ = ["OFFICIAL", "NsightReport", "OfficialName", "nsight_report", "print_nsight"]
+__all__ = ["NsightReport", "nsight_report", "print_nsight"]
 
 OfficialName: TypeAlias = Literal["nvtx_gpu_proj_sum", "nvtx_gpu_proj_trace", "nvtx_kern_sum"]
-OFFICIAL: Final[tuple[OfficialName, ...]] = get_args(OfficialName)
-
-_MAKE: Final[dict[OfficialName, Callable[[Activity], pl.DataFrame]]] = {
-    "nvtx_gpu_proj_sum": nvtx_gpu_proj_sum,
-    "nvtx_gpu_proj_trace": nvtx_gpu_proj_trace,
-    "nvtx_kern_sum": nvtx_kern_sum,
-}
 _SHOWN: Final = 1000
 _WIDE: Final = 100
 # Columns on the terminal: the label, then the numbers with the minimum width of the terminal.
@@ -66,33 +60,23 @@ class NsightReport:
 
 
 def nsight_report(activity: Activity, path: Path, name: OfficialName) -> NsightReport:
-    """Return a report with the values of `nsys stats --report`.
-
-    Args:
-        activity: ranges, launches and GPU activities of the profile.
-        path: path of the profile.
-        name: name of the report in `nsys stats`.
+    """Return a report with the values of `nsys stats --report`, from the ranges, launches and activities of a profile.
 
     Raises:
         AnnotError: the report is too large.
     """
     meta = {"source": str(path), "rule": "nsight", "report": name, "notes": list(activity.notes)}
     try:
-        return NsightReport(name, _MAKE[name](activity), meta)
+        return NsightReport(name, getattr(nsight_rule, name)(activity), meta)
     except AnnotError as error:
         raise AnnotError(f"{path}: {error}") from None
 
 
 def print_nsight(report: NsightReport, console: Console) -> None:
-    """Print a report.
-
-    Args:
-        report: the report.
-        console: output; its width selects the columns.
-    """
+    """Print a report; the width of the console selects the columns."""
     first, others = _COLUMNS[report.name]
     rows = report.rows.head(_SHOWN).to_dicts()
-    columns = [Column(name, _shown(name), least) for name, least in others]
+    columns = [Formatted(name, _shown(name), least) for name, least in others]
     labels = [Text(printable(row[first] or "(no range)")) for row in rows]
     heading = Text(f"{report.name}, with the rules of Nsight Systems", style="bold")
     console.print(heading, fitted_table(first, labels, columns, rows, console.width), sep="\n")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from annot.report.terminal.layout import Column, fitted_table, notes
+from annot.report.columns import Formatted
+from annot.report.terminal.layout import fitted_table, notes
 from annot.report.terminal.table import label_text
 from annot.report.units import Unit, count, duration, share, unit_for
 from annot.report.views import Order, Report, View
 
 __all__ = ["RanksReport", "print_ranks"]
+
+_Column: TypeAlias = Formatted[Mapping[str, Any]]
 
 _PER_RANK: Final = 8  # maximum number of ranks with a column each
 _ROOM: Final = 100
@@ -58,12 +61,7 @@ class RanksReport:
 
 
 def print_ranks(report: RanksReport, console: Console) -> None:
-    """Print a report.
-
-    Args:
-        report: the report.
-        console: output; its width selects the columns.
-    """
+    """Print a report; the width of the console selects the columns."""
     console.print(Group(*_table(report, console.width), *_totals(report)))
 
 
@@ -78,38 +76,30 @@ def _table(report: RanksReport, width: int) -> list[RenderableType]:
     return [heading, fitted_table(report.view.by.capitalize(), labels, _columns(report, unit), rows, width)]
 
 
-def _columns(report: RanksReport, unit: Unit) -> list[Column]:
-    def timed(name: str) -> Callable[[dict[str, Any]], str]:
-        return lambda row: unit.show(row[name])
-
-    columns = [
-        Column("Median", timed("median_ns")),
-        Column("Slowest", timed("max_ns")),
-        Column("Rank", lambda row: "" if row["slowest"] is None else str(row["slowest"])),
-        Column("Spread", timed("spread_ns")),
-        Column("Spread %", lambda row: share(row["spread_ns"], row["median_ns"] or 0), _ROOM - 20),
+def _columns(report: RanksReport, unit: Unit) -> list[_Column]:
+    columns: list[_Column] = [
+        Formatted("Median", lambda row: unit.show(row["median_ns"])),
+        Formatted("Slowest", lambda row: unit.show(row["max_ns"])),
+        Formatted("Rank", lambda row: "" if row["slowest"] is None else str(row["slowest"])),
+        Formatted("Spread", lambda row: unit.show(row["spread_ns"])),
+        Formatted("Spread %", lambda row: share(row["spread_ns"], row["median_ns"] or 0), _ROOM - 20),
     ]
     if "phase" in report.across.columns and report.view.name != "phase":
-        columns.insert(0, Column("Phase", lambda row: row["phase"]))
+        columns.insert(0, Formatted("Phase", lambda row: row["phase"]))
     if (report.across["ranks"] < len(report.ranks)).any():
-        columns.append(Column("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
+        columns.append(Formatted("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
     if (report.across["collective_median_ns"] > 0).any():
-        columns.append(Column("Collective", lambda row: unit.show(row["collective_median_ns"] or None), _ROOM - 20))
-    return columns + _rank_columns(report, unit)
-
-
-def _rank_columns(report: RanksReport, unit: Unit) -> list[Column]:
-    """One column per rank, for at most `_PER_RANK` ranks."""
+        columns.append(Formatted("Collective", lambda row: unit.show(row["collective_median_ns"] or None), _ROOM - 20))
     if len(report.ranks) > _PER_RANK:
-        return []
+        return columns
     keys = report.across.columns[: report.across.columns.index("ranks")]
-    work = {(*row[:-2], row[-2]): row[-1] for row in report.rows.select(*keys, "rank", "work_ns").iter_rows()}
+    work = {tuple(row[:-1]): row[-1] for row in report.rows.select(*keys, "rank", "work_ns").iter_rows()}
 
-    def of(rank: int) -> Callable[[dict[str, Any]], str]:
+    def of(rank: int) -> Callable[[Mapping[str, Any]], str]:
         return lambda row: unit.show(work.get((*(row[key] for key in keys), rank)))
 
     least = _ROOM + 10 * len(report.ranks)
-    return [Column(f"r{rank}", of(rank), least) for rank in report.ranks]
+    return columns + [Formatted(f"r{rank}", of(rank), least) for rank in report.ranks]
 
 
 def _totals(report: RanksReport) -> list[RenderableType]:

@@ -1,9 +1,8 @@
-"""Roofline of a profile: terminal table, and rows for files."""
+"""Roofline of a profile with given peaks: a report, and its terminal table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import polars as pl
 from rich.console import Console, Group
@@ -11,93 +10,59 @@ from rich.text import Text
 
 from annot.analyze.roofs import Peaks
 from annot.report.columns import formatted, of_names
-from annot.report.terminal.layout import Hanging
+from annot.report.terminal.layout import notes
 from annot.report.terminal.table import table_of
 from annot.report.units import amount, printable, unit_for
-from annot.report.views import views
+from annot.report.views import Report, find_view
 
-__all__ = ["RooflineReport", "peak_lines", "print_roofline"]
-
-
-@dataclass(frozen=True, slots=True)
-class RooflineReport:
-    """Roofline of a profile, input of the renderers.
-
-    Args:
-        by: subject of a row.
-        rows: result of `annot.analyze.roofline.layer_roofline` or `kernel_roofline`.
-        peaks: peaks of the device; None: unknown.
-        source: name of the profile.
-    """
-
-    by: Literal["layer", "kernel"]
-    rows: pl.DataFrame
-    peaks: Peaks | None
-    source: str
-
-    @property
-    def name(self) -> str:
-        """Plural of the subject, such as `layers`."""
-        return f"{self.by}s"
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """Profile, peaks with their source, and notes."""
-        peaks = None if self.peaks is None else self.peaks.as_meta()
-        return {"source": self.source, "peaks": peaks, "notes": self.notes}
-
-    @property
-    def notes(self) -> list[str]:
-        """Warnings about implausible rows."""
-        above = [share for share in self.rows["roof_share"] if share is not None and share > 1]
-        if not above:
-            return []
-        rows = "1 row is" if len(above) == 1 else f"{len(above):,} rows are"
-        return [
-            f"{rows} above the roof, up to {100 * max(above):.1f}% of it. Possible reasons: a measured peak comes from "
-            "one GEMM and one copy, the data was cached, or the algorithm needs fewer FLOPs than counted"
-        ]
-
-
-def print_roofline(report: RooflineReport, console: Console) -> None:
-    """Print a roofline: layers or kernels with known work, and launch-bound or host-bound ones.
-
-    Args:
-        report: the roofline.
-        console: output; its width selects the columns.
-    """
-    shown = report.rows.filter(pl.col("flops").is_not_null() | pl.col("bound").is_not_null())
-    rows = shown.to_dicts()
-    columns = formatted(of_names(_COLUMNS), rows, None)
-    lines: list[Any] = peak_lines(report.peaks)
-    if rows:
-        label = "layer" if report.by == "layer" else "name"
-        unit = unit_for(shown["time_ns"])
-        lines += [Text(f"Roofline by {report.by}, {unit.name}", style="bold")]
-        lines.append(table_of(report.by.capitalize(), rows, columns, console.width, label))
-    else:
-        lines.append(Text(_EMPTY[report.by], style="dim"))
-    if report.by == "layer" and (missing := report.rows["flops"].null_count()):
-        lines.append(Text(f"Note: the work of {missing:,} of {report.rows.height:,} rows is unknown", "yellow"))
-    lines += [Hanging("Note: ", note, "yellow") for note in report.notes]
-    console.print(Group(*lines))
-
+__all__ = ["peak_lines", "print_roofline", "roofline_report"]
 
 _COLUMNS: Final = (
     "phase", "time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
 )  # fmt: skip
-_EMPTY: Final = {
-    by: next(view.empty for view in views().values() if (view.by, view.group) == (by, group))
-    for by, group in (("layer", "work"), ("kernel", "roofline"))
-}
+_VIEWS: Final = {"layer": "work", "kernel": "kernel_roofline"}
+"""Views with the same rows and the same text for an empty table."""
+
+
+def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks | None, source: str) -> Report:
+    """Return the roofline of a profile; meta holds the profile, the peaks with their source, and notes.
+
+    Args:
+        by: subject of a row: layer or kernel.
+        rows: result of `annot.analyze.roofline.layer_roofline` or `kernel_roofline`.
+        peaks: peaks of the device; None: unknown.
+        source: name of the profile.
+    """
+    found = []
+    if above := [share for share in rows["roof_share"] if share is not None and share > 1]:
+        subject = "1 row is" if len(above) == 1 else f"{len(above):,} rows are"
+        found = [
+            f"{subject} above the roof, up to {100 * max(above):.1f}% of it. Possible reasons: a measured peak comes "
+            "from one GEMM and one copy, the data was cached, or the algorithm needs fewer FLOPs than counted"
+        ]
+    meta = {"source": source, "peaks": None if peaks is None else peaks.as_meta(), "notes": found}
+    return Report(find_view(_VIEWS[by]), rows, meta)
+
+
+def print_roofline(report: Report, peaks: Peaks | None, console: Console) -> None:
+    """Print layers or kernels with known work, and launch-bound or host-bound ones; the width selects the columns."""
+    view = report.view
+    shown = report.rows.filter(pl.col("flops").is_not_null() | pl.col("bound").is_not_null())
+    rows = shown.to_dicts()
+    lines: list[Any] = peak_lines(peaks)
+    if rows:
+        columns = formatted(of_names(_COLUMNS), rows, None)
+        lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}", style="bold"))
+        lines.append(table_of(view.by.capitalize(), rows, columns, console.width, view.label))
+    else:
+        lines.append(Text(view.empty, style="dim"))
+    if view.by == "layer" and (missing := report.rows["flops"].null_count()):
+        lines.append(Text(f"Note: the work of {missing:,} of {report.rows.height:,} rows is unknown", "yellow"))
+    console.print(Group(*lines, *notes(report.meta)))
 
 
 def peak_lines(peaks: Peaks | None) -> list[Text]:
-    """Return lines with the peaks of the device and their source.
-
-    Args:
-        peaks: peaks of the device (FLOP/s, bytes/s); None: unknown.
-    """
+    """Return lines with the peaks of the device (FLOP/s, bytes/s) and their source."""
     if peaks is None:
         return [Text("Peaks: unknown. Use --measure, or --peak-flops and --peak-bandwidth.", style="yellow")]
     flops = ", ".join(f"{name} {amount(value)}FLOP/s" for name, value in peaks.flops.items())

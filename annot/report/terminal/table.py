@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
+import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot.analyze.work import not_counted
 from annot.report.columns import Formatted, formatted
-from annot.report.layer_tree import LAYER_PHASES, Line, layer_lines, other_lines, row_label
-from annot.report.terminal.advice import advice_below, advice_lines
-from annot.report.terminal.layout import FULL, MEDIUM, NARROW, WIDE, Column, Hanging, fitted_table, kernel_text, notes
-from annot.report.terminal.work import work_lines
+from annot.report.layer_tree import MODEL, Line, layer_lines, other_lines, row_label, tree_columns
+from annot.report.terminal.layout import FULL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
 from annot.report.totals import totals
-from annot.report.units import Unit, count, printable, share, unit_for
+from annot.report.units import amount, printable, share, unit_for
 from annot.report.views import Report
 
 __all__ = ["as_text", "label_text", "print_table", "table_of"]
 
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
-_TEXT_WIDTH: Final = 120
 _TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
+_BELOW: Final = 3
+"""Pieces of advice below a table."""
 _ROOM: Final = 28
 """Width that the columns of a table leave for its labels (characters)."""
 
 
 def print_table(report: Report, console: Console) -> None:
-    """Print a report.
-
-    Args:
-        report: the report.
-        console: output; its width selects the columns.
-    """
-    console.print(Group(*_summary(report), *_tables(report, console.width), Text(), *_below(report)))
+    """Print a report; the width of the console selects the columns."""
+    above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
+    below = _advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
+    console.print(Group(*above, Text(), *_tables(report, console.width), Text(), *notes(report.meta), *below))
 
 
 def as_text(report: Report) -> str:
     """Return a report as plain text, 120 characters wide."""
-    text = io.StringIO()
-    print_table(report, Console(file=text, width=_TEXT_WIDTH, color_system=None, force_terminal=False))
-    return text.getvalue().rstrip("\n")
+    return plain_text(partial(print_table, report)).rstrip("\n")
 
 
 def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
@@ -55,25 +51,17 @@ def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
 
 
 def table_of(
-    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted], width: int, label: str = "layer",
-    end: str = "",
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
+    label: str = "layer", end: str = "",
 ) -> RenderableType:  # fmt: skip
-    """Return a table with a line per row.
+    """Return a table with a line per row; `end` is the text column at the end of each line, or empty.
 
-    Args:
-        title: heading of the labels.
-        rows: the rows by column name.
-        columns: columns from `annot.report.columns.formatted`.
-        width: width of the terminal in columns.
-        label: column of the labels.
-        end: text column at the end of each line; empty: none.
+    `title` is the heading of the labels, `label` their column, and `width` that of the terminal.
     """
-    cells = [Column(one.title, one.show, one.least) for one in columns]
     ends = [_end(row[end], end) for row in rows] if end and (width >= WIDE or end == "name") else []
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
-    return fitted_table(
-        title, [_label(row, label) for row in rows], cells, rows, width, ends, end.capitalize(), most, _ROOM
-    )
+    labels = [_label(row, label) for row in rows]
+    return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
 
 
 def _end(value: str | None, end: str) -> Text:
@@ -91,7 +79,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     view, rows = report.view, report.rows
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
-        return advice_lines(rows.to_dicts())
+        return _advice_lines(rows.to_dicts()) if rows.height else [Text(view.empty, style="dim")]
     if rows.is_empty():
         empty = "No GPU activity was recorded." if view.group == "tensor" and not report.meta["kernels"] else view.empty
         return [Text(heading, style="bold"), Text(empty, style="dim")]
@@ -108,7 +96,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
-    return lines + (work_lines(rows) if view.name == "work" else [])
+    return lines + (_work_lines(rows) if view.name == "work" else [])
 
 
 def _with_main(report: Report) -> Any:
@@ -137,67 +125,63 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     """The tree of layers, with the time of each phase side by side."""
     lines, others = layer_lines(report.rows), other_lines(report.rows)
     unit = unit_for(report.rows[report.time])
-    columns = _tree_columns(report, unit, set().union(*(line.phases for line in lines)))
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
     per_step = " per step" if "per_step" in report.meta else ""
     heading = Text(f"{words[report.time]} by layer, {unit.name}{per_step}", style="bold")
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
-    shapes = [_shapes(line) if line else Text() for line in rows] if width >= FULL else []
-    return [heading, fitted_table("Layer", [_line_label(line) for line in rows], columns, rows, width, shapes)]
+    labels = [_line_label(line) if line else Text() for line in rows]
+    shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
+    return [heading, fitted_table("Layer", labels, tree_columns(report, lines), rows, width, shapes)]
 
 
-def _tree_columns(report: Report, unit: Unit, phases: Collection[str]) -> list[Column]:
-    """Columns of the layer table. Phases without rows get no column."""
-    time, whole = report.time, report.whole
-    host = unit_for(report.rows["host_ns"])
-
-    def timed(*phases: str) -> Callable[[Line], str]:
-        return lambda line: unit.show(line.get(time, *phases))
-
-    self_ns = time.replace("_ns", "_self_ns")
-    columns = [Column(phase.capitalize(), timed(phase)) for phase in LAYER_PHASES if phase in phases]
-    columns += [
-        Column("Total", timed(), NARROW if phases else 0),
-        Column("Self", lambda line: unit.show(line.get(self_ns)), WIDE),
-        Column("Share", lambda line: share(line.get(time), whole or 0)),
-        Column("Calls", lambda line: count(_calls(line))),
-    ]
-    if time == "gpu_ns":
-        columns += [
-            Column("Busy", lambda line: unit.show(line.get("gpu_busy_ns")), MEDIUM),
-            Column("Kernels", lambda line: count(line.get("kernels") or None), WIDE),
-        ]
-    if (report.rows["gpu_by_time_ns"] > 0).any():
-        columns.append(Column("By time", lambda line: unit.show(line.get("gpu_by_time_ns") or None), MEDIUM))
-    if time == "gpu_ns" and report.meta["host_ns"] is not None:
-        columns.append(Column(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), NARROW))
-    return columns
-
-
-def _calls(line: Line) -> Any:
-    """Number of forward calls of a layer, or of all calls without forward rows."""
-    return line.get("calls", "forward") if "forward" in line.phases else line.get("calls")
-
-
-def _line_label(line: Line | None) -> Text:
-    if line is None:
-        return Text()
+def _line_label(line: Line) -> Text:
     label = Text("  " * line.depth + printable(line.label))
     return label.append(f" {printable(line.module)}", style="cyan") if line.module else label
 
 
-def _shapes(line: Line) -> Text:
-    more = f" (+{len(line.shapes) - 1})" if len(line.shapes) > 1 else ""
-    return Text(printable(line.shapes[0]) + more if line.shapes else "", style="dim")
+def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
+    """The lines below the table of expected work: totals, classes that are not counted, explanations of counters."""
+    sums = rows.group_by("phase", maintain_order=True).agg(pl.col("flops", "bytes").sum())
+    parts = [f"{amount(flops)}FLOP and {amount(moved)}B {phase}" for phase, flops, moved in sums.iter_rows()]
+    lines = [Text(), Text(f"Work: {', '.join(parts)}")]
+    unknown, outer = (", ".join(map(printable, classes)) for classes in not_counted(rows))
+    if unknown:
+        lines.append(Text(f"Not counted: {unknown}", style="yellow"))
+    if outer:
+        text = f"Only submodules counted (emit_ranges with ops=True records direct operations): {outer}"
+        lines.append(Text(text, style="dim"))
+    if "explanation" in rows.columns:
+        explained = rows.filter(pl.col("explanation") != "").iter_rows(named=True)
+        lines += [Text(printable(f"{row['layer'] or MODEL} {row['phase']}: {row['explanation']}")) for row in explained]
+    return [*lines]
 
 
-def _summary(report: Report) -> list[RenderableType]:
-    """The lines above a table: totals, steps and the breakdown of the step time."""
-    lines = [Hanging(f"{head}: ", text) for head, text in totals(report)]
-    return [*lines, Text()]
+def _advice_below(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """Return the lines below a table: the advice that saves most, and the command that prints all of it."""
+    texts = [f"{printable(row['advice'])} Saves {_saving(row['saves'])}." for row in rows[:_BELOW]]
+    more = len(rows) - _BELOW
+    beside = f"{more} more, with reasons and code" if more > 0 else "Reasons and code"
+    return [
+        *(Hanging("Advice: ", text, "cyan") for text in texts),
+        Text(f"{beside}: annot report … --by advice", style="dim"),
+    ]
 
 
-def _below(report: Report) -> list[RenderableType]:
-    advice = report.advice if report.view.layout != "advice" else None
-    return [*notes(report.meta), *(advice_below(advice) if advice else [])]
+def _advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:
+    """Return the advice as text: suggestion, saving, evidence, layers and code."""
+    lines: list[RenderableType] = []
+    for number, row in enumerate(rows, 1):
+        lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
+        lines.append(Hanging("   Saves: ", _saving(row["saves"])))
+        lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
+        if row["layers"]:
+            lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
+        lines += [Text(f"   {printable(line)}", style="cyan") for line in row["code"].split("\n")]
+        lines.append(Text())
+    return lines[:-1]
+
+
+def _saving(saves: float) -> str:
+    """Return the saving of a piece of advice, a share of the step time (0 to 1), in words."""
+    return f"at most {share(saves, 1)} of the step" if saves else "no time by itself; it shows where time is spent"
