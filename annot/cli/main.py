@@ -111,13 +111,14 @@ def _dispatch(words: list[str]) -> int:
 
 def with_command(words: list[str]) -> list[str]:
     """Return the arguments with the command: `annot PROFILE` is short for `annot report PROFILE`."""
-    first = next((word for word in words if not word.startswith("-")), None)
-    return ["report", *words] if first is not None and first not in _COMMANDS and _is_profile(first) else words
+    first = words[0] if words else "--help"
+    is_report = first not in ("-h", "--help", "--version") if first.startswith("-") else _is_profile(first)
+    return ["report", *words] if is_report else words
 
 
 def _is_profile(word: str) -> bool:
-    """Return whether a word that is not a command names a profile: a file, a pattern or a URL."""
-    return os.path.exists(word) or any(mark in word for mark in "./*?")
+    """Return whether a word is a file, a pattern or a URL, and not a command."""
+    return word not in _COMMANDS and (os.path.exists(word) or any(mark in word for mark in "./*?"))
 
 
 def make_parser(command: str | None) -> argparse.ArgumentParser:
