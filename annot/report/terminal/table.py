@@ -114,11 +114,11 @@ def _is_known(name: str, report: Report) -> bool:
 
 
 def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The unit that the time columns of a table share, and what its times are."""
-    names = [one.name for one in report.view.shown if one.unit == "ns" and one.name in report.rows.columns]
-    times = [row[name] for name in names for row in rows if row[name] is not None]
+    """The unit that the time columns of a table share, and whether its times are per step."""
+    columns = [one for one in report.view.shown if one.name in report.rows.columns and _is_known(one.name, report)]
+    times = [row[one.name] for one in columns if one.unit == "ns" for row in rows if row[one.name] is not None]
     unit = f", {unit_for(times).name}" if times else ""
-    return f"{unit} per step" if unit and "per_step" in report.meta and report.view.sums else unit
+    return f"{unit} per step" if "per_step" in report.meta and report.view.sums else unit
 
 
 def _tree(report: Report, width: int) -> list[RenderableType]:
