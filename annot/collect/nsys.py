@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from annot.collect import nsys_launcher
-from annot.collect.run import Collected, Job, shell_status
-from annot.collect.signal_relay import Relay
+from annot.collect.run import Collected, Job, Relay, shell_status
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
 

@@ -18,7 +18,7 @@ from annot.read.kineto import reader as kineto
 from annot.read.ncu import csv_export, ncu_rep
 from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
 from annot.read.nvprof import csv_output, sqlite_file
-from annot.read.recording import reader as recording
+from annot.read.recording import export as recording
 from annot.read.xplane import reader as xplane
 from annot.util.entry_points import loaded
 from annot.util.progress import tell

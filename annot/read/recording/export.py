@@ -1,4 +1,4 @@
-"""Export a recording to an SQLite file in the layout of an Nsight Systems export.
+"""Export a recording to an SQLite file in the layout of an Nsight Systems export, and read an interrupted recording.
 
 The file contains the tables that `annot.read.nsys.sqlite_export` reads.
 """
@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 import adbc_driver_manager as adbc
 import polars as pl
 
 from annot.errors import AnnotError
+from annot.profile import Profile
 from annot.read.notes import sentences
+from annot.read.nsys import sqlite_export
 from annot.read.recording.events import MARK, Tally, read_events
 from annot.read.recording.files import PART_SUFFIX, Part, UnreadableError, read_part
 from annot.read.recording.sqlite_schema import EventsFile, Names, events_table
 
-__all__ = ["Recording", "assemble"]
+__all__ = ["NAME", "Recording", "assemble", "read", "sniff"]
+
+NAME: Final = "recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +145,19 @@ def _notes(tally: Tally, parts: list[Part]) -> list[str]:
         "The recorder could not write {name} of ranges, domains or categories.": sum(part.lost_names for part in parts),
     }
     return sentences(Counter(counts))
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether this is a folder with parts of a recording; see `annot.read.formats.Reader`."""
+    return path.is_dir() and any(path.glob(f"*{PART_SUFFIX}"))
+
+
+def read(path: Path) -> Profile:
+    """Assemble the parts of a recording in a temporary folder and read the result."""
+    if not sniff(path, b""):
+        raise AnnotError(f"{path} is a folder without parts of an annot recording")
+    with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
+        out = Path(scratch) / "recording.sqlite"
+        assemble(path, out)
+        profile = sqlite_export.read(out)
+    return replace(profile, meta=profile.meta | {"source": str(path), "format": NAME})
