@@ -43,14 +43,7 @@ def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
 
 
 def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build], nsys: Nsys | None) -> list[Check]:
-    """Compare the installed frameworks and Nsight Systems with the driver.
-
-    Args:
-        machine: the machine to check.
-        cuda: newest CUDA version that the driver supports; None: unknown, or without a driver.
-        found: the installed frameworks.
-        nsys: the Nsight Systems that `annot run` uses, or None.
-    """
+    """Compare the frameworks and Nsight Systems with the driver. `cuda` is the newest CUDA version that it supports."""
     there = has_gpu_driver(machine.root)
     names = {build.name for build in found}
     missing = [Check(name, "ok", "not installed") for name in ("torch", "tensorflow") if name not in names]

@@ -71,12 +71,11 @@ def _injection(machine: Machine, name: str, tool: str, consequence: str) -> Chec
 
 
 def _native_parts() -> list[Check]:
-    built = {
-        "recorder": any(Path(native.__file__).parent.glob("_recorder*.so")),
-        "fast call path": importlib.util.find_spec("annot.native._emit") is not None,
-        "fast reading": importlib.util.find_spec("annot.native._tables") is not None,
-    }
-    return [_native_part(name, is_built) for name, is_built in built.items()]
+    return [
+        _native_part("recorder", any(Path(native.__file__).parent.glob("_recorder*.so"))),
+        _native_part("fast call path", importlib.util.find_spec("annot.native._emit") is not None),
+        _native_part("fast reading", importlib.util.find_spec("annot.native._tables") is not None),
+    ]
 
 
 def _native_part(name: str, built: bool) -> Check:
@@ -84,12 +83,10 @@ def _native_part(name: str, built: bool) -> Check:
         return Check(name, "ok", "built")
     if name != "recorder" and sysconfig.get_config_var("Py_GIL_DISABLED"):
         return Check(name, "note", "not built: annot uses its Python fallback on free-threaded Python")
-    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    compiler, build = next(filter(shutil.which, ("cc", "gcc", "clang")), None), native.build_command()
     if compiler:
-        return Check(name, "note", f"not built, although a compiler is installed ({compiler})", native.build_command())
-    return Check(
-        name, "note", "not built: a C compiler is missing", f"sudo apt install gcc && {native.build_command()}"
-    )
+        return Check(name, "note", f"not built, although a compiler is installed ({compiler})", build)
+    return Check(name, "note", "not built: a C compiler is missing", f"sudo apt install gcc && {build}")
 
 
 def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:

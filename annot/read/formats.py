@@ -116,14 +116,7 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
 
 
 def reader_of(path: Path) -> Reader:
-    """Return the reader for a file or folder.
-
-    Args:
-        path: the file or folder.
-
-    Raises:
-        AnnotError: the file does not exist, cannot be read or has an unknown format.
-    """
+    """Return the reader for a file or folder, or raise AnnotError: missing, unreadable or of an unknown format."""
     head = _head(path)
     readers: tuple[Reader, ...] = (*loaded("annot.readers", ("NAME", "sniff", "read")), *_READERS)
     for reader in readers:

@@ -113,11 +113,8 @@ class Database:
 
         A scan is about ten times faster if all SQL expressions are column names, as `column` returns them.
 
-        Args:
-            table: name of the table.
-            integers: SQL expression of each Int64 column, by its name in the result.
-            texts: SQL expression of each String column, by its name in the result. NULL becomes "".
-            where_in: SQL expression of an integer, and its allowed values.
+        `integers` and `texts` have the SQL expression of each Int64 and String column, by its name in the result. NULL
+        texts become "". `where_in` is the SQL expression of an integer, and its allowed values.
         """
         request = _Request(table, integers, texts, where_in)
         try:

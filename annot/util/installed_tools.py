@@ -127,12 +127,7 @@ def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return year, minor and patch from the output of ``nsys --version`` or ``ncu --version``; empty if it has none.
-
-    Example:
-        >>> parse_version("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
-        (2022, 4, 2)
-    """
+    """Return year, minor and patch from the output of ``nsys --version`` or ``ncu --version``; empty if it has none."""
     found = re.search(r"\b(20\d\d)\.(\d+)(?:\.(\d+))?", text)
     return tuple(int(part) for part in found.groups() if part is not None) if found else ()
 

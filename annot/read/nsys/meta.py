@@ -12,6 +12,7 @@ from annot.labels import memory_marks
 from annot.labels.rank_marks import parse_rank
 from annot.labels.scope_marks import START
 from annot.labels.tag import DOMAIN, NOTE
+from annot.read.csv_text import integer
 from annot.read.notes import sentences
 from annot.read.nsys.schema import Tables
 
@@ -39,8 +40,8 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "processes": _processes(tables),
         "utc_start_ns": _instant(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
-        "rank": _number(dict(capture).get("ANNOT_RANK")),
-        "world_size": _number(dict(capture).get("ANNOT_WORLD_SIZE")),
+        "rank": integer(dict(capture).get("ANNOT_RANK", "")),
+        "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, [])}
     return {"producer": _producer(tables), **known}
@@ -50,10 +51,6 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
     """Return the entries of `Profile.meta` with rank and world size of each process.
 
     If all ranks are equal, the profile itself gets them too.
-
-    Example:
-        >>> with_ranks({"processes": [{"process": 7, "pid": 1, "name": "python"}]}, {7: (3, 8)})["rank"]
-        3
     """
     if not ranks:
         return meta
@@ -69,7 +66,7 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 def notes_of_recorder(tables: Tables) -> list[str]:
     """Return notes on events that annot's recorder lost, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
-    counts = {name: _number(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
+    counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
     noted = {
         "The recorder could not write {event}.": counts.get("ANNOT_LOST_EVENTS", 0),
         "The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0),
@@ -112,10 +109,6 @@ def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
 def _instant(tables: Tables, table: str, column: str) -> int | None:
     found = (row.get(column) for row in tables.records(table))
     return next((value for value in found if isinstance(value, int)), None)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None
 
 
 class AnnotMarks:

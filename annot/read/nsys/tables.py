@@ -77,12 +77,9 @@ def check(path: Path, tables: Tables, kind: str) -> None:
 class Export:
     """An export as an `annot.profile.Source`. Tables are read in blocks.
 
-    Args:
-        opened: opens the tables, for each read. `check` must accept them.
-        meta: source and format for `Profile.meta`.
-        facts: notes on the file.
-        full: read payload, category and color of ranges, and names of API calls, all unused by the attribution.
-        calls: read the names of API calls even if not `full`.
+    `opened` opens the tables, for each read; `check` must accept them. `meta` is source and format, `facts` are notes
+    on the file. If `full`, payload, category and color of ranges, and names of API calls are read too, which the
+    attribution does not use. If `calls`, the names of API calls are read even if not `full`.
     """
 
     def __init__(

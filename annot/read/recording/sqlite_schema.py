@@ -61,13 +61,10 @@ _LOST_NAME: Final = "(name lost)"
 def events_table(
     events: pl.DataFrame, pid: int, origin: int, domains: Mapping[int, int], strings: Mapping[int, int]
 ) -> pl.DataFrame:
-    """Return rows of NVTX_EVENTS.
+    """Return rows of NVTX_EVENTS for the events of a process from `annot.read.recording.events.read_events`.
 
-    Args:
-        events: from `annot.read.recording.events.read_events`.
-        pid: id of their process.
-        origin: time 0 of the profile, in ns on the clock of the events.
-        domains, strings: ids of domains and strings in the profile, by their ids in the recording.
+    `origin` is time 0 of the profile, in ns on the clock of the events. `domains` and `strings` are the ids of domains
+    and strings in the profile, by their ids in the recording.
     """
     text_id = pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64)
     nameless = pl.col("string").is_not_null() & text_id.is_null()

@@ -90,10 +90,10 @@ class Plane:
 
     def properties(self) -> dict[str, str | int | float]:
         """Return the statistics of the plane itself, such as the properties of a device."""
-        return {self._texts.get(stat.metadata_id, ""): self._value(stat) for stat in self.message.stats}
-
-    def _value(self, stat: Any) -> str | int | float:
-        return self.text(stat) or integer(stat) or float(stat.double_value) or 0
+        return {
+            self._texts.get(stat.metadata_id, ""): self.text(stat) or integer(stat) or float(stat.double_value) or 0
+            for stat in self.message.stats
+        }
 
 
 class Instructions:
