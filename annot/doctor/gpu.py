@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from annot.doctor.finding import Check, Machine, folder_of, version_of
-from annot.util.installed_tools import Nsys, has_gpu_driver
+from annot.doctor.finding import Check, Machine, folder_of
+from annot.util.installed_tools import Nsys, has_gpu_driver, version_of
 
 __all__ = ["Build", "builds", "checks_of", "examine"]
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from annot import native
 from annot.collect.collectors import choose, collect
-from annot.doctor.finding import Check, Machine, State, folder_of, version_of
+from annot.doctor.finding import Check, Machine, State, folder_of
 from annot.errors import AnnotError
-from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release
+from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release, version_of
 
 __all__ = ["examine", "nvtx_package", "self_test", "switches"]
 

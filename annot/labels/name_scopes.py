@@ -8,7 +8,7 @@ step and on every device. The levels are separated by ``/``, as in the framework
 their layer. Optimizers are recognized by the names that Keras gives them and by operations such as
 ``ResourceApplyAdam``. All other operations are forward.
 
-If annot recorded the name scopes of layers while TensorFlow traced them (`annot.labels.scope_marks`), an operation
+If annot recorded the name scopes of layers while TensorFlow traced them (`annot.labels.marks`), an operation
 belongs to the layer of the longest recorded scope anywhere in its name.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from annot.labels import tag
-from annot.labels.scope_marks import parse_scope
+from annot.labels.marks import parse_scope
 
 __all__ = ["Operation", "Scopes", "is_operation", "operation"]
 

@@ -8,9 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.labels import memory_marks
-from annot.labels.rank_marks import parse_rank
-from annot.labels.scope_marks import START
+from annot.labels.marks import MEMORY, SCOPE, parse_rank
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
 from annot.read.notes import sentences
@@ -117,8 +115,8 @@ class AnnotMarks:
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self.notes: list[str] = []  # sentences for the report
-        self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.scope_marks`
-        self.has_memory = False  # whether the marks include those of `annot.labels.memory_marks`
+        self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
+        self.has_memory = False  # whether the marks include those of `annot.labels.marks`
 
     def add(self, marks: pl.DataFrame) -> None:
         """Add rows of `annot.profile.MARKS`, in the order of the file."""
@@ -126,11 +124,11 @@ class AnnotMarks:
         if own.is_empty():
             return
         text = pl.col("text").cast(pl.String)
-        scopes = own.select(text).filter(text.str.starts_with(START))["text"].unique(maintain_order=True)
+        scopes = own.select(text).filter(text.str.starts_with(SCOPE))["text"].unique(maintain_order=True)
         self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
         notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
         self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
-        self.has_memory |= bool(own.select(text.str.starts_with(f"{memory_marks.CATEGORY} ").any()).item())
+        self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())
         ranks = own.filter(text.str.starts_with("Rank ")).sort("start")
         known = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
         self.ranks |= {process: rank for process, rank in known if rank is not None}

@@ -36,8 +36,8 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.labels import tag
+from annot.labels.marks import SCOPES_FILE
 from annot.labels.name_scopes import Scopes
-from annot.labels.scope_marks import SIDE_FILE
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
 from annot.read.notes import sentences
 from annot.read.xplane.device import Activities, read_device
@@ -175,7 +175,7 @@ def _columns(schema: Schema, names: Iterable[str]) -> Schema:
 def _scope_texts(path: Path) -> list[str]:
     """Return annot's texts on name scopes. TensorFlow writes the profile three folders below its log directory."""
     for folder in [*path.absolute().parents][:4]:
-        file = folder / SIDE_FILE
+        file = folder / SCOPES_FILE
         if file.is_file():
             try:
                 return file.read_text("utf-8", errors="replace").splitlines()
