@@ -110,9 +110,14 @@ def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
 def _tensorflow_modes() -> list[Check]:
     if importlib.util.find_spec("tensorflow") is None:
         return []
-    operations, fast = _operations_mode()
-    text = f"graphs: {operations}; XLA: {_names_mode()}; eager mode: ranges from Python"
-    return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else native.build_command())]
+    problem = None
+    if Machine().has_switch("ANNOT_DISABLE_NATIVE"):
+        problem = "no ranges, because ANNOT_DISABLE_NATIVE is set"
+    elif native.emitter() is None or native.tf_library() is None:
+        problem = "no ranges, because annot's C extensions are not built"
+    graphs = problem or "ranges from annot's C library"
+    text = f"graphs: {graphs}; XLA: {_names_mode()}; eager mode: ranges from Python"
+    return [Check("TensorFlow ranges", "note" if problem else "ok", text, native.build_command() if problem else None)]
 
 
 def self_test(name: str) -> Check:
@@ -141,15 +146,6 @@ def _alternative(failed: str) -> str:
     if failed == "recorder" or native.recorder_library() is None:
         return native.build_command()
     return "annot run --collector recorder -- python train.py"
-
-
-def _operations_mode() -> tuple[str, bool]:
-    """Return the source of ranges in TensorFlow graphs, or why graphs have no ranges; and whether they have any."""
-    if Machine().has_switch("ANNOT_DISABLE_NATIVE"):
-        return "no ranges, because ANNOT_DISABLE_NATIVE is set", False
-    if native.emitter() is None or native.tf_library() is None:
-        return "no ranges, because annot's C extensions are not built", False
-    return "ranges from annot's C library", True
 
 
 def _names_mode() -> str:

@@ -42,7 +42,9 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, [])}
-    return {"producer": _producer(tables), **known}
+    exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
+    product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
+    return {"producer": " ".join(filter(None, product)), **known}
 
 
 def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
@@ -75,12 +77,6 @@ def notes_of_recorder(tables: Tables) -> list[str]:
 def _entries(tables: Tables, table: str) -> list[tuple[str, str]]:
     rows = tables.records(table)
     return [(str(row["name"]), str(row["value"])) for row in rows if row.keys() >= {"name", "value"}]
-
-
-def _producer(tables: Tables) -> str:
-    exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
-    product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
-    return " ".join(filter(None, product))
 
 
 def _devices(tables: Tables) -> list[dict[str, Any]]:

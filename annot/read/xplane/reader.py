@@ -79,7 +79,10 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read an XPlane file; see `annot.read.formats.Reader`."""
-    path = _file_of(path)
+    found = _captures(path) if path.is_dir() else [path]
+    if len(found) > 1:
+        raise AnnotError(f"{path} contains {len(found)} XPlane files. Pass one of them, such as {found[-1]}.")
+    [path] = found
     space = _parsed(path)
     try:
         with _without_collection():
@@ -91,14 +94,6 @@ def read(path: Path) -> Profile:
 def _captures(folder: Path) -> list[Path]:
     """Return the XPlane files in a folder or log directory, newest capture last."""
     return sorted(file for pattern in ("*", "plugins/profile/*/*") for file in folder.glob(f"{pattern}.xplane.pb"))
-
-
-def _file_of(path: Path) -> Path:
-    """Return the file itself, or the only file in a folder."""
-    found = _captures(path) if path.is_dir() else [path]
-    if len(found) > 1:
-        raise AnnotError(f"{path} contains {len(found)} XPlane files. Pass one of them, such as {found[-1]}.")
-    return found[0]
 
 
 @contextmanager
