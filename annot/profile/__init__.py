@@ -214,10 +214,7 @@ class Profile:
         copies: pl.DataFrame | None = None,
         metrics: pl.DataFrame | None = None,
     ) -> Profile:
-        """Return a profile with the given tables. Missing tables are empty, missing columns are null.
-
-        Args:
-            meta, ranges, marks, launches, kernels, copies, metrics: as for `Profile`.
+        """Return a profile with tables as for `Profile`. Missing tables are empty, missing columns are null.
 
         Raises:
             TypeError: the type of a column differs from the schema.

@@ -33,9 +33,10 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     rank, world_size: of a recording of annot.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
+    named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
     facts: dict[str, Any] = {
         "devices": _devices(tables),
-        "processes": _processes(tables),
+        "processes": [_named(process, row) for process, row in sorted(named.items())],
         "utc_start_ns": _instant(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
         "rank": integer(dict(capture).get("ANNOT_RANK", "")),
@@ -89,11 +90,6 @@ def _devices(tables: Tables) -> list[dict[str, Any]]:
             if number is not None
         ]
     return [gpu for gpu in gpus.values() if gpu.get("computeMajor") != _NO_CUDA]
-
-
-def _processes(tables: Tables) -> list[dict[str, Any]]:
-    named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
-    return [_named(process, row) for process, row in sorted(named.items())]
 
 
 def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:

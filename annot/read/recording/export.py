@@ -232,7 +232,10 @@ def _events_table(
         textId=text_id,
         domainId=pl.col("domain").replace(domains),
     )
-    return conform(_with_payloads(table).drop("payload", "payload_type"), _EVENTS)
+    of_type = pl.col("payload_type")
+    integers = [pl.when(of_type == type_).then(value).alias(name) for name, (type_, value) in _INTEGERS.items()]
+    table = table.with_columns(*integers, *(_floats(table, name, *spec) for name, spec in _FLOATS.items()))
+    return conform(table.drop("payload", "payload_type"), _EVENTS)
 
 
 _LOW: Final = pl.col("payload") & 0xFFFFFFFF
@@ -244,12 +247,6 @@ _INTEGERS: Final = {
     "int32Value": (5, (_LOW ^ _SIGN).cast(pl.Int64) - _SIGN),
 }
 _FLOATS: Final = {"doubleValue": (3, "Q", "d"), "floatValue": (6, "I", "f")}
-
-
-def _with_payloads(table: pl.DataFrame) -> pl.DataFrame:
-    of_type = pl.col("payload_type")
-    integers = [pl.when(of_type == type_).then(value).alias(name) for name, (type_, value) in _INTEGERS.items()]
-    return table.with_columns(*integers, *(_floats(table, name, *spec) for name, spec in _FLOATS.items()))
 
 
 def _floats(table: pl.DataFrame, name: str, type_: int, bits: str, number: str) -> pl.Series:
