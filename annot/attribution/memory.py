@@ -8,7 +8,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.range_trees import Forest
-from annot.labels import memory_marks
+from annot.labels.marks import MEMORY, parse_memory
 from annot.labels.tag import DOMAIN
 from annot.profile import Source
 
@@ -27,8 +27,8 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
     marks = source.marks
     if marks.is_empty():
         return None
-    marks = marks.filter(pl.col("text").str.starts_with(f"{memory_marks.CATEGORY} ") & (pl.col("domain") == DOMAIN))
-    texts = {text: memory_marks.parse(text) for text in marks["text"].unique()}
+    marks = marks.filter(pl.col("text").str.starts_with(f"{MEMORY} ") & (pl.col("domain") == DOMAIN))
+    texts = {text: parse_memory(text) for text in marks["text"].unique()}
     known = pl.DataFrame(
         [(text, *parsed) for text, parsed in texts.items() if parsed is not None],
         schema=dict.fromkeys(("text", "figure", "memory_source"), pl.String), orient="row",

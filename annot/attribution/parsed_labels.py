@@ -39,7 +39,7 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
     Args:
         texts: text, role and optionally domain. The role is one of `annot.profile.ROLES`, ``operation`` for an
             operation whose name shows whether it belongs to the backward pass, or null for any NVTX text.
-        marks: texts of the marks of name scopes (see `annot.labels.scope_marks`).
+        marks: texts of the marks of name scopes (see `annot.labels.marks`).
 
     Returns:
         The columns of `annot.labels.foreign.Label`, and around: layer, module and phase of the outer layers that a

@@ -82,7 +82,7 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     """Nest ranges, parse their labels and put backward operations into the layers of their forward operations.
 
     The ingested ranges are empty afterwards. Open ranges end at `last`, the last known host timestamp (ns). `marks` are
-    the texts of the marks of name scopes (see `annot.labels.scope_marks`).
+    the texts of the marks of name scopes (see `annot.labels.marks`).
     """
     labels, keys = _keyed(ingested.labels(marks))
     threads = ingested.threads()

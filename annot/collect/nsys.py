@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from annot.collect import nsys_launcher
-from annot.collect.run import Collected, Job, shell_status
-from annot.collect.signal_relay import Relay
+from annot.collect.run import Collected, Job, Relay, shell_status
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
 
@@ -115,7 +114,11 @@ class _Streams:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._take_back()
+        # Streams left in the socket are closed: a helper that inherited it would keep our output open forever.
+        self._child_end.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            for stream in socket.recv_fds(self._child_end, 64, 2)[1]:
+                os.close(stream)
         self._parent_end.close()
         self._child_end.close()
 
@@ -134,13 +137,6 @@ class _Streams:
             return int(self._parent_end.recv(64)) if started else None
         finally:
             os.close(ended)
-
-    def _take_back(self) -> None:
-        """Close streams left in the socket; a helper that inherited it would keep our output open forever."""
-        self._child_end.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            for stream in socket.recv_fds(self._child_end, 64, 2)[1]:
-                os.close(stream)
 
 
 def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:

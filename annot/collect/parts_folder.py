@@ -31,9 +31,8 @@ _WRITTEN_BY_ANNOT: Final = re.compile(
 class PartsFolder:
     """Folder of the recording of a profile, locked by this process. `force` reuses the folder of a killed recording.
 
-    Raises:
-        FileExistsError: the folder exists, and `force` is False.
-        AnnotError: the folder cannot be created, is in use, or holds files of the user.
+    It raises FileExistsError for an existing folder without `force`, AnnotError for one that is in use, holds files of
+    the user or cannot be created.
     """
 
     path: Path

@@ -1,22 +1,25 @@
-"""Interface of collectors, and helpers to run the command."""
+"""Interface of collectors, and helpers to run the command and to forward signals to it, exactly once each."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol, Self
 
 from annot import native
-from annot.collect.signal_relay import Relay
 from annot.errors import AnnotError
 
 __all__ = [
-    "Collected", "Collector", "CommandError", "Job", "built_recorder", "resolve_command", "run_child", "shell_status",
+    "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "resolve_command", "run_child",
+    "shell_status",
 ]  # fmt: skip
 
 
@@ -65,24 +68,18 @@ class Collector(Protocol):
     def run(self, job: Job) -> int:
         """Run the command and record to ``job.parts``. Return its exit status as a shell reports it.
 
-        Raises:
-            AnnotError: the command was not run.
+        AnnotError means that the command was not run.
         """
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Convert the recorded data to the file ``job.out``. `status` is the exit status of the command.
+        """Convert the recorded data to the file ``job.out``, or raise AnnotError.
 
-        Raises:
-            AnnotError: the data cannot be converted.
+        `status` is the exit status of the command.
         """
 
 
 def resolve_command(command: Sequence[str]) -> str:
-    """Return the path of the executable of a command.
-
-    Raises:
-        CommandError: the command was not found (status 127) or is not executable (126).
-    """
+    """Return the path of the executable of a command, or raise CommandError: not found (127), not executable (126)."""
     name = command[0]
     found = shutil.which(name)
     if found:
@@ -104,11 +101,7 @@ def _hint(name: str) -> str:
 
 
 def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
-    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it.
-
-    Raises:
-        CommandError: the file cannot be executed.
-    """
+    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it."""
     with Relay(shared_group=True) as relay:
         try:
             # Inherited files stay open, as in a shell. Files that Python opens are close-on-exec (PEP 446).
@@ -120,10 +113,7 @@ def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
 
 
 def shell_status(returncode: int) -> int:
-    """Return the exit status that a shell reports: 128+n after signal n.
-
-    Args:
-        returncode: return code of `subprocess.Popen`, negative after a signal.
+    """Return the exit status that a shell reports, 128+n after signal n, for a `returncode` of `subprocess.Popen`.
 
     Example:
         >>> shell_status(3), shell_status(-15)
@@ -133,11 +123,7 @@ def shell_status(returncode: int) -> int:
 
 
 def built_recorder() -> str:
-    """Return the path of the recorder library.
-
-    Raises:
-        AnnotError: the recorder is not built.
-    """
+    """Return the path of the recorder library, or raise AnnotError if it is not built."""
     library = native.recorder_library()
     if library is None:
         raise AnnotError(
@@ -145,3 +131,86 @@ def built_recorder() -> str:
             f"{native.build_command()}"
         )
     return str(library)
+
+
+_FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Relay:
+    """Context manager that forwards the signals sent to this process to the script.
+
+    Ctrl-C signals every process of the foreground group, `kill PID` only one. In a shared group, a signal is forwarded
+    only if the group did not receive it. `shared_group` tells whether the script runs in the process group of this
+    process.
+    """
+
+    def __init__(self, *, shared_group: bool) -> None:
+        self._witness = _Witness() if shared_group else None
+        self._send: Callable[[int], object] | None = None
+        self._waiting: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Install the handlers. Ignored signals (`nohup`) stay ignored."""
+        for number in _FORWARDED:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the previous handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._witness:
+            self._witness.dismiss()
+
+    def to(self, send: Callable[[int], object]) -> None:
+        """Set the receiver, a function of a signal number, and send it the signals that arrived earlier."""
+        self._send = send
+        while self._waiting:
+            with contextlib.suppress(ProcessLookupError):
+                send(self._waiting.pop(0))
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+        try:
+            if self._witness and self._witness.has_received(number):
+                return
+            self._waiting.append(number)
+            if self._send is not None:
+                self.to(self._send)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Witness:
+    """Child process in this group that blocks all signals. Its pending signals show what the group received."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def has_received(self, number: int) -> bool:
+        """Return whether the whole group received the signal."""
+        with open(f"/proc/{self._pid}/status", encoding="ascii", errors="replace") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        if not int(fields["ShdPnd"], 16) >> (number - 1) & 1:
+            return False
+        self.dismiss()
+        self._start()
+        return True
+
+    def dismiss(self) -> None:
+        """End the process."""
+        os.close(self._pipe)
+        os.waitpid(self._pid, 0)
+
+    def _start(self) -> None:
+        end, self._pipe = os.pipe()  # the child exits when this process closes its end or dies
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._pipe)
+            os.read(end, 1)
+            os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(end)

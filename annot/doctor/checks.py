@@ -1,13 +1,13 @@
 """Checks of this machine for known causes of missing ranges and kernels, shown by `annot doctor`.
 
 Each subject is a module: `ranges` (whether ranges are recorded), `profilers` (Nsight Systems and Nsight Compute), `gpu`
-(driver, CUDA, and the CUDA versions of the frameworks), `permissions` (counters and sampling), `containers` (Docker,
+(driver, CUDA, and the CUDA versions of the frameworks), `containers` (permissions for counters and sampling, Docker,
 Kubernetes, WSL).
 """
 
 from __future__ import annotations
 
-from annot.doctor import containers, gpu, permissions, profilers, ranges
+from annot.doctor import containers, gpu, profilers, ranges
 from annot.doctor.finding import Check, Machine, State
 from annot.util.installed_tools import find_nsys
 
@@ -22,7 +22,7 @@ def examine(collector: str = "auto") -> list[Check]:
         *ranges.examine(machine, nsys),
         *profilers.examine(machine, nsys),
         *gpu.examine(machine, nsys),
-        *permissions.examine(machine),
+        *containers.permissions(machine),
         *containers.examine(machine),
         ranges.self_test(collector),
     ]

@@ -1,4 +1,4 @@
-"""Checks of the environment around this process: Docker, Podman, Kubernetes, WSL."""
+"""Checks of what this process may use: counters and sampling, and GPUs in Docker, Podman, Kubernetes and WSL."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import re
 from typing import Final
 
 from annot.doctor.finding import Check, Machine
-from annot.doctor.permissions import may_use_perf_events
 from annot.util.installed_tools import has_gpu_driver
 
-__all__ = ["container_of", "examine"]
+__all__ = ["container_of", "examine", "permissions"]
+
+_PARAMETERS: Final = "/proc/driver/nvidia/params"
+_PARANOID: Final = "/proc/sys/kernel/perf_event_paranoid"
+_SAMPLING: Final = 2
+"""Highest perf_event_paranoid with which `nsys profile --sample=process-tree` works."""
+# Capability numbers from linux/capability.h.
+_SYS_ADMIN: Final = 21
+_PERFMON: Final = 38
+_OPEN_COUNTERS: Final = (
+    "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf"
+    " && sudo update-initramfs -u && sudo reboot"
+)
 
 _RELEASE: Final = "/proc/sys/kernel/osrelease"
 _WSL_CUDA: Final = "/usr/lib/wsl/lib/libcuda.so.1"
@@ -33,6 +44,11 @@ _REMEDIES: Final = {
         "admin": "kubectl edit pod  # securityContext: {capabilities: {add: [SYS_ADMIN]}}",
     },
 }  # fmt: skip
+
+
+def permissions(machine: Machine) -> list[Check]:
+    """Check the permissions of this process for hardware counters and CPU sampling."""
+    return [*_counters(machine), *_samples(machine)]
 
 
 def examine(machine: Machine) -> list[Check]:
@@ -63,7 +79,7 @@ def _container(machine: Machine, container: str) -> Check:
 
 def _filter(machine: Machine, container: str) -> list[Check]:
     found = re.search(r"^Seccomp:\s*(\d)", machine.text("/proc/self/status"), re.MULTILINE)
-    if found is None or found[1] != _FILTERED or may_use_perf_events(machine):
+    if found is None or found[1] != _FILTERED or _may_use_perf_events(machine):
         return []
     text = "seccomp blocks system calls: CPU samples, context switches and GPU counters are not available"
     return [Check("container's filter", "note", text, _REMEDIES[container]["admin"])]
@@ -91,3 +107,37 @@ def _wsl(machine: Machine) -> list[Check]:
         return [Check("WSL", "note", text, "wsl.exe --update && wsl.exe --shutdown")]
     text = "WSL 2. Enable GPU counters in Windows (NVIDIA Control Panel, Developer, GPU performance counters)"
     return [Check("WSL", "ok", text)]
+
+
+def _capabilities(machine: Machine) -> frozenset[int]:
+    """Return the numbers of the effective capabilities of this process."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", machine.text("/proc/self/status"), re.MULTILINE)
+    mask = int(found[1], 16) if found else 0
+    return frozenset(number for number in range(mask.bit_length()) if mask >> number & 1)
+
+
+def _may_use_perf_events(machine: Machine) -> bool:
+    """Return whether this process may use perf events regardless of perf_event_paranoid."""
+    return bool(_capabilities(machine) & {_SYS_ADMIN, _PERFMON})
+
+
+def _counters(machine: Machine) -> list[Check]:
+    found = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", machine.text(_PARAMETERS), re.MULTILINE)
+    if found is None:
+        return []
+    if found[1] == "0":
+        return [Check("GPU counters", "ok", "available to all users")]
+    if _SYS_ADMIN in _capabilities(machine):
+        return [Check("GPU counters", "ok", "available to administrators only; this process has CAP_SYS_ADMIN")]
+    text = "available to administrators only: Nsight Compute fails with ERR_NVGPUCTRPERM"
+    return [Check("GPU counters", "note", text, _OPEN_COUNTERS)]
+
+
+def _samples(machine: Machine) -> list[Check]:
+    level = machine.text(_PARANOID).strip()
+    if not level.lstrip("-").isdecimal():
+        return []
+    if int(level) <= _SAMPLING or _may_use_perf_events(machine):
+        return [Check("CPU sampling", "ok", f"allowed (perf_event_paranoid is {level})")]
+    text = f"perf_event_paranoid is {level}: nsys profile --sample fails. annot run does not use sampling"
+    return [Check("CPU sampling", "note", text, f"sudo sysctl kernel.perf_event_paranoid={_SAMPLING}")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Check", "Machine", "State", "folder_of", "version_of"]
+__all__ = ["Check", "Machine", "State", "folder_of"]
 
 State = Literal["ok", "note", "problem"]
 
@@ -54,11 +53,3 @@ def folder_of(package: str) -> Path | None:
     """Return the folder of an installed package, without an import. None if it is not installed."""
     spec = PathFinder.find_spec(package)
     return Path(spec.origin).parent if spec and spec.origin else None
-
-
-def version_of(package: str) -> str | None:
-    """Return the version of a package, None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

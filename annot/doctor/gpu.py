@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from annot.doctor.finding import Check, Machine, folder_of, version_of
-from annot.util.installed_tools import Nsys, has_gpu_driver
+from annot.doctor.finding import Check, Machine, folder_of
+from annot.util.installed_tools import Nsys, has_gpu_driver, version_of
 
 __all__ = ["Build", "builds", "checks_of", "examine"]
 
@@ -43,14 +43,7 @@ def examine(machine: Machine, nsys: Nsys | None) -> list[Check]:
 
 
 def checks_of(machine: Machine, cuda: tuple[int, ...] | None, found: list[Build], nsys: Nsys | None) -> list[Check]:
-    """Compare the installed frameworks and Nsight Systems with the driver.
-
-    Args:
-        machine: the machine to check.
-        cuda: newest CUDA version that the driver supports; None: unknown, or without a driver.
-        found: the installed frameworks.
-        nsys: the Nsight Systems that `annot run` uses, or None.
-    """
+    """Compare the frameworks and Nsight Systems with the driver. `cuda` is the newest CUDA version that it supports."""
     there = has_gpu_driver(machine.root)
     names = {build.name for build in found}
     missing = [Check(name, "ok", "not installed") for name in ("torch", "tensorflow") if name not in names]

@@ -14,9 +14,9 @@ from typing import Final
 
 from annot import native
 from annot.collect.collectors import choose, collect
-from annot.doctor.finding import Check, Machine, State, folder_of, version_of
+from annot.doctor.finding import Check, Machine, State, folder_of
 from annot.errors import AnnotError
-from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release
+from annot.util.installed_tools import Nsys, loses_nvtx_package, nvtx_release, version_of
 
 __all__ = ["examine", "nvtx_package", "self_test", "switches"]
 
@@ -71,12 +71,11 @@ def _injection(machine: Machine, name: str, tool: str, consequence: str) -> Chec
 
 
 def _native_parts() -> list[Check]:
-    built = {
-        "recorder": any(Path(native.__file__).parent.glob("_recorder*.so")),
-        "fast call path": importlib.util.find_spec("annot.native._emit") is not None,
-        "fast reading": importlib.util.find_spec("annot.native._tables") is not None,
-    }
-    return [_native_part(name, is_built) for name, is_built in built.items()]
+    return [
+        _native_part("recorder", any(Path(native.__file__).parent.glob("_recorder*.so"))),
+        _native_part("fast call path", importlib.util.find_spec("annot.native._emit") is not None),
+        _native_part("fast reading", importlib.util.find_spec("annot.native._tables") is not None),
+    ]
 
 
 def _native_part(name: str, built: bool) -> Check:
@@ -84,12 +83,10 @@ def _native_part(name: str, built: bool) -> Check:
         return Check(name, "ok", "built")
     if name != "recorder" and sysconfig.get_config_var("Py_GIL_DISABLED"):
         return Check(name, "note", "not built: annot uses its Python fallback on free-threaded Python")
-    compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    compiler, build = next(filter(shutil.which, ("cc", "gcc", "clang")), None), native.build_command()
     if compiler:
-        return Check(name, "note", f"not built, although a compiler is installed ({compiler})", native.build_command())
-    return Check(
-        name, "note", "not built: a C compiler is missing", f"sudo apt install gcc && {native.build_command()}"
-    )
+        return Check(name, "note", f"not built, although a compiler is installed ({compiler})", build)
+    return Check(name, "note", "not built: a C compiler is missing", f"sudo apt install gcc && {build}")
 
 
 def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
@@ -113,9 +110,14 @@ def nvtx_package(version: str | None, nsys: Nsys | None) -> Check:
 def _tensorflow_modes() -> list[Check]:
     if importlib.util.find_spec("tensorflow") is None:
         return []
-    operations, fast = _operations_mode()
-    text = f"graphs: {operations}; XLA: {_names_mode()}; eager mode: ranges from Python"
-    return [Check("TensorFlow ranges", "ok" if fast else "note", text, None if fast else native.build_command())]
+    problem = None
+    if Machine().has_switch("ANNOT_DISABLE_NATIVE"):
+        problem = "no ranges, because ANNOT_DISABLE_NATIVE is set"
+    elif native.emitter() is None or native.tf_library() is None:
+        problem = "no ranges, because annot's C extensions are not built"
+    graphs = problem or "ranges from annot's C library"
+    text = f"graphs: {graphs}; XLA: {_names_mode()}; eager mode: ranges from Python"
+    return [Check("TensorFlow ranges", "note" if problem else "ok", text, native.build_command() if problem else None)]
 
 
 def self_test(name: str) -> Check:
@@ -144,15 +146,6 @@ def _alternative(failed: str) -> str:
     if failed == "recorder" or native.recorder_library() is None:
         return native.build_command()
     return "annot run --collector recorder -- python train.py"
-
-
-def _operations_mode() -> tuple[str, bool]:
-    """Return the source of ranges in TensorFlow graphs, or why graphs have no ranges; and whether they have any."""
-    if Machine().has_switch("ANNOT_DISABLE_NATIVE"):
-        return "no ranges, because ANNOT_DISABLE_NATIVE is set", False
-    if native.emitter() is None or native.tf_library() is None:
-        return "no ranges, because annot's C extensions are not built", False
-    return "ranges from annot's C library", True
 
 
 def _names_mode() -> str:

@@ -18,8 +18,7 @@ from annot import native
 from annot.emit.nvtx_package import PackageClient
 from annot.errors import warn
 from annot.labels import tag
-from annot.labels.colors import COLORS
-from annot.labels.tag import DOMAIN, NOTE
+from annot.labels.tag import COLORS, DOMAIN, NOTE
 from annot.util.locks import fork_safe
 
 __all__ = [

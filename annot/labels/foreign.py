@@ -16,7 +16,6 @@ returns its label, or None for another format. The formats:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -179,11 +178,6 @@ def _trace_me(text: str) -> Label | None:
     return Label(f"{label} {name[1]}" if name else label)
 
 
-_PARSERS: Final[tuple[Callable[[str], Label | None], ...]] = (
-    _torch_profiler, _pyprof, _layerwise, _trace_me,
-)  # fmt: skip
-
-
 def understand(text: str) -> Label | None:
     """Return the label of a text in a foreign label format, or None for an unknown format.
 
@@ -193,4 +187,5 @@ def understand(text: str) -> Label | None:
         >>> understand("attention.linear_qkv") is None
         True
     """
-    return next((label for parser in _PARSERS if (label := parser(text)) is not None), None)
+    parsers = (_torch_profiler, _pyprof, _layerwise, _trace_me)
+    return next((label for parser in parsers if (label := parser(text)) is not None), None)

@@ -8,7 +8,7 @@ step and on every device. The levels are separated by ``/``, as in the framework
 their layer. Optimizers are recognized by the names that Keras gives them and by operations such as
 ``ResourceApplyAdam``. All other operations are forward.
 
-If annot recorded the name scopes of layers while TensorFlow traced them (`annot.labels.scope_marks`), an operation
+If annot recorded the name scopes of layers while TensorFlow traced them (`annot.labels.marks`), an operation
 belongs to the layer of the longest recorded scope anywhere in its name.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from annot.labels import tag
-from annot.labels.scope_marks import parse_scope
+from annot.labels.marks import parse_scope
 
 __all__ = ["Operation", "Scopes", "is_operation", "operation"]
 
@@ -141,12 +141,6 @@ def _operation(scope: list[str], name: str, *, backward: bool, named: bool = Fal
     return Operation(tuple(scope[:_DEEPEST]), name, phase, named)
 
 
-def _optimizer(scope: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the scope down to the optimizer. The scopes inside it repeat for every weight."""
-    levels = [level for level, part in enumerate(scope) if _OPTIMIZER.fullmatch(part)]
-    return scope[: levels[0] + 1] if levels else scope
-
-
 class Scopes:
     """The operations of a file and the layers of their scopes.
 
@@ -201,8 +195,9 @@ class Scopes:
             phase: tag.Phase = "backward" if known.phase == "backward" else "forward"
             return [replace(layer, phase=phase) for layer in marked]
         scope = known.scope
-        if known.phase == "optimizer":
-            scope = _optimizer(scope)
+        if known.phase == "optimizer":  # the scopes inside the optimizer repeat for every weight
+            levels = (level for level, part in enumerate(scope, 1) if _OPTIMIZER.fullmatch(part))
+            scope = scope[: next(levels, len(scope))]
         if known.named and scope not in self._forward and scope[:-1] in self._forward:
             scope = scope[:-1]
         return [tag.Tag("/".join(scope[:depth]), phase=known.phase) for depth in range(1, len(scope) + 1)]

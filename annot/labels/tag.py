@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 __all__ = [
+    "COLORS",
     "COMPILED",
     "DOMAIN",
     "FINDINGS",
@@ -59,6 +60,18 @@ COMPILED: Final = "CompiledGraph"
 
 FUSED: Final = "+"
 """Separator of the layers and of the classes of a fused kernel."""
+
+COLORS: Final = {
+    "forward": 0xFF4C9F38,
+    "backward": 0xFFE07B39,
+    "recompute": 0xFF9BBF4B,
+    "op": 0xFF5AA9B8,
+    "optimizer": 0xFF8E5CC2,
+    "data": 0xFFC94F4F,
+    "collective": 0xFFB8A02E,
+    "loop": 0xFF6C7A89,
+}
+"""Color of the phases and other categories of ranges, 0xAARRGGBB."""
 
 Phase: TypeAlias = Literal[
     "forward", "backward", "recompute", "optimizer", "data", "epoch", "step", "op", "collective", "other"

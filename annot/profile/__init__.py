@@ -17,7 +17,7 @@ and, if it differs from the default,
                               (0, 1, 2, ...)
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
     processes     list[dict]  process, pid and name of each process; rank and world_size if known
-    scopes        list[str]   texts of scope marks; see `annot.labels.scope_marks`
+    scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems
     rank        int           rank of the process, if the profile has only one rank
@@ -214,10 +214,7 @@ class Profile:
         copies: pl.DataFrame | None = None,
         metrics: pl.DataFrame | None = None,
     ) -> Profile:
-        """Return a profile with the given tables. Missing tables are empty, missing columns are null.
-
-        Args:
-            meta, ranges, marks, launches, kernels, copies, metrics: as for `Profile`.
+        """Return a profile with tables as for `Profile`. Missing tables are empty, missing columns are null.
 
         Raises:
             TypeError: the type of a column differs from the schema.

@@ -18,7 +18,7 @@ from annot.read.kineto import reader as kineto
 from annot.read.ncu import csv_export, ncu_rep
 from annot.read.nsys import nsys_rep, parquet_export, sqlite_export
 from annot.read.nvprof import csv_output, sqlite_file
-from annot.read.recording import reader as recording
+from annot.read.recording import export as recording
 from annot.read.xplane import reader as xplane
 from annot.util.entry_points import loaded
 from annot.util.progress import tell
@@ -116,14 +116,7 @@ def source(path: str | os.PathLike[str], *, calls: bool = False) -> Source:
 
 
 def reader_of(path: Path) -> Reader:
-    """Return the reader for a file or folder.
-
-    Args:
-        path: the file or folder.
-
-    Raises:
-        AnnotError: the file does not exist, cannot be read or has an unknown format.
-    """
+    """Return the reader for a file or folder, or raise AnnotError: missing, unreadable or of an unknown format."""
     head = _head(path)
     readers: tuple[Reader, ...] = (*loaded("annot.readers", ("NAME", "sniff", "read")), *_READERS)
     for reader in readers:

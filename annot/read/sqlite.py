@@ -113,11 +113,8 @@ class Database:
 
         A scan is about ten times faster if all SQL expressions are column names, as `column` returns them.
 
-        Args:
-            table: name of the table.
-            integers: SQL expression of each Int64 column, by its name in the result.
-            texts: SQL expression of each String column, by its name in the result. NULL becomes "".
-            where_in: SQL expression of an integer, and its allowed values.
+        `integers` and `texts` have the SQL expression of each Int64 and String column, by its name in the result. NULL
+        texts become "". `where_in` is the SQL expression of an integer, and its allowed values.
         """
         request = _Request(table, integers, texts, where_in)
         try:
@@ -249,20 +246,17 @@ class Database:
             *(f"CAST(ifnull({sql}, '') AS BLOB) AS {_quoted(name)}" for name, sql in request.texts.items()),
         ]
         # NOT INDEXED keeps the order of the rowids. SQLite can otherwise scan a covering index.
-        frame = self._run(f"SELECT {', '.join(columns)} FROM {_quoted(request.table)} NOT INDEXED WHERE {condition}")
+        query = f"SELECT {', '.join(columns)} FROM {_quoted(request.table)} NOT INDEXED WHERE {condition}"
+        with adbc.AdbcStatement(self._bulk) as statement:
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
+            statement.set_sql_query(query)
+            frame = pl.DataFrame(statement.execute_query()[0])
         if frame.is_empty():  # adbc_driver_sqlite infers column types from the rows
             return request.empty
         return frame.with_columns(
             *(pl.when(pl.col(name) != _MISSING).then(pl.col(name)).alias(name) for name in request.integers),
             *(_decoded(frame[name]) for name in request.texts),
         )
-
-    def _run(self, query: str) -> pl.DataFrame:
-        with adbc.AdbcStatement(self._bulk) as statement:
-            statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
-            statement.set_sql_query(query)
-            stream, _ = statement.execute_query()
-            return pl.DataFrame(stream)
 
 
 @contextmanager

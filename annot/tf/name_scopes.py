@@ -12,7 +12,7 @@ from typing import Final
 
 from annot.emit import client
 from annot.labels import tag
-from annot.labels.scope_marks import SIDE_FILE, format_scope
+from annot.labels.marks import SCOPES_FILE, format_scope
 
 __all__ = ["note", "repeat_marks", "save_scopes"]
 
@@ -46,12 +46,12 @@ def save_scopes(folder: str | Path) -> Path:
         folder: the log directory that was passed to `tf.profiler.experimental.start`.
 
     Returns:
-        The path of the text file, with one line per scope. `annot.labels.scope_marks` describes the format.
+        The path of the text file, with one line per scope. `annot.labels.marks` describes the format.
 
     Raises:
         OSError: the file cannot be written, for example because the folder does not exist.
     """
-    path = Path(folder) / SIDE_FILE
+    path = Path(folder) / SCOPES_FILE
     path.write_text("".join(f"{text}\n" for text in list(_noted.values())), encoding="utf-8")
     return path
 

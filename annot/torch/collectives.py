@@ -23,7 +23,7 @@ import torch
 from annot.emit import client, guard
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
-from annot.labels.rank_marks import format_rank
+from annot.labels.marks import format_rank
 from annot.torch.module_sites import is_tensor
 from annot.torch.patches import Patches
 

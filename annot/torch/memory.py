@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from annot.emit import client
-from annot.labels import memory_marks
+from annot.labels.marks import MEMORY, RSS, format_memory
 from annot.util.locks import fork_safe
 
 __all__ = ["Counter", "Meter", "counter_for"]
@@ -24,7 +24,7 @@ class Counter(NamedTuple):
     """Source of memory figures."""
 
     source: str
-    """Name of the source in `annot.labels.memory_marks`."""
+    """Name of the source in `annot.labels.marks`."""
     read: Callable[[], tuple[int, int]]
     """Returns the bytes in use now, and their peak since the last call."""
 
@@ -58,7 +58,7 @@ def counter_for(model: torch.nn.Module) -> Counter | None:
         index = torch.cuda.current_device() if device.index is None else device.index
         return Counter(f"cuda:{index}", functools.partial(_read_cuda, index))
     elif os.path.exists(_STATM):
-        return Counter(memory_marks.RSS, _read_rss)
+        return Counter(RSS, _read_rss)
     else:
         client.warn_once(f"memory=True cannot measure the memory of this process: {_STATM} does not exist")
     return None
@@ -83,7 +83,7 @@ class Meter:
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._texts = memory_marks.text_of("change", counter.source), memory_marks.text_of("peak", counter.source)
+        self._texts = format_memory("change", counter.source), format_memory("peak", counter.source)
         self._lock = fork_safe()
         # By thread id, because pool threads of autograd lose their threading.local between tasks.
         self._open: dict[int, list[_Open]] = {}
@@ -117,7 +117,7 @@ class Meter:
                 self._open.pop(ident, None)
         if closed is not None:
             for text, value in zip(self._texts, (now - closed.start, closed.peak), strict=True):
-                client.mark(client.event(text, category=memory_marks.CATEGORY, payload=value))
+                client.mark(client.event(text, category=MEMORY, payload=value))
 
     def _read(self) -> int:
         now, peak = self._counter.read()

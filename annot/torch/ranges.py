@@ -90,7 +90,7 @@ def emit_ranges(
         depth: maximum depth below the model. 0: only the model. None: unlimited.
         schedule: steps that have ranges, made by `annot.schedule`. None: all.
         memory: mark the change and the peak of the memory in use (bytes) during each range, in the format of
-            `annot.labels.memory_marks`: the memory allocated by PyTorch on the device of the model, or the resident
+            `annot.labels.marks`: the memory allocated by PyTorch on the device of the model, or the resident
             memory of the process for a model on the CPU. Module calls use the slower Python implementation.
         ops: ranges around the PyTorch functions that the layers call, each with the layer, the name of the function,
             shapes and dtypes of its tensors and the values of its other arguments, as in

@@ -15,7 +15,7 @@ from pathlib import Path
 
 __all__ = [
     "WRITER_BACKEND", "Nsys", "find_ncu", "find_nsys", "has_gpu_driver", "has_nsys_writer", "loses_nvtx_package",
-    "nvtx_release", "nvtx_version_of", "python_of",
+    "nvtx_release", "nvtx_version_of", "python_of", "version_of",
 ]  # fmt: skip
 
 WRITER_BACKEND = "NSYS_WRITER_BACKEND"
@@ -127,12 +127,7 @@ def find_ncu(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) ->
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return year, minor and patch from the output of ``nsys --version`` or ``ncu --version``; empty if it has none.
-
-    Example:
-        >>> parse_version("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
-        (2022, 4, 2)
-    """
+    """Return year, minor and patch from the output of ``nsys --version`` or ``ncu --version``; empty if it has none."""
     found = re.search(r"\b(20\d\d)\.(\d+)(?:\.(\d+))?", text)
     return tuple(int(part) for part in found.groups() if part is not None) if found else ()
 
@@ -174,11 +169,16 @@ def python_of(command: str) -> Path | None:
 def nvtx_version_of(python: Path) -> str | None:
     """Return the version of the `nvtx` package that an interpreter imports; None if it is not installed."""
     if python == Path(sys.executable):
-        try:
-            return importlib.metadata.version("nvtx")
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        return version_of("nvtx")
     return _output_of([str(python), "-c", "import importlib.metadata as m; print(m.version('nvtx'))"])
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def loses_nvtx_package(nsys: Nsys, nvtx_version: str | None) -> bool:

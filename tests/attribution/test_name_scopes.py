@@ -15,8 +15,8 @@ from annot.attribution import by_layer
 from annot.attribution.attribute import attribute
 from annot.attribution.parsed_labels import parse_labels
 from annot.labels import tag
+from annot.labels.marks import format_scope, parse_scope
 from annot.labels.name_scopes import Scopes
-from annot.labels.scope_marks import format_scope, parse_scope
 from annot.read.formats import load
 
 TSL: dict[str, Any] = {"domain": "TSL", "thread": ENGINE}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from annot import native
-from annot.doctor import containers, gpu, permissions, profilers, ranges
+from annot.doctor import containers, gpu, profilers, ranges
 from annot.doctor.checks import Check, Machine
 from annot.doctor.gpu import Build
 from annot.util.installed_tools import Nsys
@@ -185,7 +185,7 @@ def test_nsight_systems_older_than_cuda(tmp_path):
 def test_gpu_counters(tmp_path, only, can, state):
     """Counters are for all users or for CAP_SYS_ADMIN, which root of a container lacks."""
     files = {"proc/driver/nvidia/params": PARAMETERS.format(only), "proc/self/status": STATUS.format(can, 0)}
-    check = by_name(permissions.examine(machine(tmp_path, files)))["GPU counters"]
+    check = by_name(containers.permissions(machine(tmp_path, files)))["GPU counters"]
     assert check.state == state
     assert ("NVreg_RestrictProfilingToAdminUsers=0" in (check.mend or "")) is (state == "note")
 
@@ -196,7 +196,7 @@ def test_gpu_counters(tmp_path, only, can, state):
 def test_cpu_sampling(tmp_path, level, can, state):
     """Nsight Systems samples the processor up to level 2 of perf_event_paranoid, and with CAP_PERFMON always."""
     files = {"proc/sys/kernel/perf_event_paranoid": f"{level}\n", "proc/self/status": STATUS.format(can, 0)}
-    check = by_name(permissions.examine(machine(tmp_path, files)))["CPU sampling"]
+    check = by_name(containers.permissions(machine(tmp_path, files)))["CPU sampling"]
     assert (check.state, check.mend) == (
         state, "sudo sysctl kernel.perf_event_paranoid=2" if state == "note" else None,
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_cpu_sampling(tmp_path, level, can, state):
 def test_nothing_is_said_of_what_a_machine_does_not_have(tmp_path):
     """Without the files there is no check, and none fails."""
     bare = machine(tmp_path)
-    assert permissions.examine(bare) == containers.examine(bare) == []
+    assert containers.permissions(bare) == containers.examine(bare) == []
     assert by_name(profilers.examine(bare, None))["Nsight Compute"].state == "ok"
 
 

@@ -18,7 +18,7 @@ nn = torch.nn
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.emit import client  # noqa: E402
-from annot.labels import memory_marks  # noqa: E402
+from annot.labels.marks import format_memory, parse_memory  # noqa: E402
 from annot.read.nsys.sqlite_export import stream  # noqa: E402
 from annot.torch.memory import Meter  # noqa: E402
 
@@ -75,7 +75,7 @@ def figures(captured: Captured, path: Path) -> list[tuple[str, str, int]]:
         rows = database.execute(query).fetchall()
     found = []
     for start, thread, text, value in rows:
-        parsed, innermost = memory_marks.parse(text), captured.innermost(start, thread)
+        parsed, innermost = parse_memory(text), captured.innermost(start, thread)
         assert parsed is not None
         assert innermost is not None
         found.append((innermost.name, parsed[0], value))
@@ -254,11 +254,11 @@ def test_memory_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_texts_of_marks() -> None:
-    """Only what `text_of` writes is understood."""
-    assert [memory_marks.parse(memory_marks.text_of(f, s)) for f, s in (("change", "rss"), ("peak", "cuda:11"))] == [
+    """Only what `format_memory` writes is understood."""
+    assert [parse_memory(format_memory(f, s)) for f, s in (("change", "rss"), ("peak", "cuda:11"))] == [
         ("change", "rss"), ("peak", "cuda:11"),
     ]  # fmt: skip
     for text in ("memory change", "memory peak |cuda:", "memory peak |rss ", "Memory peak |rss", ""):
-        assert memory_marks.parse(text) is None
+        assert parse_memory(text) is None
     with pytest.raises(ValueError, match="do not support 'peak' of 'xpu:0'"):
-        memory_marks.text_of("peak", "xpu:0")
+        format_memory("peak", "xpu:0")

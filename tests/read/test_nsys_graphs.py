@@ -15,7 +15,7 @@ from sqlite_profile import SqliteProfile, process, thread
 
 from annot.read.notes import counted
 from annot.read.nsys import sqlite_export
-from annot.read.nsys.cuda_graphs import read_origins, with_origins
+from annot.read.nsys.tables import read_origins, with_origins
 
 NODE = "CUDA_GRAPH_NODE_EVENTS"
 LOST = (

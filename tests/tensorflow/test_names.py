@@ -18,7 +18,7 @@ from captured import capture
 
 import annot
 from annot import AnnotError, correlate
-from annot.labels.scope_marks import parse_scope
+from annot.labels.marks import parse_scope
 from annot.labels.tag import Tag, TensorSpec
 from annot.read.formats import load
 from annot.tf import cuda, name_scopes

@@ -315,7 +315,12 @@ def _integer(value: object) -> int | None:
 
 def _counters(rows: Iterable[int], events: Iterable[Event]) -> pl.DataFrame:
     numbered = zip(rows, events, strict=True)
-    found = [(row, *counter) for row, event in numbered for counter in _numbers_in(event.args).items()]
+    found = [
+        (row, name, float(value))
+        for row, event in numbered
+        for name, value in (_decoded(event.args) or {}).items()
+        if type(value) in (int, float)
+    ]
     return pl.DataFrame(found, _COUNTER, orient="row")
 
 
@@ -325,12 +330,6 @@ def _decoded(text: msgspec.Raw) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _numbers_in(args: msgspec.Raw) -> dict[str, float]:
-    given = _decoded(args)
-    numbers = (int, float)
-    return {name: float(value) for name, value in given.items() if type(value) in numbers} if given else {}
 
 
 class _Numbers(dict[Any, int]):

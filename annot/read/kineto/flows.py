@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -24,7 +24,7 @@ class _Call:
     parent: _Call | None
     path: tuple[str, ...]
     recompute: bool = False
-    children: bool = field(default=False)
+    children: bool = False
 
 
 def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> list[str]:
@@ -38,9 +38,8 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
     Activation checkpointing calls a submodule directly. Such a call gets the layer path that the module has inside the
     model. During the backward pass, its phase is recompute.
 
-    Args:
-        calls: thread, start, end (ns), python (an id that increases with each call, or null), text ("nn.Module: ...").
-        backward: thread, start, end (ns) of the operations of the backward pass.
+    `calls` has thread, start, end (ns), python (an id that increases with each call, or null) and text ("nn.Module:
+    ..."), `backward` thread, start and end of the operations of the backward pass.
     """
     order = calls.select(_ORDER.arg_sort()).to_series().to_list()
     inside = [False] * calls.height if backward is None else _inside(calls, backward)
@@ -48,8 +47,8 @@ def module_texts(calls: pl.DataFrame, backward: pl.DataFrame | None = None) -> l
     _use_model_paths(nested, [inside[row] for row in order])
     models = {call.name for call in nested if call.parent is None and call.children and len(call.path) == 1}
     texts: dict[tuple[tuple[str, ...], bool], str] = {}
-    found = dict(zip(order, (_text(call, len(models) == 1, models, texts) for call in nested), strict=True))
-    return [found[row] for row in range(calls.height)]
+    found = zip(order, (_text(call, len(models) == 1, models, texts) for call in nested), strict=True)
+    return [text for _, text in sorted(found)]
 
 
 _ORDER: Final = pl.struct("thread", "start", -pl.col("end"), pl.col("python").fill_null(0))
@@ -128,10 +127,9 @@ def link_backward(operations: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame
     2. The arrow of another operation with the same autograd id.
     3. The sequence number, if only one thread has forward operations with it.
 
-    Args:
-        operations: process, thread, start (ns), sequence, forward (autograd id, 0 in the forward pass) and backward
-            (bool). An operation without ids at the end of an arrow becomes a backward operation.
-        flows: both ends of the arrows: process, thread, start (ns), flow, begins (bool).
+    `operations` has process, thread, start (ns), sequence, forward (autograd id, 0 in the forward pass) and backward
+    (bool). An operation without ids at the end of an arrow becomes a backward operation. `flows` has both ends of the
+    arrows: process, thread, start, flow, begins (bool).
     """
     numbered = pl.col("sequence").is_not_null() | pl.col("forward").is_not_null() | pl.col("backward")
     linked, others = operations.filter(numbered), operations.filter(~numbered)

@@ -76,7 +76,7 @@ def _read(path: Path, exact: bool) -> Profile:
         for block in file.blocks():
             columns.add(block)
     base = _base(file.top)
-    names = _names(columns.names, _texts(file.top))
+    names = _names(columns.names, file.top.get("annot_texts"))
     launches = _listed(columns.table("launches"), base, names)
     operations = _with_base(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names)
@@ -108,14 +108,12 @@ def _base(top: dict[str, Any]) -> int:
     return base
 
 
-def _texts(top: dict[str, Any]) -> dict[str, str]:
-    """Return the domains of annot's ranges with custom texts. `annot run` adds them to the trace."""
-    texts = top.get("annot_texts")
-    return {text: str(domain) for text, domain in texts.items()} if isinstance(texts, dict) else {}
+def _names(names: pl.Series, annot_texts: Any) -> pl.DataFrame:
+    """Return text, domain and category of each span name.
 
-
-def _names(names: pl.Series, texts: dict[str, str]) -> pl.DataFrame:
-    """Return text, domain and category of each span name."""
+    `annot_texts` has the domains of annot's ranges with custom texts. `annot run` adds them to the trace.
+    """
+    texts = {text: str(domain) for text, domain in annot_texts.items()} if isinstance(annot_texts, dict) else {}
     domains = [tag.DOMAIN if tag.parse(name) is not None else texts.get(name) for name in names]
     return pl.DataFrame({"text": names, "domain": pl.Series(domains, dtype=pl.String)}).with_columns(
         pl.col("domain").fill_null(""),
@@ -155,7 +153,9 @@ class _Processes:
         """Add `process` to kernels or copies, and for those without a launch `origin_thread` and `origin_start`."""
         owned = activities.join(self._owners, on="correlation", how="left", maintain_order="left")
         if owned["owner"].null_count():
-            owned = owned.join(self._causes(), on="external", how="left", maintain_order="left")
+            causes = self._operations.drop_nulls("external").unique("external", keep="first")
+            causes = causes.select("external", cause="process", origin_thread="thread", origin_start="start")
+            owned = owned.join(causes, on="external", how="left", maintain_order="left")
         else:
             owned = owned.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _CAUSE)
         # PyTorch releases of 2022 and 2023 repeat the correlation id as the external id.
@@ -163,10 +163,6 @@ class _Processes:
         cause = {name: pl.when(caused).then(name) for name in _CAUSE}
         process = pl.coalesce("owner", cause.pop("cause"), pl.lit(self._default, pl.Int64))
         return owned.with_columns(process=process, **cause)
-
-    def _causes(self) -> pl.DataFrame:
-        causes = self._operations.drop_nulls("external").unique("external", keep="first")
-        return causes.select("external", cause="process", origin_thread="thread", origin_start="start")
 
 
 def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:

@@ -78,18 +78,14 @@ _ANY_EXACT: Final = json.JSONDecoder(strict=False, parse_float=Decimal, parse_co
 
 
 class TraceFile:
-    """A file of trace events. It can be read once.
+    """A file of trace events, plain or compressed with gzip. It can be read once, in blocks of about `block` bytes.
 
-    Args:
-        path: the file, plain or compressed with gzip.
-        exact: decode times as decimals, which is slower. Floats are not exact to the nanosecond from 2^43 µs.
-        block: approximate size of a block in bytes.
+    If `exact`, times are decimals, which is slower. Floats are not exact to the nanosecond from 2^43 µs.
     """
 
     def __init__(self, path: Path, *, exact: bool = False, block: int = 1 << 21) -> None:
         self.top: dict[str, Any] = {}  # keys and values outside `traceEvents`, complete after the last block
         self.invalid = 0  # number of skipped list items, which are not events or have a field of a wrong type
-        self._kept = 0
         self._path = path
         self._block = block
         self._bytes = _Bytes(path)
@@ -116,7 +112,7 @@ class TraceFile:
             raise self._damage("unexpected data after the end")
 
     def _members(self) -> Iterator[list[Event]]:
-        separator, listed = b"{", False
+        separator, listed, kept = b"{", False, 0
         for _ in range(_MOST_KEYS):
             self._expect(separator)
             if separator == b"{" and self._bytes.peek() == b"}":
@@ -131,20 +127,17 @@ class TraceFile:
                 listed = True
                 yield from self._events()
             else:
-                self._keep(key)
+                start = self._bytes.at
+                self.top[key] = self._value()
+                kept += self._bytes.at - start
+                if kept > _LONGEST:
+                    raise self._damage("too much data outside traceEvents")
             if self._bytes.peek() == b"}":
                 break
             separator = b","
         else:
             raise self._damage(f"more than {_MOST_KEYS:,} keys")
         self._expect(b"}")
-
-    def _keep(self, key: str) -> None:
-        start = self._bytes.at
-        self.top[key] = self._value()
-        self._kept += self._bytes.at - start
-        if self._kept > _LONGEST:
-            raise self._damage("too much data outside traceEvents")
 
     def _events(self) -> Iterator[list[Event]]:
         self._expect(b"[")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -60,15 +59,6 @@ _ROW: Final = re.compile(r'"?[0-9]*"?,"?[0-9]*"?,')
 _INSTANCES: Final = re.compile(r"\s*\(.*\)\s*", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A header and its rows. Each row has as many fields as the header."""
-
-    header: list[str]
-    rows: list[list[str]]
-    cut: int
-
-
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether the head contains a table header of ncu; see `annot.read.formats.Reader`."""
     return b"Kernel Name" in head.replace(b"\0", b"") and any(map(_header, decoded(head).splitlines()))
@@ -76,11 +66,15 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read the output of ncu; see `annot.read.formats.Reader`."""
-    tables = list(_tables(read_text(path)))
-    launches = [launch for table in tables for launch in _launches(table)]
+    launches: list[Launch] = []
+    cut = 0
+    for header, records, own in _tables(read_text(path)):
+        split = [_fields(record, header, own) for record in records]
+        rows = [fields for fields in split if fields]
+        launches += _launches(header, rows)
+        cut += len(split) - len(rows)
     if not launches:
         raise AnnotError(f"{path} is CSV output of Nsight Compute without kernels")
-    cut = sum(table.cut for table in tables)
     notes = [f"annot skipped {counted(cut, 'row')}, truncated or mixed with other output."] if cut else []
     return profile_of(path, NAME, "Nsight Compute", launches, notes)
 
@@ -93,30 +87,27 @@ def _header(line: str) -> list[str]:
     return columns if set(columns) >= _NEEDED else []
 
 
-def _tables(text: str) -> Iterator[_Table]:
-    """Yield the tables of a file. The text of a range can contain line feeds, so a row can span several lines."""
+def _tables(text: str) -> Iterator[tuple[list[str], list[str], bool]]:
+    """Yield header and rows of each table, and whether they are in the format of ncu, not of another program.
+
+    The text of a range can contain line feeds, so a row can span several lines.
+    """
     header: list[str] = []
     records: list[str] = []
     own = False
     for line in text.split("\n"):
         if found := _header(line):
-            yield _table(header, records, own)
+            yield header, records, own
             header, records, own = found, [], line.startswith('"')
         elif _ROW.match(line):
             records.append(line)
         elif records and not line.startswith("==") and not _complete(records[-1], header):
             records[-1] += "\n" + line
-    yield _table(header, records, own)
+    yield header, records, own
 
 
 def _complete(record: str, header: Sequence[str]) -> bool:
     return record.endswith(('"', ",")) and record.count(",") + 1 >= len(header)
-
-
-def _table(header: list[str], records: Sequence[str], own: bool) -> _Table:
-    """Split the rows in the format of ncu (`own`) or of other programs."""
-    split = [_fields(record, header, own) for record in records]
-    return _Table(header, [fields for fields in split if fields], sum(not fields for fields in split))
 
 
 def _fields(record: str, header: Sequence[str], own: bool) -> list[str]:
@@ -149,21 +140,17 @@ def _joined(fields: list[str], header: Sequence[str]) -> list[str]:
     return []
 
 
-def _launches(table: _Table) -> list[Launch]:
-    if not table.header:
-        return []
-    indices = {name: index for index, name in reversed(list(enumerate(table.header)))}
-    if set(_METRIC) <= indices.keys():
-        return _details(table, indices)
-    return _raw(table, indices)
+def _launches(header: list[str], rows: list[list[str]]) -> list[Launch]:
+    indices = {name: index for index, name in reversed(list(enumerate(header)))}
+    return _details(rows, indices) if set(_METRIC) <= indices.keys() else _raw(header, rows, indices)
 
 
-def _details(table: _Table, indices: dict[str, int]) -> list[Launch]:
+def _details(rows: list[list[str]], indices: dict[str, int]) -> list[Launch]:
     """Read a row per metric. The rows of a kernel have the same ID, Process ID and Kernel Name."""
     launches: dict[tuple[str, ...], Launch] = {}
     name, unit, value = (indices[column] for column in _METRIC)
     identity = [indices[column] for column in ("ID", "Process ID", "Kernel Name")]
-    for row in table.rows:
+    for row in rows:
         key = tuple(row[index] for index in identity)
         if key not in launches:
             if not key[0]:
@@ -173,12 +160,12 @@ def _details(table: _Table, indices: dict[str, int]) -> list[Launch]:
     return list(launches.values())
 
 
-def _raw(table: _Table, indices: dict[str, int]) -> list[Launch]:
+def _raw(header: list[str], rows: list[list[str]], indices: dict[str, int]) -> list[Launch]:
     """Read a row per kernel. The ID of the row of units is empty."""
-    metrics = [(index, name) for index, name in enumerate(table.header) if name not in _OTHER]
-    units = [""] * len(table.header)
+    metrics = [(index, name) for index, name in enumerate(header) if name not in _OTHER]
+    units = [""] * len(header)
     launches = []
-    for row in table.rows:
+    for row in rows:
         if not row[indices["ID"]]:
             units = row
             continue

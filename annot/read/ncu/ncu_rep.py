@@ -170,7 +170,9 @@ def _walk(file: BinaryIO, size: int) -> _Envelope:
     while file.tell() < size:
         header = parse(kinds.BlockHeader, _message(file, size))
         process = header.process.process or header.session.process or process
-        producer = producer or _producer(header.session)
+        for component in header.session.components:
+            if not producer and component.name.startswith(b"Nsight Compute"):
+                producer = f"Nsight Compute {component.version.decode('utf-8', 'replace')}"
         end = file.tell() + header.payload
         if end > size:
             raise ValueError(f"it has {size:,} of at least {end:,} bytes")
@@ -181,14 +183,6 @@ def _walk(file: BinaryIO, size: int) -> _Envelope:
                 origins.append((process, parse(kinds.Result, message).thread))
             count += 1
     return producer, origins
-
-
-def _producer(session: Any) -> str:
-    """Return Nsight Compute and its version from the session's list of components."""
-    for component in session.components:
-        if component.name.startswith(b"Nsight Compute"):
-            return f"Nsight Compute {component.version.decode('utf-8', 'replace')}"
-    return ""
 
 
 def _message(file: BinaryIO, end: int) -> bytes:

@@ -102,9 +102,10 @@ def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
     integers["nameless"] = f"{text} IS NULL"
     rows = database.scan(table, integers, {"text": text}, where_in=("eventType", (_DOMAIN, *_STYLES)))
     name = resolve(rows["string"], strings)
+    ((last,),) = database.rows(f'SELECT max(CAST(max(ifnull("end", start), start) AS INTEGER)) FROM {table}')
     rows = rows.with_columns(
         pl.coalesce(name, pl.when(pl.col("nameless") == 0).then("text")).alias("name"),
-        pl.col("end").fill_null(pl.lit(_last_instant(database), pl.Int64)),
+        pl.col("end").fill_null(pl.lit(last if isinstance(last, int) else None, pl.Int64)),
     )
     ranges = rows.filter(
         (pl.col("type") != _DOMAIN) & pl.col("ended_by").is_null() & (pl.col("start") <= pl.col("end"))
@@ -113,11 +114,6 @@ def _ranges(database: Database, strings: pl.DataFrame) -> pl.DataFrame:
         "id", "thread", "start", "end", "name",
         pl.col("type").replace_strict(_STYLES, return_dtype=pl.String).alias("style"),
     )  # fmt: skip
-
-
-def _last_instant(database: Database) -> int | None:
-    ((last,),) = database.rows('SELECT max(CAST(max(ifnull("end", start), start) AS INTEGER)) FROM NVTX_EVENTS')
-    return last if isinstance(last, int) else None
 
 
 def _in_domains(ranges: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.labels import memory_marks
-from annot.labels.rank_marks import parse_rank
-from annot.labels.scope_marks import START
+from annot.labels.marks import MEMORY, SCOPE, parse_rank
 from annot.labels.tag import DOMAIN, NOTE
+from annot.read.csv_text import integer
 from annot.read.notes import sentences
 from annot.read.nsys.schema import Tables
 
@@ -34,26 +33,25 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     rank, world_size: of a recording of annot.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
+    named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
     facts: dict[str, Any] = {
         "devices": _devices(tables),
-        "processes": _processes(tables),
+        "processes": [_named(process, row) for process, row in sorted(named.items())],
         "utc_start_ns": _instant(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
-        "rank": _number(dict(capture).get("ANNOT_RANK")),
-        "world_size": _number(dict(capture).get("ANNOT_WORLD_SIZE")),
+        "rank": integer(dict(capture).get("ANNOT_RANK", "")),
+        "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, [])}
-    return {"producer": _producer(tables), **known}
+    exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
+    product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
+    return {"producer": " ".join(filter(None, product)), **known}
 
 
 def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> dict[str, Any]:
     """Return the entries of `Profile.meta` with rank and world size of each process.
 
     If all ranks are equal, the profile itself gets them too.
-
-    Example:
-        >>> with_ranks({"processes": [{"process": 7, "pid": 1, "name": "python"}]}, {7: (3, 8)})["rank"]
-        3
     """
     if not ranks:
         return meta
@@ -69,7 +67,7 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 def notes_of_recorder(tables: Tables) -> list[str]:
     """Return notes on events that annot's recorder lost, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
-    counts = {name: _number(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
+    counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
     noted = {
         "The recorder could not write {event}.": counts.get("ANNOT_LOST_EVENTS", 0),
         "The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0),
@@ -80,12 +78,6 @@ def notes_of_recorder(tables: Tables) -> list[str]:
 def _entries(tables: Tables, table: str) -> list[tuple[str, str]]:
     rows = tables.records(table)
     return [(str(row["name"]), str(row["value"])) for row in rows if row.keys() >= {"name", "value"}]
-
-
-def _producer(tables: Tables) -> str:
-    exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
-    product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
-    return " ".join(filter(None, product))
 
 
 def _devices(tables: Tables) -> list[dict[str, Any]]:
@@ -100,11 +92,6 @@ def _devices(tables: Tables) -> list[dict[str, Any]]:
     return [gpu for gpu in gpus.values() if gpu.get("computeMajor") != _NO_CUDA]
 
 
-def _processes(tables: Tables) -> list[dict[str, Any]]:
-    named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
-    return [_named(process, row) for process, row in sorted(named.items())]
-
-
 def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"process": process, "pid": row.get("pid", process >> 24 & 0xFFFFFF), "name": str(row.get("name", ""))}
 
@@ -114,18 +101,14 @@ def _instant(tables: Tables, table: str, column: str) -> int | None:
     return next((value for value in found if isinstance(value, int)), None)
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 19 else None
-
-
 class AnnotMarks:
     """Facts in the marks that were added so far, without repetitions."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self.notes: list[str] = []  # sentences for the report
-        self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.scope_marks`
-        self.has_memory = False  # whether the marks include those of `annot.labels.memory_marks`
+        self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
+        self.has_memory = False  # whether the marks include those of `annot.labels.marks`
 
     def add(self, marks: pl.DataFrame) -> None:
         """Add rows of `annot.profile.MARKS`, in the order of the file."""
@@ -133,11 +116,11 @@ class AnnotMarks:
         if own.is_empty():
             return
         text = pl.col("text").cast(pl.String)
-        scopes = own.select(text).filter(text.str.starts_with(START))["text"].unique(maintain_order=True)
+        scopes = own.select(text).filter(text.str.starts_with(SCOPE))["text"].unique(maintain_order=True)
         self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
         notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
         self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
-        self.has_memory |= bool(own.select(text.str.starts_with(f"{memory_marks.CATEGORY} ").any()).item())
+        self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())
         ranks = own.filter(text.str.starts_with("Rank ")).sort("start")
         known = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
         self.ranks |= {process: rank for process, rank in known if rank is not None}

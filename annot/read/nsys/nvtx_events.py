@@ -56,16 +56,9 @@ class Names:
         """Number of named domains."""
         return int((self._named["type"] == _DOMAIN).sum())
 
-    def with_domains(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Replace domain_id by the name of the domain."""
-        return self._with_name(rows, _DOMAIN, "domain", "process", "domain_id").drop("domain_id")
-
-    def with_categories(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Replace category_id by the name of the category. The rows need domain_id."""
-        return self._with_name(rows, _CATEGORY, "category", "process", "domain_id", "category_id").drop("category_id")
-
-    def _with_name(self, rows: pl.DataFrame, kind: int, name: str, *keys: str) -> pl.DataFrame:
-        number = pl.col(f"{name}_id")
+    def with_names(self, rows: pl.DataFrame, kind: int, name: str, *outer: str) -> pl.DataFrame:
+        """Replace the ids of domains or categories, which are unique inside the ids `outer`, by their names."""
+        keys, number = [*outer, f"{name}_id"], pl.col(f"{name}_id")
         known = self._named.filter(pl.col("type") == kind).select(*keys, pl.col("text").alias(name))
         known = known.unique(keys, keep="last", maintain_order=True)
         numbered = pl.format("{} {}", pl.lit(name), number)
@@ -73,7 +66,7 @@ class Names:
         names = rows.select(keys).unique().join(known, on=keys, how="left").with_columns(text)
         if rows.schema["text"] == pl.Categorical:
             names = names.with_columns(pl.col(name).cast(pl.Categorical))
-        return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True)
+        return rows.join(names, on=keys, how="left", maintain_order="left", nulls_equal=True).drop(f"{name}_id")
 
 
 def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: bool) -> Iterator[pl.DataFrame]:
@@ -88,8 +81,9 @@ def event_blocks(tables: Tables, strings: pl.DataFrame, names: Names, *, full: b
     for rows in fetch_blocks(tables, TABLE, columns, _TEXTS):
         rows = _with_text(rows.filter(pl.col("type").is_in((_MARK, *_PUSH, *_START))), strings)
         if reals is not None:
-            rows = names.with_categories(rows.with_columns(_payload(rows, reals)))
-        rows = names.with_domains(_without_imported_findings(rows))
+            rows = rows.with_columns(_payload(rows, reals))
+            rows = names.with_names(rows, _CATEGORY, "category", "process", "domain_id")
+        rows = names.with_names(_without_imported_findings(rows), _DOMAIN, "domain", "process")
         yield rows.filter(pl.col("domain").cast(pl.String) != FINDINGS) if names.has_findings else rows
 
 

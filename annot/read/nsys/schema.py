@@ -64,11 +64,8 @@ def fetch(
 ) -> pl.DataFrame:
     """Return columns of an existing table. Missing integer columns are null, missing text columns are "".
 
-    Args:
-        tables, table: the export and the name of the table.
-        integers: source column, or `ROW`, of each Int64 column, by its name in the result.
-        texts: source column of each String column, by its name in the result.
-        where_in: an existing integer column and its allowed values.
+    `integers` and `texts` have the source column, or `ROW`, of each Int64 and String column, by its name in the result.
+    `where_in` is an existing integer column and its allowed values.
     """
     texts = texts or {}
     existing = _existing(tables, table, integers), _existing(tables, table, texts)

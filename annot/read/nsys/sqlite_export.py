@@ -47,7 +47,7 @@ def stream(path: Path, *, calls: bool = False) -> Export:
 def _check(path: Path, database: Database) -> None:
     """Call `annot.read.nsys.tables.check` and add the journal notes to its error: the rows may be in the journal."""
     try:
-        check(path, _SqliteTables(database), "SQLite")
+        check(path, tables_of(database), "SQLite")
     except AnnotError as error:
         raise AnnotError(". ".join([str(error).removesuffix("."), *database.notes])) from None
 
@@ -55,7 +55,7 @@ def _check(path: Path, database: Database) -> None:
 @contextmanager
 def _opened(path: Path) -> Iterator[Tables]:
     with open_database(path) as database:
-        yield _SqliteTables(database)
+        yield tables_of(database)
 
 
 def tables_of(database: Database) -> Tables:
@@ -89,7 +89,9 @@ class _SqliteTables:
 
     def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
         found: list[tuple[Any, ...]] = []
-        if self._holds_any(table, columns):
+        # This fast scan avoids the query for most files.
+        values = self.scan(table, {name: name for name in columns}, {}) if columns else pl.DataFrame()
+        if any(column.null_count() < values.height for column in values):
             sql = self._sql(table, {ROW: ROW, **{name: name for name in columns}})
             number = sql.pop(ROW)
             first = f"coalesce({', '.join(sql.values())}, NULL)"
@@ -97,13 +99,6 @@ class _SqliteTables:
             found = self._database.rows(f"SELECT number, first FROM ({rows}) WHERE first IS NOT NULL")
         real = [value if isinstance(value, int | float) else None for _, value in found]
         return pl.DataFrame({"id": [row for row, _ in found], "real": real}, {"id": pl.Int64, "real": pl.Float64})
-
-    def _holds_any(self, table: str, columns: Sequence[str]) -> bool:
-        """Return whether any of the columns has a value. This fast scan avoids the query for most files."""
-        if not columns:
-            return False
-        rows = self.scan(table, {name: name for name in columns}, {})
-        return any(column.null_count() < rows.height for column in rows)
 
     def records(self, table: str) -> list[dict[str, Any]]:
         names = sorted(self._database.columns.get(table, ()))

@@ -26,12 +26,12 @@ from annot.profile import (
 )
 from annot.read.notes import sentences
 from annot.read.nsys import nvtx_events
-from annot.read.nsys.cuda_graphs import read_origins, with_origins
 from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_ranks
 from annot.read.nsys.schema import (
     ACTIVITY,
     Tables,
     check_columns,
+    fetch,
     fetch_blocks,
     process_of,
     read_strings,
@@ -77,12 +77,9 @@ def check(path: Path, tables: Tables, kind: str) -> None:
 class Export:
     """An export as an `annot.profile.Source`. Tables are read in blocks.
 
-    Args:
-        opened: opens the tables, for each read. `check` must accept them.
-        meta: source and format for `Profile.meta`.
-        facts: notes on the file.
-        full: read payload, category and color of ranges, and names of API calls, all unused by the attribution.
-        calls: read the names of API calls even if not `full`.
+    `opened` opens the tables, for each read; `check` must accept them. `meta` is source and format, `facts` are notes
+    on the file. If `full`, payload, category and color of ranges, and names of API calls are read too, which the
+    attribution does not use. If `calls`, the names of API calls are read even if not `full`.
     """
 
     def __init__(
@@ -300,3 +297,63 @@ def _together(rows: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
 
 def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
     return rows if rows["start"].is_sorted() else rows.sort("start", maintain_order=True)
+
+
+# Nodes of CUDA graphs (`nsys profile --cuda-graph-trace=node`). A launched graph is a clone of the captured graph,
+# possibly over several steps. Nsight Systems records the creation of each node, and for a clone the original node
+# (graphNodeId, originalGraphNodeId).
+# Up to Nsight Systems 2023.4, CUDA_GRAPH_EVENTS is the table of nodes. By 2024.2 it is the table of graphs.
+_NODE_TABLES: Final = ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS")
+_NODE_NEEDED: Final = frozenset({"start", "globalTid", "graphNodeId", "originalGraphNodeId"})
+_NODE_COLUMNS: Final = {
+    "origin_start": "start", "origin_thread": "globalTid", "node": "graphNodeId",
+    "original": "originalGraphNodeId", "class": "eventClass",
+}  # fmt: skip
+_SET_PARAMETERS: Final = 111  # eventClass of a change to an existing node (2026); the other classes create a node
+_KEY: Final = ("process", "node")
+_ORIGIN: Final = ("origin_thread", "origin_start")
+
+
+def read_origins(tables: Tables) -> pl.DataFrame:
+    """Return the captured nodes of an export and their clones.
+
+    The columns are process and node (unique pairs), origin_thread and origin_start: thread and time (ns) of the
+    capture. Nodes with incomplete, contradictory or circular records are left out.
+    """
+    table = next((name for name in _NODE_TABLES if tables.columns.get(name, frozenset()) >= _NODE_NEEDED), None)
+    if table is None:
+        return pl.DataFrame(schema=dict.fromkeys([*_KEY, *_ORIGIN], pl.Int64))
+    rows = fetch(tables, table, _NODE_COLUMNS).filter(pl.col("class").ne_missing(_SET_PARAMETERS))
+    original = pl.when(pl.col("original") != 0).then(pl.col("original")).alias("original")
+    return _with_captures(rows.with_columns(process_of("origin_thread"), original).drop_nulls(_KEY))
+
+
+def with_origins(activities: pl.DataFrame, origins: pl.DataFrame) -> pl.DataFrame:
+    """Add origin_thread and origin_start to GPU activities. They are null outside CUDA graphs and for unknown nodes.
+
+    The column node is null or 0 outside CUDA graphs.
+    """
+    if activities["node"].null_count() == activities.height:
+        return activities.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _ORIGIN)
+    return activities.join(origins, on=_KEY, how="left", maintain_order="left")
+
+
+def _with_captures(rows: pl.DataFrame) -> pl.DataFrame:
+    """Follow each node to its captured original."""
+    nodes = _unique_nodes(rows).with_row_index("row")
+    originals = nodes.select("process", pl.col("node").alias("original"), pl.col("row").alias("target"))
+    joined = nodes.join(originals, on=["process", "original"], how="left", maintain_order="left")
+    target = joined["target"].fill_null(nodes["row"])
+    for _ in range(nodes.height.bit_length()):  # pointer doubling; the bound ends circular records
+        further = target.gather(target)
+        if further.equals(target):
+            break
+        target = further
+    return nodes.select(*_KEY, pl.col(_ORIGIN).gather(target)).drop_nulls(_ORIGIN)
+
+
+def _unique_nodes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per node without contradictory nodes. Nsight Systems repeats the nodes per graph instantiation."""
+    captured = pl.col("original").is_null()
+    instant = [pl.when(captured).then(name).alias(name) for name in _ORIGIN]
+    return rows.select(*_KEY, "original", *instant).unique().unique(_KEY, keep="none")

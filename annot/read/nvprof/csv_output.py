@@ -41,6 +41,8 @@ _NO_COUNTERS: Final = frozenset({"Device", "Context", "Stream", "Kernel", "Corre
 Kind: TypeAlias = Literal["trace", "summary", "counters", "counter trace"]
 """Single calls and GPU activities, totals, counter totals, or counters of single kernels."""
 
+_ORDER: Final[dict[Kind, int]] = {"trace": 0, "summary": 1, "counters": 2, "counter trace": 2}
+
 _MESSAGE: Final = re.compile(r"==([0-9]{1,10})==|========")
 _DEVICE: Final = re.compile(r'\s*Device "(.*)"')
 _UNITS: Final = frozenset(
@@ -67,17 +69,15 @@ def read(path: Path) -> Profile:
     tables = _Tables()
     found = list(_sections(read_text(path), notes))
     traced = {section.process for section in found if section.kind == "trace"}
-    for section in found:
+    for section in sorted(found, key=lambda section: _ORDER[section.kind]):
         if section.kind == "trace":
             tables.add_trace(section)
-    for section in found:
-        if section.kind == "summary" and section.process not in traced and not (section.nvtx or section.api):
-            tables.add_summary(section)
-    for section in found:
-        if section.kind == "counters":
+        elif section.kind == "counters":
             tables.add_counters(section)
         elif section.kind == "counter trace":
             tables.add_counter_trace(section)
+        elif section.process not in traced and not (section.nvtx or section.api):
+            tables.add_summary(section)
     if any(section.nvtx for section in found):
         notes.append("annot skipped the totals by NVTX range. Run nvprof with --print-gpu-trace --print-api-trace.")
     if not (tables.kernels or tables.copies or tables.launches):

@@ -77,7 +77,9 @@ def sniff(path: Path, head: bytes) -> bool:
 def read(path: Path) -> Profile:
     """Read a file of nvprof; see `annot.read.formats.Reader`."""
     with open_database(path) as database:
-        _check(path, database)
+        if not any(database.has(table) for table in _NEEDED if table.startswith(_CUPTI)):
+            raise AnnotError(f"{path} is an nvprof file without NVTX ranges and without CUDA activity")
+        check_columns(path, database.columns, _NEEDED, "a supported nvprof file")
         strings = database.scan("StringTable", {"string": "_id_"}, {"value": "value"})
         strings = strings.filter(pl.col("string") != 0).unique("string", keep="first")
         counted: Counter[str] = Counter()
@@ -94,12 +96,6 @@ def read(path: Path) -> Profile:
             kernels=_with_process(kernels, launches),
             copies=_with_process(copies, launches),
         )
-
-
-def _check(path: Path, database: Database) -> None:
-    if not any(database.has(table) for table in _NEEDED if table.startswith(_CUPTI)):
-        raise AnnotError(f"{path} is an nvprof file without NVTX ranges and without CUDA activity")
-    check_columns(path, database.columns, _NEEDED, "a supported nvprof file")
 
 
 def _notes(database: Database, kernels: pl.DataFrame) -> list[str]:

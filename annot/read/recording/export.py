@@ -1,4 +1,4 @@
-"""Export a recording to an SQLite file in the layout of an Nsight Systems export.
+"""Export a recording to an SQLite file in the layout of an Nsight Systems export, and read an interrupted recording.
 
 The file contains the tables that `annot.read.nsys.sqlite_export` reads.
 """
@@ -6,22 +6,32 @@ The file contains the tables that `annot.read.nsys.sqlite_export` reads.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import sqlite3
+import tempfile
+from array import array
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final, Self
 
 import adbc_driver_manager as adbc
+import adbc_driver_sqlite
 import polars as pl
 
 from annot.errors import AnnotError
+from annot.profile import Profile, conform
 from annot.read.notes import sentences
+from annot.read.nsys import sqlite_export
 from annot.read.recording.events import MARK, Tally, read_events
-from annot.read.recording.files import PART_SUFFIX, Part, UnreadableError, read_part
-from annot.read.recording.sqlite_schema import EventsFile, Names, events_table
+from annot.read.recording.files import MACHINE, PART_SUFFIX, Kind, Part, UnreadableError, global_tid, read_part
 
-__all__ = ["Recording", "assemble"]
+__all__ = ["NAME", "Recording", "assemble", "read", "sniff"]
+
+NAME: Final = "recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,10 @@ def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None) -
     found, notes = _read_parts(parts)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with EventsFile(temporary) as file:
+        with _EventsFile(temporary) as file:
             recording = _write(file, found, notes, meta or {})
         os.replace(temporary, out)
-    except (OSError, adbc.Error, *EventsFile.errors) as error:
+    except (OSError, sqlite3.Error, adbc.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise AnnotError(f"{out} cannot be written: {reason}") from None
     finally:
@@ -91,10 +101,10 @@ def _read_parts(folder: Path) -> tuple[list[Part], list[str]]:
     return found, notes
 
 
-def _write(file: EventsFile, parts: list[Part], notes: list[str], meta: Mapping[str, str]) -> Recording:
+def _write(file: _EventsFile, parts: list[Part], notes: list[str], meta: Mapping[str, str]) -> Recording:
     """Write all tables and return the summary."""
     origin = parts[0].started if parts else 0
-    names, tally = Names(), Tally()
+    names, tally = _Names(), Tally()
     unended: list[pl.DataFrame] = []
     ranges = marks = 0
     for part in parts:
@@ -102,7 +112,7 @@ def _write(file: EventsFile, parts: list[Part], notes: list[str], meta: Mapping[
         file.insert(names.rows(part, domains, origin))
         strings = names.strings_of(part)
         for events in read_events(part, tally):
-            table = events_table(events, part.pid, origin, domains, strings)
+            table = _events_table(events, part.pid, origin, domains, strings)
             is_mark = table["eventType"] == MARK
             marks += int(is_mark.sum())
             ranges += int((~is_mark).sum())
@@ -139,3 +149,243 @@ def _notes(tally: Tally, parts: list[Part]) -> list[str]:
         "The recorder could not write {name} of ranges, domains or categories.": sum(part.lost_names for part in parts),
     }
     return sentences(Counter(counts))
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Return whether this is a folder with parts of a recording; see `annot.read.formats.Reader`."""
+    return path.is_dir() and any(path.glob(f"*{PART_SUFFIX}"))
+
+
+def read(path: Path) -> Profile:
+    """Assemble the parts of a recording in a temporary folder and read the result."""
+    if not sniff(path, b""):
+        raise AnnotError(f"{path} is a folder without parts of an annot recording")
+    with tempfile.TemporaryDirectory(prefix="annot-") as scratch:
+        out = Path(scratch) / "recording.sqlite"
+        assemble(path, out)
+        profile = sqlite_export.read(out)
+    return replace(profile, meta=profile.meta | {"source": str(path), "format": NAME})
+
+
+_EVENTS: Final[dict[str, type[pl.DataType]]] = {
+    "start": pl.Int64, "end": pl.Int64, "eventType": pl.Int64, "rangeId": pl.Int64, "category": pl.Int64,
+    "color": pl.Int64, "text": pl.String, "globalTid": pl.Int64, "endGlobalTid": pl.Int64, "textId": pl.Int64,
+    "domainId": pl.Int64, "uint64Value": pl.Int64, "int64Value": pl.Int64, "doubleValue": pl.Float64,
+    "uint32Value": pl.Int64, "int32Value": pl.Int64, "floatValue": pl.Float64, "jsonTextId": pl.Int64,
+    "jsonText": pl.String,
+}  # fmt: skip
+
+_SQL_TYPES: Final[dict[type[pl.DataType], str]] = {pl.Int64: "INTEGER", pl.Float64: "REAL", pl.String: "TEXT"}
+_REQUIRED: Final = {"start": " NOT NULL", "eventType": " NOT NULL"}
+_COLUMNS: Final = ", ".join(f"{name} {_SQL_TYPES[kind]}{_REQUIRED.get(name, '')}" for name, kind in _EVENTS.items())
+_TABLES: Final = f"""
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT);
+CREATE TABLE ThreadNames (nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER);
+CREATE TABLE NVTX_EVENTS ({_COLUMNS});
+CREATE TABLE ENUM_NSYS_EVENT_TYPE (id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT);
+CREATE TABLE META_DATA_EXPORT (name TEXT NOT NULL, value TEXT);
+CREATE TABLE META_DATA_CAPTURE (name TEXT NOT NULL, value TEXT);
+CREATE TABLE ANALYSIS_DETAILS (
+    globalVid INTEGER NOT NULL, duration INTEGER NOT NULL, startTime INTEGER NOT NULL, stopTime INTEGER NOT NULL
+);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, utcTime TEXT, localTime TEXT);
+"""
+
+_EVENT_TYPES: Final = {
+    33: "NvtxCategory", 34: "NvtxMark", 39: "NvtxThread", 59: "NvtxPushPopRange", 60: "NvtxStartEndRange",
+    75: "NvtxDomainCreate", 76: "NvtxDomainDestroy",
+}  # fmt: skip
+_TYPE_OF: Final = {Kind.CATEGORY: 33, Kind.THREAD_NAME: 39, Kind.DOMAIN_NAME: 75, Kind.DOMAIN_END: 76}
+
+_SCHEMA_VERSION: Final = {"": "3.7.2", "_MAJOR": "3", "_MINOR": "7", "_MICRO": "2"}
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+_PRIORITY: Final = 20
+_LOST_NAME: Final = "(name lost)"
+
+
+def _events_table(
+    events: pl.DataFrame, pid: int, origin: int, domains: Mapping[int, int], strings: Mapping[int, int]
+) -> pl.DataFrame:
+    """Return rows of NVTX_EVENTS for the events of a process from `annot.read.recording.events.read_events`.
+
+    `origin` is time 0 of the profile, in ns on the clock of the events. `domains` and `strings` are the ids of domains
+    and strings in the profile, by their ids in the recording.
+    """
+    text_id = pl.col("string").replace_strict(strings, default=None, return_dtype=pl.Int64)
+    nameless = pl.col("string").is_not_null() & text_id.is_null()
+    process = pl.lit(global_tid(pid), pl.Int64)
+    table = events.select(
+        "payload_type",
+        "payload",
+        pl.col("start") - origin,
+        pl.col("end") - origin,
+        "category",
+        "color",
+        eventType="type",
+        rangeId="range",
+        text=pl.when(nameless).then(pl.lit(_LOST_NAME)).otherwise("inline"),
+        globalTid=process + pl.col("thread"),
+        endGlobalTid=process + pl.col("end_thread"),
+        textId=text_id,
+        domainId=pl.col("domain").replace(domains),
+    )
+    of_type = pl.col("payload_type")
+    integers = [pl.when(of_type == type_).then(value).alias(name) for name, (type_, value) in _INTEGERS.items()]
+    table = table.with_columns(*integers, *(_floats(table, name, *spec) for name, spec in _FLOATS.items()))
+    return conform(table.drop("payload", "payload_type"), _EVENTS)
+
+
+_LOW: Final = pl.col("payload") & 0xFFFFFFFF
+_SIGN: Final = 1 << 31
+_INTEGERS: Final = {
+    "uint64Value": (1, pl.col("payload").reinterpret(signed=True)),
+    "int64Value": (2, pl.col("payload").reinterpret(signed=True)),
+    "uint32Value": (4, _LOW.cast(pl.Int64)),
+    "int32Value": (5, (_LOW ^ _SIGN).cast(pl.Int64) - _SIGN),
+}
+_FLOATS: Final = {"doubleValue": (3, "Q", "d"), "floatValue": (6, "I", "f")}
+
+
+def _floats(table: pl.DataFrame, name: str, type_: int, bits: str, number: str) -> pl.Series:
+    column = pl.Series(name, [None], pl.Float64).new_from_index(0, table.height)
+    rows = (table["payload_type"] == type_).arg_true()
+    if rows.is_empty():
+        return column
+    raw = table["payload"].gather(rows) & (0xFFFFFFFF if bits == "I" else 0xFFFFFFFFFFFFFFFF)
+    return column.scatter(rows, list(array(number, array(bits, raw.to_list()).tobytes())))
+
+
+class _Names:
+    """Strings, domains and thread names of all processes."""
+
+    def __init__(self) -> None:
+        self.strings: dict[str, int] = {}
+        self._domains: dict[int, dict[str, int]] = {}
+        self._named_domains: set[tuple[int, int]] = set()
+        self.threads: dict[int, str] = {}
+
+    def string(self, text: str) -> int:
+        """Return the id of a text in StringIds."""
+        return self.strings.setdefault(text, len(self.strings) + 1)
+
+    def add(self, part: Part) -> dict[int, int]:
+        """Add the domains and threads of a process. Return the domain ids of the profile by those of the process.
+
+        After `exec`, a process has the same process id, and the new program can use the same id for another domain.
+        """
+        known = self._domains.setdefault(part.pid, {})
+        domains = {}
+        for one in part.definitions:
+            if one.kind == Kind.DOMAIN_NAME:
+                taken = one.domain in known.values()
+                number = max(known.values()) + 1 if taken else one.domain
+                domains[one.domain] = known.setdefault(one.text, number)
+            elif one.kind == Kind.THREAD_NAME:
+                self.threads[global_tid(part.pid, one.thread)] = one.text
+        for thread, name in part.thread_names.items():
+            self.threads.setdefault(global_tid(part.pid, thread), name)
+        return domains
+
+    def strings_of(self, part: Part) -> dict[int, int]:
+        """Return the ids in StringIds by the string ids of a process."""
+        return {one.number: self.string(one.text) for one in part.definitions if one.kind == Kind.STRING}
+
+    def rows(self, part: Part, domains: Mapping[int, int], origin: int) -> pl.DataFrame:
+        """Return the rows of NVTX_EVENTS with the names of domains, categories and threads."""
+        rows = []
+        for one in part.definitions:
+            domain = domains.get(one.domain, one.domain)
+            if one.kind not in _TYPE_OF or (one.kind == Kind.DOMAIN_NAME and not self._is_new(part.pid, domain)):
+                continue
+            row = {
+                "start": one.time - origin,
+                "eventType": _TYPE_OF[one.kind],
+                "category": one.number if one.kind == Kind.CATEGORY else None,
+                "text": None if one.kind == Kind.DOMAIN_END else one.text,
+                "globalTid": global_tid(part.pid, one.thread),
+                "domainId": domain,
+            }
+            rows.append(row)
+        return pl.DataFrame(rows, schema=_EVENTS, orient="row")
+
+    def _is_new(self, pid: int, domain: int) -> bool:
+        """Return whether a domain has no row yet. The reports of Nsight Systems count its ranges once per row."""
+        new = (pid, domain) not in self._named_domains
+        self._named_domains.add((pid, domain))
+        return new
+
+
+class _EventsFile:
+    """Context manager for a new SQLite file with the tables of an export. The file is complete after the block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> Self:
+        self._path.unlink(missing_ok=True)
+        plain = sqlite3.connect(self._path)
+        try:
+            plain.executescript(_TABLES)
+        finally:
+            plain.close()
+        self._driver = adbc_driver_sqlite.connect(str(self._path))
+        self._bulk = adbc.AdbcConnection(self._driver)
+        for pragma in ("journal_mode = OFF", "synchronous = OFF"):
+            with adbc.AdbcStatement(self._bulk) as statement:
+                statement.set_sql_query(f"PRAGMA {pragma}")
+                statement.execute_query()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bulk.close()
+        self._driver.close()
+
+    def insert(self, events: pl.DataFrame) -> None:
+        """Add rows to NVTX_EVENTS."""
+        if events.is_empty():
+            return
+        with adbc.AdbcStatement(self._bulk) as statement:
+            target = {"adbc.ingest.target_table": "NVTX_EVENTS", "adbc.ingest.mode": "adbc.ingest.mode.append"}
+            statement.set_options(**target)
+            statement.bind_stream(events)
+            statement.execute_update()
+
+    def describe(self, parts: list[Part], names: _Names, end: int, meta: Mapping[str, str], notes: list[str]) -> None:
+        """Write all other tables.
+
+        `parts` are by start of the recording, which ends `end` ns later. `meta` and `notes` are entries of
+        META_DATA_CAPTURE.
+        """
+        processes = {global_tid(part.pid): (global_tid(part.pid), part.pid, part.program) for part in parts}
+        threads = [(names.string(name), _PRIORITY, thread) for thread, name in names.threads.items()]
+        capture = [("CAPTURE_EVENT_TYPE", "NvtxEvents"), *meta.items(), *(("ANNOT_NOTE", note) for note in notes)]
+        exported = [
+            ("EXPORT_PRODUCT_NAME", "annot"),
+            ("EXPORT_PRODUCT_VERSION", importlib.metadata.version("annot")),
+            *((f"EXPORT_SCHEMA_VERSION{part}", number) for part, number in _SCHEMA_VERSION.items()),
+            ("EXPORT_TIME_UTC", datetime.now(UTC).strftime(_TIME)),
+        ]
+        tables: dict[str, list[tuple[Any, ...]]] = {
+            "PROCESSES": list(processes.values()),
+            "ThreadNames": threads,
+            "StringIds": [(number, text) for text, number in names.strings.items()],
+            "ENUM_NSYS_EVENT_TYPE": [(number, name, name) for number, name in _EVENT_TYPES.items()],
+            "META_DATA_EXPORT": exported,
+            "META_DATA_CAPTURE": capture,
+            "ANALYSIS_DETAILS": [(MACHINE, end, 0, end)],
+            "TARGET_INFO_SESSION_START_TIME": [_start_time(parts[0].started_utc)] if parts else [],
+        }
+        with sqlite3.connect(self._path) as plain:
+            plain.execute("PRAGMA synchronous = OFF")
+            for table, rows in tables.items():
+                if rows:
+                    plain.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        plain.close()
+
+
+def _start_time(utc_ns: int) -> tuple[int, str, str]:
+    utc = datetime.fromtimestamp(utc_ns // 10**9, UTC)
+    return utc_ns, utc.strftime(_TIME), utc.astimezone().strftime(_TIME)

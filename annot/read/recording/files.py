@@ -124,12 +124,7 @@ class Part:
 
 
 def global_tid(pid: int, thread: int = 0) -> int:
-    """Return the globalTid of Nsight Systems, or the globalPid if `thread` is 0.
-
-    Example:
-        >>> hex(global_tid(0x123, 0x45))
-        '0x1000123000045'
-    """
+    """Return the globalTid of Nsight Systems, or the globalPid if `thread` is 0."""
     return MACHINE | (pid & 0xFFFFFF) << 24 | (thread & 0xFFFFFF)
 
 

@@ -144,12 +144,7 @@ class _Reader:
 
 
 def _copy_kind(name: str, stats: Mapping[str, Any]) -> str | None:
-    """Return the kind of a copy or memset, None for a kernel.
-
-    Example:
-        >>> _copy_kind("MemcpyH2D", {}), _copy_kind("Memset", {}), _copy_kind("gemm", {})
-        ('HtoD', 'memset', None)
-    """
+    """Return the kind of a copy or memset, None for a kernel: HtoD for ``MemcpyH2D``, memset for ``Memset``."""
     copy = _KIND.match(name)
     if copy and _DIRECTION.fullmatch(copy[1]):
         return copy[1].replace("2", "to")

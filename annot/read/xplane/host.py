@@ -41,8 +41,7 @@ class Host:
     def __init__(self, launched: Mapping[int, str], instructions: Instructions, scopes: Scopes) -> None:
         self._launched, self._instructions, self._scopes = launched, instructions, scopes
         self._threads: dict[int, int] = {}
-        self._operations: dict[str, Kind] = {}
-        self._launching: dict[str, Kind] = {}
+        self._operations: dict[tuple[str, bool], Kind] = {}  # by name, and whether the events launch the operation
         self.events: list[list[Event]] = []  # of each thread, unordered
         self.launches: dict[str, list[Any]] = {"thread": [], "start": [], "end": [], "correlation": [], "name": []}
         self.steps = 0  # number of training steps
@@ -107,10 +106,10 @@ class Host:
         return Kind(name) if runtime or _RUNTIME.fullmatch(name) else Kind(name, "annotation")
 
     def _operation(self, name: str, *, launch: bool = False) -> Kind:
-        kinds = self._launching if launch else self._operations
-        if name not in kinds:
-            kinds[name] = Kind(self._scopes.add(name).name, operation=name, launch=launch)
-        return kinds[name]
+        key = name, launch
+        if key not in self._operations:
+            self._operations[key] = Kind(self._scopes.add(name).name, operation=name, launch=launch)
+        return self._operations[key]
 
     def _detailed(
         self, plane: Plane, kind: Kind, stats: Sequence[tuple[str, Any]], start: int, end: int

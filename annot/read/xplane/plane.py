@@ -90,10 +90,10 @@ class Plane:
 
     def properties(self) -> dict[str, str | int | float]:
         """Return the statistics of the plane itself, such as the properties of a device."""
-        return {self._texts.get(stat.metadata_id, ""): self._value(stat) for stat in self.message.stats}
-
-    def _value(self, stat: Any) -> str | int | float:
-        return self.text(stat) or integer(stat) or float(stat.double_value) or 0
+        return {
+            self._texts.get(stat.metadata_id, ""): self.text(stat) or integer(stat) or float(stat.double_value) or 0
+            for stat in self.message.stats
+        }
 
 
 class Instructions:
@@ -105,7 +105,13 @@ class Instructions:
         self._operations: dict[int, Mapping[str, str]] = {}
         self.broken = 0  # number of programs that could not be decoded
         for plane in planes:
-            self._add(plane)
+            stat_names = plane.stat_names(("hlo proto", "program_id"))
+            programs = {number: stats for number, stats in plane.constants(stat_names).items() if "hlo proto" in stats}
+            for number, stats in programs.items():
+                module = plane.names[number].partition("(")[0]  # "jit_step(18)"
+                program = integer(stats["program_id"]) if "program_id" in stats else number
+                self._programs[program] = stats["hlo proto"].bytes_value
+                self._numbers[module] = None if module in self._numbers else program
 
     def operation(self, plane: Plane, stats: Mapping[str, Any]) -> str | None:
         """Return the name of the operation of an instruction, or None if it is unknown.
@@ -120,16 +126,6 @@ class Instructions:
         if program not in self._operations:
             self._operations[program] = self._decoded(self._programs[program])
         return self._operations[program].get(plane.text(stats["hlo_op"]))
-
-    def _add(self, plane: Plane) -> None:
-        stat_names = plane.stat_names(("hlo proto", "program_id"))
-        for number, stats in plane.constants(stat_names).items():
-            if "hlo proto" not in stats:
-                continue
-            module = plane.names[number].partition("(")[0]  # "jit_step(18)"
-            program = integer(stats["program_id"]) if "program_id" in stats else number
-            self._programs[program] = stats["hlo proto"].bytes_value
-            self._numbers[module] = None if module in self._numbers else program
 
     def _decoded(self, program: bytes) -> Mapping[str, str]:
         try:

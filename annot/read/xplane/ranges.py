@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import polars as pl
@@ -40,22 +40,18 @@ Event: TypeAlias = tuple[int, int, int, Kind]
 """Start, negative end, a unique index in the thread, and kind. Sorted events are in the order of nesting."""
 
 
+@dataclass(slots=True, eq=False)
 class _Frame:
     """A recorded event while the events inside it are processed."""
 
-    __slots__ = ("around", "end", "label", "open", "reach", "rows", "runtime", "shares")
-
-    def __init__(
-        self, end: int, around: tuple[int, ...], runtime: bool, shares: bool = True, label: int | None = None
-    ) -> None:
-        self.end = end
-        self.label = label
-        self.around = around  # scopes around the event, as label indices
-        self.runtime = runtime  # whether the event belongs to the runtime
-        self.shares = shares
-        self.open: tuple[int, ...] = ()  # scopes of its last operation inside `around`
-        self.rows: list[int] = []  # rows of their ranges
-        self.reach = 0  # end of these ranges
+    end: int
+    around: tuple[int, ...]  # scopes around the event, as label indices
+    runtime: bool  # whether the event belongs to the runtime
+    shares: bool = True
+    label: int | None = None
+    open: tuple[int, ...] = ()  # scopes of its last operation inside `around`
+    rows: list[int] = field(default_factory=list)  # rows of their ranges
+    reach: int = 0  # end of these ranges
 
 
 class Ranges:
@@ -153,11 +149,5 @@ class Ranges:
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Return the length of the common prefix of two sequences."""
-    if one == other:
-        return len(one)
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    different = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return len(one) if one == other else next(different, min(len(one), len(other)))

@@ -36,8 +36,8 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.labels import tag
+from annot.labels.marks import SCOPES_FILE
 from annot.labels.name_scopes import Scopes
-from annot.labels.scope_marks import SIDE_FILE
 from annot.profile import COPIES, KERNELS, LAUNCHES, Profile, Schema, pick
 from annot.read.notes import sentences
 from annot.read.xplane.device import Activities, read_device
@@ -79,7 +79,10 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Profile:
     """Read an XPlane file; see `annot.read.formats.Reader`."""
-    path = _file_of(path)
+    found = _captures(path) if path.is_dir() else [path]
+    if len(found) > 1:
+        raise AnnotError(f"{path} contains {len(found)} XPlane files. Pass one of them, such as {found[-1]}.")
+    [path] = found
     space = _parsed(path)
     try:
         with _without_collection():
@@ -91,14 +94,6 @@ def read(path: Path) -> Profile:
 def _captures(folder: Path) -> list[Path]:
     """Return the XPlane files in a folder or log directory, newest capture last."""
     return sorted(file for pattern in ("*", "plugins/profile/*/*") for file in folder.glob(f"{pattern}.xplane.pb"))
-
-
-def _file_of(path: Path) -> Path:
-    """Return the file itself, or the only file in a folder."""
-    found = _captures(path) if path.is_dir() else [path]
-    if len(found) > 1:
-        raise AnnotError(f"{path} contains {len(found)} XPlane files. Pass one of them, such as {found[-1]}.")
-    return found[0]
 
 
 @contextmanager
@@ -175,7 +170,7 @@ def _columns(schema: Schema, names: Iterable[str]) -> Schema:
 def _scope_texts(path: Path) -> list[str]:
     """Return annot's texts on name scopes. TensorFlow writes the profile three folders below its log directory."""
     for folder in [*path.absolute().parents][:4]:
-        file = folder / SIDE_FILE
+        file = folder / SCOPES_FILE
         if file.is_file():
             try:
                 return file.read_text("utf-8", errors="replace").splitlines()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from annot.analyze.layer_spans import Spans
-from annot.labels.colors import COLORS
+from annot.labels.tag import COLORS
 from annot.report.units import amount, duration, printable, share
 from annot.util.progress import tell
 

@@ -1,0 +1,121 @@
+"""Texts of annot's marks: ranks, memory, and name scopes of TensorFlow.
+
+``Rank 3 of 8``: rank of the process and number of ranks.
+
+``memory change |rss``, ``memory peak |cuda:0``: the payload is the number of bytes. A memory mark precedes the end of
+the range it belongs to. `change` is the difference between the memory in use at the end and at the start of the range.
+`peak` is the maximum in use during the range. ``rss`` is the resident memory of the process, ``cuda:N`` the memory
+allocated by PyTorch's caching allocator on that device.
+
+``Scope sequential_1/conv_1 = sequential/conv Conv2D [8,32,32,3]f32 kernel_size=3,3 |fwd``: the text after the equals
+sign is the label of the layer's forward range, in the format of `annot.labels.tag`. Operation names start with their
+scope. The scope of a layer can differ from its path, because TensorFlow appends a number to a scope that exists.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final, Literal
+
+from annot.labels import tag
+
+__all__ = [
+    "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "format_memory", "format_rank", "format_scope", "parse_memory",
+    "parse_rank", "parse_scope",
+]  # fmt: skip
+
+MEMORY: Final = "memory"
+"""NVTX category of memory marks."""
+
+RSS: Final = "rss"
+"""Source of the memory of the whole process."""
+
+SCOPE: Final = "Scope "
+"""Prefix of scope marks."""
+
+SCOPES_FILE: Final = "annot_scopes.txt"
+"""File with a scope mark per line, for profiles without NVTX marks. It is in the folder of the profile or a parent."""
+
+_RANK: Final = re.compile(r"Rank (\d{1,9}) of (\d{1,9})")
+_MEMORY: Final = re.compile(r"memory (change|peak) \|(rss|cuda:[0-9]+)")
+_SCOPE: Final = re.compile(rf"{SCOPE}(\S+) = (.+)", re.DOTALL)
+
+
+def format_rank(rank: int, world_size: int) -> str:
+    """Return the text of a rank mark. Ranks are from 0 to `world_size` - 1.
+
+    Example:
+        >>> format_rank(3, 8)
+        'Rank 3 of 8'
+    """
+    return f"Rank {rank} of {world_size}"
+
+
+def parse_rank(text: str) -> tuple[int, int] | None:
+    """Return rank and world size of a rank mark, or None for other texts.
+
+    Example:
+        >>> parse_rank("Rank 3 of 8"), parse_rank("Rank 8 of 8")
+        ((3, 8), None)
+    """
+    match = _RANK.fullmatch(text)
+    if match is None:
+        return None
+    rank, world_size = int(match[1]), int(match[2])
+    return (rank, world_size) if rank < world_size and text == format_rank(rank, world_size) else None
+
+
+def format_memory(figure: Literal["change", "peak"], source: str) -> str:
+    """Return the text of a memory mark. `source` is ``rss`` or ``cuda:N``.
+
+    Raises:
+        ValueError: the figure or the source is unknown.
+
+    Example:
+        >>> format_memory("peak", "cuda:0")
+        'memory peak |cuda:0'
+    """
+    text = f"memory {figure} |{source}"
+    if parse_memory(text) is None:
+        raise ValueError(f"memory marks do not support {figure!r} of {source!r}")
+    return text
+
+
+def parse_memory(text: str) -> tuple[str, str] | None:
+    """Return figure and source of a memory mark, or None for other texts.
+
+    Example:
+        >>> parse_memory("memory change |rss"), parse_memory("fc Linear |fwd")
+        (('change', 'rss'), None)
+    """
+    match = _MEMORY.fullmatch(text)
+    return (match[1], match[2]) if match else None
+
+
+def format_scope(scope: str, layer: tag.Tag) -> str:
+    """Return the text of a scope mark. The phase of the layer is ignored.
+
+    Raises:
+        ValueError: the scope is empty or contains white space.
+
+    Example:
+        >>> format_scope("net_1/fc", tag.Tag("net/fc", "Dense"))
+        'Scope net_1/fc = net/fc Dense |fwd'
+    """
+    text = f"{SCOPE}{scope} = {tag.format(replace(layer, phase='forward'))}"
+    if parse_scope(text) is None:
+        raise ValueError(f"{scope!r} is not a name scope: it is empty or contains white space")
+    return text
+
+
+def parse_scope(text: str) -> tuple[str, tag.Tag] | None:
+    """Return scope and layer of a scope mark, or None for other texts.
+
+    Example:
+        >>> parse_scope("Scope net_1/fc = net/fc Dense |fwd")[1].module
+        'Dense'
+    """
+    match = _SCOPE.fullmatch(text)
+    layer = match and tag.parse(match[2])
+    return (match[1], layer) if match and layer else None
