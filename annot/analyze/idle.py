@@ -138,8 +138,8 @@ def _going_on(
         return _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti")))
 
     return {
-        "work": lambda: ran if here.height else parts.host.collectives.filter(mine),
-        "data": lambda: parts.host.data.filter(mine),
+        "work": lambda: ran if here.height else parts.host["collectives"].filter(mine),
+        "data": lambda: parts.host["data"].filter(mine),
         "synchronisation": lambda: _after(waits, ran),
         "launch": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,

@@ -120,18 +120,14 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 def _row(layer: tuple[Any, ...], kernels: pl.DataFrame, calls: Sequence[Tag]) -> tuple[Any, ...]:
     *key, expected = layer
-    half = any(_works_in_half(tag) for tag in calls)
+    dtypes = {tensor.dtype for tag in calls for tensor in tag.tensors}
+    half = not dtypes.union(str(dict(tag.arguments).get("autocast")) for tag in calls).isdisjoint(_HALF)
     columns = ("flops", "tensor_flops", *(("half_flops",) if half else ()))
     measured = sum(int(kernels[name].sum()) for name in columns)
     ratio = measured / expected if expected else None
     costs = [known for tag in calls if (known := cost(tag)) is not None]
     explanation = explain(ratio, kernels, costs) if ratio is not None else ""
     return *key, kernels.height, expected, measured, ratio, explanation
-
-
-def _works_in_half(tag: Tag) -> bool:
-    autocast = dict(tag.arguments).get("autocast")
-    return autocast in _HALF or any(tensor.dtype in _HALF for tensor in tag.tensors)
 
 
 def explain(ratio: float, kernels: pl.DataFrame, costs: Iterable[Cost] = ()) -> str:

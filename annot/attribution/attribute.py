@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal
 
 import polars as pl
@@ -14,7 +13,7 @@ from annot.attribution.bit_layout import high_of, low_of, pair
 from annot.attribution.dense_ids import Threads
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
 from annot.attribution.ingest import IngestedRanges
-from annot.attribution.launches import Launches, read_launches
+from annot.attribution.launches import Launches
 from annot.attribution.memory import memory_of
 from annot.attribution.process_ranges import overlap
 from annot.attribution.range_trees import Forest, grow
@@ -140,23 +139,23 @@ def attribute(
     whole, forest, found = _forests(source, domain, steps, step_range)
     _check_lengths(source, forest)
     host = _host_times(forest)
-    launches = _launches(source, forest, found)
+    launches = Launches(forest, found, source.launch_blocks())
+    if not launches.in_order:
+        launches = Launches(forest, found, _in_order(source.launch_blocks()))
     attributor = Attributor(forest, launches, whole)
     account = _account(source, forest, launches, attributor)
 
     def per_range() -> pl.DataFrame:
         return range_work(source.work_blocks(), attributor, forest.tree.height)
 
-    of_steps = partial(_attribute_steps, source, domain, step_range)
+    def of_steps(steps: slice) -> Attribution:
+        return attribute(source, domain=domain, steps=steps, step_range=step_range)
+
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
         account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
     )  # fmt: skip
-
-
-def _attribute_steps(source: Source, domain: str | None, step_range: str | None, steps: slice) -> Attribution:
-    return attribute(source, domain=domain, steps=steps, step_range=step_range)
 
 
 def _forests(
@@ -196,17 +195,15 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
             ranges = ranges.filter(steps.selected(steps.at(process, ranges["start"])))
         ingested.add(ranges)
     if domain is not None and domain not in domains:
-        raise ValueError(f"{source.meta.get('source', '')} has no range in {_domains(domain, domains)}")
+        named = (
+            f"only in {', '.join(map(repr, sorted(domains)[:_MOST_NAMED]))}" if domains else "nor in any other domain"
+        )
+        more = ", ..." if len(domains) > _MOST_NAMED else ""
+        raise ValueError(f"{source.meta.get('source', '')} has no range in the domain {domain!r}, {named}{more}")
     if any_open:  # open ranges end at the last known host timestamp
         latest_call = source.last_launch()
         timestamps += [] if latest_call is None else [latest_call]
     return grow(ingested, max(timestamps, default=0), source.meta.get("scopes", ()))
-
-
-def _domains(missing: str, present: set[str]) -> str:
-    """Return the missing NVTX domain and the present ones as words of a message."""
-    named = f"only in {', '.join(map(repr, sorted(present)[:_MOST_NAMED]))}" if present else "nor in any other domain"
-    return f"the domain {missing!r}, {named}{', ...' if len(present) > _MOST_NAMED else ''}"
 
 
 def _check_lengths(source: Source, forest: Forest) -> None:
@@ -221,13 +218,6 @@ def _check_lengths(source: Source, forest: Forest) -> None:
 def _too_long(source: Source, what: str) -> AnnotError:
     years = round(FARTHEST / (365 * 86400 * 10**9))
     return AnnotError(f"{source.meta.get('source', '')} has {what} that take more than {years} years in all")
-
-
-def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:
-    launches = read_launches(source.launch_blocks(), forest, steps)
-    if launches.in_order:
-        return launches
-    return read_launches(_in_order(source.launch_blocks()), forest, steps)
 
 
 def _account(source: Source, forest: Forest, launches: Launches, attributor: Attributor) -> Account:

@@ -89,14 +89,14 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     parts = [ingested.pop_ranges(last)]
     if (shared := are_shared(parts[0], labels, threads)) is not None:
         parts = [parts[0].filter(shared), parts[0].filter(~shared)]
-    nested = nest(parts.pop())
-    tree, thread_range_count = nested.tree, nested.tree.height
+    tree, crossing = nest(parts.pop())
+    thread_range_count = tree.height
     if parts:
         tree = pl.concat([tree, placed(parts.pop(), tree, labels, threads)], how="diagonal")
     path, nodes, matched, pairs = paths_of(tree, labels, keys, threads)
     columns = ["id", "thread", "start", "end", "label"]
     tree = tree.select(*columns, "parent", path)
-    crossing = nested.crossing.select(*columns, "foreign")
+    crossing = crossing.select(*columns, "foreign")
     open_ranges = ingested.open_ranges
     return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
 

@@ -107,11 +107,8 @@ def _write_by_nsys_writer(
 ) -> None:
     """Write one stream per track, in a scope with process, device and stream.
 
-    Args:
-        backend: library to write with, unless the environment selects one.
-        time_base: time base of nsys_writer.
-        zero: time 0 of the profile in that time base, in ns.
-        report, out, ranges, tracks: see `_backend_for`.
+    `backend` is the library to write with, unless the environment selects one. `zero` is time 0 of the profile in the
+    time base of nsys_writer, in ns.
     """
     if backend is not None:
         os.environ.setdefault(WRITER_BACKEND, str(backend))
@@ -153,12 +150,9 @@ def _write_by_importer(
 ) -> None:
     """Merge the ranges as text.
 
-    ImportNvtxt drops ranges outside the session unless ``--update_report_time`` lets it extend the session.
-
-    Args:
-        program: path of ImportNvtxt; its libraries are in the same folder.
-        target: machine of the ranges in the report, as ``hardware:machine``.
-        report, out, ranges, tracks: see `_backend_for`.
+    ImportNvtxt (`program`, with its libraries in the same folder) drops ranges outside the session unless
+    ``--update_report_time`` lets it extend the session. `target` is the machine of the ranges in the report, as
+    ``hardware:machine``.
     """
     text = out.with_suffix(".nvtxt")
     with text.open("w", encoding="utf-8", newline="\n") as file:

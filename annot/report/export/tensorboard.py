@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.layer_steps import by_layer_and_step
+from annot.analyze.gpu_activities import by_layer_and_step
 from annot.attribution import Attribution, by_layer, by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
