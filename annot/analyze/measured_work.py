@@ -55,13 +55,11 @@ def kernel_flops(metrics: pl.DataFrame) -> pl.DataFrame:
     of these counters, in order; null: not counted.
     """
     known = metrics.select("name", "unit").unique(maintain_order=True).iter_rows()
-    table = pl.DataFrame(
-        [(name, unit, *found) for name, unit in known if (found := _counter(name, unit)) is not None],
-        schema={"name": pl.String, "unit": pl.String, "column": pl.String, "weight": pl.Float64, "what": pl.String},
-        orient="row",
-    ).unique(
-        ["what", "unit"], keep="first", maintain_order=True
-    )  # sm__ and smsp__ count the same instructions: keep one
+    found = [(name, unit, *counter) for name, unit in known if (counter := _counter(name, unit)) is not None]
+    schema = dict.fromkeys(("name", "unit", "column"), pl.String) | {"weight": pl.Float64, "what": pl.String}
+    table = pl.DataFrame(found, schema=schema, orient="row")
+    # sm__ and smsp__ count the same instructions: keep one
+    table = table.unique(["what", "unit"], keep="first", maintain_order=True)
     rows = metrics.join(table, on=["name", "unit"], nulls_equal=True)
     rows = rows.with_columns((pl.col("value") * pl.col("weight")).alias("value"))
     sums = rows.group_by("kernel").agg(

@@ -77,7 +77,10 @@ def parts_of(attribution: Attribution) -> Parts:
     a profile without steps, the time from the first to the last kernel of each device replaces them, which excludes
     script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
     """
-    work, host = _device_work(attribution), _host_ranges(attribution)
+    calls, source = calls_of(attribution), attribution.source
+    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
+    work = {key: pl.concat(found) for key, found in by_device(blocks).items()}
+    host = _host_ranges(attribution)
     return Parts(work, host, _windows(attribution, work, host))
 
 
@@ -185,13 +188,6 @@ def shares_of_devices(parts: Parts, going_on: Callable[[Parts, Device], Mapping[
         where = (pl.lit(process, pl.Int64).alias("process"), pl.lit(device, pl.Int64).alias("device"))
         found.append(rows.select(*where, "share", "ns", "hidden_ns", wall_ns=pl.col("ns").sum()))
     return pl.concat(found)
-
-
-def _device_work(attribution: Attribution) -> _Work:
-    """All GPU activities; see `Parts`."""
-    calls, source = calls_of(attribution), attribution.source
-    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
-    return {key: pl.concat(found) for key, found in by_device(blocks).items()}
 
 
 def _with_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:

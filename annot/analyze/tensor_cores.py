@@ -219,18 +219,15 @@ def _inputs(attribution: Attribution) -> dict[tuple[str, str], _Inputs]:
     found: dict[tuple[str, str], _Inputs] = {}
     for text in attribution.forest.labels["text"]:
         parsed = tag.parse(text or "")
-        if parsed is not None and parsed.phase in ("forward", "recompute") and parsed.tensors:
-            found.setdefault((parsed.layer, parsed.module), _inputs_of(parsed))
+        if parsed is None or parsed.phase not in ("forward", "recompute") or not parsed.tensors:
+            continue
+        first, arguments = parsed.tensors[0], dict(parsed.arguments)
+        cast, out, groups = (arguments.get(name) for name in ("autocast", "out", "groups"))
+        dtype = cast if isinstance(cast, str) and first.dtype in ("f32", "f16", "bf16") else first.dtype
+        sizes = dict(_sizes(parsed.module, first.shape)) | ({"out": out} if isinstance(out, int) else {})
+        depthwise = isinstance(groups, int) and groups > 1 and groups == sizes.get("in")
+        found.setdefault((parsed.layer, parsed.module), _Inputs(dtype, tuple(sizes.items()), depthwise))
     return found
-
-
-def _inputs_of(parsed: tag.Tag) -> _Inputs:
-    first, arguments = parsed.tensors[0], dict(parsed.arguments)
-    cast, out, groups = (arguments.get(name) for name in ("autocast", "out", "groups"))
-    dtype = cast if isinstance(cast, str) and first.dtype in ("f32", "f16", "bf16") else first.dtype
-    sizes = dict(_sizes(parsed.module, first.shape)) | ({"out": out} if isinstance(out, int) else {})
-    depthwise = isinstance(groups, int) and groups > 1 and groups == sizes.get("in")
-    return _Inputs(dtype, tuple(sizes.items()), depthwise)
 
 
 def _sizes(module: str, shape: tuple[int | None, ...]) -> Iterator[tuple[str, int]]:

@@ -116,8 +116,9 @@ class Events:
             parts = [self._steps(), self._ranges(), self._launches(), *parts]
         for part in parts:
             for block in part:
-                for rows in block.iter_slices(_SLICE):
-                    yield _conform(rows.with_columns(pl.col("start") - zero))
+                missing = [pl.lit(None).alias(name) for name in EVENTS if name not in block.columns]
+                for rows in block.with_columns(pl.col("start") - zero, *missing).iter_slices(_SLICE):
+                    yield rows.select(pl.col(name).cast(dtype) for name, dtype in EVENTS.items())
 
     @cached_property
     def _arrows(self) -> tuple[Calls, pl.Series, pl.DataFrame]:
@@ -200,13 +201,6 @@ def _named_labels(forest: Forest) -> pl.DataFrame:
 def _text(name: str) -> pl.Expr:
     """A column of names as strings: categorical codes are only valid in their block."""
     return pl.col(name).cast(pl.String).fill_null("")
-
-
-def _conform(block: pl.DataFrame) -> pl.DataFrame:
-    return block.select(
-        pl.col(name).cast(dtype) if name in block.columns else pl.lit(None, dtype).alias(name)
-        for name, dtype in EVENTS.items()
-    )
 
 
 def _forward_pairs(forest: Forest) -> pl.DataFrame:

@@ -137,7 +137,11 @@ def attribute(
             domain.
     """
     whole, forest, found = _forests(source, domain, steps, step_range)
-    _check_lengths(source, forest)
+    reach = Reach()
+    for part in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
+        reach.add(part)
+    if reach.too_far:
+        raise _too_long(source, "ranges")
     host = _host_times(forest)
     launches = Launches(forest, found, source.launch_blocks())
     if not launches.in_order:
@@ -206,15 +210,6 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
     return grow(ingested, max(timestamps, default=0), source.meta.get("scopes", ()))
 
 
-def _check_lengths(source: Source, forest: Forest) -> None:
-    reach = Reach()
-    for ranges in (forest.tree, forest.crossing):
-        for part in ranges.iter_slices(_SLICE):
-            reach.add(part)
-    if reach.too_far:
-        raise _too_long(source, "ranges")
-
-
 def _too_long(source: Source, what: str) -> AnnotError:
     years = round(FARTHEST / (365 * 86400 * 10**9))
     return AnnotError(f"{source.meta.get('source', '')} has {what} that take more than {years} years in all")
@@ -243,15 +238,9 @@ def self_times(forest: Forest) -> pl.Series:
     length = tree["end"] - tree["start"]
     inside = column_ops.Sums(tree.height)
     inside.add(tree["parent"], length)
-    again = _overlaps(forest)
+    again = overlap(forest.tree, forest.thread_range_count)
     outside = length - inside.result()
     return outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"]).alias("host_self_ns")
-
-
-def _overlaps(forest: Forest) -> pl.DataFrame:
-    if forest.thread_range_count == forest.tree.height:  # siblings of one thread never overlap
-        return pl.DataFrame(schema={"row": pl.Int32, "overlap_ns": pl.Int64})
-    return overlap(forest.tree, forest.thread_range_count)
 
 
 def _depths(forest: Forest) -> pl.Series:
@@ -283,7 +272,7 @@ def _host_times(forest: Forest) -> pl.DataFrame:
         parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
         inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
         parts.append(inside)
-    again = _overlaps(forest)
+    again = overlap(forest.tree, forest.thread_range_count)
     ns = again["overlap_ns"]
     parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
     added = pl.concat(parts, how="diagonal").group_by("node")
@@ -292,18 +281,13 @@ def _host_times(forest: Forest) -> pl.DataFrame:
 
 def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:
     parent, key = forest.nodes.columns()
-    table = (
-        pl.DataFrame({"parent": parent, "key": key}).with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
-    )
+    table = pl.DataFrame([parent, key]).with_columns(node=pl.int_range(pl.len(), dtype=pl.Int32))
     for part in (host, account.of_nodes()):
         table = table.join(part, on="node", how="left", maintain_order="left")
     by_sequence = pl.col("node").is_in(sorted(forest.matched))
     counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
-    return (
-        table.with_columns(counted)
-        .with_columns(gpu_by_sequence_ns=pl.when(by_sequence).then("gpu_self_ns").otherwise(0))
-        .drop("node")
-    )
+    table = table.with_columns(counted)
+    return table.with_columns(gpu_by_sequence_ns=pl.when(by_sequence).then("gpu_self_ns").otherwise(0)).drop("node")
 
 
 _KERNEL: Final = pair(pl.lit(0), pl.lit(1))

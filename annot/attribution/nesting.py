@@ -20,9 +20,8 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.labels.tag import DOMAIN
 
-__all__ = ["innermost_around", "is_ours", "nest", "spans_of"]
+__all__ = ["innermost_around", "nest", "spans_of"]
 
 
 def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -44,11 +43,6 @@ def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     tree = pl.DataFrame([rows.drop_in_place(name).gather(nested) for name in rows.columns])
     parent, _ = column_ops.parents(tree["thread"], tree["end"])
     return tree.with_columns(parent.alias("parent")), crossing
-
-
-def is_ours(domain: str) -> pl.Expr:
-    """Return whether a domain is annot's (Boolean)."""
-    return (pl.col(domain) == DOMAIN).fill_null(False)
 
 
 def spans_of(ranges: pl.DataFrame) -> dict[int, tuple[int, int]]:

@@ -84,7 +84,11 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     The ingested ranges are empty afterwards. Open ranges end at `last`, the last known host timestamp (ns). `marks` are
     the texts of the marks of name scopes (see `annot.labels.scope_marks`).
     """
-    labels, keys = _keyed(ingested.labels(marks))
+    labels, keys = ingested.labels(marks), Keys()
+    numbers = [keys.number(key) for key in labels.select(KEY).iter_rows()]
+    # If any label names a layer, operations are folded into the layer around them.
+    folded = labels["role"].is_in(_OPERATIONS) & bool(labels["layered"].any())
+    labels = labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded"))
     threads = ingested.threads()
     parts = [ingested.pop_ranges(last)]
     if (shared := are_shared(parts[0], labels, threads)) is not None:
@@ -99,11 +103,3 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     crossing = crossing.select(*columns, "foreign")
     open_ranges = ingested.open_ranges
     return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
-
-
-def _keyed(labels: pl.DataFrame) -> tuple[pl.DataFrame, Keys]:
-    """Number the layers. If any label names a layer, operations are folded into the layer around them."""
-    keys = Keys()
-    numbers = [keys.number(key) for key in labels.select("layer", "module", "phase").iter_rows()]
-    folded = labels["role"].is_in(_OPERATIONS) & bool(labels["layered"].any())
-    return labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded")), keys

@@ -167,14 +167,12 @@ def forward_rows(operations: pl.DataFrame) -> pl.DataFrame:
     by_thread = backward.filter(known).with_columns(thread=pl.col("forward_thread"))
     users = forward.group_by("process", "sequence").agg(pl.col("thread").n_unique().alias("threads"))
     unambiguous = forward.join(users.filter(pl.col("threads") == 1), on=["process", "sequence"], how="semi")
-    found = (
-        _last_before(by_thread, forward, ["thread", "sequence"]),
-        _last_before(backward.filter(~known), unambiguous.sort("start"), ["process", "sequence"]),
+    sides = (
+        (by_thread, forward, ["thread", "sequence"]),
+        (backward.filter(~known), unambiguous.sort("start"), ["process", "sequence"]),
     )
-    return pl.concat(found).sort("row")
-
-
-def _last_before(backward: pl.DataFrame, forward: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    forward = forward.select(*by, "start", forward="row")
-    found = backward.join_asof(forward, on="start", by=by, strategy="backward", check_sortedness=False)
-    return found.select("row", "forward").drop_nulls()
+    found = [
+        calls.join_asof(earlier.select(*by, "start", forward="row"), on="start", by=by, check_sortedness=False)
+        for calls, earlier, by in sides
+    ]
+    return pl.concat(part.select("row", "forward") for part in found).drop_nulls().sort("row")

@@ -79,15 +79,12 @@ def _update(call: Call) -> Cost:
         on = {name: bool(_option(call, name, index)) for name in NUMBERS}
         each, state = _PER_PARAMETER[call.name](on)
         size = count * item_size(str(_option(call, "dtype", index) or "f32"))
-        flops += count * (each + on["maximize"] + _decay(call, index))
+        # Weight decay, g += λp: 2; decoupled, p *= 1 − γλ: 1
+        decay = _option(call, "weight_decay", index)
+        decays = 0 if not decay else 1 if decay == "decoupled" or call.name == "AdamW" else 2
+        flops += count * (each + on["maximize"] + decays)
         moved, weights = moved + size * (1 + state), weights + size
     return Cost(flops, moved, moved, weights, sum(counts))
-
-
-def _decay(call: Call, index: int) -> int:
-    """Return the FLOPs of weight decay: g += λp: 2; decoupled, p *= 1 − γλ: 1."""
-    decays = _option(call, "weight_decay", index)
-    return 0 if not decays else 1 if decays == "decoupled" or call.name == "AdamW" else 2
 
 
 def _option(call: Call, name: str, index: int) -> Value:
