@@ -22,10 +22,8 @@ class Calls:
     millions of calls. Rows of `annot.profile.LAUNCHES` without an id are skipped, and without a process do not match.
     """
 
-    def __init__(self, *blocks: pl.DataFrame) -> None:
+    def __init__(self) -> None:
         self._parts: dict[int, list[pl.DataFrame]] = defaultdict(list)
-        for block in blocks:
-            self.add(block)
 
     def add(self, block: pl.DataFrame) -> None:
         """Add calls; call it before `settle`."""
@@ -36,17 +34,14 @@ class Calls:
 
     def settle(self) -> Calls:
         """Sort the added calls and return self."""
-        nothing = pl.DataFrame(schema=_COLUMNS)
         self._ids: dict[int, tuple[int, pl.Series]] = {}
-        columns: dict[str, list[pl.Series]] = {"start": [nothing["start"]], "ns": [nothing["ns"]]}
-        first = 0
+        times, first = [pl.DataFrame(schema=_COLUMNS).select("start", "ns")], 0
         for process in list(self._parts):
             table = _sorted(pl.concat(self._parts.pop(process)))
             self._ids[process] = first, table["correlation"]
             first += table.height
-            for name, column in columns.items():
-                column.append(table[name])
-        self.start, self.ns = (pl.concat(columns[name], rechunk=True) for name in ("start", "ns"))
+            times.append(table.select("start", "ns"))
+        self.start, self.ns = pl.concat(times, rechunk=True).get_columns()
         return self
 
     def rows(self, process: pl.Series, correlation: pl.Series) -> pl.Series:

@@ -25,16 +25,8 @@ _MOST_RUNS: Final = 16
 """Maximum number of runs of consecutive steps with one batch size that are analysed separately."""
 
 _SUMMED: Final = (
-    "calls",
-    "time_ns",
-    "kernels",
-    "gpu_idle_ns",
-    "gpu_launch_ns",
-    "flops",
-    "bytes",
-    "instructions",
-    "whole_ns",
-)
+    "calls", "time_ns", "kernels", "gpu_idle_ns", "gpu_launch_ns", "flops", "bytes", "instructions", "whole_ns",
+)  # fmt: skip
 _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", "instructions"))
 
 
@@ -58,7 +50,11 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
     parts = [_rows(part, peaks).with_columns(batch=pl.lit(size, pl.Int64)) for size, part in _parts(attribution)]
     rows = under_roof(_summed(pl.concat(parts)), peaks)
     rows = rows.with_columns(time_share=pl.when(pl.col("whole_ns") > 0).then(pl.col("time_ns") / pl.col("whole_ns")))
-    return _with_ratio(rows).select(*KEY, "batch", *_COLUMNS)
+    forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", "batch", forward_ns="time_ns")
+    rows = rows.join(forward, on=["layer", "module", "batch"], how="left", nulls_equal=True, maintain_order="left")
+    backward = (pl.col("phase") == "backward") & (pl.col("forward_ns") > 0)
+    rows = rows.with_columns(backward_to_forward=pl.when(backward).then(pl.col("time_ns") / pl.col("forward_ns")))
+    return rows.select(*KEY, "batch", *_COLUMNS)
 
 
 _COLUMNS: Final = (
@@ -91,16 +87,13 @@ def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
     found = step_batches(attribution)
     runs = [(size, [step for step, _ in group]) for size, group in groupby(found, key=lambda row: row[1])]
     sizes = {size for size, _ in runs}
-    if len(sizes) < 2 or len(runs) > _MOST_RUNS or attribution.of_steps is None:
-        return [(_only_batch(attribution) if len(sizes) < 2 else None, attribution)]
+    if len(sizes) < 2:  # the most frequent batch size in the labels of forward ranges
+        labels = attribution.forest.labels.filter((pl.col("phase") == "forward") & pl.col("shapes").is_not_null())
+        counts = Counter(match[1] for shapes in labels["shapes"] if (match := _BATCH.match(shapes)))
+        return [(int(counts.most_common(1)[0][0]) if counts else None, attribution)]
+    if len(runs) > _MOST_RUNS or attribution.of_steps is None:
+        return [(None, attribution)]
     return [(size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs]
-
-
-def _only_batch(attribution: Attribution) -> int | None:
-    """The most frequent batch size in the labels of forward ranges."""
-    labels = attribution.forest.labels.filter((pl.col("phase") == "forward") & pl.col("shapes").is_not_null())
-    sizes = Counter(match[1] for shapes in labels["shapes"] if (match := _BATCH.match(shapes)))
-    return int(sizes.most_common(1)[0][0]) if sizes else None
 
 
 def _rows(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:
@@ -122,20 +115,10 @@ def _summed(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the rows of each batch size; rates are means weighted by time."""
     sums = [pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name) for name in _SUMMED]
     weight = pl.col("time_ns").clip(1)
+    whole = {name: pl.when(pl.col(name).is_not_null()).then(weight).sum() for name in _MEANS}
     means = [
-        pl.when(pl.col(name).count() > 0).then(
-            (pl.col(name) * weight).sum() / pl.when(pl.col(name).is_not_null()).then(weight).sum()
-        )
+        pl.when(pl.col(name).count() > 0).then((pl.col(name) * weight).sum() / whole[name]).alias(name)
         for name in _MEANS
     ]
     texts = pl.col("precision", "stall_reason").sort_by("time_ns", descending=True).first()
-    groups = rows.group_by(*KEY, "batch", maintain_order=True)
-    return groups.agg(*sums, *(mean.alias(name) for mean, name in zip(means, _MEANS, strict=True)), texts)
-
-
-def _with_ratio(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the ratio of backward to forward time to the backward rows."""
-    forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", "batch", forward_ns="time_ns")
-    rows = rows.join(forward, on=["layer", "module", "batch"], how="left", nulls_equal=True, maintain_order="left")
-    backward = (pl.col("phase") == "backward") & (pl.col("forward_ns") > 0)
-    return rows.with_columns(backward_to_forward=pl.when(backward).then(pl.col("time_ns") / pl.col("forward_ns")))
+    return rows.group_by(*KEY, "batch", maintain_order=True).agg(*sums, *means, texts)

@@ -82,12 +82,9 @@ GEFORCE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Data sheet values of a device.
+    """Memory bandwidth (bytes/s) and boost clock (Hz) in the data sheet of a device.
 
-    Args:
-        bandwidth: memory bandwidth in bytes/s.
-        clock: boost clock in Hz; None: `flops` contains the peaks.
-        flops: peak FLOP/s by precision, for devices whose peaks do not follow from clock and multiprocessors.
+    Devices whose peaks do not follow from clock and multiprocessors have the peak FLOP/s by precision instead.
     """
 
     bandwidth: float

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import polars as pl
+import polars.selectors as cs
 
 from annot.analyze.idle import DISPATCH_NS, waiting_calls
 from annot.analyze.overlap import merged, within
@@ -22,6 +23,7 @@ __all__ = [
     "activities",
     "attributed_blocks",
     "attributed_kernels",
+    "by_layer_and_step",
     "device_idle",
     "idle_of_nodes",
     "range_self_times",
@@ -35,10 +37,10 @@ _NODES_PER_LEVEL: Final = 1000
 
 def activities(attribution: Attribution, columns: Iterable[str]) -> pl.DataFrame:
     """Return columns of `annot.attribution.gpu_time.Attributor.of` of all attributed GPU activities, in their order."""
-    names = list(columns)
-    kept = [
-        block.select(names).with_columns(_as_categoricals(block, names)) for block in attributed_blocks(attribution)
-    ]
+    names, texts = list(columns), cs.by_dtype(pl.String, pl.Categorical, pl.Enum)
+    # Categoricals store each distinct text once and keep their meaning across blocks.
+    blocks = attributed_blocks(attribution)
+    kept = [block.select(names).with_columns(texts.cast(pl.Categorical)) for block in blocks]
     return pl.concat(kept, how="vertical_relaxed") if kept else pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
 
 
@@ -57,12 +59,6 @@ def attributed_kernels(attribution: Attribution, kernels: pl.DataFrame) -> pl.Da
     """Return the attributed kernels with `row` (Int64), their row in the table of kernels of the profile."""
     placed = attribution.attributor.of(kernels_as_work(kernels).with_row_index("row")).filter(~pl.col("left_out"))
     return placed.with_columns(pl.col("row").cast(pl.Int64))
-
-
-def _as_categoricals(block: pl.DataFrame, names: list[str]) -> list[pl.Expr]:
-    """Text columns as categoricals, which store each distinct text once and keep their meaning across blocks."""
-    texts = (pl.String, pl.Categorical, pl.Enum)
-    return [pl.col(name).cast(pl.Categorical) for name in names if block.schema[name] in texts]
 
 
 def range_self_times(attribution: Attribution) -> pl.DataFrame:
@@ -89,24 +85,18 @@ def sums_by_group(attribution: Attribution, values: pl.DataFrame, of_node: list[
     nodes = attribution.forest.nodes
     numbers = [name for name in values.columns if name not in ("node", *also)]
     outermost = nodes.outermost(of_node)
-    nearest = pl.Series(_nearest(nodes, outermost), dtype=pl.Int32)
+    # Mapping values to the closest outermost node around them leaves few nodes to sum when layers are nested in
+    # themselves.
+    nearest: list[int] = []
+    for node, parent in enumerate(nodes.parents):
+        nearest.append(node if outermost[node] else NONE if parent == NONE else nearest[parent])
     exclusive = values.filter(pl.col("node") != NONE)
-    exclusive = exclusive.with_columns(nearest.gather(exclusive["node"]).alias("node")).filter(pl.col("node") != NONE)
+    closest = pl.Series("node", nearest, pl.Int32).gather(exclusive["node"])
+    exclusive = exclusive.with_columns(closest).filter(pl.col("node") != NONE)
     inclusive = _inclusive(nodes, exclusive.group_by("node", *also).agg(pl.col(numbers).sum()), also)
     rows = inclusive.filter(pl.Series(outermost, dtype=pl.Boolean).gather(inclusive["node"]))
     group = pl.Series("group", of_node, pl.Int32).gather(rows["node"])
     return rows.drop("node").with_columns(group).group_by("group", *also).agg(pl.col(numbers).sum())
-
-
-def _nearest(nodes: Nodes, outermost: list[bool]) -> list[int]:
-    """The closest outermost node of a group among each node and its ancestors; -1: none.
-
-    Mapping values to these nodes first leaves few nodes to sum when layers are nested in themselves.
-    """
-    nearest: list[int] = []
-    for node, parent in enumerate(nodes.parents):
-        nearest.append(node if outermost[node] else NONE if parent == NONE else nearest[parent])
-    return nearest
 
 
 def _inclusive(nodes: Nodes, own: pl.DataFrame, also: tuple[str, ...]) -> pl.DataFrame:
@@ -205,3 +195,47 @@ def _idle(work: pl.DataFrame, entered: pl.Series, waits: pl.DataFrame | None) ->
         launch = launch - (within(work["start"], waits) - within(work["since"], waits))
     due = pl.select(pl.when(launch < DISPATCH_NS).then(launch).otherwise(0)).to_series()
     return idle.with_columns(due.alias("gpu_launch_ns")).group_by("node").agg(pl.all().sum())
+
+
+def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
+    """Return a row per layer, module class, phase and step, in order of steps; sums over all processes.
+
+    Args:
+        attribution: the profile.
+
+    Returns:
+        layer, module, phase; step (Int64); host_ns, host_self_ns, gpu_ns, gpu_self_ns (Int64): as in
+        `annot.attribution.by_layer`, for nested ranges; host times are null if the profile does not contain CPU times.
+        A range counts to the step in which it starts, a GPU activity to the step in which it is launched.
+
+    Example:
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> by_layer_and_step(attribute(Profile.build({}))).columns[3:]
+        ['step', 'host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns']
+    """
+    blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
+    parts = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
+    parts += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
+    times = {"gpu": pl.concat(parts)}
+    if known(attribution.meta):
+        times["host"] = range_self_times(attribution)
+    rows = pl.DataFrame(schema=dict.fromkeys(KEY, pl.String) | {"step": pl.Int64})
+    for name, part in times.items():
+        sums = _sums_by_step(attribution, part, name)
+        rows = rows.join(sums, on=[*KEY, "step"], how="full", coalesce=True)
+    missing = [pl.lit(None, pl.Int64).alias(f"host_{end}") for end in ("ns", "self_ns") if "host" not in times]
+    known_columns = [pl.col(f"{name}_{end}").fill_null(0) for name in times for end in ("ns", "self_ns")]
+    rows = rows.with_columns(*known_columns, *missing).sort("step", *KEY)
+    return rows.select(*KEY, "step", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
+
+
+def _sums_by_step(attribution: Attribution, part: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Total and self time of each layer and step."""
+    part = part.filter((pl.col("step") >= 0) & (pl.col("node") >= 0))
+    part = part.select("node", "time_ns", step=pl.col("step").cast(pl.Int64))
+    part = part.group_by("node", "step").agg(pl.col("time_ns").sum())
+    own = attribution.forest.layers_of_nodes()[part["node"]].hstack(part.select("step", "time_ns"))
+    own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
+    every = sums_by_layer(attribution, part, "step").rename({"time_ns": f"{name}_ns"})
+    return every.join(own, on=[*KEY, "step"], how="left")

@@ -118,13 +118,9 @@ def kernel_counters(attribution: Attribution) -> pl.DataFrame | None:
 def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
     """Return the counters of layers, nested layers included; None: the profile does not contain counters.
 
-    Args:
-        attribution: the profile.
-
-    Returns:
-        layer, module, phase and `COUNTERS`: stall_share (0 to 1, fraction of warp cycles that are stalled) and
-        stall_reason (the most frequent; Nsight Compute's name); instructions (warp instructions); load_store_share
-        (0 to 1, of the instructions); throughputs and hit rates in percent; bytes per second. Null: not counted.
+    The columns are layer, module, phase and `COUNTERS`: stall_share (0 to 1, fraction of warp cycles that are stalled)
+    and stall_reason (the most frequent; Nsight Compute's name); instructions (warp instructions); load_store_share
+    (0 to 1, of the instructions); throughputs and hit rates in percent; bytes per second. Null: not counted.
     """
     kernels = kernel_counters(attribution)
     if kernels is None or kernels.is_empty():
@@ -186,10 +182,9 @@ def _wide(metrics: pl.DataFrame) -> pl.DataFrame:
     ]
     rows += [(name, quantity, rank, 1.0) for quantity, found in _MEANS.items() for rank, name in enumerate(found)]
     known = pl.DataFrame(rows, schema=["name", "quantity", "rank", "factor"], orient="row")
-    scale = (
-        pl.col("unit").str.extract(r"^([KMGT])(?:byte|B)").replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64)
-    )
-    named = metrics.with_columns(pl.col("name").str.replace(_PREFIX, ""), pl.col("value") * scale.fill_null(1.0))
+    letter = pl.col("unit").str.extract(r"^([KMGT])(?:byte|B)")
+    scale = letter.replace_strict(_SCALES, default=1.0, return_dtype=pl.Float64).fill_null(1.0)
+    named = metrics.with_columns(pl.col("name").str.replace(_PREFIX, ""), pl.col("value") * scale)
     found = named.join(known, on="name").sort("rank", maintain_order=True)
     found = found.group_by("kernel", "quantity").agg((pl.col("value") * pl.col("factor")).first())
     wide = found.pivot("quantity", index="kernel", values="value")

@@ -134,17 +134,14 @@ def _going_on(
     ran, calls = merged(intervals_of(here)), calls.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
 
-    def pending() -> pl.DataFrame:
-        return _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti")))
-
     return {
-        "work": lambda: ran if here.height else parts.host.collectives.filter(mine),
-        "data": lambda: parts.host.data.filter(mine),
+        "work": lambda: ran if here.height else parts.host["collectives"].filter(mine),
+        "data": lambda: parts.host["data"].filter(mine),
         "synchronisation": lambda: _after(waits, ran),
         "launch": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
-        "pending": pending,
+        "pending": lambda: _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti"))),
         "dispatch": lambda: _short(ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()),
     }
 
@@ -157,9 +154,8 @@ def _after(waits: pl.DataFrame, ran: pl.DataFrame) -> pl.DataFrame:
     rows = ends.join_asof(before, left_on="end", right_on="done", strategy="backward")
     rows = rows.join_asof(after, left_on="end", right_on="next", strategy="forward")
     dry = (pl.col("done") >= pl.col("start")) & (pl.col("next") > pl.col("end"))
-    busy = rows.join_asof(
-        ran.select(began="start", lasts="end"), left_on="end", right_on="began", strategy="backward"
-    )  # fmt: skip
+    last = ran.select(began="start", lasts="end")
+    busy = rows.join_asof(last, left_on="end", right_on="began", strategy="backward")
     idle = busy.filter(dry & (pl.col("lasts") <= pl.col("end")))
     limit = pl.min_horizontal("next", pl.col("end") + (pl.col("end") - pl.col("start")))
     return idle.select(start="end", end=limit)

@@ -176,12 +176,12 @@ def _nodes_and_calls(attribution: Attribution) -> tuple[pl.DataFrame, pl.DataFra
 def _named(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     """Add layer, module, phase, shapes and number to the spans; drop unattributed ones."""
     forest = attribution.forest
-    keys = pl.DataFrame(forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
-    of_node = pl.Series(forest.nodes.keys, dtype=pl.Int64).gather(rows["node"])
     call = rows.select(pl.when("own").then("call")).to_series()
     labels = forest.tree["label"].gather(call)
     parsed = pl.DataFrame([forest.labels["shapes"].gather(labels), forest.labels["number"].gather(labels)])
-    return pl.concat([rows, keys[of_node], parsed], how="horizontal").filter(pl.col("layer") != UNATTRIBUTED)
+    return pl.concat([rows, forest.layers_of_nodes()[rows["node"]], parsed], how="horizontal").filter(
+        pl.col("layer") != UNATTRIBUTED
+    )
 
 
 def _facts(attribution: Attribution) -> pl.DataFrame:

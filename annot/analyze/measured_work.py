@@ -55,13 +55,11 @@ def kernel_flops(metrics: pl.DataFrame) -> pl.DataFrame:
     of these counters, in order; null: not counted.
     """
     known = metrics.select("name", "unit").unique(maintain_order=True).iter_rows()
-    table = pl.DataFrame(
-        [(name, unit, *found) for name, unit in known if (found := _counter(name, unit)) is not None],
-        schema={"name": pl.String, "unit": pl.String, "column": pl.String, "weight": pl.Float64, "what": pl.String},
-        orient="row",
-    ).unique(
-        ["what", "unit"], keep="first", maintain_order=True
-    )  # sm__ and smsp__ count the same instructions: keep one
+    found = [(name, unit, *counter) for name, unit in known if (counter := _counter(name, unit)) is not None]
+    schema = dict.fromkeys(("name", "unit", "column"), pl.String) | {"weight": pl.Float64, "what": pl.String}
+    table = pl.DataFrame(found, schema=schema, orient="row")
+    # sm__ and smsp__ count the same instructions: keep one
+    table = table.unique(["what", "unit"], keep="first", maintain_order=True)
     rows = metrics.join(table, on=["name", "unit"], nulls_equal=True)
     rows = rows.with_columns((pl.col("value") * pl.col("weight")).alias("value"))
     sums = rows.group_by("kernel").agg(
@@ -120,18 +118,14 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 def _row(layer: tuple[Any, ...], kernels: pl.DataFrame, calls: Sequence[Tag]) -> tuple[Any, ...]:
     *key, expected = layer
-    half = any(_works_in_half(tag) for tag in calls)
+    dtypes = {tensor.dtype for tag in calls for tensor in tag.tensors}
+    half = not dtypes.union(str(dict(tag.arguments).get("autocast")) for tag in calls).isdisjoint(_HALF)
     columns = ("flops", "tensor_flops", *(("half_flops",) if half else ()))
     measured = sum(int(kernels[name].sum()) for name in columns)
     ratio = measured / expected if expected else None
     costs = [known for tag in calls if (known := cost(tag)) is not None]
     explanation = explain(ratio, kernels, costs) if ratio is not None else ""
     return *key, kernels.height, expected, measured, ratio, explanation
-
-
-def _works_in_half(tag: Tag) -> bool:
-    autocast = dict(tag.arguments).get("autocast")
-    return autocast in _HALF or any(tensor.dtype in _HALF for tensor in tag.tensors)
 
 
 def explain(ratio: float, kernels: pl.DataFrame, costs: Iterable[Cost] = ()) -> str:

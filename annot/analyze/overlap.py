@@ -69,13 +69,9 @@ def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
     for part in spans.iter_slices(_SLICE):
         first = holes["end"].search_sorted(part["start"][0], "right")
         last = holes["start"].search_sorted(part["end"][-1], "left")
-        parts.append(_outside(part, holes.slice(first, max(last - first, 0))))
+        near = holes.slice(first, max(last - first, 0))
+        sides = ((part, "start", 1), (part, "end", -1), (near, "start", 2), (near, "end", -2))
+        edges = pl.concat([side.select(time=pl.col(name), open=pl.lit(step, pl.Int8)) for side, name, step in sides])
+        edges = edges.sort("time").select(pl.col("open").cum_sum(), start="time", end=pl.col("time").shift(-1))
+        parts.append(edges.filter((pl.col("open") == 1) & (pl.col("end") > pl.col("start"))).drop("open"))
     return pl.concat(parts, rechunk=True)
-
-
-def _outside(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
-    sides = ((spans, "start", 1), (spans, "end", -1), (holes, "start", 2), (holes, "end", -2))
-    edges = pl.concat([side.select(time=pl.col(name), open=pl.lit(change, pl.Int8)) for side, name, change in sides])
-    edges = edges.sort("time")
-    free, until = edges["open"].cum_sum() == 1, edges["time"].shift(-1)
-    return pl.DataFrame({"start": edges["time"], "end": until}).filter(free & (until > edges["time"]))

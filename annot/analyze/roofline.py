@@ -107,7 +107,10 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
 
     The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
     """
-    roofs = [_roof(peaks, precision) for precision in rows["precision"]]
+    roofs = [
+        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision) if peaks and precision else None
+        for precision in rows["precision"]
+    ]
     bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
     intensity = pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes"))
@@ -122,13 +125,6 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     cause = pl.when(launches).then(pl.lit("launch")).otherwise(pl.lit("host"))
     bound = pl.when(waits).then(cause).when(by_memory).then(pl.lit("memory")).when(~by_memory)
     return rows.with_columns(share.alias("roof_share"), bound.then(pl.lit("compute")).alias("bound"))
-
-
-def _roof(peaks: Peaks | None, precision: str | None) -> float | None:
-    if peaks is None or precision is None:
-        return None
-    name, _, tensor = precision.partition(" ")
-    return peaks.of(name, tensor_cores=bool(tensor))
 
 
 def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:

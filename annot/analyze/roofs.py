@@ -108,7 +108,8 @@ def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:
     origin = "the profile's device table" if clock and bandwidth else "the profile and the device's data sheet"
     clock = clock or (sheet.clock if sheet else None)
     bandwidth = bandwidth or (sheet.bandwidth if sheet else None)
-    if rates is None or count < 1 or not clock or _is_amd(row):
+    # The compute capabilities of AMD devices coincide with those of NVIDIA architectures.
+    if rates is None or count < 1 or not clock or row.get("warpSize") == 64 or "AMD" in name:
         return None
     divisor = GEFORCE if "GeForce" in name else 1
     divisors = {key: divisor if key.endswith(_TENSOR) and key != "f4 tensor" else 1 for key in rates}
@@ -139,11 +140,6 @@ def device_of_counters(metrics: pl.DataFrame) -> dict[str, Any] | None:
 
 
 _ATTRIBUTE: Final = "device__attribute_"
-
-
-def _is_amd(row: Mapping[str, Any]) -> bool:
-    """Whether the device is from AMD, whose compute capabilities coincide with those of NVIDIA architectures."""
-    return row.get("warpSize") == 64 or "AMD" in str(row.get("name", ""))
 
 
 def _whole(row: Mapping[str, Any], key: str) -> int:

@@ -18,7 +18,6 @@ from annot.attribution.host_times import known
 __all__ = [
     "WORK",
     "Device",
-    "HostRanges",
     "Intervals",
     "Parts",
     "by_device",
@@ -34,6 +33,7 @@ Device: TypeAlias = tuple[int | None, int | None]
 Intervals: TypeAlias = Callable[[], pl.DataFrame]
 
 _Work: TypeAlias = Mapping[Device, pl.DataFrame]
+_Host: TypeAlias = Mapping[str, pl.DataFrame]
 
 WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
 """Kinds of GPU activities in order of precedence."""
@@ -52,26 +52,17 @@ _WARMUP: Final = r"(?i)(?:^|[^a-z])warm[-_ ]?up(?:[^a-z]|$)"
 
 
 @dataclass(frozen=True, slots=True)
-class HostRanges:
-    """Ranges of the threads of each process by kind: process, start, end (Int64)."""
-
-    data: pl.DataFrame
-    collectives: pl.DataFrame
-    ranges: pl.DataFrame
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
     """Shared input of the step analyses.
 
     work     all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched
              (start of the API call in ns; null: unknown)
-    host     ranges of threads
+    host     ranges of threads of kind data, collectives or ranges (others): process, start, end (Int64)
     windows  times of the steps: process, device (null: the process uses no device), start, end (ns)
     """
 
     work: _Work
-    host: HostRanges
+    host: _Host
     windows: pl.DataFrame
 
     def of_device(self, device: Device) -> pl.DataFrame:
@@ -86,11 +77,14 @@ def parts_of(attribution: Attribution) -> Parts:
     a profile without steps, the time from the first to the last kernel of each device replaces them, which excludes
     script start and end, such as loading a model. Ranges labelled as warm-up are excluded, unless they cover that time.
     """
-    work, host = _device_work(attribution), _host_ranges(attribution)
+    calls, source = calls_of(attribution), attribution.source
+    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
+    work = {key: pl.concat(found) for key, found in by_device(blocks).items()}
+    host = _host_ranges(attribution)
     return Parts(work, host, _windows(attribution, work, host))
 
 
-def _windows(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataFrame:
+def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
     """The times of the steps; see `Parts`."""
     steps = attribution.steps
     if steps.table.is_empty() or not known(attribution.meta):
@@ -99,7 +93,7 @@ def _windows(attribution: Attribution, work: _Work, host: HostRanges) -> pl.Data
     table = steps.table.select("step", "start", "end", process_code="process").join(codes, on="process_code")
     steady = steps.steady().select("step", process_code="process")
     steady = table.join(steady, on=["process_code", "step"], how="semi")
-    spans = pl.concat([steady.select("process", "start", "end"), _waits(table, steady, host.data)])
+    spans = pl.concat([steady.select("process", "start", "end"), _waits(table, steady, host["data"])])
     devices = pl.DataFrame(list(work), schema={"process": pl.Int64, "device": pl.Int64}, orient="row")
     joined = spans.join(devices, on="process", how="left", nulls_equal=True)
     return joined.select(_WINDOW).sort("process", "device", "start")
@@ -118,11 +112,11 @@ def _waits(table: pl.DataFrame, steady: pl.DataFrame, data: pl.DataFrame) -> pl.
     return found.drop_nulls("step").select("process", begin.alias("start"), "end")
 
 
-def _of_run(attribution: Attribution, work: _Work, host: HostRanges) -> pl.DataFrame:
+def _of_run(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
     """From the first to the last kernel of each device; without GPU activities, from the first to the last range."""
     bounds = (pl.col("start").min(), pl.col("end").max())
     if not work:
-        every = pl.concat([part.select("process", "start", "end") for part in (host.ranges, host.data)])
+        every = pl.concat([part.select("process", "start", "end") for part in (host["ranges"], host["data"])])
         spans = every.drop_nulls("start").group_by("process").agg(*bounds).with_columns(device=pl.lit(None, pl.Int64))
     else:
         computed = {key: rows.filter(pl.col("share") != "copies") for key, rows in work.items()}
@@ -196,13 +190,6 @@ def shares_of_devices(parts: Parts, going_on: Callable[[Parts, Device], Mapping[
     return pl.concat(found)
 
 
-def _device_work(attribution: Attribution) -> _Work:
-    """All GPU activities; see `Parts`."""
-    calls, source = calls_of(attribution), attribution.source
-    blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
-    return {key: pl.concat(found) for key, found in by_device(blocks).items()}
-
-
 def _with_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
     share = (
         pl.when(~pl.col("kernel")).then(pl.lit("copies"))
@@ -221,26 +208,19 @@ def _with_share(block: pl.DataFrame, calls: Calls) -> pl.DataFrame:
 _IDS: Final = ("process", "device", "correlation")
 
 
-def _host_ranges(attribution: Attribution) -> HostRanges:
+def _host_ranges(attribution: Attribution) -> _Host:
     """The ranges of threads by kind, with the process id of the profile."""
     forest = attribution.whole
     ranges = forest.every_range()
     if not known(attribution.meta):
         ranges = ranges.clear()
     process = forest.threads.table["process"].gather(ranges["thread"])
-    labels = forest.labels.select("phase", "loop", collective=_is_collective())[ranges["label"]]
+    # A collective is a range of annot, or an operation named by its backend.
+    named = pl.col("text").str.contains(r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$")
+    collective = (pl.col("phase") == "collective") | named
+    labels = forest.labels.select("phase", "loop", collective=collective)[ranges["label"]]
     rows = pl.concat([ranges.select(process, "start", "end"), labels], how="horizontal")
     data = pl.col("phase") == "data"
-    kinds = (data, pl.col("collective"), ~data & ~pl.col("loop"))
-    return HostRanges(
-        *(
-            rows.filter(kind).select(pl.col("process", "start", "end").cast(pl.Int64)).drop_nulls(["start", "end"])
-            for kind in kinds
-        )
-    )
-
-
-def _is_collective() -> pl.Expr:
-    """Whether a range is a collective: a range of annot, or an operation named by its backend."""
-    named = pl.col("text").str.contains(r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$")
-    return (pl.col("phase") == "collective") | named
+    kinds = {"data": data, "collectives": pl.col("collective"), "ranges": ~data & ~pl.col("loop")}
+    times = pl.col("process", "start", "end").cast(pl.Int64)
+    return {name: rows.filter(kind).select(times).drop_nulls(["start", "end"]) for name, kind in kinds.items()}

@@ -56,10 +56,10 @@ def _going_on(parts: Parts, device: Device) -> dict[str, Intervals]:
     here, host = parts.of_device(device), parts.host
     going_on: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
     if here.is_empty():
-        going_on["collectives"] = lambda: host.collectives.filter(mine)
-    going_on["data"] = lambda: host.data.filter(mine)
+        going_on["collectives"] = lambda: host["collectives"].filter(mine)
+    going_on["data"] = lambda: host["data"].filter(mine)
     going_on["launch"] = lambda: launching(here)
-    going_on["host"] = lambda: host.ranges.filter(mine)
+    going_on["host"] = lambda: host["ranges"].filter(mine)
     return going_on
 
 

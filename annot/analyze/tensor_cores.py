@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -52,7 +51,7 @@ _METHODS: Final = (
     (re.compile(r"(?i)fft|gcgemm"), "an FFT convolution"),
     (re.compile(r"(?i)gemv|dot_kernel|gemmk1"), "a matrix-vector multiplication"),
 )
-_AUTOCAST: Final = "use torch.autocast, or torch.set_float32_matmul_precision('high') for TF32"
+_NO_TF32: Final = "f32 without TF32: use torch.autocast, or torch.set_float32_matmul_precision('high') for TF32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,11 @@ def layer_tensor_cores(attribution: Attribution) -> pl.DataFrame:
     work = tensor_core_work(attribution)
     inputs, meta = _inputs(attribution), attribution.meta
     tf32 = any(_HAS_TF32.search(name) for name in work.filter("tensor_cores")["name"])
-    kernels = _kernels(work)
+    longest = work.filter("kernel").sort("gpu_ns", "name", descending=[True, False]).select(*KEY, *_Kernel._fields)
+    kernels = {
+        key: list(map(_Kernel._make, part.rows()))
+        for key, part in longest.partition_by(KEY, as_dict=True, include_key=False).items()
+    }
     rows = []
     for layer, module, phase, ns in by_layer(attribution).select(*KEY, "gpu_self_ns").iter_rows():
         seen = inputs.get((layer, module), _Inputs())
@@ -161,15 +164,6 @@ def _counted(attribution: Attribution) -> pl.DataFrame | None:
     return placed.select("node", "name", "kernel", "gpu_ns", *COUNTERS)
 
 
-def _kernels(work: pl.DataFrame) -> dict[tuple[str, str, str], list[_Kernel]]:
-    """The kernels that each layer launches, the longest first."""
-    found: dict[tuple[str, str, str], list[_Kernel]] = defaultdict(list)
-    rows = work.filter("kernel").sort("gpu_ns", "name", descending=[True, False])
-    for *key, name, kind, library, uses, ns in rows.select(*KEY, *_Kernel._fields).iter_rows():
-        found[key[0], key[1], key[2]].append(_Kernel(name, kind, library, uses, ns))
-    return found
-
-
 def _verdict(
     module: str, kernels: list[_Kernel], inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool
 ) -> tuple[bool, bool | None, int, str]:
@@ -192,23 +186,27 @@ def _verdict(
 
 def _why_not(names: list[str], inputs: _Inputs, meta: Mapping[str, Any], *, tf32: bool) -> str:
     """The first applicable reason for a layer with these GEMM kernels, the longest first."""
-    if _too_old(meta):
+    devices = [device for device in meta.get("devices") or () if "AMD" not in str(device.get("name", ""))]
+    majors = [device.get("computeMajor", device.get("compute_cap_major")) for device in devices]
+    if majors and all(isinstance(major, int) and 0 < major < 7 for major in majors):  # compute capability of Volta
         return "the GPU is older than Volta"
     if not names:
         return "its kernels do not multiply matrices"
-    method = next((method for pattern, method in _METHODS if pattern.search(names[0])), None)
-    return (
-        _obstacle(inputs, tf32=tf32)
-        or (method and f"the library chose {method}")
-        or _by_kernel(names[0], inputs)
-        or f"the library chose a kernel without them: {names[0][:60]}"
-    )
+    if obstacle := _obstacle(inputs, tf32=tf32):
+        return obstacle
+    if method := next((method for pattern, method in _METHODS if pattern.search(names[0])), None):
+        return f"the library chose {method}"
+    if not inputs.dtype and _F64_KERNEL.search(names[0]):
+        return "f64"
+    if not inputs.dtype and F32_KERNEL.search(names[0]):
+        return _NO_TF32
+    return f"the library chose a kernel without them: {names[0][:60]}"
 
 
 def _obstacle(inputs: _Inputs, *, tf32: bool) -> str:
     """The dtype or sizes that prevent the use of Tensor Cores; empty: unknown."""
     if inputs.dtype == "f32" and not tf32:
-        return f"f32 without TF32: {_AUTOCAST}"
+        return _NO_TF32
     divisor = 16 if inputs.dtype.startswith(_FLOAT8) else _DIVISOR.get(inputs.dtype)
     if divisor is None:
         return f"{inputs.dtype} is not supported" if inputs.dtype else ""
@@ -216,43 +214,20 @@ def _obstacle(inputs: _Inputs, *, tf32: bool) -> str:
     return f"{', '.join(odd)} not divisible by {divisor}" if odd else ""
 
 
-def _by_kernel(name: str, inputs: _Inputs) -> str:
-    """The dtype in the name of the kernel as a reason, if the dtype of the inputs is unknown."""
-    if inputs.dtype:
-        return ""
-    if _F64_KERNEL.search(name):
-        return "f64"
-    return f"f32 without TF32: {_AUTOCAST}" if F32_KERNEL.search(name) else ""
-
-
-def _too_old(meta: Mapping[str, Any]) -> bool:
-    """Whether all devices are known to be older than Volta (compute capability 7.0)."""
-    devices = [device for device in meta.get("devices") or () if "AMD" not in str(device.get("name", ""))]
-    majors = [device.get("computeMajor", device.get("compute_cap_major")) for device in devices]
-    return bool(majors) and all(isinstance(major, int) and 0 < major < 7 for major in majors)
-
-
 def _inputs(attribution: Attribution) -> dict[tuple[str, str], _Inputs]:
     """Inputs of each layer and class from its first forward label with tensors."""
     found: dict[tuple[str, str], _Inputs] = {}
     for text in attribution.forest.labels["text"]:
         parsed = tag.parse(text or "")
-        if parsed is not None and parsed.phase in ("forward", "recompute") and parsed.tensors:
-            found.setdefault((parsed.layer, parsed.module), _inputs_of(parsed))
+        if parsed is None or parsed.phase not in ("forward", "recompute") or not parsed.tensors:
+            continue
+        first, arguments = parsed.tensors[0], dict(parsed.arguments)
+        cast, out, groups = (arguments.get(name) for name in ("autocast", "out", "groups"))
+        dtype = cast if isinstance(cast, str) and first.dtype in ("f32", "f16", "bf16") else first.dtype
+        sizes = dict(_sizes(parsed.module, first.shape)) | ({"out": out} if isinstance(out, int) else {})
+        depthwise = isinstance(groups, int) and groups > 1 and groups == sizes.get("in")
+        found.setdefault((parsed.layer, parsed.module), _Inputs(dtype, tuple(sizes.items()), depthwise))
     return found
-
-
-def _inputs_of(parsed: tag.Tag) -> _Inputs:
-    first, arguments = parsed.tensors[0], dict(parsed.arguments)
-    cast = arguments.get("autocast")
-    dtype = cast if isinstance(cast, str) and first.dtype in ("f32", "f16", "bf16") else first.dtype
-    sizes = dict(_sizes(parsed.module, first.shape))
-    out = arguments.get("out")
-    if isinstance(out, int):
-        sizes["out"] = out
-    groups = arguments.get("groups")
-    depthwise = isinstance(groups, int) and groups > 1 and groups == sizes.get("in")
-    return _Inputs(dtype, tuple(sizes.items()), depthwise)
 
 
 def _sizes(module: str, shape: tuple[int | None, ...]) -> Iterator[tuple[str, int]]:

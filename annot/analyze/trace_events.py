@@ -18,7 +18,7 @@ from annot.attribution import Attribution, column_ops
 from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
 
-__all__ = ["EVENTS", "Events", "activity_blocks", "events", "range_blocks"]
+__all__ = ["EVENTS", "Events", "activity_blocks", "range_blocks"]
 
 EVENTS: Final = {
     "track": pl.Int32,  # number in `Events.tracks`; events on a track are nested, except those of kind "crossing"
@@ -67,10 +67,7 @@ def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
     """Yield the GPU activities in blocks.
 
     The blocks have process, device, stream, correlation (Int64), kind, name, start, length (ns) and key (number in
-    `forest.keys`, Int32).
-
-    Raises:
-        ValueError: the attribution was made without its source.
+    `forest.keys`, Int32). Raises ValueError if the attribution was made without its source.
     """
     kind = pl.when("kernel").then(pl.lit("kernel")).otherwise(pl.lit("copy"))
     for block in attributed_blocks(attribution):
@@ -83,12 +80,21 @@ def activity_blocks(attribution: Attribution) -> Iterator[pl.DataFrame]:
 class Events:
     """Events of a profile, in blocks.
 
-    Args:
-        attribution: the profile.
+    Raises ValueError if the attribution was made without its source.
+
+    Example:
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["gemm"]}
+        >>> found = Events(attribute(Profile.build({}, kernels=pl.DataFrame(kernel))))
+        >>> pl.concat(found.blocks()).select("name", "start", "length").rows()
+        [('gemm', 0, 15)]
     """
 
     def __init__(self, attribution: Attribution) -> None:
-        self._attribution = attribution
+        if attribution.source is None:
+            raise ValueError("the attribution lacks its source, so its GPU activities cannot be read again")
+        self._attribution, self._source = attribution, attribution.source
         self._has_times = known(attribution.meta)
         self.tracks = Tracks(attribution.meta)
         """The tracks of the blocks so far."""
@@ -98,8 +104,7 @@ class Events:
         """The earliest time in the profile, in ns of its clock."""
         forest = self._attribution.forest
         starts = [part["start"].min() for part in (forest.tree, forest.crossing)] if self._has_times else []
-        source = self._attribution.source
-        for blocks in (self._calls(), iter(()) if source is None else source.work_blocks()):
+        for blocks in (self._calls(), self._source.work_blocks()):
             starts += [block["start"].min() for block in blocks]
         starts += [self._attribution.steps.table["start"].min() if self._has_times else None]
         return min((start for start in starts if isinstance(start, int)), default=0)
@@ -111,8 +116,9 @@ class Events:
             parts = [self._steps(), self._ranges(), self._launches(), *parts]
         for part in parts:
             for block in part:
-                for rows in block.iter_slices(_SLICE):
-                    yield _conform(rows.with_columns(pl.col("start") - zero))
+                missing = [pl.lit(None).alias(name) for name in EVENTS if name not in block.columns]
+                for rows in block.with_columns(pl.col("start") - zero, *missing).iter_slices(_SLICE):
+                    yield rows.select(pl.col(name).cast(dtype) for name, dtype in EVENTS.items())
 
     @cached_property
     def _arrows(self) -> tuple[Calls, pl.Series, pl.DataFrame]:
@@ -135,8 +141,7 @@ class Events:
 
     def _calls(self) -> Iterator[pl.DataFrame]:
         """The API calls; empty if CPU times are unknown."""
-        source = self._attribution.source
-        return source.launch_blocks() if source is not None and self._has_times else iter(())
+        return self._source.launch_blocks() if self._has_times else iter(())
 
     def _steps(self) -> Iterator[pl.DataFrame]:
         steps = self._attribution.steps
@@ -174,7 +179,7 @@ class Events:
             yield rows.with_columns(self.tracks.of_overlapping("launch", rows))
 
     def _activities(self) -> Iterator[pl.DataFrame]:
-        keys = pl.DataFrame(self._attribution.forest.keys.names, schema=dict.fromkeys(KEY, pl.String), orient="row")
+        keys = self._attribution.forest.layers()
         for block in activity_blocks(self._attribution):
             arrow = self._of_ids(block)["arrow"].alias("arrow_in")
             rows = block.with_columns(_text("name"), arrow).hstack(keys[block["key"]])
@@ -193,38 +198,9 @@ def _named_labels(forest: Forest) -> pl.DataFrame:
     return forest.labels.select(name.alias("name"), *KEY, "shapes")
 
 
-def events(attribution: Attribution) -> Events:
-    """Return the events of a profile.
-
-    Args:
-        attribution: the profile.
-
-    Raises:
-        ValueError: the attribution was made without its source.
-
-    Example:
-        >>> from annot.attribution import attribute
-        >>> from annot.profile import Profile
-        >>> kernel = {"process": [1], "device": [0], "start": [10], "end": [25], "name": ["gemm"]}
-        >>> found = events(attribute(Profile.build({}, kernels=pl.DataFrame(kernel))))
-        >>> pl.concat(found.blocks()).select("name", "start", "length").rows()
-        [('gemm', 0, 15)]
-    """
-    if attribution.source is None:
-        raise ValueError("the attribution lacks its source, so its GPU activities cannot be read again")
-    return Events(attribution)
-
-
 def _text(name: str) -> pl.Expr:
     """A column of names as strings: categorical codes are only valid in their block."""
     return pl.col(name).cast(pl.String).fill_null("")
-
-
-def _conform(block: pl.DataFrame) -> pl.DataFrame:
-    return block.select(
-        pl.col(name).cast(dtype) if name in block.columns else pl.lit(None, dtype).alias(name)
-        for name, dtype in EVENTS.items()
-    )
 
 
 def _forward_pairs(forest: Forest) -> pl.DataFrame:

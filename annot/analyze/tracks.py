@@ -93,9 +93,7 @@ class Tracks:
     def of_overlapping(self, kind: str, rows: pl.DataFrame) -> pl.Series:
         """Return the track (Int32) of each row, with tracks of their own for rows that overlap, also across calls.
 
-        Args:
-            kind: see `of`.
-            rows: the columns of the kind, start and length (Int64); sorted by start.
+        The rows have the columns of the kind (see `of`), start and length (Int64), sorted by start.
         """
         rows = rows.select(*_WHERE[kind], "start", end=pl.col("start") + pl.col("length")).with_row_index("place")
         parts = [
@@ -173,11 +171,9 @@ class Lanes:
 def nested_lanes(forest: Forest) -> pl.DataFrame:
     """Return lanes for the ranges of processes, in the order of the tree.
 
-    Two ranges in the same lane either do not overlap, or are nested in the tree as well.
-
-    Returns:
-        process, lane (the first free one, from 0 in each process) and row (place among all rows of the process, where
-        the lanes are below each other and inner ranges below outer ones).
+    Two ranges in the same lane either do not overlap, or are nested in the tree as well. The columns are process, lane
+    (the first free one, from 0 in each process) and row (place among all rows of the process, where the lanes are below
+    each other and inner ranges below outer ones).
     """
     first = forest.thread_range_count
     shared = forest.tree.slice(first)

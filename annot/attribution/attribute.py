@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal
 
 import polars as pl
@@ -14,7 +13,7 @@ from annot.attribution.bit_layout import high_of, low_of, pair
 from annot.attribution.dense_ids import Threads
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
 from annot.attribution.ingest import IngestedRanges
-from annot.attribution.launches import Launches, read_launches
+from annot.attribution.launches import Launches
 from annot.attribution.memory import memory_of
 from annot.attribution.process_ranges import overlap
 from annot.attribution.range_trees import Forest, grow
@@ -138,25 +137,29 @@ def attribute(
             domain.
     """
     whole, forest, found = _forests(source, domain, steps, step_range)
-    _check_lengths(source, forest)
+    reach = Reach()
+    for part in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
+        reach.add(part)
+    if reach.too_far:
+        raise _too_long(source, "ranges")
     host = _host_times(forest)
-    launches = _launches(source, forest, found)
+    launches = Launches(forest, found, source.launch_blocks())
+    if not launches.in_order:
+        launches = Launches(forest, found, _in_order(source.launch_blocks()))
     attributor = Attributor(forest, launches, whole)
     account = _account(source, forest, launches, attributor)
 
     def per_range() -> pl.DataFrame:
         return range_work(source.work_blocks(), attributor, forest.tree.height)
 
-    of_steps = partial(_attribute_steps, source, domain, step_range)
+    def of_steps(steps: slice) -> Attribution:
+        return attribute(source, domain=domain, steps=steps, step_range=step_range)
+
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
         account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
     )  # fmt: skip
-
-
-def _attribute_steps(source: Source, domain: str | None, step_range: str | None, steps: slice) -> Attribution:
-    return attribute(source, domain=domain, steps=steps, step_range=step_range)
 
 
 def _forests(
@@ -196,38 +199,20 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
             ranges = ranges.filter(steps.selected(steps.at(process, ranges["start"])))
         ingested.add(ranges)
     if domain is not None and domain not in domains:
-        raise ValueError(f"{source.meta.get('source', '')} has no range in {_domains(domain, domains)}")
+        named = (
+            f"only in {', '.join(map(repr, sorted(domains)[:_MOST_NAMED]))}" if domains else "nor in any other domain"
+        )
+        more = ", ..." if len(domains) > _MOST_NAMED else ""
+        raise ValueError(f"{source.meta.get('source', '')} has no range in the domain {domain!r}, {named}{more}")
     if any_open:  # open ranges end at the last known host timestamp
         latest_call = source.last_launch()
         timestamps += [] if latest_call is None else [latest_call]
     return grow(ingested, max(timestamps, default=0), source.meta.get("scopes", ()))
 
 
-def _domains(missing: str, present: set[str]) -> str:
-    """Return the missing NVTX domain and the present ones as words of a message."""
-    named = f"only in {', '.join(map(repr, sorted(present)[:_MOST_NAMED]))}" if present else "nor in any other domain"
-    return f"the domain {missing!r}, {named}{', ...' if len(present) > _MOST_NAMED else ''}"
-
-
-def _check_lengths(source: Source, forest: Forest) -> None:
-    reach = Reach()
-    for ranges in (forest.tree, forest.crossing):
-        for part in ranges.iter_slices(_SLICE):
-            reach.add(part)
-    if reach.too_far:
-        raise _too_long(source, "ranges")
-
-
 def _too_long(source: Source, what: str) -> AnnotError:
     years = round(FARTHEST / (365 * 86400 * 10**9))
     return AnnotError(f"{source.meta.get('source', '')} has {what} that take more than {years} years in all")
-
-
-def _launches(source: Source, forest: Forest, steps: Steps) -> Launches:
-    launches = read_launches(source.launch_blocks(), forest, steps)
-    if launches.in_order:
-        return launches
-    return read_launches(_in_order(source.launch_blocks()), forest, steps)
 
 
 def _account(source: Source, forest: Forest, launches: Launches, attributor: Attributor) -> Account:
@@ -253,15 +238,9 @@ def self_times(forest: Forest) -> pl.Series:
     length = tree["end"] - tree["start"]
     inside = column_ops.Sums(tree.height)
     inside.add(tree["parent"], length)
-    again = _overlaps(forest)
+    again = overlap(forest.tree, forest.thread_range_count)
     outside = length - inside.result()
     return outside.scatter(again["row"], outside.gather(again["row"]) + again["overlap_ns"]).alias("host_self_ns")
-
-
-def _overlaps(forest: Forest) -> pl.DataFrame:
-    if forest.thread_range_count == forest.tree.height:  # siblings of one thread never overlap
-        return pl.DataFrame(schema={"row": pl.Int32, "overlap_ns": pl.Int64})
-    return overlap(forest.tree, forest.thread_range_count)
 
 
 def _depths(forest: Forest) -> pl.Series:
@@ -293,7 +272,7 @@ def _host_times(forest: Forest) -> pl.DataFrame:
         parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
         inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
         parts.append(inside)
-    again = _overlaps(forest)
+    again = overlap(forest.tree, forest.thread_range_count)
     ns = again["overlap_ns"]
     parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
     added = pl.concat(parts, how="diagonal").group_by("node")
@@ -302,18 +281,13 @@ def _host_times(forest: Forest) -> pl.DataFrame:
 
 def _node_table(forest: Forest, account: Account, host: pl.DataFrame) -> pl.DataFrame:
     parent, key = forest.nodes.columns()
-    table = (
-        pl.DataFrame({"parent": parent, "key": key}).with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
-    )
+    table = pl.DataFrame([parent, key]).with_columns(node=pl.int_range(pl.len(), dtype=pl.Int32))
     for part in (host, account.of_nodes()):
         table = table.join(part, on="node", how="left", maintain_order="left")
     by_sequence = pl.col("node").is_in(sorted(forest.matched))
     counted = pl.exclude("parent", "key", "node", "start").fill_null(0)
-    return (
-        table.with_columns(counted)
-        .with_columns(gpu_by_sequence_ns=pl.when(by_sequence).then("gpu_self_ns").otherwise(0))
-        .drop("node")
-    )
+    table = table.with_columns(counted)
+    return table.with_columns(gpu_by_sequence_ns=pl.when(by_sequence).then("gpu_self_ns").otherwise(0)).drop("node")
 
 
 _KERNEL: Final = pair(pl.lit(0), pl.lit(1))

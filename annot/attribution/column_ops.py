@@ -173,9 +173,7 @@ class Tree:
             return _named("range", self._native.owners(thread, start, end))
         calls = pl.DataFrame({"thread": thread, "start": start, "end": end}).with_row_index("call")
         rows = self._rows.sort("start", maintain_order=True)
-        found = calls.sort("start").join_asof(
-            rows, on="start", by="thread", strategy="backward", check_sortedness=False
-        )
+        found = calls.sort("start").join_asof(rows, on="start", by="thread", check_sortedness=False)
         found = found.select("call", "end", pl.col("range").cast(pl.Int32).fill_null(NONE))
         return self._ascend(found)
 
@@ -207,10 +205,9 @@ class LaunchTable:
             return int(self._native.put(process, correlation, value, step))
         names = ("process", "correlation", "value", "step")
         block = pl.DataFrame(dict(zip(names, (process, correlation, value, step), strict=True)))
-        before = sum(part.height for part in self._blocks)
         every = pl.concat([*self._blocks, block.drop_nulls("correlation")])
         self._blocks = [every.unique(["process", "correlation"], keep="first", maintain_order=True)]
-        return every.height - self._blocks[0].height if before or every.height else 0
+        return every.height - self._blocks[0].height
 
     def get(self, process: pl.Series, correlation: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Return value and step (Int32) of each process (Int32) and id (Int64), null for unknown or null ids."""

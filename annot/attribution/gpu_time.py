@@ -94,26 +94,20 @@ class Attributor:
         process = self._launches.process_codes(work["process"])
         owner, step, cell = self._launches.get(process, work["correlation"])
         captured = bool("origin_start" in work.columns and work["origin_start"].count())
-        if captured:
-            step = self._steps(process, step, owner, work["origin_start"])
+        if captured:  # a GPU activity with an unknown launch is in the step of its origin
+            of_origin = self._launches.steps.at(process, work["origin_start"].fill_null(0))
+            unlaunched = owner.is_null() & work["origin_start"].is_not_null()
+            step = pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
         length = (pl.col("end") - pl.col("start")).clip(lower_bound=0).fill_null(0)
         known = (
             owner.alias("owner"), step.fill_null(column_ops.NONE).alias("step"), cell.alias("cell"),
             process.alias("process_code"),
         )  # fmt: skip
         placed = work.with_columns(known).with_columns(
-            length.alias("gpu_ns"),
-            *owner_columns("owner", guesses=self._has_guesses),
-            self._left_out(owner, step),
+            length.alias("gpu_ns"), *owner_columns("owner", guesses=self._has_guesses), self._left_out(owner, step)
         )
         placed = placed.with_columns(self._nodes(placed)).drop("owner")
         return self._with_captured(placed) if captured else placed
-
-    def _steps(self, process: pl.Series, step: pl.Series, owner: pl.Series, origin: pl.Series) -> pl.Series:
-        """Return the steps. A GPU activity with an unknown launch is in the step of its origin."""
-        of_origin = self._launches.steps.at(process, origin.fill_null(0))
-        unlaunched = owner.is_null() & origin.is_not_null()
-        return pl.select(pl.when(unlaunched).then(of_origin).otherwise(step).alias("step")).to_series()
 
     def _left_out(self, owner: pl.Series, step: pl.Series) -> pl.Series:
         """Return whether each GPU activity is outside the selected steps. An unknown step counts as outside."""
@@ -150,12 +144,8 @@ class Attributor:
         if self._whole is not self._forest:
             hit = self._among_selected.gather(hit)
         no_range = placed["range"] == column_ops.NONE
-        return placed.with_columns(
-            pairs.select(pl.coalesce("captured", "node")).to_series().alias("node"),
-            pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"]))
-            .to_series()
-            .alias("range"),
-        )
+        found = pl.select(pl.when(no_range & hit.is_not_null()).then(hit).otherwise(placed["range"])).to_series()
+        return placed.with_columns(pairs.select(node=pl.coalesce("captured", "node")).to_series(), found.alias("range"))
 
     @cached_property
     def _origins(self) -> column_ops.Tree:
@@ -213,7 +203,8 @@ class Account:
         if self.reach.too_far:
             return
         placed = self._attributor.of(work)
-        kept = self._kept(placed)
+        kept = placed.filter(~pl.col("left_out")) if placed["left_out"].any() else placed
+        self.left_out += placed.height - kept.height
         self._launches.crossing.add(kept["cell"], kept["gpu_ns"])
         counted = kept.select(
             "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
@@ -227,24 +218,14 @@ class Account:
         if self.settled:
             self.settled = self._add_busy(kept)
 
-    def _kept(self, placed: pl.DataFrame) -> pl.DataFrame:
-        if not placed["left_out"].any():
-            return placed
-        kept = placed.filter(~pl.col("left_out"))
-        self.left_out += placed.height - kept.height
-        return kept
-
     def _add_busy(self, kept: pl.DataFrame) -> bool:
         timed = kept.filter(pl.col("start").is_not_null()) if kept["start"].null_count() else kept
         ends = timed.select(pl.max_horizontal("start", "end").alias("end")).to_series()
-        when = (self._device_codes(timed), timed["start"], ends)
+        # A code per process and device: processes may use one device number for different devices.
+        key = pair(pl.col("process_code"), pl.col("device").fill_null(column_ops.NONE) + 1)
+        when = (self._devices.of(timed.select(key).to_series()), timed["start"], ends)
         self._whole.add(_ONE_NODE.new_from_index(0, timed.height), *when)
         return self._busy.add(timed["node"], *when)
-
-    def _device_codes(self, kept: pl.DataFrame) -> pl.Series:
-        """Return a code (Int32) per process and device. Processes may use one device number for different devices."""
-        key = pair(pl.col("process_code"), pl.col("device").fill_null(column_ops.NONE) + 1)
-        return self._devices.of(kept.select(key).to_series())
 
     def of_names(self) -> pl.DataFrame:
         """Return node, name, kernel, calls, gpu_ns, min_ns, max_ns: a row per node and name of a GPU activity."""

@@ -13,9 +13,9 @@ import polars as pl
 from annot.attribution import column_ops
 from annot.attribution.bit_layout import TEXT_KEY_UNITS
 from annot.attribution.dense_ids import Threads
-from annot.attribution.nesting import is_ours
 from annot.attribution.parsed_labels import parse_labels
 from annot.labels.foreign import split_suffix
+from annot.labels.tag import DOMAIN
 
 __all__ = ["IngestedRanges"]
 
@@ -49,7 +49,7 @@ class IngestedRanges:
             labels.alias("label"),
             foreign.alias("foreign"),
             (pl.col("kind") == "start").fill_null(False).alias("started"),
-            is_ours("domain").alias("ours"),
+            (pl.col("domain") == DOMAIN).fill_null(False).alias("ours"),
         )
         if sequence is not None:
             known = "forward_thread" in ranges.columns

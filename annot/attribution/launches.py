@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 
 import polars as pl
@@ -16,13 +16,13 @@ from annot.attribution.process_launches import SharedOwners
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import Steps
 
-__all__ = ["Launches", "read_launches"]
+__all__ = ["Launches"]
 
 
 class Launches:
-    """Owner, step and cell of each launch. If steps are selected, launches in other steps are left out."""
+    """Owner, step and cell of each launch of a run. If steps are selected, launches in other steps are left out."""
 
-    def __init__(self, forest: Forest, steps: Steps) -> None:
+    def __init__(self, forest: Forest, steps: Steps, blocks: Iterable[pl.DataFrame]) -> None:
         self._forest, self.steps = forest, steps
         self.tree = forest.of_threads()
         self._shared = SharedOwners(forest) if forest.thread_range_count < forest.tree.height else None
@@ -35,8 +35,10 @@ class Launches:
         """Whether the earliest of the calls with one correlation id was added first."""
         self.crossing = CrossingRanges(forest.crossing)
         """GPU time launched inside the crossing ranges."""
+        for block in blocks:
+            self._put(block)
 
-    def put(self, calls: pl.DataFrame) -> None:
+    def _put(self, calls: pl.DataFrame) -> None:
         """Add API calls (rows of `annot.profile.LAUNCHES`) and find their ranges."""
         calls = calls.filter(pl.col("correlation").is_not_null() & pl.col("start").is_not_null())
         if calls.is_empty():
@@ -95,11 +97,3 @@ class Launches:
     def _spans(self) -> dict[int, tuple[int, int]]:
         """First start and last end of the ranges of each thread in the tree."""
         return spans_of(self._forest.tree.head(self._forest.thread_range_count))
-
-
-def read_launches(blocks: Iterator[pl.DataFrame], forest: Forest, steps: Steps) -> Launches:
-    """Return the owners of the launches of a whole run."""
-    launches = Launches(forest, steps)
-    for block in blocks:
-        launches.put(block)
-    return launches

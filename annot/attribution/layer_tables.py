@@ -20,9 +20,7 @@ __all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_o
 
 _SHAPES_KEPT: Final = 8
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
-_OWN: Final = (
-    "calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies",
-)  # fmt: skip
+_OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies")
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
 
 
@@ -39,8 +37,7 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     memory = () if attribution.memory is None else MEMORY_COLUMNS
     if attribution.memory is not None:
         rows = rows.join(attribution.memory.rename({"key": "group"}), on="group", how="left", maintain_order="left")
-    last = pl.col("layer") == UNATTRIBUTED
-    rows = rows.sort(last, "start", *KEY, nulls_last=True)
+    rows = rows.sort(pl.col("layer") == UNATTRIBUTED, "start", *KEY, nulls_last=True)
     rows = rows.select(
         *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
         "kernels_total", "copies", *memory, "shapes",

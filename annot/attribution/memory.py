@@ -38,18 +38,15 @@ def memory_of(source: Source, forest: Forest) -> pl.DataFrame | None:
     )
     if marks.is_empty():
         return None
-    placed = marks.with_columns(_keys(forest, marks)).drop_nulls("key")
+    # The key of the layer of the innermost range around each mark, null outside layers.
+    row = forest.of_threads().owners(forest.threads.codes(marks["thread"]), marks["start"], marks["start"])
+    labels = forest.tree["label"].gather(column_ops.known(row))
+    layered = forest.labels["phase"].is_in(_PHASES).gather(labels)
+    keys = pl.select(key=pl.when(layered).then(forest.labels["key"].gather(labels)).cast(pl.Int64)).to_series()
+    placed = marks.with_columns(keys).drop_nulls("key")
     figure = pl.col("figure")
     return placed.group_by("key").agg(
         pl.col("memory_source").first(),
         pl.col("bytes").filter(figure == "change").sum().alias("memory_change_bytes"),
         pl.col("bytes").filter(figure == "peak").max().alias("memory_peak_bytes"),
     )
-
-
-def _keys(forest: Forest, marks: pl.DataFrame) -> pl.Series:
-    """Return the key of the layer of the innermost range around each mark (Int64), null outside layers."""
-    row = forest.of_threads().owners(forest.threads.codes(marks["thread"]), marks["start"], marks["start"])
-    labels = forest.tree["label"].gather(column_ops.known(row))
-    layered = forest.labels["phase"].is_in(_PHASES).gather(labels)
-    return pl.select(pl.when(layered).then(forest.labels["key"].gather(labels)).cast(pl.Int64).alias("key")).to_series()

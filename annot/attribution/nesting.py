@@ -16,30 +16,18 @@ process (see `annot.attribution.process_ranges`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.labels.tag import DOMAIN
 
-__all__ = ["Nest", "innermost_around", "is_ours", "nest", "spans_of"]
+__all__ = ["innermost_around", "nest", "spans_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Nest:
-    """The tree of the ranges of threads, and the ranges that cross others or end on another thread.
+def nest(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the tree of the ranges of threads, and the ranges that cross others or end on another thread.
 
     The column parent of the tree is a row of this table, -1 at the top (Int32). A parent comes before its children.
-    """
-
-    tree: pl.DataFrame
-    crossing: pl.DataFrame
-
-
-def nest(ranges: pl.DataFrame) -> Nest:
-    """Return the ranges with their parents.
-
     The ranges have thread (Int32), start, end (ns, Int64), foreign (ended on another thread), started (not pushed) and
     ours (in annot's domain), ordered by id. No end is null or before the start. Further columns are kept.
     """
@@ -50,19 +38,11 @@ def nest(ranges: pl.DataFrame) -> Nest:
     crossing = ranges[order.filter(is_crossing)].drop("started", "ours")
     rest = [ranges.drop("started", "ours", "foreign")]
     del ranges, columns, weight  # may have tens of millions of rows; the caller keeps no reference either
-    tree = _gather_rows(rest.pop(), order.filter(~is_crossing) if crossing.height else order)
+    rows, nested = rest.pop(), order.filter(~is_crossing) if crossing.height else order
+    # Each column of the table is dropped once it is copied.
+    tree = pl.DataFrame([rows.drop_in_place(name).gather(nested) for name in rows.columns])
     parent, _ = column_ops.parents(tree["thread"], tree["end"])
-    return Nest(tree.with_columns(parent.alias("parent")), crossing)
-
-
-def _gather_rows(ranges: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
-    """Return some rows of a table. Each column of the table is dropped once it is copied."""
-    return pl.DataFrame([ranges.drop_in_place(name).gather(rows) for name in ranges.columns])
-
-
-def is_ours(domain: str) -> pl.Expr:
-    """Return whether a domain is annot's (Boolean)."""
-    return (pl.col(domain) == DOMAIN).fill_null(False)
+    return tree.with_columns(parent.alias("parent")), crossing
 
 
 def spans_of(ranges: pl.DataFrame) -> dict[int, tuple[int, int]]:

@@ -80,12 +80,9 @@ class _Operations:
 
     def around(self, texts: Iterable[str]) -> pl.Series:
         """Return the marked layers around the layer of each text, null for other texts."""
-        marked = [self._around(text) if text in self._names else None for text in texts]
+        outer = [self._scopes.layers(text)[:-1] if text in self._names else () for text in texts]
+        marked = [[[one.layer, one.module, one.phase] for one in layers if one.module] or None for layers in outer]
         return pl.Series("around", marked, pl.List(pl.List(pl.String)))
-
-    def _around(self, name: str) -> list[list[str]] | None:
-        layers = self._scopes.layers(name)[:-1]
-        return [[layer.layer, layer.module, layer.phase] for layer in layers if layer.module] or None
 
 
 def _parse(text: str, role: str | None, domain: str, operations: _Operations) -> Label:

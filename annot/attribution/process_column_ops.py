@@ -7,7 +7,7 @@ This file is the reference implementation of `annot/native/tables/process_ranges
 from __future__ import annotations
 
 from collections import defaultdict
-from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Final
 
 import polars as pl
@@ -66,75 +66,21 @@ def innermost(start: pl.Series, end: pl.Series, thread: pl.Series, parent: pl.Se
     if native is not None:
         counts, *changes = map(pl.Series, native.innermost(start, end, thread, parent, by_end["row"]))
         return counts.alias("count"), pl.DataFrame(dict(zip(("thread", "moment", "range"), changes, strict=True)))
-    moments = _Moments(thread.to_list(), parent.to_list())
-    moments.run(start.to_list(), end.to_list(), by_end["row"].to_list())
+    threads, above = thread.to_list(), parent.to_list()
+    instants = [(at, False, row) for row, at in enumerate(start)] + [(at, True, row) for at, row in by_end.iter_rows()]
+    found, inside, last = set[int](), [0] * len(threads), dict[int, int]()
+    numbers, noted = [0], list[tuple[int, int, int]]()
+    for _, ends, row in sorted(instants, key=itemgetter(0, 1)):
+        around = above[row]
+        (found.discard if ends else found.add)(row)
+        if around != NONE:
+            inside[around] += -1 if ends else 1
+            (found.discard if inside[around] else found.add)(around)
+        for of_thread in (ANY, threads[row], *([threads[around]] if around != NONE else [])):
+            best = max((one for one in found if of_thread in (ANY, threads[one])), default=NONE)
+            if last.get(of_thread, NONE) != best:
+                last[of_thread] = best
+                noted.append((of_thread, len(numbers), best))
+        numbers.append(len(found))
     schema = {"thread": pl.Int32, "moment": pl.Int64, "range": pl.Int32}
-    changes_ = pl.DataFrame(moments.changes, schema=schema, orient="row")
-    return pl.Series("count", moments.counts, pl.Int32), changes_
-
-
-class _Moments:
-    """Scan of all starts and ends that records changes of the innermost ranges."""
-
-    def __init__(self, thread: list[int], parent: list[int]) -> None:
-        self._thread, self._parent = thread, parent
-        self._innermost = [False] * len(thread)
-        self._inside = [0] * len(thread)
-        self._candidates: defaultdict[int, list[int]] = defaultdict(list)
-        self._best: dict[int, int] = {}
-        self.counts = [0]
-        self.changes: list[tuple[int, int, int]] = []
-
-    def run(self, starts: list[int], ends: list[int], by_end: list[int]) -> None:
-        """Process all starts and ends in order of time."""
-        begun = 0
-        for row in by_end:
-            while begun < len(starts) and starts[begun] <= ends[row]:
-                self._begin(begun)
-                begun += 1
-            self._end(row)
-
-    def _begin(self, row: int) -> None:
-        above = self._parent[row]
-        count = self.counts[-1] + 1
-        if above != NONE:
-            count -= self._innermost[above]
-            self._innermost[above] = False
-            self._inside[above] += 1
-        self._now_innermost(row)
-        self._note(count, row, above)
-
-    def _end(self, row: int) -> None:
-        above = self._parent[row]
-        count = self.counts[-1] - self._innermost[row]
-        self._innermost[row] = False
-        if above != NONE:
-            self._inside[above] -= 1
-            if not self._inside[above]:
-                self._now_innermost(above)
-                count += 1
-        self._note(count, row, above)
-
-    def _now_innermost(self, row: int) -> None:
-        self._innermost[row] = True
-        heappush(self._candidates[self._thread[row]], -row)
-        heappush(self._candidates[ANY], -row)
-
-    def _note(self, count: int, row: int, above: int) -> None:
-        """Record the number of innermost ranges, and changes of the one that started last."""
-        moment = len(self.counts)
-        self.counts.append(count)
-        self._change(moment, ANY)
-        thread = self._thread[row]
-        self._change(moment, thread)
-        if above != NONE and self._thread[above] != thread:
-            self._change(moment, self._thread[above])
-
-    def _change(self, moment: int, thread: int) -> None:
-        candidates, innermost = self._candidates[thread], self._innermost
-        while candidates and not innermost[-candidates[0]]:
-            heappop(candidates)
-        best = -candidates[0] if candidates else NONE
-        if self._best.get(thread, NONE) != best:
-            self._best[thread] = best
-            self.changes.append((thread, moment, best))
+    return pl.Series("count", numbers, pl.Int32), pl.DataFrame(noted, schema=schema, orient="row")

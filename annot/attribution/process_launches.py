@@ -63,11 +63,8 @@ def _in_layers(forest: Forest) -> pl.Series:
 
 def _groups(forest: Forest) -> Iterator[tuple[int, pl.Series, pl.DataFrame]]:
     """Yield code of the process, rows in the tree and ranges, for annot's ranges and then for other domains."""
-    shared = (
-        forest.tree.select("thread", "start", "end", "parent", "label")
-        .with_row_index("row")
-        .slice(forest.thread_range_count)
-    )
+    shared = forest.tree.select("thread", "start", "end", "parent", "label").with_row_index("row")
+    shared = shared.slice(forest.thread_range_count)
     ours = (forest.labels["domain"] == DOMAIN).gather(shared["label"]).alias("ours")
     process = forest.threads.table["process_code"].gather(shared["thread"]).alias("process")
     parts = shared.with_columns(process, ours).sort("process", ~pl.col("ours"), maintain_order=True)

@@ -68,20 +68,16 @@ def placed(shared: pl.DataFrame, thread_ranges: pl.DataFrame, labels: pl.DataFra
     The column parent (Int32) is a row of the ranges of threads, which are in the order of
     `annot.attribution.column_ops.order`, followed by this table, or -1.
     """
-    shared = _in_order(shared, labels)
+    depth = pl.Series("depth", [len(layer_path.within(layer)) for layer in labels["layer"]], pl.Int64)
+    shared = shared.with_columns(depth.gather(shared["label"]))
+    # In this order, a parent comes before its children.
+    shared = shared.sort("start", "end", "depth", "id", descending=[False, True, False, False]).drop("depth")
     process = threads.table["process_code"].gather(shared["thread"])
     rows = shared.select(process, "start", "end", "label")
     parent = _parents(rows, labels)
     outer = _thread_parents(shared, thread_ranges, labels, threads)
     among = pl.when(parent != column_ops.NONE).then(parent + thread_ranges.height).otherwise(outer)
     return shared.select(pl.exclude("foreign", "started", "ours"), among.cast(pl.Int32).alias("parent"))
-
-
-def _in_order(shared: pl.DataFrame, labels: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranges in an order in which a parent comes before its children."""
-    depth = pl.Series([len(layer_path.within(layer)) for layer in labels["layer"]], dtype=pl.Int64)
-    ordered = shared.with_columns(depth.gather(shared["label"]).alias("depth"))
-    return ordered.sort("start", "end", "depth", "id", descending=[False, True, False, False]).drop("depth")
 
 
 class _Keys:
@@ -140,8 +136,10 @@ def _thread_parents(
 def overlap(tree: pl.DataFrame, thread_range_count: int) -> pl.DataFrame:
     """Return row (Int32) and overlap_ns of the ranges whose children overlap each other in time.
 
-    The ranges of processes come last, after `thread_range_count` rows.
+    The ranges of processes come last, after `thread_range_count` rows. Siblings of one thread never overlap.
     """
+    if thread_range_count == tree.height:
+        return pl.DataFrame(schema={"row": pl.Int32, "overlap_ns": pl.Int64})
     around = tree["parent"].slice(thread_range_count).unique()
     rows = tree.select("start", "end", row="parent").filter(pl.col("row").is_in(around.implode()))
     rows = rows.filter(pl.col("row") != column_ops.NONE)

@@ -84,26 +84,22 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     The ingested ranges are empty afterwards. Open ranges end at `last`, the last known host timestamp (ns). `marks` are
     the texts of the marks of name scopes (see `annot.labels.marks`).
     """
-    labels, keys = _keyed(ingested.labels(marks))
+    labels, keys = ingested.labels(marks), Keys()
+    numbers = [keys.number(key) for key in labels.select(KEY).iter_rows()]
+    # If any label names a layer, operations are folded into the layer around them.
+    folded = labels["role"].is_in(_OPERATIONS) & bool(labels["layered"].any())
+    labels = labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded"))
     threads = ingested.threads()
     parts = [ingested.pop_ranges(last)]
     if (shared := are_shared(parts[0], labels, threads)) is not None:
         parts = [parts[0].filter(shared), parts[0].filter(~shared)]
-    nested = nest(parts.pop())
-    tree, thread_range_count = nested.tree, nested.tree.height
+    tree, crossing = nest(parts.pop())
+    thread_range_count = tree.height
     if parts:
         tree = pl.concat([tree, placed(parts.pop(), tree, labels, threads)], how="diagonal")
     path, nodes, matched, pairs = paths_of(tree, labels, keys, threads)
     columns = ["id", "thread", "start", "end", "label"]
     tree = tree.select(*columns, "parent", path)
-    crossing = nested.crossing.select(*columns, "foreign")
+    crossing = crossing.select(*columns, "foreign")
     open_ranges = ingested.open_ranges
     return Forest(tree, thread_range_count, crossing, threads, labels, keys, nodes, matched, pairs, open_ranges)
-
-
-def _keyed(labels: pl.DataFrame) -> tuple[pl.DataFrame, Keys]:
-    """Number the layers. If any label names a layer, operations are folded into the layer around them."""
-    keys = Keys()
-    numbers = [keys.number(key) for key in labels.select("layer", "module", "phase").iter_rows()]
-    folded = labels["role"].is_in(_OPERATIONS) & bool(labels["layered"].any())
-    return labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded")), keys

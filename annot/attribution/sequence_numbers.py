@@ -9,7 +9,7 @@ because the count increases afterwards. (`at::sequence_number::peek` in PyTorch;
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
@@ -18,7 +18,7 @@ from annot.attribution.bit_layout import CHAIN
 from annot.attribution.dense_ids import Threads
 from annot.attribution.layer_chains import Keys, Nodes
 
-__all__ = ["backward_keys", "forward_rows", "inside_engine_range", "loops", "paths_of"]
+__all__ = ["forward_rows", "inside_engine_range", "loops", "paths_of"]
 
 
 def paths_of(
@@ -58,12 +58,6 @@ def _with_marked(tree: pl.DataFrame, key: pl.Series, labels: pl.DataFrame, keys:
     path, parent, node_key = column_ops.paths(tree["parent"], key)
     nodes, final, _ = _expanded(parent, node_key, chains)
     return pl.Series("path", final, pl.Int32).gather(path), nodes
-
-
-def backward_keys(chain: Iterable[int], keys: Keys, no_layers: Collection[int]) -> list[int]:
-    """Return the keys of the backward layers of a chain of forward layers, without the keys in `no_layers`."""
-    named = [keys.names[key] for key in chain if key not in no_layers]
-    return [keys.number((layer, module, "backward")) for layer, module, _ in named]
 
 
 def inside_engine_range(tree: pl.DataFrame, labels: pl.DataFrame) -> pl.Series:
@@ -134,7 +128,8 @@ def _with_forward_layers(
     chains: list[tuple[int, ...]] = []
     distinct = rows.select("forward", "label").unique(maintain_order=True)
     for node, label in distinct.iter_rows():
-        layers = backward_keys(nodes.chain(node), keys, no_layers)
+        named = [keys.names[one] for one in nodes.chain(node) if one not in no_layers]
+        layers = [keys.number((layer, module, "backward")) for layer, module, _ in named]
         chains.append((*layers, *([labels["key"][label]] if not layers or not labels["folded"][label] else [])))
     chain_keys = distinct.with_columns(key=pl.int_range(CHAIN, CHAIN + pl.len(), dtype=pl.Int32))
     rows = rows.join(chain_keys, on=["forward", "label"], how="left", maintain_order="left")
@@ -172,14 +167,12 @@ def forward_rows(operations: pl.DataFrame) -> pl.DataFrame:
     by_thread = backward.filter(known).with_columns(thread=pl.col("forward_thread"))
     users = forward.group_by("process", "sequence").agg(pl.col("thread").n_unique().alias("threads"))
     unambiguous = forward.join(users.filter(pl.col("threads") == 1), on=["process", "sequence"], how="semi")
-    found = (
-        _last_before(by_thread, forward, ["thread", "sequence"]),
-        _last_before(backward.filter(~known), unambiguous.sort("start"), ["process", "sequence"]),
+    sides = (
+        (by_thread, forward, ["thread", "sequence"]),
+        (backward.filter(~known), unambiguous.sort("start"), ["process", "sequence"]),
     )
-    return pl.concat(found).sort("row")
-
-
-def _last_before(backward: pl.DataFrame, forward: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    forward = forward.select(*by, "start", forward="row")
-    found = backward.join_asof(forward, on="start", by=by, strategy="backward", check_sortedness=False)
-    return found.select("row", "forward").drop_nulls()
+    found = [
+        calls.join_asof(earlier.select(*by, "start", forward="row"), on="start", by=by, check_sortedness=False)
+        for calls, earlier, by in sides
+    ]
+    return pl.concat(part.select("row", "forward") for part in found).drop_nulls().sort("row")

@@ -56,12 +56,11 @@ def _in_process(forest: Forest, top: pl.DataFrame) -> pl.DataFrame:
     level = _busiest(forest, top)
     for _ in range(_LEVELS):
         found = largest_repetition(level["code"].to_list())
-        if (
-            found is not None
-            and _covers_half(level, found)
-            and _is_a_step(forest, level.slice(found.first, found.period))
-        ):
-            return _as_steps(level.slice(found.first, found.length), found.period)
+        time = level["end"] - level["start"]
+        part = level.clear() if found is None else level.slice(found.first, found.length)
+        covers_half = 2 * int((part["end"] - part["start"]).sum()) >= int(time.sum())
+        if found is not None and covers_half and _is_a_step(forest, part.head(found.period)):
+            return _as_steps(part, found.period)
         level = _inside_longest(forest, level)
     return _as_steps(level.clear(), 1)
 
@@ -125,11 +124,6 @@ def _inside_longest(forest: Forest, level: pl.DataFrame) -> pl.DataFrame:
     longest = level.sort(pl.col("end") - pl.col("start"), descending=True, maintain_order=True)["code"][0]
     alike = level.filter(pl.col("code") == longest)["row"].cast(pl.Int32)
     return _rows(forest, forest.tree["parent"].head(forest.thread_range_count).is_in(alike.implode()).arg_true())
-
-
-def _covers_half(level: pl.DataFrame, found: Repetition) -> bool:
-    time = level["end"] - level["start"]
-    return 2 * int(time.slice(found.first, found.length).sum()) >= int(time.sum())
 
 
 def _is_a_step(forest: Forest, pattern: pl.DataFrame) -> bool:

@@ -35,7 +35,10 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     rows = table.rename({"process": "process_code"}).join(processes, on="process_code", how="left")
     rows = rows.with_columns(start_ns=pl.col("start"), host_ns=pl.col("end") - pl.col("start")).sort("start")
     ranges = _phase_ranges(attribution.whole)
-    for part in (_phase_times(attribution, ranges), _data_times(ranges, steps), attribution.step_work):
+    sums = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in _PHASES}
+    placed = ranges.with_columns(steps.at(ranges["process_code"], ranges["start"]))
+    phases = placed.filter(pl.col("step") != column_ops.NONE).group_by("process_code", "step").agg(**sums)
+    for part in (phases, _data_times(ranges, steps), attribution.step_work):
         rows = rows.join(part, on=["process_code", "step"], how="left", maintain_order="left")
     counted = ["data_ns", *(f"{phase}_ns" for phase in _PHASES), "gpu_ns", "kernels"]
     columns = ["process", pl.col("step").cast(pl.Int64), "batch", "warmup", "start_ns", "host_ns", *counted]
@@ -71,9 +74,8 @@ def _phase_ranges(forest: Forest) -> pl.DataFrame:
     tree = forest.tree.select("thread", "start", "end").hstack(layers)
     of_layers = (tree["phase"].is_in(_PHASES) & (tree["layer"] != BATCH)).fill_null(False)
     waits = (tree["phase"] == "data").fill_null(False)
-    outermost = (of_layers & ~_inside(of_layers, forest.tree["parent"])) | (
-        waits & ~_inside(waits, forest.tree["parent"])
-    )
+    parent = forest.tree["parent"]
+    outermost = (of_layers & ~_inside(of_layers, parent)) | (waits & ~_inside(waits, parent))
     phase = forest.labels["phase"].gather(forest.crossing["label"])
     crossing = forest.crossing.select("thread", "start", "end", phase)
     every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
@@ -94,24 +96,11 @@ def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
     return inside
 
 
-def _phase_times(attribution: Attribution, ranges: pl.DataFrame) -> pl.DataFrame:
-    step = attribution.steps.at(ranges["process_code"], ranges["start"])
-    times = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in _PHASES}
-    return (
-        ranges.with_columns(step)
-        .filter(pl.col("step") != column_ops.NONE)
-        .group_by("process_code", "step")
-        .agg(**times)
-    )
-
-
 def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:
     """Return data_ns of the steps. A wait for data belongs to the step in which it starts, or else to the next step."""
     waits = ranges.filter(pl.col("phase") == "data")
     waits = waits.with_columns(steps.at(waits["process_code"], waits["start"]).alias("inside")).sort("end")
     spans = steps.table.select("step", process_code="process", end="start").sort("end")
     found = waits.join_asof(spans, on="end", by="process_code", strategy="forward", check_sortedness=False)
-    found = found.with_columns(
-        pl.when(pl.col("inside") != column_ops.NONE).then("inside").otherwise("step").alias("step")
-    )
+    found = found.with_columns(step=pl.when(pl.col("inside") != column_ops.NONE).then("inside").otherwise("step"))
     return found.drop_nulls("step").group_by("process_code", "step").agg(pl.col("host_ns").sum().alias("data_ns"))

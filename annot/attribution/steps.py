@@ -108,12 +108,7 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
         named = _spans(forest, forest.labels["text"].str.contains(f"^{pattern}$"))
         return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
-    methods = (
-        (_batches, "batch ranges"),
-        (_usual_names, _USUAL),
-        (repetition, _REPETITION),
-    )
-    for spans_of, found_by in methods:
+    for spans_of, found_by in ((_batches, "batch ranges"), (_usual_names, _USUAL), (repetition, _REPETITION)):
         table = _steps(spans_of(forest), forest)
         if table.height:
             return Steps(table, found_by, choice)

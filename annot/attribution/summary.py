@@ -37,12 +37,12 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         notes                      list of sentences about lost, cut, open or unattributed data
     """
     nodes = attribution.nodes
-    gpu, lost = int(nodes["gpu_self_ns"].sum()), _unattributed(attribution)
-    outside = int(lost["gpu_self_ns"].sum())
+    forest = attribution.forest
+    lost = nodes.hstack(forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
+    gpu, outside = int(nodes["gpu_self_ns"].sum()), int(lost["gpu_self_ns"].sum())
     steps = by_step(attribution)
     span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
     devices = attribution.device_busy.select("process", "device", "busy_ns", span)
-    forest = attribution.forest
     return {
         **{key: attribution.meta.get(key, "") for key in ("source", "format", "producer")},
         "gpu_ns": gpu,
@@ -65,14 +65,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
     }
 
 
-def _unattributed(attribution: Attribution) -> pl.DataFrame:
-    """Return reason, gpu_self_ns, kernels and copies of the unattributed GPU activities."""
-    table = attribution.nodes.hstack(attribution.forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
-    return table.select("gpu_self_ns", "kernels", "copies", reason="module")
-
-
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
-    numbers = {reason: kernels + copies for _, kernels, copies, reason in lost.iter_rows()}
+    numbers = dict(lost.select("module", pl.col("kernels") + pl.col("copies")).iter_rows())
     found = (
         (
             attribution.forest.open_ranges,
@@ -85,8 +79,9 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             "ranges cross others or end on another thread, so their times overlap those of other ranges",
         ),
         *(
-            (numbers.get(reason, 0), f"kernel or copy {_in_words(reason)}", f"kernels or copies {_in_words(reason)}")
+            (numbers.get(reason, 0), f"kernel or copy {words}", f"kernels or copies {words}")
             for reason in REASONS
+            for words in [f"with {reason}" if reason.startswith("no ") else reason]
         ),
         (
             attribution.left_out,
@@ -112,7 +107,3 @@ def _duration(ns: int) -> str:
     """Return a time in the unit that fits."""
     units = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
     return next((f"{ns / size:,.1f} {unit}" for unit, size in units if ns >= size), f"{ns} ns")
-
-
-def _in_words(reason: str) -> str:
-    return f"with {reason}" if reason.startswith("no ") else reason

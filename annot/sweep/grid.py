@@ -183,18 +183,15 @@ def _check_plots(sweep: Sweep) -> None:
 
 def _points(grids: list[dict[str, Any]]) -> Iterator[dict[str, Value]]:
     for grid in grids:
-        values = {name: _values(name, given) for name, given in grid.items()}
-        for point in itertools.product(*values.values()):
-            yield dict(zip(values, point, strict=True))
-
-
-def _values(name: str, given: Any) -> list[Value]:
-    values = given if isinstance(given, list) else [given]
-    if not values or not all(isinstance(value, bool | int | float | str) for value in values):
-        raise ValueError(f"{name} of [grid] must be a list of numbers or strings, got {given!r}")
-    if not re.fullmatch(r"\w+", name):
-        raise ValueError(f"a parameter name must be letters, digits and underscores, got {name!r}")
-    return values
+        lists: dict[str, list[Value]] = {}
+        for name, given in grid.items():
+            lists[name] = given if isinstance(given, list) else [given]
+            if not lists[name] or not all(isinstance(value, bool | int | float | str) for value in lists[name]):
+                raise ValueError(f"{name} of [grid] must be a list of numbers or strings, got {given!r}")
+            if not re.fullmatch(r"\w+", name):
+                raise ValueError(f"a parameter name must be letters, digits and underscores, got {name!r}")
+        for point in itertools.product(*lists.values()):
+            yield dict(zip(lists, point, strict=True))
 
 
 def _check_placeholders(words: list[str], environment: Mapping[str, str], points: list[dict[str, Value]]) -> None:

@@ -11,7 +11,7 @@ from annot.report.charts.chart import Chart, Series
 from annot.sweep.grid import Sweep
 from annot.sweep.tables import against_hidden, backward_ratio, roofline, speedup
 
-__all__ = ["backward_chart", "charts", "hidden_chart", "roofline_chart", "speed_chart", "speedup_chart", "time_chart"]
+__all__ = ["backward_chart", "batch_charts", "charts", "hidden_chart", "roofline_chart", "speedup_chart"]
 
 _MS: Final = pl.col("step_ns") / 1e6
 
@@ -29,11 +29,10 @@ def charts(
     """
     batch, hidden = sweep.parameter("batch"), sweep.parameter("hidden")
     color = sweep.parameter("color") or next(iter(sweep.parameters), None)
-    found = {}
+    found: dict[str, Chart] = {}
     if batch:
         others = [name for name in sweep.parameters if name != batch]
-        found["time"] = time_chart(runs, batch, others)
-        found["speed"] = speed_chart(runs, batch, others)
+        found |= batch_charts(runs, batch, others)
     if hidden:
         others = [name for name in sweep.parameters if name != hidden]
         found["hidden"] = hidden_chart(against_hidden(runs, hidden, others), hidden, others)
@@ -51,16 +50,16 @@ def charts(
     return found
 
 
-def time_chart(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> Chart:
-    """Return the step time over the batch size, a line per combination of the other parameters."""
-    series = _series(runs, others, pl.col(batch), _MS)
-    return Chart("Step time", batch, "ms", series, lines=True, log_x=True, log_y=True)
-
-
-def speed_chart(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> Chart:
-    """Return the throughput over the batch size, a line per combination of the other parameters."""
-    series = _series(runs, others, pl.col(batch), pl.col("items_per_s"))
-    return Chart("Throughput", batch, "samples per second", series, lines=True, log_x=True, log_y=True)
+def batch_charts(runs: pl.DataFrame, batch: str, others: Sequence[str]) -> dict[str, Chart]:
+    """Return the step time and the throughput over the batch size, a line per combination of the other parameters."""
+    quantities = {
+        "time": ("Step time", "ms", _MS),
+        "speed": ("Throughput", "samples per second", pl.col("items_per_s")),
+    }
+    return {
+        name: Chart(title, batch, unit, _series(runs, others, pl.col(batch), y), lines=True, log_x=True, log_y=True)
+        for name, (title, unit, y) in quantities.items()
+    }
 
 
 def hidden_chart(runs: pl.DataFrame, hidden: str, others: Sequence[str]) -> Chart:

@@ -249,16 +249,12 @@ def speedup(first: pl.DataFrame, second: pl.DataFrame, parameters: Sequence[str]
     faster.
     """
     varying = [name for name in parameters if max(first[name].n_unique(), second[name].n_unique()) > 1]
-    keys = [_comparable(name, first, second) for name in varying] or [pl.lit("").alias("key of all")]
+    # Integers and floats of the two sweeps compare equal.
+    numbers = [name for name in varying if first.schema[name].is_numeric() and second.schema[name].is_numeric()]
+    keys = [pl.col(name).cast(pl.Float64 if name in numbers else pl.String).alias(f"key {name}") for name in varying]
+    keys = keys or [pl.lit("").alias("key of all")]
     other = second.select(*keys, pl.col("step_ns").alias("other_step_ns"))
     names = other.columns[:-1]
-    both = first.with_columns(keys).join(
-        other.unique(names, keep="first"), on=names, nulls_equal=True, maintain_order="left"
-    )
+    other = other.unique(names, keep="first")
+    both = first.with_columns(keys).join(other, on=names, nulls_equal=True, maintain_order="left")
     return both.drop(names).with_columns(speedup=pl.col("other_step_ns") / pl.col("step_ns"))
-
-
-def _comparable(name: str, first: pl.DataFrame, second: pl.DataFrame) -> pl.Expr:
-    """Return a parameter as a join key; integers and floats of the two sweeps compare equal."""
-    numbers = all(table.schema[name].is_numeric() for table in (first, second))
-    return pl.col(name).cast(pl.Float64 if numbers else pl.String).alias(f"key {name}")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import ENGINE, MAIN, Rows, many_kernels
 
-from annot.analyze.layer_steps import by_layer_and_step
+from annot.analyze.gpu_activities import by_layer_and_step
 from annot.analyze.timeline import timeline
 from annot.analyze.tracks import Lanes
 from annot.attribution import attribute, by_layer

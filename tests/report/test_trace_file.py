@@ -15,7 +15,7 @@ from shared_data import shared, unpacked
 from sqlite_profile import SqliteProfile, thread, training
 
 from annot import load
-from annot.analyze.trace_events import EVENTS, events
+from annot.analyze.trace_events import EVENTS, Events
 from annot.attribution import attribute
 from annot.cli.main import main
 
@@ -216,14 +216,14 @@ def test_chosen_steps_and_compression(trained: Path, tmp_path: Path) -> None:
 def test_profile_without_host_times() -> None:
     """Where the file knows only an order on the host, there is device work and nothing else."""
 
-    kinds = pl.concat(events(attribute(ordered_only())).blocks())["kind"].unique()
+    kinds = pl.concat(Events(attribute(ordered_only())).blocks())["kind"].unique()
     assert set(kinds) <= {"kernel", "copy"}
 
 
 def test_every_piece_once(tmp_path: Path) -> None:
     """Of a real profile every range, launch that led to work, and piece of work is there, once, with its time."""
     profile = load(unpacked("nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz", tmp_path))
-    rows = pl.concat(events(attribute(profile)).blocks())
+    rows = pl.concat(Events(attribute(profile)).blocks())
     assert dict(rows.schema) == {name: dtype() for name, dtype in EVENTS.items()}
     counts = dict(rows["kind"].value_counts().iter_rows())
     assert (counts["kernel"], counts["copy"]) == (profile.kernels.height, profile.copies.height)
@@ -243,7 +243,7 @@ def test_real_traces(name: str, tmp_path: Path) -> None:
 def test_sequence_numbers_make_arrows(tmp_path: Path) -> None:
     """Backward operations are led back to the forward ones whose number they bear."""
     profile = load(shared("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz"))
-    rows = pl.concat(events(attribute(profile)).blocks())
+    rows = pl.concat(Events(attribute(profile)).blocks())
     begins = rows.filter(pl.col("kind") == "range").drop_nulls("arrow_out")["arrow_out", "name", "start"]
     ends = rows.filter(pl.col("kind") == "range").drop_nulls("arrow_in")["arrow_in", "name", "start"]
     pairs = begins.join(ends, left_on="arrow_out", right_on="arrow_in", suffix="_backward")

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from annot.report.charts.chart import Chart, Series, as_svg
-from annot.sweep.plots import backward_chart, hidden_chart, roofline_chart, speed_chart, speedup_chart, time_chart
+from annot.sweep.plots import backward_chart, batch_charts, hidden_chart, roofline_chart, speedup_chart
 from annot.sweep.tables import against_hidden, backward_ratio, per_run, roofline, speedup, sweep_table
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -208,7 +208,7 @@ def runs() -> pl.DataFrame:
 
 def test_plots_against_batch_have_a_line_for_each_combination(runs: pl.DataFrame) -> None:
     """Points by batch size; ms and samples per second."""
-    time, speed = time_chart(runs, "batch", ["nodes"]), speed_chart(runs, "batch", ["nodes"])
+    time, speed = batch_charts(runs, "batch", ["nodes"]).values()
     assert [(one.name, one.points) for one in time.series] == [
         ("nodes=16", [(2.0, 0.032), (4.0, 0.064), (8.0, 0.128)]),
         ("nodes=32", [(2.0, 0.064), (4.0, 0.128), (8.0, 0.256)]),

@@ -8,7 +8,7 @@ import polars as pl
 
 from annot.analyze.advice import kernels, loop
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.advice.in_keras import in_keras, is_keras
+from annot.analyze.advice.in_keras import in_keras
 from annot.attribution import Attribution
 from annot.util.entry_points import loaded
 
@@ -39,7 +39,9 @@ def advise(attribution: Attribution) -> list[Advice]:
     facts = Facts(attribution)
     rules = (*RULES, *loaded("annot.advice", ("__call__",)))
     found = [advice for rule in rules if (advice := rule(facts)) is not None]
-    if found and is_keras(facts):
+    # The layers of Keras are paths joined by /, with a class.
+    keras = pl.col("layer").str.contains("/", literal=True) & (pl.col("module") != "")
+    if found and facts.layers.filter(keras & pl.col("phase").is_in(["forward", "backward"])).height:
         found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.saves)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import polars as pl
+from annot.analyze.advice.facts import Advice
 
-from annot.analyze.advice.facts import Advice, Facts
-
-__all__ = ["in_keras", "is_keras"]
+__all__ = ["in_keras"]
 
 _XLA: Final = "model.compile(optimizer, loss, jit_compile=True)"
 _SEVERAL_STEPS: Final = "model.compile(optimizer, loss, steps_per_execution=10)"
@@ -34,19 +32,11 @@ _ACTIONS: Final = {
     "host_bound": "Run several steps per call: the GPU waits for Python.",
     "cuda_graphs": "Compile each step with XLA into a few large kernels: the run is launch-bound.",
 }
-_DEFAULTS: Final = ("cudnn_benchmark",)
-"""TensorFlow benchmarks the algorithms of cuDNN by default."""
-
-
-def is_keras(facts: Facts) -> bool:
-    """Return whether the layers belong to Keras: paths joined by ``/``, with a class."""
-    keras = pl.col("layer").str.contains("/", literal=True) & (pl.col("module") != "")
-    return facts.layers.filter(keras & pl.col("phase").is_in(["forward", "backward"])).height > 0
 
 
 def in_keras(advice: Advice) -> Advice | None:
     """Return the advice with code for Keras; None: Keras or TensorFlow does it by default."""
-    if advice.rule in _DEFAULTS:
+    if advice.rule == "cudnn_benchmark":  # TensorFlow benchmarks the algorithms of cuDNN by default
         return None
     code = _CODE.get(advice.rule, advice.code)
     if advice.rule == "mixed_precision":

@@ -8,7 +8,6 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
-from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.labels.tag import Tag
 
@@ -49,21 +48,17 @@ def mixed_precision(facts: Facts) -> Advice | None:
         return None
     units = matrix_units(facts.attribution.meta)
     bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
+    single_peak = facts.peaks and facts.peaks.of("f32")
+    tensor_peak = facts.peaks and facts.peaks.of("f16", tensor_cores=True)
+    # Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them.
+    relative = min(single_peak / tensor_peak, 1.0) if single_peak and tensor_peak else 0.0
     return Advice(
         "mixed_precision",
         f"Run matrix multiplications on {units}: use {'bfloat16, or at least TF32' if bfloat else 'float16'}.",
         f"{share:.0%} of step time is spent in float32 matrix multiplications outside {units}",
         _AUTOCAST if bfloat else _SCALED,
-        share * (1 - _slower(facts.peaks)), facts.layers_of(predicate),
+        share * (1 - relative), facts.layers_of(predicate),
     )  # fmt: skip
-
-
-def _slower(peaks: Peaks | None) -> float:
-    """Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them."""
-    if peaks is None:
-        return 0.0
-    single, tensor = peaks.of("f32"), peaks.of("f16", tensor_cores=True)
-    return min(single / tensor, 1.0) if single and tensor else 0.0
 
 
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:

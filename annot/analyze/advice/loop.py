@@ -121,24 +121,17 @@ def host_bound(facts: Facts) -> Advice | None:
     share = python if _fits_a_graph(facts) else python + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
+    count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
+    gaps = [f"{python:.0%} in gaps of more than 1 ms"]
+    if share > python and launch >= 0.01:
+        gaps.insert(0, f"{launch:.0%} between launches of {count:,.0f} kernels, {mean:.1f} µs on average")
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
-        f"For {share:.0%} of step time the GPU is idle while the CPU runs Python and framework code: "
-        f"{', '.join(_gaps(facts, share > python))}",
+        f"For {share:.0%} of step time the GPU is idle while the CPU runs Python and framework code: {', '.join(gaps)}",
         f"annot report {facts.source} --by bottleneck\nmodel = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
-
-
-def _gaps(facts: Facts, short: bool) -> list[str]:
-    """The idle time of the GPU, by the length of the gaps."""
-    python, launch = facts.idle["python"], facts.idle["launch"]
-    count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    gaps = [f"{python:.0%} in gaps of more than 1 ms"]
-    if short and launch >= 0.01:
-        gaps.insert(0, f"{launch:.0%} between launches of {count:,.0f} kernels, {mean:.1f} µs on average")
-    return gaps
 
 
 def batch_size(facts: Facts) -> Advice | None:

@@ -10,6 +10,7 @@ agree with `torch.utils.flop_counter` (its ``conv_flop_count``, ``mm_flop``, ``b
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, Shape, UncountableError, broadcast
@@ -44,13 +45,11 @@ def _bilinear(call: Call) -> Cost:
     return product(call, macs, rows * (first + second), rows * out, weights, out * call.flag("bias"))
 
 
-def _convolution(call: Call) -> Cost:
-    return _convolved(call, call.number("out"), call.number("groups", 1))
-
-
-def _convolved(call: Call, out: int, groups: int) -> Cost:
-    """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds."""
+def _convolution(call: Call, *, depthwise: bool = False) -> Cost:
+    """Count ``N · out · prod(output) · in / groups · prod(kernel)`` multiply-adds; depthwise, filters per channel."""
     (batch, channels, sizes), kernel = _spatial(call), _kernel(call)
+    out = channels * call.number("multiplier", 1) if depthwise else call.number("out")
+    groups = channels if depthwise else call.number("groups", 1)
     outputs, inner = batch * math.prod(output_sizes(call, sizes, kernel)), channels // groups * math.prod(kernel)
     return product(
         call, outputs * out * inner, batch * channels * math.prod(sizes), outputs * out, out * inner,
@@ -115,12 +114,6 @@ def output_sizes(call: Call, sizes: Shape, kernel: Shape) -> Shape:
 # ------------------------------------------------------------------ Keras
 
 
-def _depthwise(call: Call) -> Cost:
-    """Count `multiplier` filters per channel."""
-    _, channels, _ = _spatial(call)
-    return _convolved(call, channels * call.number("multiplier", 1), channels)
-
-
 def _separable(call: Call) -> Cost:
     """Count a depthwise convolution without bias, then a pointwise convolution."""
     kernel = _kernel(call)
@@ -164,8 +157,10 @@ def _matmul(call: Call) -> Cost:
     columns = second[-1] if len(second) > 1 else 1
     if depth != second[-2 if len(second) > 1 else -1]:
         raise UncountableError
-    batch = math.prod(broadcast(first[:-2], second[:-2]))
-    return _of_tensors(call, batch, rows, columns, depth, call.count(0) + call.count(1))
+    batch, size = math.prod(broadcast(first[:-2], second[:-2])), call.product_item
+    flops, outputs = 2 * batch * rows * columns * depth, batch * rows * columns * size
+    inputs, gemms = (call.count(0) + call.count(1)) * size, ((batch, rows, columns, depth),)
+    return Cost(flops, inputs, outputs, to_inputs=2 * flops, needs_inputs=True, gemms=gemms)
 
 
 def _addmm(call: Call) -> Cost:
@@ -173,24 +168,11 @@ def _addmm(call: Call) -> Cost:
     return _matmul(Call(call.name, call.tensors[1:], call.arguments))
 
 
-def _of_tensors(call: Call, batch: int, rows: int, columns: int, depth: int, inputs: int) -> Cost:
-    flops, size = 2 * batch * rows * columns * depth, call.product_item
-    outputs = batch * rows * columns * size
-    gemms = ((batch, rows, columns, depth),)
-    return Cost(flops, inputs * size, outputs, to_inputs=2 * flops, needs_inputs=True, gemms=gemms)
-
-
-def _convolution_operation(call: Call) -> Cost:
+def _convolution_operation(call: Call, *, transposed: bool = False) -> Cost:
     weight = call.shape(1)
-    arguments = {**call.arguments, "kernel": weight[2:], "out": weight[0], "bias": len(call.tensors) > 2}
-    return _convolution(Call(call.name, call.tensors, arguments))
-
-
-def _transposed_operation(call: Call) -> Cost:
-    weight = call.shape(1)
-    out = weight[1] * call.number("groups", 1)
+    out = weight[1] * call.number("groups", 1) if transposed else weight[0]
     arguments = {**call.arguments, "kernel": weight[2:], "out": out, "bias": len(call.tensors) > 2}
-    return _transposed(Call(call.name, call.tensors, arguments))
+    return (_transposed if transposed else _convolution)(Call(call.name, call.tensors, arguments))
 
 
 LAYERS: Final[dict[str, Formula]] = {
@@ -201,7 +183,7 @@ LAYERS: Final[dict[str, Formula]] = {
     **{f"ConvTranspose{count}d": _transposed for count in (1, 2, 3)},
     **{f"Conv{count}D": _convolution for count in (1, 2, 3)},
     **{f"Conv{count}DTranspose": _keras_transposed for count in (1, 2, 3)},
-    **{f"DepthwiseConv{count}D": _depthwise for count in (1, 2)},
+    **{f"DepthwiseConv{count}D": partial(_convolution, depthwise=True) for count in (1, 2)},
     **{f"SeparableConv{count}D": _separable for count in (1, 2)},
 }
 OPERATIONS: Final[dict[str, Formula]] = {
@@ -209,5 +191,5 @@ OPERATIONS: Final[dict[str, Formula]] = {
     **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv", "dot"), _matmul),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     **{f"conv{count}d": _convolution_operation for count in (1, 2, 3)},
-    **{f"conv_transpose{count}d": _transposed_operation for count in (1, 2, 3)},
+    **{f"conv_transpose{count}d": partial(_convolution_operation, transposed=True) for count in (1, 2, 3)},
 }

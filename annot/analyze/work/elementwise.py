@@ -87,23 +87,14 @@ def _instance(call: Call) -> Cost:
     return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params)
 
 
-def _over(call: Call) -> int:
+def _of_last(call: Call, *, squares: bool) -> Cost:
+    """Count a layer norm, or an RMS norm with `squares`, over the dimensions `over` or the last one."""
     value = call.arguments.get("over")
-    return math.prod(call.numbers("over", len(value) if isinstance(value, tuple) else 1, call.shape()[-1]))
-
-
-def _layer_norm(call: Call) -> Cost:
-    params = _over(call) * call.flag("affine") * (1 + call.flag("bias"))
-    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params)
-
-
-def _rms_norm(call: Call) -> Cost:
-    return _normalised(call, _SQUARES, _SQUARES_GRADIENTS, _over(call) * call.flag("affine"))
-
-
-def _local_response(call: Call) -> Cost:
-    """Count square, running sum over `size` channels (2), scale, shift, power and division."""
-    return _normalised(call, (7, 7), (10, 0), 0)
+    over = math.prod(call.numbers("over", len(value) if isinstance(value, tuple) else 1, call.shape()[-1]))
+    params = over * call.flag("affine")
+    if squares:
+        return _normalised(call, _SQUARES, _SQUARES_GRADIENTS, params)
+    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params * (1 + call.flag("bias")))
 
 
 # ------------------------------------------------------------------ pooling
@@ -195,9 +186,8 @@ _LOSSES: Final = {
 
 def _sum_of_inputs(call: Call) -> Cost:
     """Count one FLOP per element and input after the first, as in Keras's Add."""
-    size, outputs = sum(map(call.bytes_of, range(len(call.tensors)))), call.bytes_of()
     flops = max(0, len(call.tensors) - 1) * call.count()
-    return Cost(flops, size, outputs, to_inputs=0)
+    return Cost(flops, sum(map(call.bytes_of, range(len(call.tensors)))), call.bytes_of())
 
 
 def _concatenated(call: Call) -> Cost:
@@ -242,9 +232,10 @@ LAYERS: Final[dict[str, Formula]] = {
     ),
     **dict.fromkeys(("BatchNormalization", "GroupNormalization"), partial(_of_channels, axis=-1)),
     **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _instance),
-    **dict.fromkeys(("LayerNorm", "LayerNormalization"), _layer_norm),
-    **dict.fromkeys(("RMSNorm", "RMSNormalization"), _rms_norm),
-    "LocalResponseNorm": _local_response,
+    **dict.fromkeys(("LayerNorm", "LayerNormalization"), partial(_of_last, squares=False)),
+    **dict.fromkeys(("RMSNorm", "RMSNormalization"), partial(_of_last, squares=True)),
+    # square, running sum over `size` channels (2), scale, shift, power and division
+    "LocalResponseNorm": partial(_normalised, forward=(7, 7), backward=(10, 0), params=0),
     **{f"MaxPool{count}d": partial(_pool, count=count, average=False) for count in (1, 2, 3)},
     **{f"AvgPool{count}d": partial(_pool, count=count, average=True) for count in (1, 2, 3)},
     **{f"AdaptiveMaxPool{count}d": partial(_adaptive, count=count, average=False) for count in (1, 2, 3)},
@@ -263,6 +254,7 @@ _NAMED_AFTER: Final = {
     "relu": "ReLU", "relu_": "ReLU", "relu6": "ReLU6", "leaky_relu": "LeakyReLU", "elu": "ELU", "selu": "SELU",
     "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "GELU", "silu": "SiLU", "mish": "Mish", "hardswish": "Hardswish",
     "softplus": "Softplus", "softmax": "Softmax", "log_softmax": "LogSoftmax", "dropout": "Dropout",
+    "cross_entropy": "CrossEntropyLoss", "mse_loss": "MSELoss",
 }  # fmt: skip
 _BINARY: Final = ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "rsub", "true_divide")
 _UNARY: Final = ("exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean", "sum", "max", "min", "cumsum")
@@ -281,6 +273,4 @@ OPERATIONS: Final[dict[str, Formula]] = {
     **dict.fromkeys(_UNARY, _elementwise),
     **dict.fromkeys(_VIEWS, _free),
     **dict.fromkeys(("cat", "concat", "stack"), _concatenated),
-    **dict.fromkeys(("cross_entropy",), LAYERS["CrossEntropyLoss"]),
-    **dict.fromkeys(("mse_loss",), LAYERS["MSELoss"]),
 }

@@ -53,19 +53,15 @@ def cost(tag: Tag, *, alone: bool = True) -> Cost | None:
     `alone` is whether the call ran without other layers inside.
     """
     call = Call.of(tag, alone=alone)
-    formula = _table(tag).get(call.name)
+    if tag.phase == "optimizer" and tag.layer:  # a call beside the step, such as zero_grad
+        return None
+    formula = (UPDATES if tag.phase == "optimizer" else OPERATIONS if tag.op else _layers()).get(call.name)
     if formula is None:
         return None
     try:
         return formula(call)
     except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
         return None
-
-
-def _table(tag: Tag) -> Mapping[str, Formula]:
-    if tag.phase == "optimizer":
-        return {} if tag.layer else UPDATES  # with a layer: a call beside the step, such as zero_grad
-    return OPERATIONS if tag.op else _layers()
 
 
 @cache

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import polars as pl
 
@@ -32,34 +31,24 @@ _MOST: Final = 2**63 - 1
 """Maximum of an Int64 column. Only a damaged profile exceeds it."""
 
 
-@dataclass(slots=True)
-class _Sum:
-    """Work of a layer in one phase; void if the work of any call is unknown."""
+_Calls: TypeAlias = list[tuple[Work | None, int]]
+"""Work of the calls of a layer in one phase, with the numbers of calls; None: unknown."""
 
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    params: int = 0
-    calls: int = 0
-    void: bool = False
 
-    def add(self, work: Work | None, calls: int) -> None:
-        """Add `calls` calls of this work each."""
-        self.calls += calls
-        if work is None:
-            self.void = True
-            return
-        self.flops += work.flops * calls
-        self.bytes_read += work.bytes_read * calls
-        self.bytes_written += work.bytes_written * calls
-        self.params = max(self.params, work.params)
+def _is_void(calls: _Calls) -> bool:
+    return any(work is None for work, _ in calls)
 
-    def row(self) -> tuple[int | None, int | None, int | None, int | None, bool]:
-        """Return the sums as a row, null if void."""
-        numbers = self.flops, self.bytes_read, self.bytes_written, self.params
-        if self.void or max(numbers) > _MOST or min(numbers) < 0:
-            return None, None, None, None, False
-        return *numbers, True
+
+def _row(calls: _Calls) -> tuple[int | None, int | None, int | None, int | None, bool]:
+    """Return the sums as a row, null if the work of any call is unknown."""
+    known = [(work, count) for work, count in calls if work is not None]
+    flops, read, written = (
+        sum(getattr(work, name) * count for work, count in known) for name in ("flops", "bytes_read", "bytes_written")
+    )
+    numbers = flops, read, written, max((work.params for work, _ in known), default=0)
+    if len(known) < len(calls) or max(numbers) > _MOST or min(numbers) < 0:
+        return None, None, None, None, False
+    return *numbers, True
 
 
 def layer_work(attribution: Attribution) -> pl.DataFrame:
@@ -83,7 +72,7 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
 def with_work(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     """Return rows of `annot.attribution.by_layer` with the columns of `layer_work`, null outside layers."""
     sums = _sums(attribution)
-    found = [sums[key].row() if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
+    found = [_row(sums[key]) if key in sums else (None,) * 4 + (False,) for key in rows.select(KEY).iter_rows()]
     return rows.hstack(pl.DataFrame(found, schema={**WORK_COLUMNS, "counted": pl.Boolean}, orient="row"))
 
 
@@ -112,15 +101,15 @@ def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
     return found
 
 
-def _sums(attribution: Attribution) -> dict[Key, _Sum]:
+def _sums(attribution: Attribution) -> dict[Key, _Calls]:
     """Return the work by layer, module and phase, from the distinct labels and their numbers of calls."""
     seen = [(tag, calls) for text, calls in _texts(attribution) if (tag := parse(text)) is not None]
     inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
-    sums: dict[Key, _Sum] = {}
+    sums: dict[Key, _Calls] = {}
     for tag, calls in seen:
         if _is_layer(tag):
             work = expected(tag, alone=tag.layer not in inside)
-            sums.setdefault((tag.layer, tag.module, tag.phase), _Sum()).add(work, calls)
+            sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
     _add_operations(sums, _operations(attribution))
     return sums
 
@@ -154,21 +143,21 @@ def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
             yield tag, phases[path], calls
 
 
-def _add_operations(sums: dict[Key, _Sum], operations: Iterator[tuple[Tag, str, int]]) -> None:
+def _add_operations(sums: dict[Key, _Calls], operations: Iterator[tuple[Tag, str, int]]) -> None:
     """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations."""
-    found: dict[Key, tuple[_Sum, _Sum]] = {}
+    found: dict[Key, tuple[_Calls, _Calls]] = {}
     for tag, phase, calls in operations:
         key = tag.layer, tag.module, phase
-        if key in sums and sums[key].void and phase in ("forward", "recompute"):
-            forward, backward = found.setdefault(key, (_Sum(), _Sum()))
+        if key in sums and phase in ("forward", "recompute") and _is_void(sums[key]):
+            forward, backward = found.setdefault(key, ([], []))
             known = cost(tag)
-            forward.add(known.forward() if known else None, calls)
-            backward.add(known.backward() if known else None, calls)
+            forward.append((known.forward() if known else None, calls))
+            backward.append((known.backward() if known else None, calls))
     for (layer, module, phase), (forward, backward) in found.items():
-        calls = sums[layer, module, phase].calls
+        count = sum(calls for _, calls in sums[layer, module, phase])
         sums[layer, module, phase] = forward
-        of_backward = sums.get((layer, module, "backward"))
-        if phase == "forward" and of_backward is not None and of_backward.void and of_backward.calls == calls:
+        before = sums.get((layer, module, "backward"), [])
+        if phase == "forward" and _is_void(before) and sum(calls for _, calls in before) == count:
             sums[layer, module, "backward"] = backward
 
 

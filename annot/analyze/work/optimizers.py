@@ -33,11 +33,6 @@ def _sgd(on: _Options) -> tuple[int, int]:
     return 2 + momentum, int(on["momentum"])
 
 
-def _adam(on: _Options) -> tuple[int, int]:
-    """Count m += (1−β₁)(g−m): 3; v = β₂v + (1−β₂)g²: 4; √v, /√(1−β₂ᵗ), +ε: 3; p −= γm/…: 3. AMSGrad: 1."""
-    return 13 + on["amsgrad"], 2 + on["amsgrad"]
-
-
 def _rmsprop(on: _Options) -> tuple[int, int]:
     """Count v = αv + (1−α)g²: 4; √v + ε: 2; p −= γg/…: 3.
 
@@ -46,35 +41,31 @@ def _rmsprop(on: _Options) -> tuple[int, int]:
     return 9 + 2 * on["momentum"] + 5 * on["centered"], 1 + on["momentum"] + on["centered"]
 
 
-def _constant(flops: int, state: int) -> _PerParameter:
-    return lambda _: (flops, state)
-
-
 _PER_PARAMETER: Final[dict[str, _PerParameter]] = {
     "SGD": _sgd,
-    "Adam": _adam,
-    "AdamW": _adam,
+    # m += (1−β₁)(g−m): 3; v = β₂v + (1−β₂)g²: 4; √v, /√(1−β₂ᵗ), +ε: 3; p −= γm/…: 3. AMSGrad: 1
+    **dict.fromkeys(("Adam", "AdamW"), lambda on: (13 + on["amsgrad"], 2 + on["amsgrad"])),
     "RMSprop": _rmsprop,
     # s += g²: 2; √s + ε: 2; p −= γg/…: 3
-    "Adagrad": _constant(7, 1),
+    "Adagrad": lambda _: (7, 1),
     # v = ρv + (1−ρ)g²: 4; Δ = √(u+ε)/√(v+ε)·g: 6; u = ρu + (1−ρ)Δ²: 4; p −= γΔ: 2
-    "Adadelta": _constant(16, 2),
+    "Adadelta": lambda _: (16, 2),
     # m: 3; u = max(β₂u, |g|+ε): 4; p −= γm/u: 3
-    "Adamax": _constant(10, 2),
+    "Adamax": lambda _: (10, 2),
     # m: 3; v: 4; √(v/(1−β₂ᵗ)) + ε: 3; p −= …g/… and …m/…: 6
-    "NAdam": _constant(16, 2),
-    "Nadam": _constant(16, 2),
+    "NAdam": lambda _: (16, 2),
+    "Nadam": lambda _: (16, 2),
     # m: 3; v: 4; 1/(√v + ε): 3; p −= γr·m·…: 3
-    "RAdam": _constant(13, 2),
+    "RAdam": lambda _: (13, 2),
     # p *= 1 − λη: 1; p −= ηg: 2; a += μ(p − a): 3
-    "ASGD": _constant(6, 1),
+    "ASGD": lambda _: (6, 1),
     # sign of g·g_before: 2; factor of the step size: 3; step size, clamped: 3; g at sign changes: 1;
     # p −= sign(g)·step: 3
-    "Rprop": _constant(12, 2),
+    "Rprop": lambda _: (12, 2),
     # sign(β₁m + (1−β₁)g): 4; p −= γ…: 2; m = β₂m + (1−β₂)g: 3
-    "Lion": _constant(9, 1),
+    "Lion": lambda _: (9, 1),
     # m: 3; v: 4; bias corrections: 2; m/(√v + ε): 3; the squares of both norms: 4; p −= γr…: 2
-    "Lamb": _constant(18, 2),
+    "Lamb": lambda _: (18, 2),
 }
 
 
@@ -88,15 +79,12 @@ def _update(call: Call) -> Cost:
         on = {name: bool(_option(call, name, index)) for name in NUMBERS}
         each, state = _PER_PARAMETER[call.name](on)
         size = count * item_size(str(_option(call, "dtype", index) or "f32"))
-        flops += count * (each + on["maximize"] + _decay(call, index))
+        # Weight decay, g += λp: 2; decoupled, p *= 1 − γλ: 1
+        decay = _option(call, "weight_decay", index)
+        decays = 0 if not decay else 1 if decay == "decoupled" or call.name == "AdamW" else 2
+        flops += count * (each + on["maximize"] + decays)
         moved, weights = moved + size * (1 + state), weights + size
     return Cost(flops, moved, moved, weights, sum(counts))
-
-
-def _decay(call: Call, index: int) -> int:
-    """Return the FLOPs of weight decay: g += λp: 2; decoupled, p *= 1 − γλ: 1."""
-    decays = _option(call, "weight_decay", index)
-    return 0 if not decays else 1 if decays == "decoupled" or call.name == "AdamW" else 2
 
 
 def _option(call: Call, name: str, index: int) -> Value:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, item_size
@@ -22,22 +23,17 @@ __all__ = ["LAYERS", "OPERATIONS"]
 _GATES: Final = {"RNN": 1, "SimpleRNN": 1, "LSTM": 4, "GRU": 3}
 
 
-def _embedding(call: Call) -> Cost:
-    """Count the table rows as copied bytes; the backward adds to a dense gradient of the table."""
-    return _lookup(call, call.count())
+def _embedding(call: Call, *, bag: bool = False) -> Cost:
+    """Count the table rows as copied bytes; the backward adds to a dense gradient of the table.
 
-
-def _bag(call: Call) -> Cost:
-    """Count a lookup and one FLOP per element to reduce the rows; an unknown number of bags counts as one."""
-    bags = call.shape()[0] if len(call.shape()) == 2 else call.count(1) if len(call.tensors) > 1 else 1
-    return _lookup(call, bags, added=call.count())
-
-
-def _lookup(call: Call, rows: int, added: int = 0) -> Cost:
-    dim, size, indices = call.number("dim"), item_size(str(call.arguments.get("dtype", "f32"))), call.count()
-    params, touched = call.number("num") * dim, indices * dim
+    A bag takes one FLOP per element to reduce the rows; an unknown number of bags counts as one.
+    """
+    dim, size, rows = call.number("dim"), item_size(str(call.arguments.get("dtype", "f32"))), call.count()
+    params, touched = call.number("num") * dim, rows * dim
+    if bag:
+        rows = call.shape()[0] if len(call.shape()) == 2 else call.count(1) if len(call.tensors) > 1 else 1
     return Cost(
-        added * dim, call.bytes_of(), rows * dim * size, touched * size, params, to_weights=touched,
+        touched * bag, call.bytes_of(), rows * dim * size, touched * size, params, to_weights=touched,
         differentiable=False, weight_gradients=params * size,
     )  # fmt: skip
 
@@ -147,7 +143,7 @@ def _dot_products(call: Call) -> Cost:
 
 LAYERS: Final[dict[str, Formula]] = {
     "Embedding": _embedding,
-    "EmbeddingBag": _bag,
+    "EmbeddingBag": partial(_embedding, bag=True),
     **dict.fromkeys(("RNN", "LSTM", "GRU", "SimpleRNN"), _recurrent),
     **dict.fromkeys(("RNNCell", "LSTMCell", "GRUCell", "SimpleRNNCell"), _recurrent),
     "MultiheadAttention": _attention,

@@ -23,14 +23,9 @@ def can_draw() -> bool:
 
 
 def as_png(chart: Chart, scale: int = 2) -> tuple[bytes, int, int]:
-    """Return a chart as PNG, with its width and height in pixels.
+    """Return a chart as PNG with `scale` pixels per unit of the SVG, and its width and height in pixels.
 
-    Args:
-        chart: the chart.
-        scale: pixels per unit of the SVG.
-
-    Raises:
-        ImportError: Pillow is not installed; see `can_draw`.
+    Raises ImportError without Pillow; see `can_draw`.
     """
     size = WIDTH * scale, HEIGHT * scale
     picture = _pillow("Image").new("RGB", size, "white")

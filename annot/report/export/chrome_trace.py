@@ -23,13 +23,7 @@ _ARGS: Final = ("layer", "module", "phase", "shapes", "gpu_ns")
 
 
 def write_trace(events: Events, meta: dict[str, Any], write: Callable[[bytes], Any]) -> None:
-    """Write a timeline, block by block.
-
-    Args:
-        events: events of the timeline.
-        meta: metadata of the file, written to ``otherData``.
-        write: called with consecutive bytes of the file.
-    """
+    """Write a timeline, block by block: call `write` with consecutive bytes. `meta` is written to ``otherData``."""
     other = json.dumps(meta | {"start_ns": events.zero})
     write(f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n'.encode())
     separator = b""

@@ -21,12 +21,12 @@ def write_trace_file(attribution: Attribution, source: str, path: Path, *, force
     Raises:
         OSError: the file exists, or cannot be written.
     """
-    from annot.analyze.trace_events import events
+    from annot.analyze.trace_events import Events
     from annot.report.export.chrome_trace import write_trace
 
     meta = summarize(attribution) | {"source": source}
     with _created(path, force=force) as file:
-        write_trace(events(attribution), meta, file.write)
+        write_trace(Events(attribution), meta, file.write)
 
 
 def write_tensorboard(attribution: Attribution, source: str, folder: Path, *, force: bool) -> None:

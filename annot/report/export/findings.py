@@ -20,13 +20,9 @@ _OTHER: Final = COLORS["loop"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Range on the timeline.
+    """Range on a track (number in `annot.analyze.tracks.Tracks`), with times in ns of the profile.
 
-    Args:
-        track: number of the track in `annot.analyze.tracks.Tracks`; ranges of a track nest.
-        start, end: ns, in the time of the profile.
-        text: finding, on one line without control characters.
-        color: color as 0xAARRGGBB.
+    Ranges of a track nest. The text is one line without control characters, the color is 0xAARRGGBB.
     """
 
     track: int

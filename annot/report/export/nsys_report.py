@@ -22,7 +22,7 @@ from functools import partial
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from annot.analyze.layer_spans import spans
 from annot.analyze.tracks import Tracks
@@ -107,11 +107,8 @@ def _write_by_nsys_writer(
 ) -> None:
     """Write one stream per track, in a scope with process, device and stream.
 
-    Args:
-        backend: library to write with, unless the environment selects one.
-        time_base: time base of nsys_writer.
-        zero: time 0 of the profile in that time base, in ns.
-        report, out, ranges, tracks: see `_backend_for`.
+    `backend` is the library to write with, unless the environment selects one. `zero` is time 0 of the profile in the
+    time base of nsys_writer, in ns.
     """
     if backend is not None:
         os.environ.setdefault(WRITER_BACKEND, str(backend))
@@ -119,21 +116,17 @@ def _write_by_nsys_writer(
         library = import_module("nsys_writer")
         base = getattr(library.TimeBase, time_base)
         with library.Session(name=str(out.with_suffix("")), report_merge=str(report), time_base=base) as session:
-            _add(session, zero, ranges, tracks)
+            domain = session.get_domain(FINDINGS)
+            places = {track.number: (track.group.name, track.name) for track in tracks.all()}
+            for track, of_track in groupby(ranges, key=lambda one: one.track):
+                scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in places[track]))
+                with session.create_stream(f"{FINDINGS} {track}", domain=domain, scope=scope) as stream:
+                    for one in of_track:
+                        stream.write_pushpop(one.start + zero, one.end + zero, message=one.text, color=one.color)
     except Exception as error:  # nsys_writer documents no exception types
         raise AnnotError(f"{report} cannot be enriched by nsys_writer: {error}") from None
     if not out.exists():
         raise AnnotError(f"{report} cannot be enriched: nsys_writer did not write {out.name}")
-
-
-def _add(session: Any, zero: int, ranges: Iterable[Finding], tracks: Tracks) -> None:
-    domain = session.get_domain(FINDINGS)
-    places = {track.number: (track.group.name, track.name) for track in tracks.all()}
-    for track, of_track in groupby(ranges, key=lambda one: one.track):
-        scope = domain.get_scope("/".join(_SPECIAL.sub(r"\\\g<0>", part) for part in places[track]))
-        with session.create_stream(f"{FINDINGS} {track}", domain=domain, scope=scope) as stream:
-            for one in of_track:
-                stream.write_pushpop(one.start + zero, one.end + zero, message=one.text, color=one.color)
 
 
 def _time_base(attribution: Attribution) -> tuple[str, int]:
@@ -153,12 +146,9 @@ def _write_by_importer(
 ) -> None:
     """Merge the ranges as text.
 
-    ImportNvtxt drops ranges outside the session unless ``--update_report_time`` lets it extend the session.
-
-    Args:
-        program: path of ImportNvtxt; its libraries are in the same folder.
-        target: machine of the ranges in the report, as ``hardware:machine``.
-        report, out, ranges, tracks: see `_backend_for`.
+    ImportNvtxt (`program`, with its libraries in the same folder) drops ranges outside the session unless
+    ``--update_report_time`` lets it extend the session. `target` is the machine of the ranges in the report, as
+    ``hardware:machine``.
     """
     text = out.with_suffix(".nvtxt")
     with text.open("w", encoding="utf-8", newline="\n") as file:

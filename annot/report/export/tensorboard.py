@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.layer_steps import by_layer_and_step
+from annot.analyze.gpu_activities import by_layer_and_step
 from annot.attribution import Attribution, by_layer, by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
@@ -30,14 +30,9 @@ def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     ``forward ms/features.0 Conv2d``: GPU time, or host time in profiles without GPU activity. A profile without steps
     has one value per layer, the time of the whole profile. Texts are ``layers`` and ``summary``. Images are the charts
     of `annot.report.charts.profile_charts.pictures`; they need Pillow. The wall time of the records is the start of
-    the profile, or 0 if that is unknown.
+    the profile, or 0 if that is unknown. `source` is the name of the profile.
 
-    Args:
-        attribution: the profile.
-        source: name of the profile.
-
-    Raises:
-        AnnotError: the package protobuf is not installed.
+    Raises AnnotError if the package protobuf is not installed.
     """
     wall_time = (attribution.meta.get("utc_start_ns") or 0) / 1e9
     rows, meta = by_layer(attribution), summarize(attribution) | {"source": source}

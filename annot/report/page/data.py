@@ -10,9 +10,8 @@ import polars as pl
 from annot.analyze.advice import by_advice
 from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
-from annot.analyze.gpu_activities import KEY
+from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
-from annot.analyze.layer_steps import by_layer_and_step
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import SHARES
 from annot.analyze.tensor_cores import matrix_units
