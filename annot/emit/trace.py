@@ -202,7 +202,7 @@ def _decorate(target: Any, options: Options) -> Any:
         )
     if not client.enabled():
         return target
-    from annot.emit import trace_wrappers
+    from annot.emit import wrappers
 
     if isinstance(target, type):
         return _decorate_class(target, options)
@@ -210,7 +210,7 @@ def _decorate(target: Any, options: Options) -> Any:
         getter = target.fget and _decorate(target.fget, options)
         return property(getter, target.fset, target.fdel, target.__doc__)
     of_call = options.event_of_call if options.shapes else None
-    return trace_wrappers.wrap(target, options.message, options.event, of_call)
+    return wrappers.wrap(target, options.message, options.event, of_call)
 
 
 def _decorate_class(cls: type, options: Options) -> type:

@@ -15,10 +15,12 @@ from annot import native
 from annot.emit import client, guard, layer_filter
 from annot.emit.capture_window import NO_CUDA, Capture
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
+from annot.emit.open_ranges import OpenRanges
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
-from annot.torch import collectives, data_loader, greenlets, module_call_patch, optimizer
+from annot.labels.tag import Phase
+from annot.torch import collectives, data_loader, greenlets, module_calls, optimizer
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
 from annot.torch.memory import Meter, counter_for
@@ -29,7 +31,7 @@ from annot.torch.operations import Operations
 from annot.torch.patches import Patches
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "choose", "emit_ranges"]
+__all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges"]
 
 choose: Final = functools.partial(layer_filter.choose, base=torch.nn.Module, base_name="torch.nn.Module")
 """`annot.emit.layer_filter.choose` for dotted paths and subclasses of `torch.nn.Module`."""
@@ -178,6 +180,31 @@ class EmitRanges(SwitchedBlock):
         self._collector.set(on)
 
 
+class TrainerRanges(OpenRanges):
+    """Open ranges of a trainer: layers of its model, epochs and batches.
+
+    `options` are those of `annot.torch.emit_ranges`. A copy or a pickle has the options, but no open ranges.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._options = options
+
+    def __reduce__(self) -> Any:
+        return TrainerRanges, (self._options,)
+
+    def enter(self, model: torch.nn.Module) -> None:
+        """Close all open ranges, and emit ranges of a model until `close`."""
+        self.close()
+        self._enter("model", emit_ranges(model, **self._options))
+
+    def begin(self, phase: Phase, number: int, stage: str = "") -> None:
+        """Open the range of an epoch or batch if a model is entered. An open one of the same stage closes first."""
+        self.end(phase, stage)
+        if self._open:
+            super().begin(phase, number, stage)
+
+
 class Installed:
     """Patches of this process, installed while at least one block is open and not paused."""
 
@@ -243,7 +270,7 @@ class Installed:
 
     def _install(self, model: torch.nn.Module, options: Options) -> None:
         counter = counter_for(model) if options.memory else None
-        fast = native.emitter() if counter is None and module_call_patch.left_behind() is not patched_call else None
+        fast = native.emitter() if counter is None and module_calls.left_behind() is not patched_call else None
         kind = Calls
         if fast is not None:
             fast.bind(FOR_C)
@@ -253,7 +280,7 @@ class Installed:
         self._undo.append(functools.partial(greenlets.watch, None))
         greenlets.watch(calls.note_switch)
         operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
-        module_call_patch.install(self._undo, calls, operations.around if operations else None)
+        module_calls.install(self._undo, calls, operations.around if operations else None)
         if options.forward or options.backward:
             _patch_engine(self._undo, calls, ranges=options.backward)
         if options.optimizer:
@@ -268,7 +295,7 @@ class Installed:
 
     def _install_around(self, patches: Patches, options: Options) -> None:
         """Install the patches other than module calls, the engine and optimizer steps."""
-        module_call_patch.hide_from_profiler(patches)
+        module_calls.hide_from_profiler(patches)
         if options.optimizer:
             optimizer.install(patches)
             self._install_keras()
