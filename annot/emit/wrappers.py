@@ -34,7 +34,7 @@ def wrap(
     if text is None:
         text = str(getattr(plain, "__qualname__", None) or type(plain).__qualname__)
     event = make_event(text) if make_event_of_call is None else None
-    event_of = _always(event) if make_event_of_call is None else functools.partial(make_event_of_call, text)
+    event_of = (lambda *_: event) if make_event_of_call is None else functools.partial(make_event_of_call, text)
     if inspect.isasyncgenfunction(plain):
         return TracedFunction(function, _stepwise(event_of, AsyncSteps))
     if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
@@ -178,10 +178,6 @@ def _timed_waits(items: Iterator[Any]) -> Iterator[Any]:
 
 def _by_name(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-
-
-def _always(event: Any) -> EventOf:
-    return lambda args, kwargs: event
 
 
 def _around(event_of: EventOf) -> Any:

@@ -112,15 +112,13 @@ class Compiled:
 
     def _layers_of(self, graph: Any) -> compiled_ranges.Layers | None:
         """Return the events for a run of a graph on this thread, or None if it runs without ranges."""
-        known: _Graph = self._graphs.get(graph) or self._add_graph(graph)
+        known: _Graph | None = self._graphs.get(graph)
+        if known is None:
+            known = self._graphs[graph] = _Graph(graph, self._names)
+            if not known.prepared:
+                client.warn_once(_NO_LAYERS)
         site = self._calls.current_site(known.backward)
         return known.layers_for(site) if self._has_ranges[known.phase_for(site)] else None
-
-    def _add_graph(self, graph: Any) -> _Graph:
-        known = self._graphs[graph] = _Graph(graph, self._names)
-        if not known.prepared:
-            client.warn_once(_NO_LAYERS)
-        return known
 
     # ---------------------------------------------------------------- generated code
 
@@ -186,8 +184,7 @@ class Compiled:
         graph = _current_graph()
         if graph.cpp_wrapper or graph.aot_mode or getattr(graph, "fx_wrapper", False):
             return ""
-        nodes = _in_order(_of_scheduled(scheduled), graph.graph)
-        layers = self._layers(nodes, backward=graph.is_backward)
+        layers = self._layers(_nodes_of(scheduled, graph.graph), backward=graph.is_backward)
         phase: tag.Phase = "backward" if graph.is_backward else "forward"
         return compiled_ranges.encode(phase, layers) if layers and self._has_ranges[phase] else ""
 
@@ -270,14 +267,10 @@ def _being_called(scheduler: Any) -> list[Any]:
     return list(getattr(group, "scheduled_nodes", ())) or [node]
 
 
-def _of_scheduled(scheduled: Iterable[Any]) -> set[Any]:
-    """Return the graph nodes that these scheduler nodes were lowered from."""
+def _nodes_of(scheduled: Iterable[Any], graph: Any) -> list[Any]:
+    """Return the nodes that scheduler nodes were lowered from, in the order of the graph. Others come last."""
     parts = (part for one in scheduled for part in one.get_nodes() if part.node is not None)
-    return {node for part in parts for node in part.node.get_origins() if node.op == "call_function"}
-
-
-def _in_order(nodes: Iterable[Any], graph: Any) -> list[Any]:
-    """Return nodes in the order of the graph. Nodes of other graphs come last."""
+    nodes = {node for part in parts for node in part.node.get_origins() if node.op == "call_function"}
     order = {node: index for index, node in enumerate(graph.nodes)}
     return sorted(nodes, key=lambda node: order.get(node, len(order)))
 
@@ -289,13 +282,8 @@ def traced_layers(
 
     A path that starts with `HERE` is relative to the module whose call runs the graph. Nodes outside any layer belong
     to that module. In a backward graph this holds only if no node has a layer, because nodes that sum gradients do not
-    belong to a layer.
-
-    Args:
-        nodes: nodes of one graph, in graph order.
-        by_id: the sites of modules by ``id(module)``.
-        here: the site of the module whose call the graph was traced in, or None.
-        backward: whether it is a backward graph.
+    belong to a layer. `by_id` has the sites by ``id(module)``; `here` is the site of the module whose call the graph
+    was traced in, or None.
     """
     found: dict[tuple[str, str], None] = {}
     for node in nodes:

@@ -23,8 +23,8 @@ import torch
 from annot.emit import client, guard
 from annot.emit.patches import Patches
 from annot.emit.shapes import spec_of, tensors_in
-from annot.torch import autograd_nodes, device_threads, greenlets
-from annot.torch.backward_hooks import BackwardHooks, Frame
+from annot.torch import autograd_nodes, greenlets
+from annot.torch.backward_hooks import BackwardHooks, Frame, device_of, visit
 from annot.torch.module_paths import OPTIMIZED
 from annot.torch.module_sites import Loss, Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
@@ -82,7 +82,7 @@ class Calls(BackwardHooks):
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module with several paths, of one added to its model later, or of a loss."""
-        around = parent or (self._recomputed_layer() if self._frames else None)
+        around = parent or (self._open_in_backward() if self._frames else None)
         if site is None:
             if around is None and not isinstance(module, Loss) and type(module).__name__ != OPTIMIZED:
                 return None
@@ -91,13 +91,10 @@ class Calls(BackwardHooks):
 
     def current_site(self, backward: bool) -> Site | None:
         """Return the site of the module whose call, or backward, this thread is running."""
-        if backward:
-            frames = self._frames.get(threading.get_ident())
-            return frames[-1].open[-1][SITE] if frames and frames[-1].open else None
-        current = self._threads.get().current
-        return current[SITE] if current is not None else None
+        call = self._open_in_backward() if backward else self._threads.get().current
+        return call[SITE] if call is not None else None
 
-    def _recomputed_layer(self) -> Invocation | None:
+    def _open_in_backward(self) -> Invocation | None:
         """Return the call whose backward is open on this thread, or None. It is the parent of recomputed calls."""
         frames = self._frames.get(threading.get_ident())
         return frames[-1].open[-1] if frames and frames[-1].open else None
@@ -367,13 +364,13 @@ FOR_C: Final[dict[str, Any]] = {
     "Loss": Loss,
     "bury": bury,
     "current_thread": autograd_nodes.current_thread,
-    "device_of": device_threads.device_of,
+    "device_of": device_of,
     "find_layout": autograd_nodes.find_layout,
     "follow_switches": greenlets.follow_switches,
     "if_recomputed": if_recomputed,
     "is_node": autograd_nodes.is_node,
     "remember": remember,
     "signature": signature,
-    "visit": device_threads.visit,
+    "visit": visit,
 }
 """Functions that annot/native/emit calls, passed to its `bind`."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.autograd import Variable
 
 from annot import native
 from annot.emit import client, guard, layer_filter
@@ -282,16 +281,14 @@ class Installed:
         operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
         module_calls.install(self._undo, calls, operations.around if operations else None)
         if options.forward or options.backward:
-            _patch_engine(self._undo, calls, ranges=options.backward)
+            self._install_part(Engine(calls, ranges=options.backward))
         if options.optimizer:
-            self._install_steps(optimizer.OptimizerSteps())
+            self._install_part(optimizer.OptimizerSteps())
         patches = Patches()
         self._undo.append(patches.undo)
         self._install_around(patches, options)
         if options.compiled:
-            graphs = Compiled(calls, self._sites, forward=options.forward, backward=options.backward)
-            self._undo.append(graphs.remove)
-            graphs.install()
+            self._install_part(Compiled(calls, self._sites, forward=options.forward, backward=options.backward))
 
     def _install_around(self, patches: Patches, options: Options) -> None:
         """Install the patches other than module calls, the engine and optimizer steps."""
@@ -300,7 +297,7 @@ class Installed:
             optimizer.install(patches)
             self._install_keras()
         if options.forward or options.backward:
-            self._patch_replication(patches)
+            patches.wrap(torch.nn.Module, "_replicate_for_data_parallel", self._replicate)
         if options.data:
             data_loader.install(patches)
         if options.collectives:
@@ -313,23 +310,17 @@ class Installed:
         if keras is not None and hasattr(keras, "config") and keras.config.backend() == "torch":
             from annot.keras.optimizer import OptimizerSteps as KerasOptimizerSteps
 
-            self._install_steps(KerasOptimizerSteps())
+            self._install_part(KerasOptimizerSteps())
 
-    def _install_steps(self, steps: Any) -> None:
-        self._undo.append(steps.remove)  # first: a signal handler may raise between any two calls
-        steps.install()
+    def _install_part(self, part: Any) -> None:
+        self._undo.append(part.remove)  # first: a signal handler may raise between any two calls
+        part.install()
 
-    def _patch_replication(self, patches: Patches) -> None:
+    def _replicate(self, original: Any, module: torch.nn.Module) -> Any:
         """Give each replica that DataParallel makes for a forward a copy of the site of its module."""
-        original: Any = torch.nn.Module._replicate_for_data_parallel
-
-        @functools.wraps(original)
-        def replicate(module: torch.nn.Module) -> Any:
-            replica = original(module)
-            self._sites.add_replica(replica, module)
-            return replica
-
-        patches.replace(torch.nn.Module, "_replicate_for_data_parallel", replicate)
+        replica = original(module)
+        self._sites.add_replica(replica, module)
+        return replica
 
 
 _INSTALLED = Installed()
@@ -342,17 +333,3 @@ def _tell_cuda(what: str) -> None:
         return
     note = f"capture=True: the CUDA profiler did not {what}"
     guard.attempt(getattr(torch.cuda.profiler, what), otherwise=None, note=note)
-
-
-def _patch_engine(undo: list[Any], calls: Any, *, ranges: bool) -> None:
-    """Wrap autograd's engine, and add a function to `undo` that restores it."""
-    holder: Any = Variable
-    engine = Engine(holder._execution_engine, calls, ranges=ranges)
-
-    def restore() -> None:
-        original = engine.retire()
-        if holder._execution_engine is engine:
-            holder._execution_engine = original
-
-    undo.append(restore)
-    holder._execution_engine = engine
