@@ -81,12 +81,8 @@ def choose(
         raise TypeError(f"depth must be an int or None, got {depth!r}")
     if depth is not None and depth < 0:
         raise ValueError(f"depth must not be negative, got {depth}")
-    expected = f"path patterns and subclasses of {base_name}"
-
-    def selectors(name: str, selection: Selection) -> _Selectors | None:
-        return _selectors(name, selection, base, expected, separator)
-
-    return Choice(selectors("include", include), selectors("exclude", exclude), depth, separator)
+    rest = base, f"path patterns and subclasses of {base_name}", separator
+    return Choice(_selectors("include", include, *rest), _selectors("exclude", exclude, *rest), depth, separator)
 
 
 def _selectors(name: str, selection: Selection, base: type[Any], expected: str, separator: str) -> _Selectors | None:

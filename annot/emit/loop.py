@@ -74,7 +74,7 @@ def batches(loader: Iterable[T], *, stage: str = "") -> Iterable[T]:
 
 
 def _ranged(items: Iterable[T], phase: Phase, stage: str, *, waits: bool) -> Iterable[T]:
-    from annot.emit.ranged_iterable import Ranged
+    from annot.emit.wrappers import Ranged
 
     return Ranged(items, lambda number: NumberedRange(phase, number, stage), waits=waits)
 

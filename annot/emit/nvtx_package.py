@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from annot.errors import warn
@@ -13,25 +14,19 @@ from annot.labels.tag import DOMAIN
 __all__ = ["PackageClient", "PackageEvent"]
 
 
+@dataclass(slots=True, eq=False)
 class PackageEvent:
     """NVTX attributes of one range, prepared once. The fallback for `_emit.Event`."""
 
-    __slots__ = ("attributes", "category", "color", "domain", "generation", "handle", "payload", "text")
-
-    def __init__(
-        self,
-        text: str,
-        domain: str,
-        category: int,
-        color: int,
-        payload: float | None,
-        registered: bool = True,
-    ) -> None:
-        self.text = text
-        self.domain, self.category, self.color, self.payload = domain, category, color, payload
-        self.generation = 0
-        self.attributes: Any = None
-        self.handle: Any = None
+    text: str
+    domain: str
+    category: int
+    color: int
+    payload: float | None
+    registered: bool = True  # of `_emit.Event`: the package registers every text
+    generation: int = 0
+    attributes: Any = None
+    handle: Any = None
 
 
 class PackageClient:
@@ -180,18 +175,15 @@ class PackageClient:
         event.handle, event.generation = domain.handle, self._generation
 
     def _domain(self, name: str) -> Any:
+        """Return a domain, also for tools without nvtxDomainIsEnabled such as Nsight Systems 2022.4."""
         domain = self._domains.get(name)
         if domain is None:
-            domain = self._domains[name] = self._open_domain(name or None)
-        return domain
-
-    def _open_domain(self, name: str | None) -> Any:
-        """Open a domain, also for tools without nvtxDomainIsEnabled such as Nsight Systems 2022.4."""
-        domain = self._nvtx.Domain(name)
-        if isinstance(domain, getattr(self._nvtx, "DummyDomain", ())):
-            domain = object.__new__(self._nvtx.Domain)
-            domain.handle = self._nvtx.DomainHandle(name)
-            domain.__init__(name)
+            domain = self._nvtx.Domain(name or None)
+            if isinstance(domain, getattr(self._nvtx, "DummyDomain", ())):
+                domain = object.__new__(self._nvtx.Domain)
+                domain.handle = self._nvtx.DomainHandle(name or None)
+                domain.__init__(name or None)
+            self._domains[name] = domain
         return domain
 
     def _profiler_enter(self, event: PackageEvent) -> Any:

@@ -21,10 +21,7 @@ class SwitchedBlock(ABC):
     """Context manager that installs patches on entry and removes them on exit.
 
     `pause` removes all patches, so a paused block costs nothing. `resume` installs them again. Both may be called any
-    number of times, on any thread. A subclass defines the patches.
-
-    Args:
-        schedule: steps that have ranges. None: all.
+    number of times, on any thread. A subclass defines the patches. Without a `schedule`, all steps have ranges.
     """
 
     __slots__ = ("_by_hand", "_entered", "_installed", "_lock", "_paused", "_schedule", "_step")

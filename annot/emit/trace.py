@@ -179,20 +179,19 @@ def _check(options: Options) -> None:
         ("domain", str, "str"),
         ("category", str | None, "str or None"),
         ("color", str | int | None, "str or int or None"),
+        ("payload", int | float | None, "an int or a float"),
+        ("message", str | None, "a str"),
     )
     for name, types, expected in allowed:
-        if not isinstance(getattr(options, name), types):
-            raise TypeError(f"{name} must be {expected}, got {getattr(options, name)!r}")
-    if options.payload is not None and not isinstance(options.payload, (int, float)):
-        raise TypeError(f"payload must be an int or a float, got {options.payload!r}")
+        value = getattr(options, name)
+        if not isinstance(value, types):
+            raise TypeError(f"{'the message' if name == 'message' else name} must be {expected}, got {value!r}")
     if isinstance(options.payload, int) and not -(2**63) <= options.payload < 2**63:
         raise ValueError(f"payload must fit into 64 bits, got {options.payload}")
     if isinstance(options.color, int) and not 0 <= options.color < 2**32:
         raise ValueError(f"color must be 0xAARRGGBB, got {options.color:#x}")
     if "\0" in options.domain + (options.category or ""):
         raise ValueError(f"domain and category must not contain NUL, got {options.domain!r} and {options.category!r}")
-    if options.message is not None and not isinstance(options.message, str):
-        raise TypeError(f"the message must be a str, got {options.message!r}")
 
 
 def _decorate(target: Any, options: Options) -> Any:
@@ -202,7 +201,7 @@ def _decorate(target: Any, options: Options) -> Any:
         )
     if not client.enabled():
         return target
-    from annot.emit import trace_wrappers
+    from annot.emit import wrappers
 
     if isinstance(target, type):
         return _decorate_class(target, options)
@@ -210,7 +209,7 @@ def _decorate(target: Any, options: Options) -> Any:
         getter = target.fget and _decorate(target.fget, options)
         return property(getter, target.fset, target.fdel, target.__doc__)
     of_call = options.event_of_call if options.shapes else None
-    return trace_wrappers.wrap(target, options.message, options.event, of_call)
+    return wrappers.wrap(target, options.message, options.event, of_call)
 
 
 def _decorate_class(cls: type, options: Options) -> type:

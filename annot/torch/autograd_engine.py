@@ -12,21 +12,23 @@ import torch
 
 from annot.emit import client, guard
 from annot.labels import tag
-from annot.torch import collectives, device_threads
+from annot.torch import collectives
+from annot.torch.backward_hooks import device_threads_in_use
 
 __all__ = ["Engine"]
 
+_holder: Final[Any] = torch.autograd.Variable
 _tracing: Final[Callable[[], Any]] = torch._guards.TracingContext.try_get
 
 
 class Engine:
-    """Autograd's engine with ranges. All attributes except `run_backward` are forwarded to the engine.
+    """Autograd's engine with ranges, from `install` to `remove`. All other attributes are forwarded to the engine.
 
     Without `ranges`, `calls` only records that a backward runs, to detect recomputation.
     """
 
-    def __init__(self, engine: Any, calls: Any, *, ranges: bool) -> None:
-        self._engine = engine
+    def __init__(self, calls: Any, *, ranges: bool) -> None:
+        self._engine = _holder._execution_engine
         self._calls = calls
         self._ranges = ranges
         self._event = client.event(tag.format(tag.Tag(phase="backward")), category="backward")
@@ -81,10 +83,15 @@ class Engine:
         if node is not None:
             handles.append(node.register_prehook(queue))
 
-    def retire(self) -> Any:
-        """Make this wrapper transparent for code that still holds it, and return the engine."""
+    def install(self) -> None:
+        """Replace autograd's engine."""
+        _holder._execution_engine = self
+
+    def remove(self) -> None:
+        """Restore the engine. This wrapper becomes transparent for code that still holds it."""
         self._calls = None
-        return self._engine
+        if _holder._execution_engine is self:
+            _holder._execution_engine = self._engine
 
 
 def _compiles_backward() -> bool:
@@ -105,7 +112,7 @@ def _begin(calls: Any, given: dict[str, Any]) -> None:
         keep_graph=bool(given.get("keep_graph", False)),
         create_graph=bool(given.get("create_graph", False)),
         # With `inputs` the engine skips nodes. Accelerators have an engine thread each.
-        every=bool(given.get("inputs", ())) or device_threads.in_use(),
+        every=bool(given.get("inputs", ())) or device_threads_in_use(),
     )
     guard.attempt(begin, otherwise=None, note="this backward runs without layer ranges")
     if calls.has_lost():

@@ -4,39 +4,46 @@ Before the engine runs, the graph is walked once from the roots. On one thread t
 of their sequence numbers. So a node only needs a hook if its layer differs from that of the previous node. The hook
 closes ranges up to the common ancestor of the open layer and the node's layer, and opens ranges from there down to the
 node's layer.
+
+The engine runs the nodes of each accelerator on a separate thread, the device thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from annot.emit import guard
-from annot.torch import device_threads
 from annot.torch.node_owners import BACKWARD, DEPTH, PARENT, Invocation, ThreadNotes
 from annot.util.locks import fork_safe
 
-__all__ = ["BackwardHooks", "Frame"]
+__all__ = ["BackwardHooks", "Frame", "device_of", "device_threads_in_use", "visit"]
 
 _peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _HOOKED_KEY: Final = "annot hook"
+_ENGINE: Final = torch._C._ImperativeEngine()
+_accelerator: Final[Callable[[], torch.device]] = getattr(torch._C, "_get_accelerator", lambda: torch.device("cpu"))
+
+_NEXT: Final = (1 << 64) - 2
+"""Sequence number that runs a node before all queued ones except AccumulateGrad nodes."""
+_TIMEOUT: Final = 1.0
+"""Timeout of a visit (s). The node that runs on the device thread may itself be waiting for the caller."""
 
 
+@dataclass(slots=True)
 class Frame:
     """Layer ranges that one backward run has open on one thread, outermost first."""
 
-    __slots__ = ("creates_graph", "handles", "nodes", "open")
-
-    def __init__(self, *, creates_graph: bool = False) -> None:
-        self.open: list[Invocation] = []
-        self.creates_graph = creates_graph
-        self.nodes: list[Any] = []
-        self.handles: list[Any] = []
+    creates_graph: bool
+    open: list[Invocation] = field(default_factory=list)
+    nodes: list[Any] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -63,15 +70,12 @@ class BackwardHooks:
         self._carrier._backward_hooks = {0: self._on_node}
 
     def begin(self, roots: tuple[Any, ...], *, keep_graph: bool, create_graph: bool, every: bool) -> None:
-        """Prepare the graph below `roots` for a run of the engine on this thread. `finish` ends the run.
+        """Prepare the graph below `roots`, tensors or gradient edges, for a run of the engine. `finish` ends the run.
 
-        Args:
-            roots: tensors or gradient edges that the engine starts from.
-            keep_graph: the graph is retained, so the hooks must be removed afterwards.
-            create_graph: the run creates a graph for higher derivatives.
-            every: hook every node, because the engine may skip nodes or run them in another order.
+        With `keep_graph`, the graph is retained, so the hooks must be removed afterwards. With `every`, each node has a
+        hook, because the engine may skip nodes or run them in another order.
         """
-        frame, runs = Frame(creates_graph=create_graph), self.runs()
+        frame, runs = Frame(create_graph), self.runs()
         self._frames.setdefault(threading.get_ident(), []).append(frame)
         try:
             found, unordered = self._threads.walk(roots)
@@ -131,7 +135,7 @@ class BackwardHooks:
         """
         stale = [worker for worker in list(self._workers.values()) if worker.last not in self._owners]
         if stale and _current_node() is None:
-            device_threads.visit([(worker.device, worker.close) for worker in stale])
+            visit([(worker.device, worker.close) for worker in stale])
 
     def _hook(self, node: Any, owner: Invocation | None, frame: Frame, *, keep_graph: bool) -> None:
         if node in self._owners:  # e.g. a hook runs part of a graph whose own run is not finished
@@ -179,7 +183,7 @@ class BackwardHooks:
         """Open a frame on a thread of the engine. A callback of the engine closes it when the thread's task is done."""
         ident = threading.get_ident()
         # The grad mode is on if the run creates a graph.
-        frames = self._frames[ident] = [Frame(creates_graph=torch.is_grad_enabled())]
+        frames = self._frames[ident] = [Frame(torch.is_grad_enabled())]
 
         def close_here() -> None:
             if threading.get_ident() == ident and self._frames.get(ident) is frames:
@@ -187,7 +191,7 @@ class BackwardHooks:
                 self._workers.pop(ident, None)
                 self._close(frames[0])
 
-        device = device_threads.device_of(_current_node())
+        device = device_of(_current_node())
         if device is not None:
             self._workers[ident] = Worker(device, close_here)
         torch.autograd.Variable._execution_engine.queue_callback(close_here)
@@ -200,3 +204,50 @@ class BackwardHooks:
         if frame.creates_graph:
             notes = self._threads.get()
             notes.note(_peek(), notes.current)
+
+
+def device_threads_in_use() -> bool:
+    """Return whether a backward may use device threads."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    return _accelerator().type not in ("cpu", "cuda")
+
+
+def device_of(node: Any) -> torch.device | None:
+    """Return the device whose thread runs a node, or None for the CPU."""
+    devices = (one.device for one in getattr(node, "_input_metadata", ()))
+    return next((device for device in devices if device.type != "cpu"), None)
+
+
+class _Visit(torch.autograd.Function):
+    """Node that calls `work` in its backward and launches nothing on the device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
+        ctx.work = work
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[None, None]:
+        ctx.work()
+        return None, None
+
+
+def visit(tasks: list[tuple[torch.device, Callable[[], object]]]) -> None:
+    """Run functions, each on the thread of its device, and wait up to `_TIMEOUT` seconds.
+
+    Code can only reach a device thread through a backward. It starts from a new thread, to be independent of the
+    caller's modes, sequence numbers and streams.
+    """
+
+    def run() -> None:
+        for device, work in tasks:
+            with contextlib.suppress(Exception):
+                x = torch.empty(0, device=device, requires_grad=True)
+                root: Any = _Visit.apply(x, work)  # type: ignore[no-untyped-call]
+                root.grad_fn._set_sequence_nr(_NEXT)
+                _ENGINE.run_backward((root,), (root.detach(),), False, False, (), True, True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)

@@ -39,23 +39,14 @@ _METHODS: Final = {
     "all_gather_single": "all_gather_into_tensor",
     "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
     "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "broadcast": "broadcast",
-    "gather": "gather",
-    "scatter": "scatter",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
-    "all_to_all_single": "all_to_all_single",
-    "send": "send",
-    "recv": "recv",
     "recv_anysource": "recv",
-    "barrier": "barrier",
-    "monitored_barrier": "monitored_barrier",
+    **{name: name for name in ("reduce", "reduce_scatter", "reduce_scatter_tensor_coalesced", "broadcast", "gather")},
+    **{name: name for name in ("scatter", "all_to_all_single", "send", "recv", "barrier", "monitored_barrier")},
 }
 _FUNCTIONS: Final = (
     *("all_gather_single", "all_gather_single_coalesced", "all_reduce", "all_reduce_coalesced", "all_to_all_single"),
@@ -105,18 +96,14 @@ _thread: Final = threading.local()
 
 def say_rank() -> None:
     """Emit the mark with rank and world size, if this is a process of a distributed run."""
-    known = _rank()
-    if known is not None:
-        client.mark(client.event(format_rank(*known), category=_KIND, few=True))
-
-
-def _rank() -> tuple[int, int] | None:
-    """Return rank and world size from torch.distributed, or from the environment variables of torchrun."""
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else None
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    else:
+        rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")  # of torchrun
+        if not (rank.isdecimal() and world_size.isdecimal()):
+            return
+    client.mark(client.event(format_rank(int(rank), int(world_size)), category=_KIND, few=True))
 
 
 class _Events:
@@ -148,7 +135,10 @@ class _Events:
         number = guard.attempt(lambda: work._get_op_type(), otherwise=None)
         event = self._known.get(number)
         if event is None:
-            event = self._known[number] = _make(_name_of_wait(number), "", [])
+            # OpType may differ between releases.
+            name = guard.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")
+            name = f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
+            event = self._known[number] = _make(name, "", [])
         return event
 
     def _event(self, operation: str, group: Any, tensors: list[Any]) -> Any:
@@ -170,12 +160,6 @@ def _make(operation: str, group: str, tensors: list[Any]) -> Any:
     tagged = tag.Tag("", operation + group, "collective", specs, max(0, len(tensors) - len(specs)))
     size = sum(tensor.nbytes for tensor in tensors)
     return client.event(tag.format(tagged), category=_KIND, payload=size if tensors else None)
-
-
-def _name_of_wait(number: int | None) -> str:
-    # OpType may differ between releases.
-    name = guard.attempt(lambda: _c10d.OpType(number).name.lower(), otherwise="unknown")
-    return f"{_METHODS.get(name, name)}.wait" if name != "unknown" else "wait"
 
 
 def _larger(sides: list[Any]) -> list[Any]:

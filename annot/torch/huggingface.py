@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from annot.torch.trainers import TrainerRanges
+from annot.torch.ranges import TrainerRanges
 
 __all__ = ["AnnotTrainerCallback"]
 

@@ -15,6 +15,7 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 
 from annot.labels import tag
 from annot.labels.hyperparameters import ALWAYS, Arguments, Hyperparameter, hyperparameter_values
+from annot.torch.module_paths import is_keras
 
 __all__ = ["gradients", "hyperparameters"]
 
@@ -99,6 +100,10 @@ def hyperparameters(module: nn.Module | None, shown_as: str) -> Arguments:
         >>> hyperparameters(nn.Conv2d(3, 64, 11, stride=4, bias=False), "Conv2d")
         (('out', 64), ('kernel', (11, 11)), ('stride', (4, 4)), ('bias', False))
     """
+    if is_keras(module):
+        from annot.keras.hyperparameters import hyperparameters as of_keras
+
+        return of_keras(module, shown_as)
     known = _known(module)
     if module is None or known is None:
         return ()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from annot.emit import client
 from annot.labels import tag
-from annot.torch.trainers import TrainerRanges
+from annot.torch.ranges import TrainerRanges
 
 __all__ = ["AnnotCallback", "AnnotProfiler"]
 

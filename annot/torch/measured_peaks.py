@@ -88,15 +88,10 @@ def _shortest(work: Callable[[], object], kind: str) -> float:
     times: list[float] = []
     began = time.perf_counter()
     with torch.no_grad():
-        _timed(work, kind)
-        while len(times) < _MIN_CALLS or time.perf_counter() - began < _SECONDS:
-            times.append(_timed(work, kind))
-    return min(times)
-
-
-def _timed(work: Callable[[], object], kind: str) -> float:
-    begin = time.perf_counter()
-    work()
-    if kind == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
+        while len(times) <= _MIN_CALLS or time.perf_counter() - began < _SECONDS:
+            begin = time.perf_counter()
+            work()
+            if kind == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+    return min(times[1:])

@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -64,14 +65,13 @@ def counter_for(model: torch.nn.Module) -> Counter | None:
     return None
 
 
+@dataclass(slots=True)
 class _Open:
-    """Open range: memory at its start, peak memory since then, and its nesting depth."""
+    """Open range: its nesting depth, memory at its start, and peak memory since then."""
 
-    __slots__ = ("depth", "peak", "start")
-
-    def __init__(self, start: int, depth: int) -> None:
-        self.start = self.peak = start
-        self.depth = depth
+    depth: int
+    start: int
+    peak: int
 
 
 class Meter:
@@ -95,7 +95,8 @@ class Meter:
             depth = client.depth()
             while opened and opened[-1].depth >= depth:  # other code has closed it
                 opened.pop()
-            opened.append(_Open(self._read(), depth))
+            now = self._read()
+            opened.append(_Open(depth, now, now))
         client.push(event)
 
     def pop(self) -> None:

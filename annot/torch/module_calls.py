@@ -1,4 +1,6 @@
-"""Hot path of module calls in Python: the fallback for annot/native/emit/torch_calls.c, and its reference in tests.
+"""Patch of `torch.nn.Module.__call__`, and the hot path of module calls in Python.
+
+The hot path is the fallback for annot/native/emit/torch_calls.c, and its reference in tests.
 
 Forward. Every module call opens the range of its site. It also records, per thread, the sequence numbers that autograd
 assigns during the call: a node belongs to the call that was innermost when the node was created.
@@ -19,14 +21,15 @@ from typing import Any, Final, TypeVar, cast
 import torch
 
 from annot.emit import client, guard
+from annot.emit.patches import Patches
 from annot.emit.shapes import spec_of, tensors_in
-from annot.torch import autograd_nodes, device_threads, greenlets
-from annot.torch.backward_hooks import BackwardHooks, Frame
+from annot.torch import autograd_nodes, greenlets
+from annot.torch.backward_hooks import BackwardHooks, Frame, device_of, visit
 from annot.torch.module_paths import OPTIMIZED
 from annot.torch.module_sites import Loss, Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
 
-__all__ = ["FOR_C", "Calls", "bookkeeping", "bury", "pass_over", "patched_call", "watcher"]
+__all__ = ["FOR_C", "Calls", "hide_from_profiler", "install", "left_behind", "pass_over", "patched_call", "watcher"]
 
 _peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -47,11 +50,9 @@ class Calls(BackwardHooks):
         self._forward = forward
         self._backward = backward
 
-    def take_calls(self, original: Callable[..., Any], inner: Callable[..., Any]) -> None:
-        """Bind `patched_call`, the patch of `original`, to this object. It calls `inner`."""
-        global _original, _inner, _is_plain, _calls, _threads, _thread, _sites, _by_id, _dead
-        global _notes_nodes, _running, _push, _pop
-        _original, _inner, _is_plain = original, inner, inner is torch.nn.Module._wrapped_call_impl
+    def bind(self) -> None:
+        """Bind `patched_call` to this object."""
+        global _calls, _threads, _thread, _sites, _by_id, _dead, _notes_nodes, _running, _push, _pop
         _calls, _threads, _thread = self, self._threads, self._threads.local
         _sites, _by_id, _dead = self._sites, self._sites.by_id, self._sites.dead
         _push, _pop = (self._push, self._pop) if self._forward else (None, None)
@@ -81,7 +82,7 @@ class Calls(BackwardHooks):
 
     def find_site(self, site: Site | None, module: Any, parent: Invocation | None) -> Site | None:
         """Return the site of a module with several paths, of one added to its model later, or of a loss."""
-        around = parent or (self._recomputed_layer() if self._frames else None)
+        around = parent or (self._open_in_backward() if self._frames else None)
         if site is None:
             if around is None and not isinstance(module, Loss) and type(module).__name__ != OPTIMIZED:
                 return None
@@ -90,23 +91,22 @@ class Calls(BackwardHooks):
 
     def current_site(self, backward: bool) -> Site | None:
         """Return the site of the module whose call, or backward, this thread is running."""
-        if backward:
-            frames = self._frames.get(threading.get_ident())
-            return frames[-1].open[-1][SITE] if frames and frames[-1].open else None
-        current = self._threads.get().current
-        return current[SITE] if current is not None else None
+        call = self._open_in_backward() if backward else self._threads.get().current
+        return call[SITE] if call is not None else None
 
-    def _recomputed_layer(self) -> Invocation | None:
+    def _open_in_backward(self) -> Invocation | None:
         """Return the call whose backward is open on this thread, or None. It is the parent of recomputed calls."""
         frames = self._frames.get(threading.get_ident())
         return frames[-1].open[-1] if frames and frames[-1].open else None
 
 
-# State of `patched_call`. These are globals because torch.compile recompiles when the closure of a traced function
+# State of the patches. These are globals because torch.compile recompiles when the closure of a traced function
 # changes, and leaving the block restores a function without a closure.
-_original: Callable[..., Any]
-_inner: Callable[..., Any]
-_is_plain: bool
+_original: Any = None
+_inner: Any = None
+_is_plain = False
+_left: Any = None
+_call: Any = None  # called by `_native_call`
 _calls: Calls
 _threads: ThreadNotes
 _thread: Any
@@ -191,6 +191,79 @@ def patched_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             else:
                 notes.note(number, parent)
     return result
+
+
+def install(undo: list[Any], calls: Any, around: Callable[[Any], Any] | None) -> None:
+    """Patch `torch.nn.Module.__call__`, and add a function to `undo` that restores it.
+
+    The patch calls ``around(original)``, or the original while torch.compile traces. If other code has wrapped
+    `__call__` in the meantime, the patch stays below that wrapper. Without sites it only calls the original. A later
+    block uses it again instead of adding a second patch on top.
+    """
+    global _original, _inner, _is_plain, _call, _left
+    ours = patched_call if isinstance(calls, Calls) else _native_call
+    here = torch.nn.Module.__call__
+    undo.append(functools.partial(_uninstall, ours))
+    if here is not ours and left_behind() is None:
+        _original, _left = here, None
+        pass_over(ours)
+        torch.nn.Module.__call__ = ours  # type: ignore[method-assign]
+    _inner = around(_original) if around else _original
+    _is_plain = _inner is torch.nn.Module._wrapped_call_impl
+    if isinstance(calls, Calls):
+        calls.bind()
+        _call = _call_in_python  # the patch that was left behind may be that of the C extension
+    else:
+        _call = calls.call
+
+
+def left_behind() -> Any:
+    """Return the patch that was left behind below a wrapper of other code, or None."""
+    return _left if torch.nn.Module.__call__ is not _original else None
+
+
+def _uninstall(ours: Any) -> None:
+    global _inner, _left
+    _inner = _original
+    if torch.nn.Module.__call__ is ours:
+        torch.nn.Module.__call__ = _original  # type: ignore[method-assign]
+    elif torch.nn.Module.__call__ is not _original:
+        _left = _left or ours
+
+
+def _call_in_python(_: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    return patched_call(module, *args, **kwargs)
+
+
+def _native_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:  # PyTorch's profiler reads `self`
+    # torch.compile traces through this function, and must see the original.
+    if _is_compiling():
+        return _original(self, *args, **kwargs)
+    return _call(_inner, self, args, kwargs)
+
+
+def hide_from_profiler(patches: Patches) -> None:
+    """Restore the original `Module.__call__` while torch.profiler starts.
+
+    With ``with_stack=True``, PyTorch treats a frame as a module call if it runs the code of `Module.__call__`, and
+    reads the local variable ``self`` of the frame. It looks up that code once per process, at the first such profile.
+    """
+    profiler: Any = torch.autograd.profiler
+    start = profiler._enable_profiler
+
+    @functools.wraps(start)
+    def enable(*args: Any, **kwargs: Any) -> Any:
+        current = torch.nn.Module.__call__
+        if not patches.live or current not in (patched_call, _native_call):
+            return start(*args, **kwargs)
+        torch.nn.Module.__call__ = _original  # type: ignore[method-assign]
+        try:
+            return start(*args, **kwargs)
+        finally:
+            if patches.live:
+                torch.nn.Module.__call__ = current  # type: ignore[method-assign]
+
+    patches.replace(profiler, "_enable_profiler", enable)
 
 
 _frames: Any = torch._C._dynamo.eval_frame
@@ -291,13 +364,13 @@ FOR_C: Final[dict[str, Any]] = {
     "Loss": Loss,
     "bury": bury,
     "current_thread": autograd_nodes.current_thread,
-    "device_of": device_threads.device_of,
+    "device_of": device_of,
     "find_layout": autograd_nodes.find_layout,
     "follow_switches": greenlets.follow_switches,
     "if_recomputed": if_recomputed,
     "is_node": autograd_nodes.is_node,
     "remember": remember,
     "signature": signature,
-    "visit": device_threads.visit,
+    "visit": visit,
 }
 """Functions that annot/native/emit calls, passed to its `bind`."""

@@ -17,22 +17,13 @@ from annot.emit import client, guard
 from annot.emit.layer_filter import Choice
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
+from annot.labels.hyperparameters import Arguments
 from annot.torch.hyperparameters import gradients, hyperparameters
-from annot.torch.module_paths import (
-    MAX_PATHS,
-    class_name,
-    hides_inner,
-    inner,
-    is_keras,
-    join,
-    path_to,
-    paths,
-    unwrapped,
-)
+from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, join, path_to, paths, unwrapped
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
 
-__all__ = ["LOSS", "Loss", "Model", "Numbered", "Site", "Sites", "numbered"]
+__all__ = ["LOSS", "Loss", "Model", "Numbered", "Shown", "Site", "Sites", "numbered"]
 
 Loss: Final = torch.nn.modules.loss._Loss
 """Base class of PyTorch's losses. A loss is a layer even outside a model."""
@@ -40,10 +31,10 @@ Loss: Final = torch.nn.modules.loss._Loss
 LOSS: Final = "Loss"
 """Path of a loss that is called outside the model, as in ``Loss CrossEntropyLoss``."""
 
-_Arguments: TypeAlias = tuple[tuple[str, tag.Value], ...]
-_Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, _Arguments]
+Shown: TypeAlias = tuple[tuple[tag.TensorSpec, ...], int, Arguments]
+"""Specs of the first tensors, the number of the others, and arguments."""
 
-_NOTHING: Final[tuple[_Shown, _Arguments]] = ((), 0, ()), ()
+_NOTHING: Final[tuple[Shown, Arguments]] = ((), 0, ()), ()
 
 
 class Reference(weakref.ref[torch.nn.Module]):
@@ -122,27 +113,27 @@ class Site:
         if self.elsewhere is not None:
             self.elsewhere = {site.layer: site for site in sites}
 
-    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Shown, _Arguments]:
+    def _shown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Shown, Arguments]:
         """Return shapes and hyperparameters of a call, then the arguments shown only in the backward range."""
         # Reading the shape of an argument may raise.
         return guard.attempt(self._read, args, kwargs, otherwise=_NOTHING) if self.shapes else _NOTHING
 
-    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Shown, _Arguments]:
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Shown, Arguments]:
         tensors = tensors_in(args, kwargs, is_tensor)
         specs, omitted, arguments = shown(tensors)
         if not specs:
             return (specs, omitted, ()), ()
         # A subclass may lack attributes of its base class.
-        known: _Arguments = guard.attempt(_hyperparameters, self.of(), self.module, otherwise=())
-        grad: _Arguments = guard.attempt(gradients, self.of(), tensors, otherwise=())
+        known: Arguments = guard.attempt(hyperparameters, self.of(), self.module, otherwise=())
+        grad: Arguments = guard.attempt(gradients, self.of(), tensors, otherwise=())
         return (specs, omitted, known + arguments), grad
 
-    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: _Arguments) -> Any:
+    def _event(self, phase: tag.Phase, specs: tuple[tag.TensorSpec, ...], omitted: int, arguments: Arguments) -> Any:
         text = tag.format(tag.Tag(self.layer, self.module, phase, specs, omitted, arguments=arguments))
         return client.event(text, category=phase, few=not specs)
 
 
-def shown(tensors: list[Any]) -> _Shown:
+def shown(tensors: list[Any]) -> Shown:
     """Return specs of the first `MAX_TENSORS` tensors, the number of the others, and the dtype of autocast."""
     dtype = autocast_dtype(tensors)
     specs = tuple(map(spec_of, tensors[:MAX_TENSORS]))
@@ -328,7 +319,9 @@ class Sites:
                 new.add(id(module))
                 self._add(module, here, model)
             elif id(module) in new:
-                _add_path(known, here)
+                known.elsewhere = known.elsewhere or {known.layer: known}
+                if len(known.elsewhere) < MAX_PATHS:
+                    known.elsewhere[here] = Site(here, known.module, known.shapes, known.of, known.model)
 
     def _add_loss(self, module: torch.nn.Module) -> Site | None:
         """Add a loss with the layer filter of the latest model, and without its name as prefix."""
@@ -460,18 +453,3 @@ class Numbered:
 
 def _is_power_of_two(count: int) -> bool:
     return count & (count - 1) == 0
-
-
-def _add_path(site: Site, path: str) -> None:
-    if site.elsewhere is None:
-        site.elsewhere = {site.layer: site}
-    if len(site.elsewhere) < MAX_PATHS:
-        site.elsewhere[path] = Site(path, site.module, site.shapes, site.of, site.model)
-
-
-def _hyperparameters(module: Any, shown_as: str) -> _Arguments:
-    if not is_keras(module):
-        return hyperparameters(module, shown_as)
-    from annot.keras.hyperparameters import hyperparameters as of_keras
-
-    return of_keras(module, shown_as)

@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from annot.emit import client, guard
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
+from annot.labels.hyperparameters import Arguments
 from annot.torch.module_calls import pass_over, watcher
-from annot.torch.module_sites import Site, autocast_dtype, is_tensor, shown
+from annot.torch.module_sites import Shown, Site, autocast_dtype, is_tensor, shown
 from annot.util.lru_cache import Recent
 
 __all__ = ["MAX_ARGUMENTS", "MAX_ITEMS", "MAX_TEXT", "MAX_VARIANTS", "Operations"]
@@ -163,18 +164,11 @@ def _event_of(events: Recent, site: Site, func: Any, args: tuple[Any, ...], kwar
     if len(events) >= MAX_VARIANTS:
         arguments = ()
     specs, omitted, autocast = shown(tensors)
-    return _remember(events, key, site, func.__name__, specs, omitted, arguments + autocast)
+    return _remember(events, key, site, func.__name__, (specs, omitted, arguments + autocast))
 
 
-def _remember(
-    events: Recent,
-    key: Any,
-    site: Site,
-    name: str,
-    specs: tuple[tag.TensorSpec, ...] = (),
-    omitted: int = 0,
-    arguments: tuple[tuple[str, tag.Value], ...] = (),
-) -> Any:
+def _remember(events: Recent, key: Any, site: Site, name: str, parts: Shown = ((), 0, ())) -> Any:
+    specs, omitted, arguments = parts
     one = tag.Tag(site.layer, site.module, "op", specs, omitted, op=name, arguments=arguments)
     return events.keep(key, client.wrapper(client.event(tag.format(one), category="op")))
 
@@ -195,9 +189,7 @@ def _key(value: Any, depth: int) -> Any:
     return value if kind in _NAMED else kind
 
 
-def _shown_arguments(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], tuple[tuple[str, tag.Value], ...]]:
+def _shown_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Arguments]:
     """Return the tensors of a call, and names and values of the other arguments that its range shows."""
     tensors: list[Any] = []
     arguments: list[tuple[str, tag.Value]] = []

@@ -24,7 +24,7 @@ class Patches(patches.Patches):
         """Open a range around each call of a function of a class or module. A missing attribute is ignored.
 
         Among nested calls of the same kind, only the outermost has a range. `make_event` returns its event from the
-        arguments of the call, or None for no range.
+        arguments of the call, or None for no range. torch.compile traces the original through the wrapper.
         """
         original: Any = getattr(owner, name, None)
         if original is None:
@@ -35,27 +35,22 @@ class Patches(patches.Patches):
             event = guard.attempt(lambda: make_event(*args, **kwargs), otherwise=None) if opens else None
             return Outermost(kind, event)
 
-        self.replace(owner, name, _wrap(original, name, inside, method=isinstance(owner, type)))
+        def call_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return original(self, *args, **kwargs)
+            with inside((self, *args), kwargs):
+                return original(self, *args, **kwargs)
 
+        def call_function(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return original(*args, **kwargs)
+            with inside(args, kwargs):
+                return original(*args, **kwargs)
 
-def _wrap(original: Any, name: str, inside: Callable[..., Outermost], *, method: bool) -> Any:
-    """Return a wrapper that calls `original` inside the range. torch.compile traces the original through it."""
-
-    def call_method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
-            return original(self, *args, **kwargs)
-        with inside((self, *args), kwargs):
-            return original(self, *args, **kwargs)
-
-    def call_function(*args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
-            return original(*args, **kwargs)
-        with inside(args, kwargs):
-            return original(*args, **kwargs)
-
-    wrapper: Any = call_method if method else call_function
-    # pybind11's get_override compares name and self of the calling frame, to detect a call from the override itself.
-    # Without the name, a subclass that does not override the method would call this wrapper in an endless recursion.
-    wrapper.__code__ = wrapper.__code__.replace(co_name=name)
-    pass_over(wrapper)
-    return functools.wraps(original)(wrapper)
+        wrapper: Any = call_method if isinstance(owner, type) else call_function
+        # pybind11's get_override compares name and self of the calling frame, to detect a call from the override
+        # itself. Without the name, a subclass that does not override the method would call this wrapper in an endless
+        # recursion.
+        wrapper.__code__ = wrapper.__code__.replace(co_name=name)
+        pass_over(wrapper)
+        self.replace(owner, name, functools.wraps(original)(wrapper))

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch.autograd import Variable
 
 from annot import native
 from annot.emit import client, guard, layer_filter
 from annot.emit.capture_window import NO_CUDA, Capture
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
+from annot.emit.open_ranges import OpenRanges
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
-from annot.torch import collectives, data_loader, greenlets, module_call_patch, optimizer
+from annot.labels.tag import Phase
+from annot.torch import collectives, data_loader, greenlets, module_calls, optimizer
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
 from annot.torch.memory import Meter, counter_for
@@ -29,7 +30,7 @@ from annot.torch.operations import Operations
 from annot.torch.patches import Patches
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "choose", "emit_ranges"]
+__all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges"]
 
 choose: Final = functools.partial(layer_filter.choose, base=torch.nn.Module, base_name="torch.nn.Module")
 """`annot.emit.layer_filter.choose` for dotted paths and subclasses of `torch.nn.Module`."""
@@ -178,6 +179,31 @@ class EmitRanges(SwitchedBlock):
         self._collector.set(on)
 
 
+class TrainerRanges(OpenRanges):
+    """Open ranges of a trainer: layers of its model, epochs and batches.
+
+    `options` are those of `annot.torch.emit_ranges`. A copy or a pickle has the options, but no open ranges.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._options = options
+
+    def __reduce__(self) -> Any:
+        return TrainerRanges, (self._options,)
+
+    def enter(self, model: torch.nn.Module) -> None:
+        """Close all open ranges, and emit ranges of a model until `close`."""
+        self.close()
+        self._enter("model", emit_ranges(model, **self._options))
+
+    def begin(self, phase: Phase, number: int, stage: str = "") -> None:
+        """Open the range of an epoch or batch if a model is entered. An open one of the same stage closes first."""
+        self.end(phase, stage)
+        if self._open:
+            super().begin(phase, number, stage)
+
+
 class Installed:
     """Patches of this process, installed while at least one block is open and not paused."""
 
@@ -243,7 +269,7 @@ class Installed:
 
     def _install(self, model: torch.nn.Module, options: Options) -> None:
         counter = counter_for(model) if options.memory else None
-        fast = native.emitter() if counter is None and module_call_patch.left_behind() is not patched_call else None
+        fast = native.emitter() if counter is None and module_calls.left_behind() is not patched_call else None
         kind = Calls
         if fast is not None:
             fast.bind(FOR_C)
@@ -253,27 +279,25 @@ class Installed:
         self._undo.append(functools.partial(greenlets.watch, None))
         greenlets.watch(calls.note_switch)
         operations = Operations(functools.partial(calls.current_site, False)) if options.ops else None
-        module_call_patch.install(self._undo, calls, operations.around if operations else None)
+        module_calls.install(self._undo, calls, operations.around if operations else None)
         if options.forward or options.backward:
-            _patch_engine(self._undo, calls, ranges=options.backward)
+            self._install_part(Engine(calls, ranges=options.backward))
         if options.optimizer:
-            self._install_steps(optimizer.OptimizerSteps())
+            self._install_part(optimizer.OptimizerSteps())
         patches = Patches()
         self._undo.append(patches.undo)
         self._install_around(patches, options)
         if options.compiled:
-            graphs = Compiled(calls, self._sites, forward=options.forward, backward=options.backward)
-            self._undo.append(graphs.remove)
-            graphs.install()
+            self._install_part(Compiled(calls, self._sites, forward=options.forward, backward=options.backward))
 
     def _install_around(self, patches: Patches, options: Options) -> None:
         """Install the patches other than module calls, the engine and optimizer steps."""
-        module_call_patch.hide_from_profiler(patches)
+        module_calls.hide_from_profiler(patches)
         if options.optimizer:
             optimizer.install(patches)
             self._install_keras()
         if options.forward or options.backward:
-            self._patch_replication(patches)
+            patches.wrap(torch.nn.Module, "_replicate_for_data_parallel", self._replicate)
         if options.data:
             data_loader.install(patches)
         if options.collectives:
@@ -286,23 +310,17 @@ class Installed:
         if keras is not None and hasattr(keras, "config") and keras.config.backend() == "torch":
             from annot.keras.optimizer import OptimizerSteps as KerasOptimizerSteps
 
-            self._install_steps(KerasOptimizerSteps())
+            self._install_part(KerasOptimizerSteps())
 
-    def _install_steps(self, steps: Any) -> None:
-        self._undo.append(steps.remove)  # first: a signal handler may raise between any two calls
-        steps.install()
+    def _install_part(self, part: Any) -> None:
+        self._undo.append(part.remove)  # first: a signal handler may raise between any two calls
+        part.install()
 
-    def _patch_replication(self, patches: Patches) -> None:
+    def _replicate(self, original: Any, module: torch.nn.Module) -> Any:
         """Give each replica that DataParallel makes for a forward a copy of the site of its module."""
-        original: Any = torch.nn.Module._replicate_for_data_parallel
-
-        @functools.wraps(original)
-        def replicate(module: torch.nn.Module) -> Any:
-            replica = original(module)
-            self._sites.add_replica(replica, module)
-            return replica
-
-        patches.replace(torch.nn.Module, "_replicate_for_data_parallel", replicate)
+        replica = original(module)
+        self._sites.add_replica(replica, module)
+        return replica
 
 
 _INSTALLED = Installed()
@@ -315,17 +333,3 @@ def _tell_cuda(what: str) -> None:
         return
     note = f"capture=True: the CUDA profiler did not {what}"
     guard.attempt(getattr(torch.cuda.profiler, what), otherwise=None, note=note)
-
-
-def _patch_engine(undo: list[Any], calls: Any, *, ranges: bool) -> None:
-    """Wrap autograd's engine, and add a function to `undo` that restores it."""
-    holder: Any = Variable
-    engine = Engine(holder._execution_engine, calls, ranges=ranges)
-
-    def restore() -> None:
-        original = engine.retire()
-        if holder._execution_engine is engine:
-            holder._execution_engine = original
-
-    undo.append(restore)
-    holder._execution_engine = engine

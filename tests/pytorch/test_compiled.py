@@ -27,7 +27,7 @@ from annot import correlate, emit_ranges, load  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
-from annot.torch import compiled, compiled_layers, module_calls, module_sites  # noqa: E402
+from annot.torch import compiled, module_calls, module_sites  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -439,7 +439,7 @@ def test_every_route_to_a_module_leads_to_its_path(source: str, path: str) -> No
     known.add_model(module_sites.Model(weakref.ref(model), EVERYTHING, shapes=True))
     module: Any = dict(model.named_modules()).get(path.removeprefix("."), model.by["a b"])
     node = SimpleNamespace(op="call_function", meta={"nn_module_stack": {str(id(module)): (source, type(module))}})
-    found = compiled_layers.layers([node], known.by_id, known.by_id[id(model)], backward=False)
+    found = compiled.traced_layers([node], known.by_id, known.by_id[id(model)], backward=False)
     assert found == [(path, type(module).__name__)]
 
 

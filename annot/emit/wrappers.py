@@ -1,4 +1,4 @@
-"""Wrappers of `trace`: wrapt proxies that behave like the wrapped function."""
+"""Wrappers of `trace`, `epochs` and `batches`: wrapt proxies that behave like the wrapped function or iterable."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import wrapt
 
 from annot.emit import client
+from annot.emit.outermost import Outermost
+from annot.labels.tag import Tag
+from annot.labels.tag import format as format_tag
 
-__all__ = ["wrap"]
+__all__ = ["Ranged", "wrap"]
 
 EventOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -30,7 +34,7 @@ def wrap(
     if text is None:
         text = str(getattr(plain, "__qualname__", None) or type(plain).__qualname__)
     event = make_event(text) if make_event_of_call is None else None
-    event_of = _always(event) if make_event_of_call is None else functools.partial(make_event_of_call, text)
+    event_of = (lambda *_: event) if make_event_of_call is None else functools.partial(make_event_of_call, text)
     if inspect.isasyncgenfunction(plain):
         return TracedFunction(function, _stepwise(event_of, AsyncSteps))
     if inspect.isgeneratorfunction(plain) or inspect.iscoroutinefunction(plain):
@@ -129,12 +133,51 @@ class AsyncSteps(Stepped):
         return Steps(self.__wrapped__.aclose(), self._self_event)
 
 
+class Ranged(wrapt.ObjectProxy[Any]):
+    """Iterable with the range ``range_of(number)`` around the use of each item. It differs only in the iteration.
+
+    With `waits`, the wait for each item has a range too.
+    """
+
+    def __init__(
+        self, items: Iterable[Any], range_of: Callable[[int], AbstractContextManager[None]], *, waits: bool
+    ) -> None:
+        super().__init__(items)
+        self._self_range_of = range_of
+        self._self_waits = waits
+
+    def __iter__(self) -> Iterator[Any]:
+        items = iter(self.__wrapped__)
+        for number, item in enumerate(_timed_waits(items) if self._self_waits else items):
+            with self._self_range_of(number):
+                yield item
+
+    def __next__(self) -> Any:
+        return next(self.__wrapped__)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__wrapped__.__reduce_ex__(protocol)
+
+
+def _timed_waits(items: Iterator[Any]) -> Iterator[Any]:
+    event = client.event(format_tag(Tag(phase="data")), category="data")
+    while True:
+        try:
+            with Outermost("data", event):
+                item = next(items)
+        except StopIteration:
+            return
+        yield item
+
+
 def _by_name(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-
-
-def _always(event: Any) -> EventOf:
-    return lambda args, kwargs: event
 
 
 def _around(event_of: EventOf) -> Any:
