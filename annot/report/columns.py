@@ -67,7 +67,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     for column in (
         Column("phase", "Phase", "text"),
         Column("calls", "Calls", "count", "sum"),
-        Column("time_share", "Share", "share", "number"),
+        Column("time_share", "Share", "share", "mean"),
         Column("kernels", "Kernels", "count", "sum", 100),
         Column("kernels_total", "Kernels", "count", "inclusive", 100),
         Column("copies", "Copies", "count", "sum", 100),

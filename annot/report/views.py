@@ -144,7 +144,11 @@ def _grouped(view: View, *keys: str) -> Rows:
     """Return a function that combines the rows of a layer view by its keys."""
 
     def rows(attribution: Attribution) -> pl.DataFrame:
-        return combined(view.rows(attribution), keys, [one for one in view.shown if one.combined != "inclusive"])
+        return combined(
+            view.rows(attribution),
+            keys,
+            [one for one in view.shown if one.combined != "inclusive" and one.name != "time_share"],
+        )
 
     return rows
 
@@ -163,11 +167,13 @@ _WORK: Final = View(
 )  # fmt: skip
 _ROOFLINE: Final = View(
     "bottleneck", "layer",
-    ("phase", "batch", "time_ns", "time_share", "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "intensity",
-     "flops_per_s", "precision", "roof_share", "bound", "stall_share", "stall_reason", "instructions",
+    ("phase", "time_ns", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "batch",
+     "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "precision", "stall_share", "stall_reason", "instructions",
      "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
     _from("bottlenecks", "by_bottleneck"), "roofline", "Roofline and bottleneck of each layer", calls=True,
 )  # fmt: skip
+_OF_GROUPS: Final = tuple(_SHARE if column.name == "time_share" else column for column in _ROOFLINE.shown)
+"""Columns of the roofline by module and phase: the share of the run, because layers of all batch sizes are combined."""
 _VIEWS: Final = (
     View(
         "layer", "layer",
@@ -202,7 +208,7 @@ _VIEWS: Final = (
     ),
     View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"), "work", "Work by module",
          "modules", "module", empty=_NO_WORK),
-    View("module_roofline", "module", _ROOFLINE.columns, _grouped(_ROOFLINE, "module", "phase"), "roofline",
+    View("module_roofline", "module", _OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline",
          "Roofline by module", plural="modules", label="module", calls=True),
     View(
         "op_type", "module",
@@ -216,7 +222,7 @@ _VIEWS: Final = (
     ),
     View("phase_work", "phase", _WORK.columns[1:], _grouped(_WORK, "phase"), "work", "Work by phase",
          "phases", "phase", empty=_NO_WORK),
-    View("phase_roofline", "phase", _ROOFLINE.columns[1:], _grouped(_ROOFLINE, "phase"), "roofline",
+    View("phase_roofline", "phase", _OF_GROUPS[1:], _grouped(_ROOFLINE, "phase"), "roofline",
          "Roofline by phase", plural="phases", label="phase", calls=True),
     View(
         "kernel", "kernel", ("calls", "gpu_ns=Total", _SHARE, "mean_ns", "min_ns", "max_ns", "layers", "kind"),

@@ -373,6 +373,8 @@ def correlate(
         >>> correlate(Profile.build({}, ranges=pl.DataFrame(ranges))).row(0, named=True)["host_ns"]
         900
     """
+    if isinstance(profile, str | os.PathLike):
+        raise TypeError(f"profile must be a Profile, as returned by annot.load, got {type(profile).__name__}")
     return by_layer(Run(profile, Selection(domain, steps, step_range)).attribution)
 
 

@@ -289,30 +289,33 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def test_report_of_advice_and_its_line(printed: Callable[..., str], tmp_path: Path) -> None:
     """`--by advice` prints what, why, where and how; the table of layers says how many pieces there are."""
     path = training(device=True).write(tmp_path / "run.sqlite")
-    lines = printed("report", path, "--by", "advice").splitlines()
+    lines = printed("report", path, "--by", "advice").partition("\n\n")[2].splitlines()
     assert lines[0] == "1. Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32."
     assert lines[1] == "   Saves: at most 94.6% of the step"
     assert lines[2].startswith(
         "   Why: 95% of step time is spent in float32 matrix multiplications outside Tensor Cores"
     )
     assert lines[3] == "   Where: features.0, classifier.1"
-    assert "1 piece of advice: annot report … --by advice" in printed("report", path)
+    below = " ".join(printed("report", path).split())
+    assert "Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32. Saves at most" in below
+    assert below.endswith("94.6% of the step. Reasons and code: annot report … --by advice")
     host = training(device=False).write(tmp_path / "host.sqlite")
-    assert "advice" not in printed("report", host)
-    assert printed("report", host, "--by", "advice").startswith("No advice: no rule applies")
+    assert "dvice" not in printed("report", host)
+    assert "\n\nNo advice: no rule applies" in printed("report", host, "--by", "advice")
 
 
 def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> None:
     """The table has the phases and batch sizes, and no column of which nothing is known."""
     path = training(device=True).write(tmp_path / "run.sqlite")
-    lines = printed("report", path, "--by", "bottleneck").splitlines()
-    assert lines[0] == "Bottleneck of each layer, ms"
-    assert lines[1].split() == ["Layer", "Batch", "Time", "Share", "Bwd/fwd", "Idle", "FLOP/B", "FLOP/s"]
-    assert next(line for line in lines if line.startswith("features.0 Conv2d backward")).split()[3:6] == [
-        "32",
-        "1.500",
-        "43.1%",
-    ]
+    lines = printed("report", path, "--columns", "roofline", "--total").partition("\n\n")[2].splitlines()
+    assert lines[0] == "Roofline and bottleneck of each layer, ms"
+    heads = lines[1].split()
+    assert heads[:7] == ["Layer", "Phase", "Time", "Share", "FLOP/s", "FLOP/B", "Batch"]
+    assert not {"Bound", "Roof", "Stall"} & set(heads)
+    backward = [line for line in lines if line.startswith("features.0 Conv2d") and "backward" in line]
+    assert backward[-1].split()[2:5] == ["backward", "1.500", "43.1%"]
+    rows = printed("report", path, "--columns", "roofline", "--format", "csv").splitlines()
+    assert [row.split(",")[3] for row in rows if row.startswith("features.0,Conv2d,backward")] == ["16", "32"]
 
 
 @pytest.mark.parametrize("by", ["advice", "bottleneck"])
