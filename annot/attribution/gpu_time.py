@@ -187,7 +187,7 @@ class Account:
         self._busy = Busy(*forest.nodes.columns())
         self._whole = Busy(_ONE_NODE.replace(0, column_ops.NONE), _ONE_NODE)
         self._parts = {name: [pl.DataFrame(schema=schema)] for name, schema in _PARTS.items()}
-        self._devices = Numbers()
+        self._devices, self._device_numbers = Numbers(), Numbers()  # a damaged profile has any number as a device
         self.settled = True
         """Whether the sums are valid: the GPU activities came in order of start, and all layer paths existed before."""
         self.reach = Reach()
@@ -222,8 +222,8 @@ class Account:
         timed = kept.filter(pl.col("start").is_not_null()) if kept["start"].null_count() else kept
         ends = timed.select(pl.max_horizontal("start", "end").alias("end")).to_series()
         # A code per process and device: processes may use one device number for different devices.
-        key = pair(pl.col("process_code"), pl.col("device").fill_null(column_ops.NONE) + 1)
-        when = (self._devices.of(timed.select(key).to_series()), timed["start"], ends)
+        device = self._device_numbers.of(timed["device"].cast(pl.Int64))
+        when = (self._devices.of(pair(timed["process_code"], device + 1)), timed["start"], ends)
         self._whole.add(_ONE_NODE.new_from_index(0, timed.height), *when)
         return self._busy.add(timed["node"], *when)
 
@@ -258,7 +258,8 @@ class Account:
 
     def _named(self, busy: pl.DataFrame) -> pl.DataFrame:
         process, device = high_of(self._devices.known), low_of(self._devices.known) - 1
-        devices = {"process": self._launches.processes(process), "device": column_ops.known(device)}
+        number = self._device_numbers.known.gather(column_ops.known(device))
+        devices = {"process": self._launches.processes(process), "device": number}
         code = busy["device"]
         return busy.drop("device").hstack(pl.DataFrame(devices)[code])
 

@@ -189,7 +189,8 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
     def given(*names: str) -> str | None:
         found = [name for name in names if getattr(args, name) not in (None, False, "innermost")]
-        return f"--{found[0].replace('_', '-')}" if found else None
+        value = f" {getattr(args, found[0])}" if found and found[0] in _NSYS_OPTIONS else ""
+        return f"--{found[0].replace('_', '-')}{value}" if found else None
 
     if args.format == "html" and (extra := given(*_VIEW_OPTIONS, *_NSYS_OPTIONS)):
         return f"{extra} cannot be combined with --format html: the page contains all tables"

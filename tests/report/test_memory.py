@@ -130,7 +130,10 @@ def test_calls_are_found_by_their_ids(rows: list[tuple[int, int, int, int]]) -> 
     """Of calls with one id the earliest, in whatever order and blocks they come."""
     schema = dict.fromkeys(("process", "correlation", "start", "end"), pl.Int64)
     table = pl.DataFrame([(p, c, s, s + n) for p, c, s, n in rows], schema=schema, orient="row")
-    calls = Calls(table[: len(rows) // 2], table[len(rows) // 2 :]).settle()
+    calls = Calls()
+    calls.add(table[: len(rows) // 2])
+    calls.add(table[len(rows) // 2 :])
+    calls.settle()
     ids = [(process, correlation) for process in (0, 1, 2) for correlation in range(7)]
     found = calls.rows(*(pl.Series(part, dtype=pl.Int64) for part in zip(*ids, strict=True)))
     for (process, correlation), row in zip(ids, found, strict=True):
