@@ -51,14 +51,14 @@ class Steps:
         return self.table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
 
     def with_waits(self, forest: Forest) -> Steps:
-        """Return the steps, each with the wait for data before it, which loops put outside the step."""
+        """Return the steps, each with the last wait for data before it, which loops put outside the step."""
         waits = _spans(forest, forest.labels["phase"] == "data")
         process = forest.threads.table["process_code"].gather(waits["thread"]).alias("process")
         waits = waits.select(process, wait="start", start="start").sort("start")
         numbered = self.table.select("process", "step", "start").sort("start")
-        first = waits.join_asof(numbered, on="start", by="process", strategy="forward", check_sortedness=False)
-        first = first.drop_nulls("step").group_by("process", "step").agg(pl.col("wait").min())
-        spans = self.table.join(first, on=["process", "step"], how="left", maintain_order="left")
+        last = waits.join_asof(numbered, on="start", by="process", strategy="forward", check_sortedness=False)
+        last = last.drop_nulls("step").group_by("process", "step").agg(pl.col("wait").max())
+        spans = self.table.join(last, on=["process", "step"], how="left", maintain_order="left")
         earlier = pl.max_horizontal("wait", pl.col("end").shift(1).over("process"))
         start = pl.min_horizontal("start", pl.when(pl.col("wait").is_not_null()).then(earlier))
         return replace(self, spans=spans.select("process", "step", start, "end", "batch", "warmup"))

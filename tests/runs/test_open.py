@@ -69,6 +69,20 @@ def test_tables_show_a_step_without_warmup() -> None:
     assert selected.meta["per_step"] == 2
 
 
+def test_validation_between_steps_is_left_out() -> None:
+    """Only the last wait before a step belongs to it: what validation waited for and ran does not."""
+    rows = Rows()
+    for number, start in ((0, 10), (1, 500)):
+        rows.range("Data |data", start - 10, start, domain="annot")
+        rows.range(f"Batch {number} |step", start, start + 100, domain="annot")
+    rows.range("Data |data", 200, 210, domain="annot").range("Batch validate 0 |step", 210, 300, domain="annot")
+    table = Run(rows.build()).view().rows
+    assert table.select("layer", "module", "calls", "host_ns").rows() == [
+        ("(data)", "", 1, 10),
+        ("(batch)", "", 1, 100),
+    ]
+
+
 def test_a_pattern_does_not_make_steps_known() -> None:
     """Steps found by a repeating pattern are a guess: the table shows sums."""
     rows = Rows()
