@@ -23,7 +23,7 @@ _WHERE: Final = {
     "launch": ("process", "thread"),
     "stream": ("process", "device", "stream"),
 }
-"""Kinds of tracks, with the columns that identify a track, besides its lane."""
+"""Kinds of tracks, with the columns that identify a track together with its lane."""
 _THREADS: Final = {"thread": "", "crossing": ", crossing", "launch": ": launches"}
 """Kinds of tracks of a thread, with the end of their names."""
 

@@ -20,7 +20,7 @@ def known(meta: Mapping[str, Any]) -> bool:
 
 
 def without_unknown(rows: pl.DataFrame, meta: Mapping[str, Any]) -> pl.DataFrame:
-    """Return the rows with null host times if the profile has none."""
+    """Return the rows, with null host times if the profile lacks host times."""
     if known(meta):
         return rows
     return rows.with_columns(pl.lit(None, rows.schema[name]).alias(name) for name in _COLUMNS if name in rows.columns)

@@ -215,7 +215,7 @@ def _pairs(ranges: pl.DataFrame, calls: pl.DataFrame, group: str) -> Iterator[pl
 
 
 def _in_tree(ranges: pl.DataFrame, *, stacks: bool) -> pl.DataFrame:
-    """Return the ranges (id, thread, start, end), none of which ends before its start, with their parents and levels.
+    """Return the ranges (id, thread, start, end), with start <= end, and their parents and levels.
 
     parent    id of the shortest range around the range on its thread, the smallest id of equally short ones
     level     0 without a parent. Null for ranges with equal start and end, which are each other's parents,

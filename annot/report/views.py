@@ -306,7 +306,7 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
         each: single executions instead of sums.
 
     Raises:
-        ValueError: there is no such view.
+        ValueError: the view does not exist.
 
     Example:
         >>> find_view("layers", "roofline").name

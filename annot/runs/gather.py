@@ -113,7 +113,7 @@ class Ranks:
         Raises:
             AnnotError: all profiles are unusable, the view is for a single rank, the rank does not exist, or Dask is
                 not available.
-            ValueError: there is no such view.
+            ValueError: the view does not exist.
         """
         view = find_view(by, columns, each=options.get("each", False))
         if rank is not None:

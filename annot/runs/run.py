@@ -168,7 +168,7 @@ class Run:
 
         Raises:
             AnnotError: the profile cannot be read, or lacks the selected steps.
-            ValueError: there is no such view, or an argument has another value.
+            ValueError: the view does not exist, or an argument has an unknown value.
         """
         view = find_view(by, columns, each=each)
         if sort not in ORDERS:

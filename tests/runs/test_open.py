@@ -16,7 +16,7 @@ from tables import Rows
 import annot
 from annot.cli.main import main
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
-from annot.report.layer_tree import at_depth
+from annot.report.layer_tree import at_depth, layer_lines
 from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, View, find_view, views
 from annot.runs.gather import Ranks
 from annot.runs.run import Run, Selection
@@ -185,6 +185,7 @@ def test_depth_keeps_the_sums(paths: list[list[str]], depth: int) -> None:
     kept = at_depth(rows, depth)
     assert kept["gpu_self_ns"].sum() == rows["gpu_self_ns"].sum()
     assert set(kept["gpu_ns"]) <= {7}
+    assert max((line.depth for line in layer_lines(kept)), default=0) <= depth
     assert kept.height == at_depth(kept, depth).height <= rows.height
 
 

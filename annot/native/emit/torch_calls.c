@@ -109,7 +109,7 @@ static PyObject *run_original(PyObject *original, PyObject *module, PyObject *ar
     return result;
 }
 
-/* Returns 1 with new references to the site of a call and its cache; 0 if there is no site or an exception is set. */
+/* Returns 1 with new references to the site of a call and its cache; 0 if the site is missing or an exception is set. */
 static int find_site(Calls *self, PyObject *module, Notes *notes, PyObject **site, Cache **cache) {
     Memo *memo = memo_of(self, module);
     if (memo->module == module) {

@@ -67,7 +67,7 @@ static int reserve(int fd, off_t offset, size_t bytes)
     return error;
 }
 
-/* Maps part of the file at `at`, or anywhere if NULL. Returns NULL and sets errno if there is no space. */
+/* Maps part of the file at `at`, or anywhere if NULL. Returns NULL and sets errno without space. */
 static void *map(void *at, int fd, off_t offset, size_t bytes)
 {
     if ((errno = reserve(fd, offset, bytes)))
@@ -76,7 +76,7 @@ static void *map(void *at, int fd, off_t offset, size_t bytes)
     return at == MAP_FAILED ? NULL : at;
 }
 
-/* Maps zeroed memory, at `at` in place of a file: later writes are harmless, and the file is no longer in use. */
+/* Maps zeroed memory, at `at` in place of a file: later writes go to this memory, not to the file. */
 static void *map_zeros(void *at, size_t bytes)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);

@@ -2,7 +2,7 @@
  *
  * The NVTX library loads it through NVTX_INJECTION64_PATH and calls InitializeInjectionNvtx2 once. If ANNOT_RECORD_DIR
  * is set, this call starts the recording. Otherwise annot_recorder_start and annot_recorder_stop start and stop it.
- * Names are collected at all times. Handles are numbers, not pointers, so that stale handles are harmless. */
+ * Names are collected at all times. Handles are numbers, not pointers, so that a stale handle reads no memory. */
 #define _GNU_SOURCE
 #define NVTX_NO_IMPL
 #include "recorder.h"

@@ -79,7 +79,7 @@ void put_text(record *r, const char *text, uint32_t length);
 int have_file(const char *folder); /* returns an errno */
 void leave_file(int inherited); /* the next `have_file` creates a new file */
 int is_retired(void);
-int map_chunk(chunk *c, size_t bytes); /* returns 0 if there is no space */
+int map_chunk(chunk *c, size_t bytes); /* returns 0 without space */
 void unmap_chunk(chunk *c);
 void detach_chunk(chunk *c); /* replaces the file mapping by memory; another thread may be writing to it */
 void lost(uint64_t events);

@@ -22,7 +22,7 @@ _LEGEND: Final = 18
 """Maximum number of series in the legend."""
 _RAMP: Final = ((46, 35, 110), (32, 120, 145), (60, 170, 100), (240, 180, 40), (205, 60, 60))
 INKS: Final = {"text": "#333333", "grid": "#dddddd", "axis": "#555555", "guide": "#888888"}
-"""Colors of everything besides the series."""
+"""Colors of texts, grid, axes and guide lines."""
 _STYLE: Final = (
     f"text{{font:12px sans-serif;fill:{INKS['text']}}}.title{{font-size:15px;font-weight:bold}}.small{{font-size:9px}}"
     "path{fill:none}"

@@ -65,15 +65,15 @@ def as_csv(report: Tabular) -> Iterator[str]:
     Texts come from an untrusted profile. Control characters are escaped, and an apostrophe precedes texts that a
     spreadsheet would interpret as a formula.
     """
-    header = dict(zip(report.rows.columns, _harmless(pl.Series(report.rows.columns)), strict=True))
+    header = dict(zip(report.rows.columns, _escaped(pl.Series(report.rows.columns)), strict=True))
     lists = [name for name, dtype in report.rows.schema.items() if isinstance(dtype, pl.List)]
     for number, rows in enumerate(report.rows.iter_slices(_SLICE) if report.rows.height else [report.rows]):
         rows = rows.with_columns(pl.col(lists).list.join("; "))
-        texts = [_harmless(rows[name]) for name, dtype in rows.schema.items() if dtype in _TEXTS]
+        texts = [_escaped(rows[name]) for name, dtype in rows.schema.items() if dtype in _TEXTS]
         yield rows.with_columns(texts).rename(header).write_csv(include_header=number == 0)
 
 
-def _harmless(texts: pl.Series) -> pl.Series:
+def _escaped(texts: pl.Series) -> pl.Series:
     texts = texts.cast(pl.String)
     found = texts.str.contains(_CONTROL).fill_null(value=False).arg_true()
     if len(found):
