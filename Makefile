@@ -47,7 +47,7 @@ test: lint $(TF_VENV)/.dev
 
 test-all: test test-rest
 
-# All tests that `make test` leaves out. Tests with random inputs run again, with five times as many. Single files take
+# All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many. Single files take
 # minutes, so that both cores share their tests.
 REST := -q --dist worksteal -m "slow or nsys or fuzz or hypothesis"
 WITHOUT_C := -q --dist worksteal -m "not nsys"

@@ -44,7 +44,9 @@ class Column:
         unit: unit of the values, which selects the format of the cells.
         combined: how the values of several rows are combined. Sums and inclusive times are also divided by the number
             of steps in tables per step.
-        least: minimum width of the terminal (characters) for the column to appear.
+        least: minimum width of the terminal (characters) for the column to appear. Pages on narrow screens show only
+            the columns without one.
+        full: name in full, for lists and tooltips; empty: the title.
 
     Example:
         >>> Column("flops", "FLOP", "amount", "sum").title
@@ -56,10 +58,11 @@ class Column:
     unit: Unit = "count"
     combined: Combined = "same"
     least: int = 0
+    full: str = ""
 
 
-def _times(*columns: tuple[str, str, Combined, int]) -> list[Column]:
-    return [Column(name, title, "ns", how, least) for name, title, how, least in columns]
+def _times(*columns: tuple[str, str, Combined, int] | tuple[str, str, Combined, int, str]) -> list[Column]:
+    return [Column(name, title, "ns", *more) for name, title, *more in columns]
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
@@ -68,33 +71,33 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("phase", "Phase", "text"),
         Column("calls", "Calls", "count", "sum"),
         Column("time_share", "Share", "share", "mean"),
-        Column("kernels", "Kernels", "count", "sum", 100),
+        Column("kernels", "Kernels", "count", "sum", 100, full="Kernels (self)"),
         Column("kernels_total", "Kernels", "count", "inclusive", 100),
-        Column("copies", "Copies", "count", "sum", 100),
+        Column("copies", "Copies", "count", "sum", 100, full="Copies and memsets"),
         *_times(
-            ("gpu_ns", "GPU", "inclusive", 0),
-            ("gpu_self_ns", "GPU self", "sum", 0),
-            ("gpu_busy_ns", "GPU busy", "inclusive", 100),
+            ("gpu_ns", "GPU", "inclusive", 0, "GPU time"),
+            ("gpu_self_ns", "GPU self", "sum", 0, "GPU self time"),
+            ("gpu_busy_ns", "GPU busy", "inclusive", 100, "GPU busy time"),
             ("gpu_span_ns", "GPU span", "max", 140),
             ("gpu_by_time_ns", "By time", "sum", 140),
             ("gpu_by_sequence_ns", "By sequence", "sum", 160),
-            ("gpu_idle_ns", "GPU idle", "sum", 90),
+            ("gpu_idle_ns", "GPU idle", "sum", 90, "GPU idle time"),
             ("gpu_launch_ns", "Launch wait", "sum", 120),
             ("time_ns", "Time", "sum", 0),
             ("data_ns", "Data", "sum", 0),
             ("forward_ns", "Forward", "sum", 0),
             ("backward_ns", "Backward", "sum", 0),
             ("optimizer_ns", "Optimizer", "sum", 76),
-            ("tc_ns", "TC time", "sum", 76),
+            ("tc_ns", "TC time", "sum", 76, "Tensor Core time"),
             ("outside_ns", "Outside", "sum", 90),
             ("matrix_ns", "Matrix", "sum", 120),
         ),
-        Column("host_ns", "Host", "own ns", "inclusive"),
-        Column("host_self_ns", "Host self", "own ns", "sum", 76),
-        Column("launch_ns", "Launch", "own ns", "sum", 100),
-        Column("gpu_mean_ns", "Mean", "own ns", "mean", 100),
-        Column("gpu_min_ns", "Min", "own ns", "min", 140),
-        Column("gpu_max_ns", "Max", "own ns", "max", 140),
+        Column("host_ns", "Host", "own ns", "inclusive", full="Host time"),
+        Column("host_self_ns", "Host self", "own ns", "sum", 76, full="Host self time"),
+        Column("launch_ns", "Launch", "own ns", "sum", 100, full="Launch time"),
+        Column("gpu_mean_ns", "Mean", "own ns", "mean", 100, full="GPU time per call"),
+        Column("gpu_min_ns", "Min", "own ns", "min", 140, full="Shortest call"),
+        Column("gpu_max_ns", "Max", "own ns", "max", 140, full="Longest call"),
         Column("mean_ns", "Mean", "own ns", "mean", 76),
         Column("min_ns", "Min", "own ns", "min", 100),
         Column("max_ns", "Max", "own ns", "max", 100),
@@ -107,33 +110,40 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("stream", "Stream", "count", "same", 140),
         Column("kind", "Kind", "text", "same", 90),
         Column("library", "Library", "text", "same", 90),
-        Column("tensor_cores", "TC", "text", "same"),
+        Column("tensor_cores", "TC", "text", "same", full="Tensor Cores"),
         Column("tc_eligible", "Eligible", "text", "any"),
         Column("tc_used", "Use TC", "text", "any"),
         Column("tc_share", "On TC", "share", "mean"),
         Column("tc_kernels", "TC kernels", "count", "sum", 100),
-        Column("flops", "FLOP", "amount", "sum"),
+        Column("flops", "FLOP", "amount", "sum", full="FLOPs"),
         Column("bytes", "Bytes", "amount", "sum", 76),
-        Column("params", "Params", "amount", "number", 90),
-        Column("flops_per_s", "FLOP/s", "amount", "mean", 76),
-        Column("bytes_per_s", "B/s", "amount", "mean", 90),
+        Column("params", "Params", "amount", "number", 90, full="Parameters"),
+        Column("flops_per_s", "FLOP/s", "amount", "mean", 76, full="Compute throughput (FLOP/s)"),
+        Column("bytes_per_s", "B/s", "amount", "mean", 90, full="Memory throughput (B/s)"),
         Column("flops_measured", "Measured", "amount", "sum"),
         Column("ratio", "Ratio", "ratio", "mean"),
-        Column("intensity", "FLOP/B", "amount", "mean", 76),
+        Column("intensity", "FLOP/B", "amount", "mean", 76, full="Arithmetic intensity (FLOP/B)"),
         Column("precision", "Precision", "text", "same", 120),
-        Column("roof_share", "Roof", "share", "mean", 76),
-        Column("bound", "Bound", "text"),
+        Column("roof_share", "Roof", "share", "mean", 76, full="Share of the roof"),
+        Column("bound", "Bound", "text", full="Bound by"),
         Column("backward_to_forward", "Bwd/fwd", "ratio", "mean", 90),
-        Column("stall_share", "Stall", "share", "mean", 110),
-        Column("stall_reason", "Stall reason", "text", "same", 120),
-        Column("instructions", "Instr", "amount", "sum", 120),
-        Column("load_store_share", "Ld/st", "share", "mean", 120),
-        Column("l1_hit_rate", "L1 hit", "percent", "mean", 130),
-        Column("l2_hit_rate", "L2 hit", "percent", "mean", 130),
-        Column("dram_throughput", "DRAM", "percent", "mean", 110),
+        Column("stall_share", "Stall", "share", "mean", 110, full="Stalls"),
+        Column("stall_reason", "Stall reason", "text", "same", 120, full="Main stall reason"),
+        Column("instructions", "Instr", "amount", "sum", 120, full="Instructions"),
+        Column("load_store_share", "Ld/st", "share", "mean", 120, full="Loads and stores"),
+        Column("l1_hit_rate", "L1 hit", "percent", "mean", 130, full="L1 hit rate"),
+        Column("l2_hit_rate", "L2 hit", "percent", "mean", 130, full="L2 hit rate"),
+        Column("dram_throughput", "DRAM", "percent", "mean", 110, full="DRAM throughput"),
+        Column("reason", "Reason", "text", "same", 120, "Tensor Core usage"),
+        Column("l1_throughput", "L1", "percent", "mean", 130, "L1 throughput"),
+        Column("l2_throughput", "L2", "percent", "mean", 130, "L2 throughput"),
+        Column("l2_read_bytes_per_s", "L2 read", "amount", "mean", 130, "L2 read throughput (B/s)"),
+        Column("l2_write_bytes_per_s", "L2 write", "amount", "mean", 130, "L2 write throughput (B/s)"),
+        Column("dram_read_bytes_per_s", "DRAM read", "amount", "mean", 130, "DRAM read throughput (B/s)"),
+        Column("dram_write_bytes_per_s", "DRAM write", "amount", "mean", 130, "DRAM write throughput (B/s)"),
         Column("memory_source", "Memory", "text"),
-        Column("memory_change_bytes", "Change", "bytes", "sum"),
-        Column("memory_peak_bytes", "Peak", "bytes", "max"),
+        Column("memory_change_bytes", "Change", "bytes", "sum", full="Memory change"),
+        Column("memory_peak_bytes", "Peak", "bytes", "max", full="Peak memory"),
         Column("count", "Count"),
         Column("ns", "Time", "own ns"),
         Column("share", "Share", "share"),

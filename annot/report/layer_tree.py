@@ -13,6 +13,7 @@ from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted, summed
+from annot.report.tables import TREE, head
 from annot.report.units import count, share, unit_for
 from annot.report.views import Report
 
@@ -82,24 +83,26 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
     def timed(column: str, *phases: str) -> Callable[[Line], str]:
         return lambda line: unit.show(line.get(column, *phases))
 
-    phases = [phase for phase in LAYER_PHASES if any(phase in line.phases for line in lines)]
-    columns = [Formatted(phase.capitalize(), timed(time, phase)) for phase in phases]
-    columns += [
-        Formatted("Total", timed(time), 76 if phases else 0),
-        Formatted("Self", timed(time.replace("_ns", "_self_ns")), 100),
-        Formatted("Share", lambda line: share(line.get(time), report.whole or 0)),
+    shows: dict[str, Callable[[Line], str]] = {
+        phase: timed(time, phase) for phase in LAYER_PHASES if any(phase in line.phases for line in lines)
+    }
+    always = {} if shows else {"total": 0}
+    shows |= {
+        "total": timed(time),
+        "self": timed(time.replace("_ns", "_self_ns")),
+        "share": lambda line: share(line.get(time), report.whole or 0),
         # calls of the forward, or all calls of a line without forward rows
-        Formatted("Calls", lambda line: count(line.get("calls", *(line.phases.keys() & {"forward"})))),
-    ]
+        "calls": lambda line: count(line.get("calls", *(line.phases.keys() & {"forward"}))),
+    }
     if time == "gpu_ns":
-        columns += [
-            Formatted("Busy", timed("gpu_busy_ns"), 90),
-            Formatted("Kernels", lambda line: count(line.get("kernels") or None), 100),
-        ]
+        shows["busy"] = timed("gpu_busy_ns")
+        shows["kernels"] = lambda line: count(line.get("kernels") or None)
     if (report.rows["gpu_by_time_ns"] > 0).any():
-        columns.append(Formatted("By time", lambda line: unit.show(line.get("gpu_by_time_ns") or None), 90))
+        shows["by_time"] = lambda line: unit.show(line.get("gpu_by_time_ns") or None)
+    columns = [head(TREE[name], show, always.get(name)) for name, show in shows.items()]
     if time == "gpu_ns" and report.meta["host_ns"] is not None:
-        columns.append(Formatted(f"Host {host.name}", lambda line: host.show(line.get("host_ns")), 76))
+        named = f"{TREE['host'].title} {host.name}"
+        columns.append(head(TREE["host"], lambda line: host.show(line.get("host_ns")), title=named))
     return columns
 
 

@@ -20,7 +20,9 @@ from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names, per_step
 from annot.util.entry_points import loaded
 
-__all__ = ["COLUMN_GROUPS", "ORDERS", "OTHER_NAMES", "Order", "Report", "View", "find_view", "views"]
+__all__ = [
+    "COLUMN_GROUPS", "ORDERS", "OTHER_NAMES", "ROOFLINE_COLUMNS", "Order", "Report", "View", "find_view", "views",
+]  # fmt: skip
 
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 Order: TypeAlias = Literal["order", "time"]
@@ -285,6 +287,11 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
     "group": "--by layer --depth N",
 }
 """Names of ``--by`` in earlier versions, and how to write them now."""
+
+ROOFLINE_COLUMNS: Final = (
+    "phase", "time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
+)  # fmt: skip
+"""Columns of `annot roofline` and of the page's roofline."""
 
 
 @cache

@@ -39,9 +39,9 @@ def written(folder: Path, text: str, name: str = "train.py") -> Path:
     ("ending", "status"),
     [
         ("", 0),
-        ("sys.exit(3)", 3),
         ("raise ValueError('broken')", 1),
-        ("import signal; signal.raise_signal(signal.SIGINT)", 130),
+        pytest.param("sys.exit(3)", 3, marks=pytest.mark.slow),
+        pytest.param("import signal; signal.raise_signal(signal.SIGINT)", 130, marks=pytest.mark.slow),
     ],
 )
 def test_trace_is_there_however_the_script_ends(ending, status, tmp_path):

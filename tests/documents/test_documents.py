@@ -42,7 +42,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @needs_recorder
 @pytest.mark.parametrize(
     "section",
-    [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.document != "README.md")) for one in SECTIONS],
+    [pytest.param(one, id=one.name, marks=pytest.mark.slow) for one in SECTIONS],
 )
 def test_section_does_what_it_says(section: Section, results: dict[str, Any]) -> None:
     """Its blocks run in order, with ranges where it promises some, and print what stands below them."""

@@ -30,6 +30,7 @@ from vgg_keras import Vgg  # noqa: E402
 from annot import load  # noqa: E402
 from annot.attribution import attribute, by_layer  # noqa: E402
 
+pytestmark = pytest.mark.slow
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 

@@ -72,6 +72,7 @@ def test_table(trained: Path) -> None:
     assert rows["0 Conv2d"][:4] == ["0.900", "1.500", "2.400", "2.400"]  # per step
 
 
+@pytest.mark.slow
 def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
     """A name that is cut can be read whole in its title; in a browser, the numbers stay within a notebook's width."""
     profile = SqliteProfile()

@@ -1,6 +1,6 @@
 """Thousands of damaged files of every format end in a result that adds up or in one sentence that names the file.
 
-`fuzz_worker` runs them in a process of its own, whose time and memory are bounded. `make test` runs a fifth of them,
+`fuzz_worker` runs them in a process of its own, whose time and memory are bounded. `make test` runs a tenth of them,
 ``ANNOT_FUZZ=100`` a hundred times as many as `make test-all`. The line of a failure names the case, which the worker
 can run alone.
 """
@@ -92,8 +92,8 @@ def read(path):
         watching = False
 
 sys.addaudithook(watch)
-folder, kind = Path(sys.argv[1]), sys.argv[2]
-for number in range(60):  # the first ones import what is needed
+folder, kind, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for number in range(30 + count):  # the first ones import what is needed
     path = folder / f"{number}.x"
     FORMATS[kind](path, random.Random(f"watched {number}"))
     read(path)
@@ -109,7 +109,7 @@ assert seen
 @pytest.mark.parametrize("kind", ["nsys", "nvprof", "kineto", "ncu_csv", "nvprof_csv", "xplane"])
 def test_reading_runs_nothing(kind: str, tmp_path: Path) -> None:
     """Reading compiles, executes, unpickles, starts and writes nothing."""
-    result = _python("-c", WATCHED, str(tmp_path), kind)
+    result = _python("-c", WATCHED, str(tmp_path), kind, str(examples(30)))
     assert result.returncode == 0, result.stderr[-3000:]
 
 

@@ -84,7 +84,7 @@ def test_recorded(tmp_path: Path) -> None:
     check(fitted(tmp_path, "recorder", ANNOT_DISABLE_NATIVE=""))
 
 
-@pytest.mark.parametrize("native", ["", "1"], ids=["native", "pure Python"])
+@pytest.mark.parametrize("native", ["", pytest.param("1", marks=pytest.mark.slow)], ids=["native", "pure Python"])
 def test_recorded_without_graphs(native: str, tmp_path: Path) -> None:
     """All that Keras runs eagerly."""
     check(fitted(tmp_path, "recorder", "eager", ANNOT_DISABLE_NATIVE=native))

@@ -152,7 +152,9 @@ def products(works: list[tuple[Any, Work | None]]) -> list[int]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet152")) for name in NETWORKS]
+)
 def test_networks_have_the_published_size(name: str) -> None:
     """Weights, convolutions with linear layers, and multiply-adds on a 224×224 image, as the PyTorch versions."""
     model, works = symbolic(NETWORKS[name])

@@ -157,11 +157,29 @@ function comparisonTable(data, one) {
   );
   const unit = unitFor(rows.flatMap(row => [row.a_ns, row.b_ns])),
     longest = Math.max(1, ...rows.map(row => Math.abs(row.difference_ns)));
-  const timed = (title_, key) => ({
-    title: `${title_} ${unit.name}`,
-    value: row => row[key],
-    show: value => inUnit(unit, value),
+  const timed = key => ({title: `${titleOf('compared', key)} ${unit.name}`, show: value => inUnit(unit, value)});
+  const numbers = columnsOf('compared', rows, {
+    phase: (by === 'layer' || by === 'module') && {},
+    a_ns: timed('a_ns'),
+    b_ns: timed('b_ns'),
+    difference_ns: {...timed('difference_ns'), class: 'signed'},
+    speedup: {
+      value: row => row.speedup ?? row.only_in,
+      show: (_, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : known(row.speedup) ? fixed(row.speedup, 3) : ''),
+    },
+    uncertainty: {
+      title: '95% CI',
+      help: '95% confidence interval of the speedup',
+      value: row => row.speedup_low,
+      show: (value, row) => (known(value) ? `${fixed(value, 3)} to ${fixed(row.speedup_high, 3)}` : ''),
+    },
+    kernels_gone: by === 'layer' && {
+      class: 'changes',
+      value: row => [...row.kernels_gone, ...row.kernels_new].join(' '),
+      show: (_, row) => changes(row),
+    },
   });
+  const bar = numbers.findIndex(column => column.name === 'difference_ns') + 1;
   const columns = [
     {
       title: by[0].toUpperCase() + by.slice(1),
@@ -173,39 +191,14 @@ function comparisonTable(data, one) {
         by === 'layer' && name(row.module, 'module'),
       ],
     },
-    ...(by === 'layer' || by === 'module' ? [{title: 'Phase', text: true, value: row => row.phase}] : []),
-    {...timed('A', 'a_ns'), class: 'minor'},
-    {...timed('B', 'b_ns'), class: 'minor'},
-    {...timed('B − A', 'difference_ns'), class: 'signed'},
+    ...numbers.slice(0, bar),
     {
       title: 'Faster | slower',
       class: 'bars minor',
       value: row => row.difference_ns,
       show: value => difference(value, longest),
     },
-    {
-      title: 'Speedup',
-      value: row => row.speedup,
-      show: (value, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : known(value) ? fixed(value, 3) : ''),
-    },
-    {
-      title: '95% CI',
-      help: '95% confidence interval of the speedup',
-      value: row => row.speedup_low,
-      show: (value, row) => (known(value) ? `${fixed(value, 3)} to ${fixed(row.speedup_high, 3)}` : ''),
-    },
-    {title: 'Share', value: row => row.share, show: percent},
-    ...(by === 'layer' && rows.some(row => row.kernels_gone.length + row.kernels_new.length)
-      ? [
-          {
-            title: 'Kernels',
-            text: true,
-            class: 'changes',
-            value: row => [...row.kernels_gone, ...row.kernels_new].join(' '),
-            show: (_, row) => changes(row),
-          },
-        ]
-      : []),
+    ...numbers.slice(bar),
   ];
   return [
     h(

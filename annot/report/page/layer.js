@@ -1,49 +1,4 @@
 // One layer: times, work, counters, shapes, kernels, steps and advice.
-const FACTS = [
-  ['Calls', 'calls', count],
-  ['GPU time', 'gpu_ns', duration],
-  ['GPU self time', 'gpu_self_ns', duration],
-  ['GPU time per call', 'gpu_mean_ns', duration],
-  ['Shortest call', 'gpu_min_ns', duration],
-  ['Longest call', 'gpu_max_ns', duration],
-  ['GPU busy', 'gpu_busy_ns', duration],
-  ['GPU idle', 'gpu_idle_ns', duration],
-  ['Host time', 'host_ns', duration],
-  ['Host self time', 'host_self_ns', duration],
-  ['Host time per call', 'host_mean_ns', duration],
-  ['Kernels (self)', 'kernels', count],
-  ['Kernels', 'kernels_total', count],
-  ['Copies and memsets', 'copies', count],
-  ['FLOPs', 'flops', value => amount(value, 'FLOP')],
-  ['Bytes', 'bytes', value => amount(value, 'B')],
-  ['Parameters', 'params', value => amount(value)],
-  ['Intensity', 'intensity', value => amount(value, 'FLOP/B')],
-  ['Compute throughput', 'flops_per_s', value => amount(value, 'FLOP/s')],
-  ['Memory throughput', 'bytes_per_s', value => amount(value, 'B/s')],
-  ['Precision', 'precision', String],
-  ['Share of the roof', 'roof_share', percent],
-  ['Bound by', 'bound', String],
-  ['Tensor Core time', 'tc_ns', duration],
-  ['Tensor Core usage', 'reason', String],
-  ['Memory change', 'memory_change_bytes', value => amount(value, 'B')],
-  ['Peak memory', 'memory_peak_bytes', value => amount(value, 'B')],
-];
-const COUNTERS = [
-  ['Stalls', 'stall_share', percent],
-  ['Main stall reason', 'stall_reason', String],
-  ['Instructions', 'instructions', value => amount(value)],
-  ['Loads and stores', 'load_store_share', percent],
-  ['L1 throughput', 'l1_throughput', value => `${amount(value)}%`],
-  ['L1 hit rate', 'l1_hit_rate', value => `${amount(value)}%`],
-  ['L2 throughput', 'l2_throughput', value => `${amount(value)}%`],
-  ['L2 hit rate', 'l2_hit_rate', value => `${amount(value)}%`],
-  ['L2 read throughput', 'l2_read_bytes_per_s', value => amount(value, 'B/s')],
-  ['L2 write throughput', 'l2_write_bytes_per_s', value => amount(value, 'B/s')],
-  ['DRAM read throughput', 'dram_read_bytes_per_s', value => amount(value, 'B/s')],
-  ['DRAM write throughput', 'dram_write_bytes_per_s', value => amount(value, 'B/s')],
-  ['DRAM throughput', 'dram_throughput', value => `${amount(value)}%`],
-];
-
 function layerView(run, state, place) {
   const line = run.lines[place];
   if (!line) return [h('h1', {}, 'Layer'), emptyText('This profile does not contain the layer.')];
@@ -54,7 +9,7 @@ function layerView(run, state, place) {
     h(
       'div',
       {class: 'columns'},
-      panel('Times and work', factTable(run, line, 'Times and work', FACTS)),
+      panel('Times and work', factTable(run, line, 'Times and work', COLUMNS.facts)),
       h(
         'div',
         {},
@@ -63,7 +18,7 @@ function layerView(run, state, place) {
         layerAdvice(run, line),
       ),
     ),
-    hasCounters(run, line) && panel('Hardware counters', factTable(run, line, 'Hardware counters', COUNTERS)),
+    hasCounters(run, line) && panel('Hardware counters', factTable(run, line, 'Hardware counters', COLUMNS.counters)),
     kernelsOf(run, place),
     layerSteps(run, line),
     run.timeline.text.length > 0 &&
@@ -98,9 +53,9 @@ function crumbs(run, line) {
 function factTable(run, line, caption, facts) {
   const rows = Object.entries(line.rows);
   const present = facts.filter(
-    ([, key]) =>
-      run.rows[key] &&
-      rows.some(([, row]) => known(run.rows[key][row]) && run.rows[key][row] !== '' && run.rows[key][row] !== 0),
+    one =>
+      run.rows[one.name] &&
+      rows.some(([, row]) => known(run.rows[one.name][row]) && !['', 0].includes(run.rows[one.name][row])),
   );
   return h(
     'div',
@@ -121,13 +76,13 @@ function factTable(run, line, caption, facts) {
       h(
         'tbody',
         {},
-        present.map(([label, key, show]) =>
+        present.map(one =>
           h(
             'tr',
             {},
-            h('th', {scope: 'row', class: 'text'}, label),
+            h('th', {scope: 'row', class: 'text'}, one.full || one.title),
             rows.map(([, row]) =>
-              h('td', {class: 'number'}, known(run.rows[key][row]) ? show(run.rows[key][row]) : ''),
+              h('td', {class: 'number'}, known(run.rows[one.name][row]) ? SHOWS[one.unit](run.rows[one.name][row]) : ''),
             ),
           ),
         ),
@@ -137,7 +92,7 @@ function factTable(run, line, caption, facts) {
 }
 
 function hasCounters(run, line) {
-  return COUNTERS.some(([, key]) => run.rows[key] && Object.values(line.rows).some(row => known(run.rows[key][row])));
+  return COLUMNS.counters.some(({name: key}) => Object.values(line.rows).some(row => known(run.rows[key]?.[row])));
 }
 
 function layerShare(run, line) {
@@ -188,7 +143,7 @@ function kernelsOf(run, place) {
   for (const one of subtree(run, place))
     for (const [phase, row] of Object.entries(run.lines[one].rows)) rows.set(row, [phase, one === place]);
   const sums = new Map();
-  const {row, name: code, calls, gpu_ns, kind, library, tensor_cores} = run.names;
+  const {row, name: code, calls, gpu_ns, kind, tensor_cores} = run.names;
   for (let at = 0; at < row.length; at++) {
     const [phase, own] = rows.get(row[at]) ?? [];
     if (!phase) continue;
@@ -197,39 +152,32 @@ function kernelsOf(run, place) {
       phase,
       name: run.names.texts[code[at]],
       calls: 0,
-      ns: 0,
-      own: 0,
+      gpu_ns: 0,
+      gpu_self_ns: 0,
       kind: kind[at],
-      library: library[at],
-      tc: tensor_cores[at],
+      tensor_cores: tensor_cores[at],
     };
     sum.calls += calls[at];
-    sum.ns += gpu_ns[at];
-    if (own) sum.own += gpu_ns[at];
+    sum.gpu_ns += gpu_ns[at];
+    if (own) sum.gpu_self_ns += gpu_ns[at];
     sums.set(key, sum);
   }
   const found = [...sums.values()];
   if (!found.length) return panel('Kernels', emptyText('No GPU activity belongs to this layer.'));
-  const unit = unitFor(found.map(one => one.ns));
+  const unit = unitFor(found.map(one => one.gpu_ns)),
+    timed = value => inUnit(unit, value || null);
   const table = sortTable(
     'Kernels of the layer',
     [
       {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
-      {title: 'Phase', text: true, value: one => one.phase},
-      {title: 'Kind', text: true, class: 'minor', value: one => one.kind},
-      {title: 'TC', text: true, help: 'Tensor Cores', class: 'minor', value: one => (one.tc ? 'yes' : '')},
-      {title: 'Calls', class: 'minor', value: one => one.calls, show: count},
-      {title: `Time ${unit.name}`, value: one => one.ns, show: value => inUnit(unit, value)},
-      {
-        title: 'Self',
-        help: 'Time without child layers',
-        value: one => one.own,
-        show: value => inUnit(unit, value || null),
-      },
-      {title: 'Mean', value: one => one.ns / one.calls, show: value => duration(Math.round(value))},
+      ...columnsOf('layer_kernels', found, {
+        gpu_ns: {title: `${titleOf('layer_kernels', 'gpu_ns')} ${unit.name}`, show: timed},
+        gpu_self_ns: {show: timed},
+        mean_ns: {value: one => one.gpu_ns / one.calls, show: value => duration(Math.round(value))},
+      }),
     ],
     found,
-    {by: 5},
+    {by: 'gpu_ns'},
   );
   return panel('Kernels, child layers included', wholeNames(table), table);
 }

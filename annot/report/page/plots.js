@@ -53,14 +53,14 @@ function rooflinePlot(run, points) {
     box = {left: 70, right: 20, top: 20, bottom: 46};
   const ridges = lines.filter(one => one.bandwidth).map(one => one.flops / one.bandwidth);
   const xs = [...points.map(one => one.intensity), ...ridges],
-    ys = [...points.map(one => one.speed), ...lines.map(one => one.flops)];
+    ys = [...points.map(one => one.flops_per_s), ...lines.map(one => one.flops)];
   const low = {x: Math.min(...xs) / 2, y: Math.min(...ys) / 3},
     high = {x: Math.max(...xs) * 2, y: Math.max(...ys) * 2};
   const scale = (from, to, begin, end) => value =>
     begin + (Math.log(value / from) / Math.log(to / from)) * (end - begin);
   const x = scale(low.x, high.x, box.left, width - box.right),
     y = scale(low.y, high.y, height - box.bottom, box.top);
-  const longest = Math.max(1, ...points.map(one => one.ns));
+  const longest = Math.max(1, ...points.map(one => one.time_ns));
   const grid = [
     decades(low.x, high.x).map(mark => [
       svg('line', {class: 'grid', x1: x(mark), x2: x(mark), y1: box.top, y2: height - box.bottom}),
@@ -83,9 +83,9 @@ function rooflinePlot(run, points) {
     ];
   });
   const dots = [...points]
-    .sort((a, b) => b.ns - a.ns)
+    .sort((a, b) => b.time_ns - a.time_ns)
     .map(one => {
-      const reached = `${amount(one.speed, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.ns)}`;
+      const reached = `${amount(one.flops_per_s, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.time_ns)}`;
       const text = `${one.title} ${one.module} ${one.phase}: ${reached}${one.bound ? `, bound by ${one.bound}` : ''}`;
       return svg(
         'a',
@@ -95,8 +95,8 @@ function rooflinePlot(run, points) {
           {
             class: `dot ${one.phase}`,
             cx: x(one.intensity),
-            cy: y(one.speed),
-            r: 4 + 10 * Math.sqrt(one.ns / longest),
+            cy: y(one.flops_per_s),
+            r: 4 + 10 * Math.sqrt(one.time_ns / longest),
           },
           svg('title', {}, text),
         ),

@@ -17,6 +17,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from annot.report.tables import page_columns
+
 __all__ = ["as_page"]
 
 _SCRIPTS: Final = (
@@ -35,7 +37,7 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         True
     """
     script, style = _script(), _part("page.css")
-    kind, text = _packed(data)
+    kind, text = _packed(data | {"columns": page_columns()})
     parts = {
         "{{policy}}": _policy(script, style),
         "{{title}}": html.escape(title.encode("utf-8", "replace").decode()),  # UTF-8 has no lone surrogates

@@ -26,6 +26,7 @@ async function start() {
       .replaceChildren(h('p', {role: 'alert'}, `The data of this page cannot be read: ${error.message}`));
     return;
   }
+  Object.assign(COLUMNS, data.columns);
   const page = {data, views: viewsOf(data), run: 0, states: new Map()};
   document.getElementById('head').append(...frame(page));
   addEventListener('hashchange', () => navigate(page, true));

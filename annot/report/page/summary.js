@@ -82,7 +82,7 @@ function shareOfSteps(run, rows) {
           h(
             'tr',
             {},
-            ['Part', 'Time', 'Share', 'Overlapped'].map((text, place) =>
+            ['Part', ...['ns', 'share', 'hidden_ns'].map(key => titleOf('parts', key))].map((text, place) =>
               h('th', {scope: 'col', class: place ? 'number' : 'text'}, text),
             ),
             h('th', {scope: 'col', class: 'text meaning'}, 'Meaning'),

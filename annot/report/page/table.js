@@ -1,8 +1,42 @@
-// Sortable tables. A column has title, value(row), optional show(value, row), and text: true for texts.
+// Sortable tables. A column has name, title, value(row), optional show(value, row), and text: true for texts.
 const SHOWN = 500;
+// The columns of each table, as annot/report/tables.py declares them; `start` fills it.
+const COLUMNS = {};
+const SHOWS = {
+  ns: duration,
+  'own ns': duration,
+  share: percent,
+  'of total': percent,
+  percent: value => `${amount(value)}%`,
+  ratio: value => fixed(value, 3),
+  count,
+  amount: value => amount(value),
+  bytes: value => amount(value, 'B'),
+  text: value => (value === true ? 'yes' : value === false ? '' : name(String(value))),
+};
+
+// The columns of a table that have a value in any row. `own` replaces parts of columns by name, false leaves one out.
+function columnsOf(table, rows, own = {}) {
+  return COLUMNS[table]
+    .filter(one => own[one.name] !== false)
+    .map(one => ({
+      ...one,
+      help: one.full,
+      text: one.unit === 'text',
+      class: one.minor ? 'minor' : '',
+      value: row => row[one.name],
+      show: value => (known(value) ? SHOWS[one.unit](value) : ''),
+      ...own[one.name],
+    }))
+    .filter(one => rows.some(row => known(one.value(row)) && one.value(row) !== ''));
+}
+
+function titleOf(table, column) {
+  return COLUMNS[table].find(one => one.name === column).title;
+}
 
 function sortTable(caption, columns, rows, options = {}) {
-  const state = {by: options.by ?? -1, down: options.down ?? true, all: false};
+  const state = {by: options.by ? columns.findIndex(column => column.name === options.by) : -1, down: options.down ?? true, all: false};
   const holder = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption});
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();
@@ -71,7 +105,7 @@ function heading(column, place, state, redraw) {
     'button',
     {
       type: 'button',
-      title: column.help,
+      title: column.help || null,
       onclick: () => {
         state.down = active ? !state.down : !column.text;
         state.by = place;

@@ -376,10 +376,8 @@ function listLongest(view) {
     found.length
       ? sortTable(
           'Longest events in view',
-          [
-            {
-              title: 'Event',
-              text: true,
+          columnsOf('events', found, {
+            event: {
               value: event => nameOf(view, event),
               show: (value, event) =>
                 h(
@@ -388,15 +386,10 @@ function listLongest(view) {
                   name(value, 'kernel'),
                 ),
             },
-            {
-              title: 'Lane',
-              text: true,
-              class: 'minor',
-              value: event => view.lanes[view.rows[view.row[event]].lane].name,
-            },
-            {title: 'From', value: event => view.start[event], show: duration},
-            {title: 'Time', value: event => view.length[event], show: duration},
-          ],
+            lane: {value: event => view.lanes[view.rows[view.row[event]].lane].name},
+            start_ns: {value: event => view.start[event]},
+            length_ns: {value: event => view.length[event]},
+          }),
           found,
         )
       : emptyText('No events in view.'),

@@ -113,18 +113,19 @@ function stepsInput(run, filters, draw) {
 
 function treeColumns(run, shown) {
   const present = phase => shown.numbers.some(one => known(one[phase]));
-  const timed = PHASES.filter(present).map(phase => ({key: phase, title: phase[0].toUpperCase() + phase.slice(1)}));
-  const columns = [...timed, {key: 'total', title: 'Total'}, {key: 'self', title: 'Self'}];
-  const unit = unitFor(shown.numbers.map(one => one.total));
-  for (const column of columns) column.show = value => inUnit(unit, value);
-  columns.push({key: 'total', title: 'Share', show: value => share(value, shown.whole)});
-  if (present('calls')) columns.push({key: 'calls', title: 'Calls', show: count});
-  if (run.time === 'gpu_ns' && present('kernels'))
-    columns.push({key: 'kernels', title: 'Kernels', show: value => count(value || null)});
-  if (shown.time === 'gpu_ns' && present('host')) {
-    const host = unitFor(shown.numbers.map(one => one.host));
-    columns.push({key: 'host', title: `Host ${host.name}`, show: value => inUnit(host, value)});
-  }
+  const unit = unitFor(shown.numbers.map(one => one.total)),
+    host = unitFor(shown.numbers.map(one => one.host)),
+    device = shown.time === 'gpu_ns';
+  const timed = {show: value => inUnit(unit, value)};
+  const columns = columnsOf('tree', shown.numbers, {
+    ...Object.fromEntries(PHASES.map(phase => [phase, present(phase) && timed])),
+    total: timed,
+    self: timed,
+    share: {value: one => one.total, show: value => share(value, shown.whole)},
+    calls: present('calls') && {},
+    kernels: run.time === 'gpu_ns' && present('kernels') && {show: value => count(value || null)},
+    host: device && present('host') && {title: `${titleOf('tree', 'host')} ${host.name}`, show: value => inUnit(host, value)},
+  });
   return {columns, unit};
 }
 
@@ -135,8 +136,8 @@ function drawTree(run, state, tree, holder, status, draw) {
     {title: 'Layer', text: true, value: place => title(run.lines[place])},
     ...columns.map(column => ({
       ...column,
-      value: place => shown.numbers[place][column.key],
-      class: `col-${column.title.split(' ')[0].toLowerCase()}`,
+      value: place => column.value(shown.numbers[place]),
+      class: `col-${column.name}`,
     })),
   ];
   const {places, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);

@@ -7,17 +7,11 @@ function rooflineView(run) {
         place: line.place,
         title: title(line),
         module: line.module,
+        ...Object.fromEntries(COLUMNS.roofline.map(one => [one.name, run.rows[one.name]?.[row]])),
         phase,
-        intensity: run.rows.intensity[row],
-        speed: run.rows.flops_per_s[row],
-        moved: run.rows.bytes_per_s[row],
-        ns: run.rows.time_ns[row],
-        precision: run.rows.precision[row],
-        roof: run.rows.roof_share[row],
-        bound: run.rows.bound[row],
       })),
     )
-    .filter(one => one.intensity > 0 && one.speed > 0);
+    .filter(one => one.intensity > 0 && one.flops_per_s > 0);
   const {peaks} = run;
   const status = peaks ? peaksText(peaks) : 'The peaks of the device are unknown. Run annot roofline --measure.';
   if (!points.length)
@@ -48,17 +42,10 @@ function rooflineView(run) {
             name(one.module, 'module'),
           ],
         },
-        {title: 'Phase', text: true, value: one => one.phase},
-        {title: 'Time', value: one => one.ns, show: duration},
-        {title: 'FLOP/B', class: 'minor', value: one => one.intensity, show: value => amount(value)},
-        {title: 'FLOP/s', value: one => one.speed, show: value => amount(value)},
-        {title: 'B/s', class: 'minor', value: one => one.moved, show: value => amount(value)},
-        {title: 'Precision', text: true, class: 'minor', value: one => one.precision},
-        {title: 'Roof', help: 'Share of the roof that the layer reaches', value: one => one.roof, show: percent},
-        {title: 'Bound by', text: true, value: one => one.bound},
-      ].filter(column => points.some(one => column.value(one))),
+        ...columnsOf('roofline', points),
+      ],
       points,
-      {by: 2},
+      {by: 'time_ns'},
     ),
   ];
 }
@@ -115,26 +102,12 @@ function seriesOf(rows, host) {
 }
 
 function stepTable(run, rows, processes) {
-  const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
-  const columns = [
-    {title: 'Step', value: row => row.step, show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`},
-    ...(processes.length > 1
-      ? [{title: 'Process', value: row => processes.indexOf(row.process) + 1, show: count}]
-      : []),
-    timed('Host', 'host_ns'),
-    timed('Data', 'data_ns'),
-    timed('Forward', 'forward_ns'),
-    timed('Backward', 'backward_ns'),
-    timed('Optimizer', 'optimizer_ns'),
-    ...(run.time === 'gpu_ns'
-      ? [timed('GPU', 'gpu_ns'), {title: 'Kernels', value: row => row.kernels, show: count}]
-      : []),
-  ];
-  return sortTable(
-    'Steps',
-    columns.filter(column => column.title === 'Step' || rows.some(row => column.value(row))),
-    rows,
-  );
+  const columns = columnsOf('steps', rows, {
+    process: processes.length > 1 && {value: row => processes.indexOf(row.process) + 1},
+    gpu_ns: run.time === 'gpu_ns' && {},
+  });
+  const step = {title: 'Step', value: row => row.step, show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`};
+  return sortTable('Steps', [step, ...columns], rows);
 }
 
 function kernelsView(run, state) {
@@ -144,7 +117,6 @@ function kernelsView(run, state) {
     holder = h('div'),
     whole = run.meta.gpu_ns;
   const filter = (state.kernels ??= {search: '', kind: ''});
-  const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
   const cut = rows.length < run.kernels.total;
   const draw = () => {
     const found = rows.filter(
@@ -160,25 +132,10 @@ function kernelsView(run, state) {
         'Kernels',
         [
           {title: 'Name', text: true, value: row => row.name, show: value => name(value, 'kernel')},
-          {title: 'Kind', text: true, class: 'minor', value: row => row.kind},
-          {title: 'Library', text: true, class: 'minor', value: row => row.library},
-          {
-            title: 'TC',
-            help: 'Tensor Cores',
-            text: true,
-            class: 'minor',
-            value: row => (row.tensor_cores ? 'yes' : ''),
-          },
-          {title: 'Calls', class: 'minor', value: row => row.calls, show: count},
-          timed('Time', 'gpu_ns'),
-          {title: 'Share', value: row => (whole ? row.gpu_ns / whole : null), show: percent},
-          timed('Mean', 'mean_ns'),
-          timed('Min', 'min_ns'),
-          timed('Max', 'max_ns'),
-          {title: 'Layers', value: row => row.layers, show: count},
+          ...columnsOf('kernels', rows, {...shareOf(whole), calls: {class: 'minor'}}),
         ],
         found,
-        {by: 5},
+        {by: 'gpu_ns'},
       ),
     );
   };
@@ -230,8 +187,6 @@ function classTable(classes, whole) {
     'Kernels by kind',
     [
       {title: 'Kind', text: true, value: one => one.kind},
-      {title: 'Library', text: true, value: one => one.library},
-      {title: 'TC', help: 'Tensor Cores', text: true, class: 'minor', value: one => (one.tensor_cores ? 'yes' : '')},
       {
         title: 'Relative',
         class: 'bars minor',
@@ -243,45 +198,28 @@ function classTable(classes, whole) {
             withWidth(h('span', {class: 'other'}), (100 * value) / longest),
           ),
       },
-      {title: 'Time', value: one => one.gpu_ns, show: duration},
-      {title: 'Share', value: one => (whole ? one.gpu_ns / whole : null), show: percent},
-      {title: 'Calls', value: one => one.calls, show: count},
-      {title: 'Names', value: one => one.names, show: count},
-      {title: 'Layers', value: one => one.layers, show: count},
+      ...columnsOf('kinds', classes, shareOf(whole)),
     ],
     classes,
-    {by: 4},
+    {by: 'gpu_ns'},
   );
+}
+
+// The column with the share of the GPU time.
+function shareOf(whole) {
+  return {main_ns: {value: row => (whole ? row.gpu_ns / whole : null)}};
 }
 
 function ranksView(data) {
   const {across, each, time, notes} = data.ranks,
     what = time.startsWith('gpu') ? 'GPU' : 'Host';
-  const timed = (title_, key) => ({title: title_, value: row => row[key], show: duration});
-  const present = (columns, rows) =>
-    columns.filter(column => rows.some(row => known(column.value(row)) && column.value(row) !== ''));
-  const layers = records(across);
+  const layers = records(across),
+    ranks = each.map(row => ({...row, step: row.step_ns?.median}));
   return [
     h('h1', {}, 'Ranks'),
     panel(
       'Each rank',
-      sortTable(
-        'Ranks',
-        present(
-          [
-            {title: 'Rank', value: row => row.rank, show: count},
-            timed('GPU', 'gpu_ns'),
-            timed('Host', 'host_ns'),
-            timed('Median step', 'step'),
-            {title: 'Steps', value: row => row.steps, show: count},
-            timed('Collectives', 'collective_ns'),
-            {title: 'Profile', text: true, value: row => row.source, show: value => name(value)},
-            {title: 'Problem', text: true, value: row => row.error},
-          ],
-          each.map(row => ({...row, step: row.step_ns?.median})),
-        ),
-        each.map(row => ({...row, step: row.step_ns?.median})),
-      ),
+      sortTable('Ranks', columnsOf('ranks', ranks), ranks),
     ),
     panel(
       `${what} time by layer, with the slowest rank`,
@@ -294,15 +232,13 @@ function ranksView(data) {
             value: row => row.layer || '(model)',
             show: (value, row) => [pathName(value), ' ', name(row.module, 'module')],
           },
-          {title: 'Phase', text: true, value: row => row.phase},
-          timed('Median', 'median_ns'),
-          timed('Slowest', 'max_ns'),
-          {title: 'Rank', help: 'Slowest rank', value: row => row.slowest, show: count},
-          {...timed('Spread', 'spread_ns'), help: 'Slowest minus fastest rank'},
-          {title: 'On ranks', value: row => row.ranks, show: count},
+          ...columnsOf('across', layers, {
+            spread_share: {value: row => (row.median_ns ? row.spread_ns / row.median_ns : null)},
+            collective_median_ns: {value: row => row.collective_median_ns || null},
+          }),
         ],
         layers,
-        {by: 2},
+        {by: 'median_ns'},
       ),
     ),
     notes.length > 0 &&

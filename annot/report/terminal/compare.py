@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
-from annot.report.columns import Formatted
+from annot.report.tables import COMPARED, head
 from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text
 from annot.report.units import duration, printable, unit_for
 
@@ -60,22 +61,25 @@ def print_comparison(report: ComparisonReport, console: Console) -> None:
     """Print a comparison, largest slowdown first; the width of the console selects the columns."""
     rows = report.rows.to_dicts()
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
-    sides = 0 if report.comparison.by in ("phase", "class") else NARROW  # short names leave room
-    columns = [
-        Formatted("Phase", lambda row: _phase(row, console.width)),
-        Formatted("A", lambda row: _time(row["a_ns"], unit.show), sides),
-        Formatted("B", lambda row: _time(row["b_ns"], unit.show), sides),
-        Formatted("B − A", lambda row: _time(row["difference_ns"], unit.show)),
-        Formatted("Speedup", _speedup),
-        Formatted("±", _uncertainty),
-        Formatted("Share", lambda row: f"{100 * row['share']:.1f}%"),
-    ]
+    shows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "phase": lambda row: _phase(row, console.width),
+        "a_ns": lambda row: _time(row["a_ns"], unit.show),
+        "b_ns": lambda row: _time(row["b_ns"], unit.show),
+        "difference_ns": lambda row: _time(row["difference_ns"], unit.show),
+        "speedup": _speedup,
+        "uncertainty": _uncertainty,
+        "share": lambda row: f"{100 * row['share']:.1f}%",
+    }
+    always = {"a_ns": 0, "b_ns": 0} if report.comparison.by in ("phase", "class") else {}  # short names leave room
+    columns = [head(COMPARED[name], show, always.get(name)) for name, show in shows.items()]
     what = "GPU" if report.comparison.time == "gpu_ns" else "Host"
     per = "" if report.comparison.steps is None else " per step"
     heading = Text(f"{what} time{per} by {report.comparison.by}, {unit.name}", style="bold")
     ends = [_changes(row) for row in rows] if console.width >= WIDE else []
     title = report.comparison.by.capitalize()
-    table = fitted_table(title, [_label(row) for row in rows], columns, rows, console.width, ends, "Kernels")
+    table = fitted_table(
+        title, [_label(row) for row in rows], columns, rows, console.width, ends, COMPARED["kernels_gone"].title
+    )
     console.print(Group(heading, table, *_totals(report)))
 
 

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.report.columns import Formatted
+from annot.report.tables import ACROSS, head
 from annot.report.terminal.layout import fitted_table, notes
 from annot.report.terminal.table import label_text
 from annot.report.units import Unit, count, duration, share, unit_for
@@ -77,19 +78,21 @@ def _table(report: RanksReport, width: int) -> list[RenderableType]:
 
 
 def _columns(report: RanksReport, unit: Unit) -> list[_Column]:
-    columns: list[_Column] = [
-        Formatted("Median", lambda row: unit.show(row["median_ns"])),
-        Formatted("Slowest", lambda row: unit.show(row["max_ns"])),
-        Formatted("Rank", lambda row: "" if row["slowest"] is None else str(row["slowest"])),
-        Formatted("Spread", lambda row: unit.show(row["spread_ns"])),
-        Formatted("Spread %", lambda row: share(row["spread_ns"], row["median_ns"] or 0), _ROOM - 20),
-    ]
+    shows: dict[str, Callable[[Mapping[str, Any]], str]] = {}
     if "phase" in report.across.columns and report.view.name != "phase":
-        columns.insert(0, Formatted("Phase", lambda row: row["phase"]))
+        shows["phase"] = lambda row: row["phase"]
+    shows |= {
+        "median_ns": lambda row: unit.show(row["median_ns"]),
+        "max_ns": lambda row: unit.show(row["max_ns"]),
+        "slowest": lambda row: "" if row["slowest"] is None else str(row["slowest"]),
+        "spread_ns": lambda row: unit.show(row["spread_ns"]),
+        "spread_share": lambda row: share(row["spread_ns"], row["median_ns"] or 0),
+    }
     if (report.across["ranks"] < len(report.ranks)).any():
-        columns.append(Formatted("On ranks", lambda row: count(row["ranks"]), _ROOM - 20))
+        shows["ranks"] = lambda row: count(row["ranks"])
     if (report.across["collective_median_ns"] > 0).any():
-        columns.append(Formatted("Collective", lambda row: unit.show(row["collective_median_ns"] or None), _ROOM - 20))
+        shows["collective_median_ns"] = lambda row: unit.show(row["collective_median_ns"] or None)
+    columns: list[_Column] = [head(ACROSS[name], show) for name, show in shows.items()]
     if len(report.ranks) > _PER_RANK:
         return columns
     keys = report.across.columns[: report.across.columns.index("ranks")]

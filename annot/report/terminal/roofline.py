@@ -13,13 +13,10 @@ from annot.report.columns import formatted, of_names
 from annot.report.terminal.layout import notes
 from annot.report.terminal.table import table_of
 from annot.report.units import amount, printable, unit_for
-from annot.report.views import Report, find_view
+from annot.report.views import ROOFLINE_COLUMNS, Report, find_view
 
 __all__ = ["peak_lines", "print_roofline", "roofline_report"]
 
-_COLUMNS: Final = (
-    "phase", "time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound",
-)  # fmt: skip
 _VIEWS: Final = {"layer": "work", "kernel": "kernel_roofline"}
 """Views with the same rows and the same text for an empty table."""
 
@@ -51,7 +48,7 @@ def print_roofline(report: Report, peaks: Peaks | None, console: Console) -> Non
     rows = shown.to_dicts()
     lines: list[Any] = peak_lines(peaks)
     if rows:
-        columns = formatted(of_names(_COLUMNS), rows, None)
+        columns = formatted(of_names(ROOFLINE_COLUMNS), rows, None)
         lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}", style="bold"))
         lines.append(table_of(view.by.capitalize(), rows, columns, console.width, view.label))
     else:
