@@ -72,7 +72,7 @@ def test_search_and_filters(fresh: Page, trained: Path) -> None:
     assert column_of(fresh, "Total") == column_of(fresh, "Backward")
     choose(fresh, "module", "Linear")
     fresh.wait("document.querySelectorAll('.tree tbody tr').length === 2")
-    assert tree_of(fresh)["classifier.1"][0] == "1.200"
+    assert tree_of(fresh)["classifier.1"][0] == "0.600"  # per step
 
 
 def test_steps_filter_agrees_with_the_command(fresh: Page, trained: Path) -> None:
