@@ -96,7 +96,8 @@ def test_module_path_and_environment_are_the_users(tmp_path):
     site = tmp_path / "site"
     site.mkdir()
     written(site, "import sys; sys.own_site = 'own site'", "sitecustomize.py")
-    ask = "print(sys.own_site, os.environ['PYTHONPATH'], sys.path, [k for k in os.environ if 'ANNOT' in k and k != 'ANNOT_FUZZ'])"
+    names = "[name for name in os.environ if 'ANNOT' in name and name != 'ANNOT_FUZZ']"
+    ask = f"print(sys.own_site, os.environ['PYTHONPATH'], sys.path, {names})"
     script = written(tmp_path, f"import os, sys; {ask}")
     environ = {**os.environ, "PYTHONPATH": str(site)}
     without = subprocess.run([sys.executable, script], cwd=tmp_path, env=environ, capture_output=True, check=True)
