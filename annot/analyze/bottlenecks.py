@@ -25,7 +25,8 @@ _MOST_RUNS: Final = 16
 """Maximum number of runs of consecutive steps with one batch size that are analysed separately."""
 
 _SUMMED: Final = (
-    "calls", "time_ns", "kernels", "gpu_idle_ns", "gpu_launch_ns", "flops", "bytes", "instructions", "whole_ns",
+    "calls", "time_ns", "self_ns", "kernels", "gpu_idle_ns", "gpu_launch_ns", "flops", "bytes", "instructions",
+    "whole_ns", "batch_steps",
 )  # fmt: skip
 _MEANS: Final = tuple(name for name in COUNTERS if name not in ("stall_reason", "instructions"))
 
@@ -41,13 +42,17 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
 
     Returns:
         layer, module, phase; batch (first dimension of the model's input, Int64; null: unknown); calls;
-        time_ns, time_share (of the total time with that batch size, 0 to 1);
+        time_ns, self_ns (without nested layers), time_share (of the total time with that batch size, 0 to 1);
         backward_to_forward (ratio of times, in rows of the backward pass); kernels; gpu_idle_ns, gpu_launch_ns, flops,
         bytes, intensity, flops_per_s, precision, roof_share, bound of `annot.analyze.roofline.layer_roofline`; and
-        the columns of `annot.analyze.hardware_counters.COUNTERS`. Null: unknown or not counted.
+        the columns of `annot.analyze.hardware_counters.COUNTERS`; batch_steps (number of steps with that batch size,
+        null with one size). Null: unknown or not counted.
     """
     peaks = peaks or default_peaks(attribution)
-    parts = [_rows(part, peaks).with_columns(batch=pl.lit(size, pl.Int64)) for size, part in _parts(attribution)]
+    parts = [
+        _rows(part, peaks).with_columns(batch=pl.lit(size, pl.Int64), batch_steps=pl.lit(steps, pl.Int64))
+        for size, steps, part in _parts(attribution)
+    ]
     rows = under_roof(_summed(pl.concat(parts)), peaks)
     rows = rows.with_columns(time_share=pl.when(pl.col("whole_ns") > 0).then(pl.col("time_ns") / pl.col("whole_ns")))
     forward = rows.filter(pl.col("phase") == "forward").select("layer", "module", "batch", forward_ns="time_ns")
@@ -58,8 +63,8 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
 
 
 _COLUMNS: Final = (
-    "calls", "time_ns", "time_share", "backward_to_forward", "kernels", "gpu_idle_ns", "gpu_launch_ns", "flops",
-    "bytes", "intensity", "flops_per_s", "precision", "roof_share", "bound", *COUNTERS,
+    "calls", "time_ns", "self_ns", "time_share", "backward_to_forward", "kernels", "gpu_idle_ns", "gpu_launch_ns",
+    "flops", "bytes", "intensity", "flops_per_s", "precision", "roof_share", "bound", *COUNTERS, "batch_steps",
 )  # fmt: skip
 
 
@@ -82,18 +87,18 @@ def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
     return counts.group_by("step", maintain_order=True).first().select("step", "batch").rows()
 
 
-def _parts(attribution: Attribution) -> list[tuple[int | None, Attribution]]:
-    """The batch size and the profile of each run of consecutive steps with one size."""
+def _parts(attribution: Attribution) -> list[tuple[int | None, int | None, Attribution]]:
+    """The batch size, number and profile of each run of consecutive steps with one size; one part: no number."""
     found = step_batches(attribution)
     runs = [(size, [step for step, _ in group]) for size, group in groupby(found, key=lambda row: row[1])]
     sizes = {size for size, _ in runs}
     if len(sizes) < 2:  # the most frequent batch size in the labels of forward ranges
         labels = attribution.forest.labels.filter((pl.col("phase") == "forward") & pl.col("shapes").is_not_null())
         counts = Counter(match[1] for shapes in labels["shapes"] if (match := _BATCH.match(shapes)))
-        return [(int(counts.most_common(1)[0][0]) if counts else None, attribution)]
+        return [(int(counts.most_common(1)[0][0]) if counts else None, None, attribution)]
     if len(runs) > _MOST_RUNS or attribution.of_steps is None:
-        return [(None, attribution)]
-    return [(size, attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs]
+        return [(None, None, attribution)]
+    return [(size, len(steps), attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs]
 
 
 def _rows(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:

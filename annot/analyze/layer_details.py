@@ -32,7 +32,7 @@ def by_detail(attribution: Attribution) -> pl.DataFrame:
         the profile has them, of `annot.analyze.hardware_counters.layer_counters`.
     """
     rows = _dlprof(attribution)
-    parts = [by_layer_with_work(attribution), layer_roofline(attribution, default_peaks(attribution))]
+    parts = [by_layer_with_work(attribution), layer_roofline(attribution, default_peaks(attribution)).drop("self_ns")]
     if (counters := layer_counters(attribution)) is not None:
         parts.append(counters)
     for part in parts:

@@ -44,6 +44,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
 
     Returns:
         layer, module, phase: in the order of `annot.attribution.by_layer`.
+        self_ns: time_ns without nested layers.
         flops, bytes: Int64, of all calls; null: not counted.
         intensity: FLOPs per byte.
         time_ns: GPU time, nested layers included; CPU time if the profile is without GPU activities.
@@ -59,7 +60,8 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
     rows = by_layer(attribution)
     on_device = bool(rows["gpu_self_ns"].sum())
     rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
-    rows = rows.with_columns(pl.col("gpu_ns" if on_device else "host_ns").alias("time_ns"))
+    time = "gpu" if on_device else "host"
+    rows = rows.with_columns(time_ns=f"{time}_ns", self_ns=f"{time}_self_ns")
     work = layer_work(attribution) if work is None else work
     # Containers are left out: they compute nothing themselves, but their time is inclusive.
     computing = work.filter(pl.col("counted") & (pl.col("flops") + _BYTES > 0))
@@ -72,7 +74,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
     else:
         rows = rows.join(idle, on=list(KEY), how="left", maintain_order="left")
         rows = rows.with_columns(pl.col("gpu_idle_ns", "gpu_launch_ns").fill_null(0))
-    return under_roof(rows, peaks).select(*KEY, *_COLUMNS)
+    return under_roof(rows, peaks).select(*KEY, "self_ns", *_COLUMNS)
 
 
 _BYTES: Final = pl.col("bytes_read") + pl.col("bytes_written")

@@ -90,9 +90,13 @@ class Steps:
         warmup, fewest = int(counts["warm"].max() or 0), int(counts["steps"].min() or 0)  # type: ignore[arg-type]
         return slice(warmup if warmup < fewest else 0, None)
 
+    def chosen(self) -> pl.DataFrame:
+        """Return the selected rows of `table`."""
+        return self.table.filter(self.selected(self.table["step"]))
+
     def steady(self) -> pl.DataFrame:
         """Return the selected rows of `table` without warm-up steps, unless all are warm-up."""
-        table = self.table.filter(self.selected(self.table["step"]))
+        table = self.chosen()
         steady = table.filter(~pl.col("warmup"))
         return steady if steady.height else table
 

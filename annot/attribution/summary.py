@@ -33,6 +33,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         ranges, kernels, copies, threads   counts
         devices                    process, device, busy_ns (union over streams) and span_ns of each device
         steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
+        warmup_left_out            number of warm-up steps that are not among them
         steps_found_by             words for the method that found the steps
         notes                      list of sentences about lost, cut, open or unattributed data
     """
@@ -60,6 +61,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
         "steps": steps.height,
         "step_ns": step_statistics(steps) if known(attribution.meta) else None,
+        "warmup_left_out": attribution.steps.table.filter("warmup").height - int(steps["warmup"].sum()),
         "steps_found_by": attribution.steps.found_by,
         "notes": _notes(attribution, lost),
     }

@@ -213,14 +213,16 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _view_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a view that does not exist. Name the new spelling of an old one."""
-    if not (args.by or args.columns or args.each):
+    if not (args.by or args.columns or args.each or args.depth is not None):
         return None
     from annot.report.views import OTHER_NAMES, find_view
 
     try:
-        find_view(args.by or "layer", args.columns or "time", each=args.each)
+        view = find_view(args.by or "layer", args.columns or "time", each=args.each)
     except ValueError as error:
         return f"--{error}"
+    if args.depth is not None and (view.by != "layer" or not view.sums):
+        return f"--depth cannot be combined with {'--each' if args.each else f'--by {args.by}'}: it sums layers"
     if args.by in OTHER_NAMES:
         print(f"annot: --by {args.by} is now {OTHER_NAMES[args.by]}", file=sys.stderr)
     return None

@@ -7,6 +7,8 @@ launch-bound (it waits mostly for launches) or host-bound (for other work of the
 The peaks are those of the device in the profile: from the device table of Nsight Systems, or from the data sheet for
 torch.profiler. --measure measures the peaks of this machine. --peak-flops and --peak-bandwidth set them. The output
 names the source of the peaks. Kernels need counters of Nsight Compute. Without PROFILE, only the peaks are printed.
+
+If the profile has steps, the table of layers shows the mean of a step without warm-up. Files contain sums.
 """
 
 from __future__ import annotations
@@ -80,11 +82,15 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 def _report(args: argparse.Namespace) -> None:
     from annot.analyze.roofline import kernel_roofline, layer_roofline
     from annot.report.terminal.roofline import print_roofline, roofline_report
+    from annot.report.views import find_view
 
-    attribution = output.opened(args.profile, args).attribution
+    run, total = output.opened(args.profile, args), args.format != "table"
+    attribution = run.attribution_for(find_view("layer"), total=total)
     peaks = _peaks(args, attribution)
     rows = (layer_roofline if args.by == "layer" else kernel_roofline)(attribution, peaks)
     report = roofline_report(args.by, rows, peaks, args.profile)
+    if not total and args.by == "layer" and (steps := run.steps_in(attribution)):
+        report = report.per_step(steps)
     output.deliver(report, partial(print_roofline, report, peaks), args)
 
 

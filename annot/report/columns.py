@@ -29,9 +29,9 @@ Unit: TypeAlias = Literal["ns", "own ns", "share", "of total", "percent", "ratio
 """``ns`` columns of a table have one unit of time, an ``own ns`` column has its own. ``share`` is 0 to 1, ``percent``
 0 to 100, ``of total`` the share of a time in the whole run. ``amount`` has an SI prefix."""
 
-Combined: TypeAlias = Literal["sum", "number", "inclusive", "max", "min", "any", "mean", "same"]
+Combined: TypeAlias = Literal["sum", "number", "inclusive", "max", "min", "any", "mean", "rate", "same"]
 """How rows become one row: ``sum`` of executions, ``number`` of distinct things, ``inclusive`` time with the layers
-inside, the time-weighted ``mean``, or the value if it is the ``same`` in all rows."""
+inside, the time-weighted ``mean``, the ``rate`` of two sums (`_RATES`), or the value that is the ``same`` in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ COLUMNS: Final[Mapping[str, Column]] = {
             ("gpu_by_sequence_ns", "By sequence", "sum", 160),
             ("gpu_idle_ns", "GPU idle", "sum", 90, "GPU idle time"),
             ("gpu_launch_ns", "Launch wait", "sum", 120),
-            ("time_ns", "Time", "sum", 0),
+            ("time_ns", "Time", "inclusive", 0),
+            ("self_ns", "Time", "sum", 0),
             ("data_ns", "Data", "sum", 0),
             ("forward_ns", "Forward", "sum", 0),
             ("backward_ns", "Backward", "sum", 0),
@@ -113,16 +114,16 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("tensor_cores", "TC", "text", "same", full="Tensor Cores"),
         Column("tc_eligible", "Eligible", "text", "any"),
         Column("tc_used", "Use TC", "text", "any"),
-        Column("tc_share", "On TC", "share", "mean"),
+        Column("tc_share", "On TC", "share", "rate"),
         Column("tc_kernels", "TC kernels", "count", "sum", 100),
         Column("flops", "FLOP", "amount", "sum", full="FLOPs"),
         Column("bytes", "Bytes", "amount", "sum", 76),
         Column("params", "Params", "amount", "number", 90, full="Parameters"),
-        Column("flops_per_s", "FLOP/s", "amount", "mean", 76, full="Compute throughput (FLOP/s)"),
-        Column("bytes_per_s", "B/s", "amount", "mean", 90, full="Memory throughput (B/s)"),
+        Column("flops_per_s", "FLOP/s", "amount", "rate", 76, full="Compute throughput (FLOP/s)"),
+        Column("bytes_per_s", "B/s", "amount", "rate", 90, full="Memory throughput (B/s)"),
         Column("flops_measured", "Measured", "amount", "sum"),
-        Column("ratio", "Ratio", "ratio", "mean"),
-        Column("intensity", "FLOP/B", "amount", "mean", 76, full="Arithmetic intensity (FLOP/B)"),
+        Column("ratio", "Ratio", "ratio", "rate"),
+        Column("intensity", "FLOP/B", "amount", "rate", 76, full="Arithmetic intensity (FLOP/B)"),
         Column("precision", "Precision", "text", "same", 120),
         Column("roof_share", "Roof", "share", "mean", 76, full="Share of the roof"),
         Column("bound", "Bound", "text", full="Bound by"),
@@ -134,6 +135,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("l1_hit_rate", "L1 hit", "percent", "mean", 130, full="L1 hit rate"),
         Column("l2_hit_rate", "L2 hit", "percent", "mean", 130, full="L2 hit rate"),
         Column("dram_throughput", "DRAM", "percent", "mean", 110, full="DRAM throughput"),
+        Column("counted", "Counted", "text", "any"),
         Column("reason", "Reason", "text", "same", 120, "Tensor Core usage"),
         Column("l1_throughput", "L1", "percent", "mean", 130, "L1 throughput"),
         Column("l2_throughput", "L2", "percent", "mean", 130, "L2 throughput"),
@@ -221,30 +223,63 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 
 
+_TIME: Final = ("time_ns", "gpu_self_ns", "host_self_ns")
+"""The time of a row: the first of these columns that is not 0."""
+_RATES: Final = {
+    "flops_per_s": ("flops", "", 1e9), "bytes_per_s": ("bytes", "", 1e9), "intensity": ("flops", "bytes", 1.0),
+    "ratio": ("flops_measured", "flops", 1.0), "tc_share": ("tc_ns", "gpu_self_ns", 1.0),
+}  # fmt: skip
+"""Numerator, denominator (empty: the time) and factor of each rate."""
+
+
 def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.DataFrame:
-    """Return rows of a view whose sums and inclusive times are divided by the number of steps that they cover."""
+    """Return rows of a view whose sums and inclusive times are divided by the number of steps that they cover.
+
+    Rows with `batch_steps` cover this number of steps, those with one batch size.
+    """
     sums = [one.name for one in columns if one.combined in ("sum", "inclusive") and one.name in rows.columns]
-    return rows.with_columns(pl.col(sums) / steps)
+    covered = pl.col("batch_steps").fill_null(steps) if "batch_steps" in rows.columns else pl.lit(steps)
+    return rows.with_columns(pl.col(sums) / covered)
 
 
 def combined(rows: pl.DataFrame, keys: Sequence[str], columns: Iterable[Column]) -> pl.DataFrame:
-    """Return a row per combination of the keys, in order of first appearance; columns that the rows lack stay out."""
-    weight = pl.col(next(name for name in ("time_ns", "gpu_self_ns", *rows.columns) if name in rows.columns))
+    """Return a row per combination of the keys, in order of first appearance; columns that the rows lack stay out.
+
+    Inclusive times of rows inside each other cannot be added up, so that they stay out, too.
+    """
+    time = next((name for name in _TIME if name in rows.columns and (rows[name] > 0).any()), None)
+    rows = rows.with_columns(
+        pl.lit(1.0).alias(_WEIGHT) if time is None else pl.col(time).cast(pl.Float64).alias(_WEIGHT)
+    )
     present = [one for one in columns if one.name in rows.columns and one.name not in keys]
-    return rows.group_by(*keys, maintain_order=True).agg(_combined(one, weight).alias(one.name) for one in present)
+    values = [_combined(one, rows.columns).alias(one.name) for one in present if one.combined != "inclusive"]
+    return rows.group_by(*keys, maintain_order=True).agg(values)
 
 
-def _combined(column: Column, weight: pl.Expr) -> pl.Expr:
+_WEIGHT: Final = "(weight)"
+
+
+def _combined(column: Column, known_names: Sequence[str]) -> pl.Expr:
     values = pl.col(column.name)
-    known = values.is_not_null()
-    if column.combined in ("sum", "number", "inclusive"):
+    if column.combined in ("sum", "number"):
         return summed(column.name)
-    if column.combined == "mean":
-        weights = weight.cast(pl.Float64).clip(1).filter(known)
-        return pl.when(known.any()).then((values.filter(known) * weights).sum() / weights.sum())
     if column.combined == "same":
         return pl.when(values.drop_nulls().n_unique() == 1).then(values.drop_nulls().first())
+    if column.combined == "rate":
+        above, below, factor = _RATES[column.name]
+        below = below or _WEIGHT
+        if above in known_names and below in known_names:
+            return _quotient(pl.col(above), pl.col(below)) * factor
+    if column.combined in ("mean", "rate"):
+        return _quotient(values * pl.col(_WEIGHT), pl.when(values.is_not_null()).then(pl.col(_WEIGHT)))
     return {"max": values.max(), "min": values.min(), "any": values.any()}[column.combined]
+
+
+def _quotient(above: pl.Expr, below: pl.Expr) -> pl.Expr:
+    """The quotient of two sums over the rows in which both are known; null: no such rows, or their sum is 0."""
+    both = above.is_not_null() & below.is_not_null()
+    whole = below.filter(both).sum()
+    return pl.when(whole > 0).then(above.filter(both).sum() / whole)
 
 
 def summed(name: str) -> pl.Expr:

@@ -12,7 +12,7 @@ from annot.attribution import UNATTRIBUTED
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
-from annot.report.columns import COLUMNS, Formatted, summed
+from annot.report.columns import COLUMNS, Formatted, combined
 from annot.report.tables import TREE, head
 from annot.report.units import count, share, unit_for
 from annot.report.views import Report
@@ -106,18 +106,21 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
     return columns
 
 
-def at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
+def at_depth(rows: pl.DataFrame, depth: int, layers: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return rows in which each layer below a depth is part of its ancestor at that depth.
 
-    Sums of the ancestor include the layers below. Its inclusive times already do. Rows without a layer stay.
+    The rows of an ancestor and of the layers below it combine as their columns say. Its calls are its own. Its
+    inclusive times are its own, or the sum of the self times, if layers outside its calls have paths below its path.
+    Rows without a layer stay.
 
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
         depth: number of levels to keep below the outermost layers; 0 keeps these only.
+        layers: rows of all layers, for `rows` that lack some; None: `rows`.
     """
     owners: dict[_Key, _Key] = {}
     above: list[_Key] = []
-    for line in layer_lines(rows):
+    for line in layer_lines(rows if layers is None else layers):
         key = next((row["layer"], row["module"]) for row in line.phases.values())
         above[line.depth :] = [key]
         owners[key] = above[min(line.depth, depth)]
@@ -126,9 +129,15 @@ def at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
     is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
     table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
     keys = [name for name in ("layer", "module", "phase", "batch") if name in rows.columns]
-    sums = [name for name in rows.columns if name in COLUMNS and COLUMNS[name].combined in ("sum", "number")]
-    others = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *sums)]
-    return table.group_by(keys, maintain_order=True).agg(*map(summed, sums), *others).select(rows.columns)
+    merged = combined(table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name != "calls"])
+    own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
+    merged = merged.join(table.group_by(keys, maintain_order=True).agg(own), on=keys, how="left", nulls_equal=True)
+    sums = [
+        pl.max_horizontal(name, self_name)
+        for name, self_name in (("gpu_ns", "gpu_self_ns"), ("host_ns", "host_self_ns"))
+        if {name, self_name} <= {*rows.columns}
+    ]
+    return merged.with_columns(sums).select(rows.columns)
 
 
 def is_layer(row: Mapping[str, Any]) -> bool:

@@ -5,13 +5,13 @@ The page receives them, and those of the views that it shows, by `page_columns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from annot.report.columns import COLUMNS, Column, Formatted, of_names
 from annot.report.views import ROOFLINE_COLUMNS, find_view
 
-__all__ = ["ACROSS", "COMPARED", "TREE", "head", "page_columns"]
+__all__ = ["ACROSS", "COMPARED", "TREE", "as_data", "head", "page_columns"]
 
 Columns = Mapping[str, Column]
 
@@ -118,10 +118,11 @@ def page_columns() -> dict[str, list[dict[str, Any]]]:
         "compared": COMPARED.values(),
         "events": _EVENTS,
     }
-    return {name: _sent(list(columns)) for name, columns in tables.items()}
+    return {name: as_data(columns) for name, columns in tables.items()}
 
 
-def _sent(columns: Sequence[Column]) -> list[dict[str, Any]]:
+def as_data(columns: Iterable[Column]) -> list[dict[str, Any]]:
+    """Return columns as the page takes them."""
     return [
         {"name": one.name, "title": one.title, "unit": one.unit, "minor": one.least > 0, "full": one.full}
         for one in columns

@@ -58,8 +58,8 @@ def _step_line(meta: dict[str, Any]) -> str:
     steps = f"{meta['steps']:,} ({meta['steps_found_by']})"
     if times is None:
         return steps
-    if times["warmup"]:
-        warmup = f", excluding {times['warmup']:,} warm-up step{'' if times['warmup'] == 1 else 's'}"
+    if number := times["warmup"] or meta.get("warmup_left_out"):
+        warmup = f", excluding {number:,} warm-up step{'' if number == 1 else 's'}"
     if meta["steps"] - times["warmup"] == 1:
         return f"{steps}, {duration(times['median'])}{warmup}"
     median, iqr, least, most = (duration(times[name]) for name in ("median", "iqr", "min", "max"))

@@ -144,13 +144,10 @@ def _executions(attribution: Attribution) -> pl.DataFrame:
 
 def _grouped(view: View, *keys: str) -> Rows:
     """Return a function that combines the rows of a layer view by its keys."""
+    columns = [_REPLACED.get(one.name, one) for one in view.shown if one.name != "time_share"]
 
     def rows(attribution: Attribution) -> pl.DataFrame:
-        return combined(
-            view.rows(attribution),
-            keys,
-            [one for one in view.shown if one.combined != "inclusive" and one.name != "time_share"],
-        )
+        return combined(view.rows(attribution), keys, columns)
 
     return rows
 
@@ -159,6 +156,8 @@ _LAYER: Final = ("layer", "module", "phase")
 _NO_KERNELS: Final = "No GPU activity was recorded."
 _NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
 _SHARE: Final = Column("main_ns", "Share", "of total")
+_REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
+"""Columns of layers, whose times include the layers inside, and those of their sums by module or phase."""
 _TIMES: Final = ("calls", "gpu_ns", "gpu_self_ns", _SHARE, "kernels", "host_ns", "host_self_ns")
 _WORK: Final = View(
     "work", "layer",
@@ -174,8 +173,7 @@ _ROOFLINE: Final = View(
      "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
     _from("bottlenecks", "by_bottleneck"), "roofline", "Roofline and bottleneck of each layer", calls=True,
 )  # fmt: skip
-_OF_GROUPS: Final = tuple(_SHARE if column.name == "time_share" else column for column in _ROOFLINE.shown)
-"""Columns of the roofline by module and phase: the share of the run, because layers of all batch sizes are combined."""
+_OF_GROUPS: Final = tuple(_REPLACED.get(column.name, column) for column in _ROOFLINE.shown)
 _VIEWS: Final = (
     View(
         "layer", "layer",
@@ -202,7 +200,7 @@ _VIEWS: Final = (
     View(
         "execution", "layer",
         ("step", "phase", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels"),
-        _executions, "each", "Executions of each layer in order", empty="No ranges were recorded.", sums=False,
+        _executions, "each", "Executions of each layer", empty="No ranges were recorded.", sums=False,
     ),
     View(
         "module", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
@@ -241,7 +239,7 @@ _VIEWS: Final = (
     View(
         "iteration", "kernel",
         ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
-        _from("dlprof_reports", "by_iteration"), "each", "Kernels and copies in order of execution", empty=_NO_KERNELS,
+        _from("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", empty=_NO_KERNELS,
         end="name", sums=False, calls=True,
     ),
     View(
@@ -322,19 +320,22 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
     if columns not in COLUMN_GROUPS:
         raise ValueError(f"columns must be one of {', '.join(COLUMN_GROUPS)}, got {columns!r}")
     known = views()
-    subjects = list(dict.fromkeys(view.by for view in known.values()))
+    subjects = [one for one in dict.fromkeys(view.by for view in known.values()) if one not in OTHER_NAMES]
     name = by if by in (*known, *subjects) else by.removesuffix("s")
     if name not in (*known, *subjects):
         raise ValueError(f"by must be one of {', '.join(subjects)}, got {by!r}")
-    if name not in subjects or (name in known and columns == "time" and not each):
+    if name in known and columns == "time" and not each:
         return known[name]
     groups = {one.group: one for one in known.values() if one.by == name}
+    if each and columns != "time":
+        raise ValueError(f"each cannot be combined with columns {columns}")
     wanted = "each" if each else columns
     if wanted == "all":
         return groups.get("all") or next(iter(groups.values()))
     if wanted not in groups:
-        kind = "single executions" if each else f"columns {columns}"
-        raise ValueError(f"{kind} are not available by {name}, only {', '.join(groups)}")
+        what = "each" if each else f"columns {columns}"
+        only = ", ".join(group for group in groups if group != "each")
+        raise ValueError(f"{what} is not available by {name}, only columns {only}")
     return groups[wanted]
 
 
@@ -376,7 +377,7 @@ class Report:
     @property
     def column(self) -> str:
         """Column of `rows` to sort by: total time, or self time in tables without a total."""
-        names = (self.time, self.time.replace("_ns", "_self_ns"), "time_ns")
+        names = (self.time, self.time.replace("_ns", "_self_ns"), "self_ns", "time_ns")
         return next((name for name in names if name in self.rows.columns), "")
 
     def sorted(self, sort: Order) -> Self:

@@ -96,7 +96,7 @@ class Ranks:
         Args:
             by, columns, sort, total: see `Run.view`.
             rank: number of the rank; None: compare all ranks.
-            options: further options of `Run.view`, for one rank.
+            options: further options of `Run.view`. `top` and `min_share` of all ranks use the median times.
 
         Returns:
             With `rank`, its report. Else the comparison. Its meta holds the sums of `annot.attribution.summarize` over
@@ -119,9 +119,11 @@ class Ranks:
         if rank is not None:
             return self.rank(rank).view(by, columns, sort=sort, total=total, **options)
         if not view.keys or options.get("depth") is not None:
-            more = f" --columns {columns}" if view.name != by else ""
-            raise AnnotError(f"--by {by}{more} needs a single rank: use --rank N")
-        return self._compared(view, total).sorted(sort)
+            names = [f"--{name}" for name in ("each", "depth") if options.get(name) not in (None, False)]
+            what = names[0] if names else f"--by {by}" + (f" --columns {columns}" if view.name != by else "")
+            raise AnnotError(f"{what} needs a single rank: use --rank N")
+        report = self._compared(view, total).at_least(options.get("min_share") or 0.0)
+        return report.sorted(sort) if options.get("top") is None else report.top(options["top"])
 
     def rank(self, number: int) -> Run:
         """Return the run of one rank.

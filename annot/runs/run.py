@@ -182,10 +182,10 @@ class Run:
         rows = view.rows(attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
-                raise ValueError(f"depth needs a view of layers, got {view.name}")
-            rows = at_depth(rows, depth)
+                raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
+            rows = at_depth(rows, depth, by_layer(attribution))
         report = Shown(view, rows, meta, shares, advice or ())
-        if not total and view.sums and (steps := self._steps(attribution)):
+        if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report
         return report.sorted(sort) if top is None else report.top(top)
@@ -262,9 +262,10 @@ class Run:
         shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
         return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
 
-    def _steps(self, attribution: Attribution) -> int:
-        """The number of steps that the rows cover; 0 if they cover more than steps."""
-        return 0 if attribution.steps.choice is None else attribution.steps.steady()["step"].n_unique()
+    @staticmethod
+    def steps_in(attribution: Attribution) -> int:
+        """Return the number of steps that the rows of an attribution cover; 0 if they cover more than steps."""
+        return 0 if attribution.steps.choice is None else attribution.steps.chosen()["step"].n_unique()
 
     def _attribution(self, *, calls: bool = False, steady: bool = False) -> Attribution:
         steady = steady and self.selection.steps is None

@@ -93,6 +93,9 @@ def test_view_of_the_guide(tmp_path: Path) -> None:
     assert _report(profile, environ, "--by", "length").stdout.splitlines()[0] == "power,calls,gpu_ns"
     table = _report(profile, environ, "--by", "length", "--format", "table").stdout
     assert re.search(r"Kernels by duration, ms per step\nPower +Calls +GPU", table)
+    page = tmp_path / "page.html"
+    assert _report(profile, environ, "-o", str(page), "--format", "html").returncode == 0
+    assert '"heading":"Kernels by duration"' in page.read_text(encoding="utf-8")
     assert _report(profile, dict(os.environ), "--by", "length").returncode == 2
     refused = _report(profile, _install(tmp_path / "other", "their", "view = 7", "v = their:view", "annot.views"))
     assert refused.stderr.startswith(

@@ -175,7 +175,7 @@ def test_the_page_tells(trained: Path, tmp_path: Path) -> None:
         assert main(["report", str(trained), "--format", "html", "-o", str(tmp_path / "page.html")]) == 0
     assert ("attributing GPU time to layers", 0, None, "") in heard
     made = [said[1:] for said in heard if said[0] == "making the page"]
-    assert made == [(number, 10, "views") for number in range(11)]
+    assert made == [(number, 11, "views") for number in range(12)]
 
 
 def test_work_that_is_done_says_nothing(

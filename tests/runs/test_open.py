@@ -133,7 +133,7 @@ def test_rows_and_columns_combine(by: str, columns: str, path: str, capsys: pyte
         assert output.out.startswith("GPU per step" if by != "step" else "GPU: ")
     else:
         assert status == 2
-        assert output.err.startswith(f"annot: error: --columns {columns} are not available by {by}, only time")
+        assert output.err.startswith(f"annot: error: --columns {columns} is not available by {by}, only columns time")
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
@@ -165,8 +165,75 @@ def test_single_executions(path: str) -> None:
     assert of_layer["step"].to_list() == [0, 1]
     assert each["gpu_self_ns"].sum() <= run.meta["attributed_gpu_ns"]
     assert run.view("kernel", each=True).rows["gpu_ns"].sum() == run.meta["gpu_ns"]
-    with pytest.raises(ValueError, match="single executions are not available by phase, only time, work, roofline"):
+    with pytest.raises(ValueError, match="each is not available by phase, only columns time, work, roofline"):
         run.view("phase", each=True)
+
+
+def test_steps_of_the_user_count_with_their_warmup() -> None:
+    """The mean of the steps 0 and 1, of which 0 is warm-up, is half of their sum; the header names the warm-up."""
+    run = Run(_with_warmup().build(), Selection(steps=slice(0, 2)))
+    table, total = run.view(), run.view(total=True)
+    assert table.meta["per_step"] == 2
+    assert table.rows["host_ns"].to_list() == [ns / 2 for ns in total.rows["host_ns"]]
+    assert ("Steps: 3 (batch ranges)" in repr(Run(_with_warmup().build()).view())) is True
+    assert "excluding 1 warm-up step" in " ".join(repr(Run(_with_warmup().build()).view()).split())
+
+
+def test_rows_of_a_batch_size_are_per_step_of_that_size(path: str) -> None:
+    """One step has 32 images, one 16: the convolution takes 0.9 ms forward in each."""
+    rows = annot.open(path).view("layer", "roofline").rows
+    conv = rows.filter(pl.col("layer") == "features.0", pl.col("phase") == "forward")
+    assert conv.select("batch", "time_ns", "batch_steps").sort("batch").rows() == [(16, 9e5, 1), (32, 9e5, 1)]
+
+
+@pytest.mark.parametrize("by", ["module", "phase"])
+def test_nested_layers_count_once_in_sums(by: str, path: str) -> None:
+    """The time of all rows is that of the layers, and rates are those of the sums."""
+    run = annot.open(path)
+    rows, layers = run.view(by, "roofline").rows, run.view("layer", "roofline").rows
+    phases = run.view("phase").rows.filter(pl.col("phase").is_in(["forward", "backward"]))
+    assert rows["self_ns"].sum() == pytest.approx(phases["gpu_ns"].sum())
+    assert layers["time_ns"].sum() > rows["self_ns"].sum()
+    known = rows.drop_nulls("flops")
+    assert known["intensity"].to_list() == pytest.approx((known["flops"] / known["bytes"]).to_list())
+
+
+def test_rates_without_a_gpu_are_those_of_the_host_time(tmp_path: Path) -> None:
+    """Two convolutions of one class: FLOPs of both over the time of both."""
+    rows = Rows().range("a Linear [2,3]f32 out=4 |fwd", 0, 100).range("b Linear [2,3]f32 out=40 |fwd", 100, 1100)
+    run = Run(rows.build())
+    work = run.view("module", "work").rows.row(0, named=True)
+    assert work["flops_per_s"] == pytest.approx(work["flops"] / 1100e-9)
+
+
+def test_depth_combines_rows_as_their_columns_say(path: str) -> None:
+    """An ancestor keeps its calls and its time; its rates are those of the layers that it stands for."""
+    run = annot.open(path)
+    root = (pl.col("layer") == "") & (pl.col("phase") == "forward") & (pl.col("module") == "AlexNet")
+    deep, flat = (run.view("layer", depth=depth).rows.filter(root).row(0, named=True) for depth in (None, 0))
+    for name in ("calls", "gpu_ns", "host_ns"):
+        assert flat[name] == deep[name]
+    assert flat["gpu_self_ns"] == deep["gpu_ns"]
+    work = run.view("layer", "work", depth=0).rows.filter(root).row(0, named=True)
+    all_work = run.view("layer", "work").rows.filter(pl.col("phase") == "forward")
+    assert work["flops"] == all_work["flops"].sum()
+    counted = all_work.drop_nulls("flops_per_s")
+    assert work["flops_per_s"] == pytest.approx(work["flops"] * 1e9 / counted["gpu_self_ns"].sum())
+    roofline = run.view("layer", "roofline", depth=0).rows.filter(root)
+    assert roofline["time_ns"].to_list() == run.view("layer", "roofline").rows.filter(root)["time_ns"].to_list()
+    assert set(run.view("layer", "tensor", depth=0).rows["layer"]) <= set(run.view("layer", depth=0).rows["layer"])
+
+
+def test_ranks_have_the_longest_rows_only(tmp_path: Path) -> None:
+    """`top` and `min_share` are those of the median times."""
+    ranks = annot.open(write_ranks(tmp_path, 3))
+    assert isinstance(ranks, Ranks)
+    every = ranks.view("layer", sort="time").across
+    assert ranks.view("layer", top=2).across.equals(every.head(2))
+    assert set(ranks.view("layer", top=2).rows["layer"]) == set(every.head(2)["layer"])
+    longer = ranks.view("layer", min_share=0.2).across
+    assert 0 < longer.height < every.height
+    assert (longer["median_ns"] >= 0.2 * ranks.view("layer").meta["across"]["gpu_ns"]["median"]).all()
 
 
 @given(st.lists(st.lists(st.sampled_from("ab"), max_size=4), max_size=8, unique_by=tuple), st.integers(0, 4))
@@ -184,21 +251,24 @@ def test_depth_keeps_the_sums(paths: list[list[str]], depth: int) -> None:
     )
     kept = at_depth(rows, depth)
     assert kept["gpu_self_ns"].sum() == rows["gpu_self_ns"].sum()
-    assert set(kept["gpu_ns"]) <= {7}
+    assert kept["gpu_ns"].to_list() == [max(7, own) for own in kept["gpu_self_ns"]]
     assert max((line.depth for line in layer_lines(kept)), default=0) <= depth
     assert kept.height == at_depth(kept, depth).height <= rows.height
 
 
 def test_values_are_combined_by_their_column() -> None:
-    """Sums add up, means are weighted by time, and values that differ are unknown."""
+    """Sums add up, rates are those of the sums, means are weighted by time, and values that differ are unknown."""
     rows = pl.DataFrame({
-        "module": ["a", "a", "b"], "time_ns": [1, 3, 5], "flops_per_s": [8.0, 4.0, None], "bound": ["x", "y", "y"],
-        "roof_share": [None, 0.5, None],
+        "module": ["a", "a", "b"], "time_ns": [1, 3, 5], "self_ns": [1, 2, 5], "flops": [8, 12, None],
+        "bytes": [8, 2, 7], "flops_per_s": [8e9, 4e9, None], "intensity": [1.0, 6.0, None], "bound": ["x", "y", "y"],
+        "roof_share": [None, 0.5, None], "stall_share": [0.25, 0.75, None], "gpu_self_ns": [0, 0, 0],
     })  # fmt: skip
     table = combined(rows, ["module"], COLUMNS.values())
-    assert table.select("time_ns", "flops_per_s", "bound", "roof_share").rows() == [
-        (4, 5.0, None, 0.5),
-        (5, None, "y", None),
+    assert "time_ns" not in table.columns, "the time of layers inside each other"
+    names = ("self_ns", "flops", "flops_per_s", "intensity", "bound", "roof_share", "stall_share")
+    assert table.select(names).rows() == [
+        (3, 20, 5e9, 2.0, None, 0.5, 0.625),
+        (5, None, None, None, "y", None, None),
     ]
     assert per_step(rows, COLUMNS.values(), 2)["time_ns"].to_list() == [0.5, 1.5, 2.5]
 

@@ -17,9 +17,11 @@ from annot.analyze.step_time import SHARES
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.attribution import Attribution, by_kernel, by_step, summarize
-from annot.report.columns import COLUMNS, per_step
+from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.layer_tree import layer_lines, other_lines
-from annot.report.views import Report
+from annot.report.tables import as_data
+from annot.report.views import Report, View
+from annot.util.entry_points import loaded
 from annot.util.progress import tell
 
 __all__ = ["EVENTS", "comparison_data", "ranks_data", "report_data", "run_data"]
@@ -33,8 +35,8 @@ _NAMES: Final = 50_000
 """Maximum number of pairs of layer row and kernel name in a page, longest first."""
 _KERNELS: Final = 5_000
 _MAKING: Final = "making the page"
-_VIEWS: Final = 10
-"""Progress steps of `run_data`: the rows, shared data, and eight views."""
+_VIEWS: Final = 11
+"""Progress steps of `run_data`: the rows, shared data, and nine views."""
 
 
 def report_data(run: dict[str, Any], source: str) -> dict[str, Any]:
@@ -114,6 +116,7 @@ def run_data(
         "steps": lambda: _steps(attribution, made["timeline"].start_ns),
         "kernels": lambda: _kernels(shown, steps),
         "classes": lambda: _columns(_per_step(by_class(shown), steps)),
+        "more": lambda: [_of_package(view, shown, steps) for view in loaded("annot.views", View)],
     }
     made: dict[str, Any] = {}
     for number, (key, make) in enumerate(views.items(), 2):
@@ -189,6 +192,15 @@ def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
     numbers = pl.DataFrame({"text": distinct}).with_row_index("number")
     found = pl.DataFrame({"text": texts}).join(numbers, on="text", how="left", maintain_order="left", nulls_equal=True)
     return found["number"].cast(pl.Int64), [text or "" for text in distinct]
+
+
+def _of_package(view: View, attribution: Attribution, steps: int) -> dict[str, Any]:
+    """A view of another package, as a table."""
+    rows = view.rows(attribution)
+    if view.sums and steps > 1:
+        rows = per_step(rows, view.shown, steps)
+    columns = [Column(view.label, view.label.capitalize(), "text"), *view.shown]
+    return {"name": view.name, "heading": view.heading, "columns": as_data(columns), "rows": _columns(rows)}
 
 
 def _steps(attribution: Attribution, start: int) -> dict[str, Any]:

@@ -210,6 +210,14 @@ function shareOf(whole) {
   return {main_ns: {value: row => (whole ? row.gpu_ns / whole : null)}};
 }
 
+// A view of another package.
+function moreView(run, place) {
+  const {heading, columns, rows} = run.more[place];
+  COLUMNS[heading] = columns;
+  const found = records(rows);
+  return [h('h1', {}, heading), perStep(run), sortTable(heading, columnsOf(heading, found), found)];
+}
+
 function ranksView(data) {
   const {across, each, time, notes} = data.ranks,
     what = time.startsWith('gpu') ? 'GPU' : 'Host';

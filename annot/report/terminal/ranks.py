@@ -52,6 +52,23 @@ class RanksReport:
         """Plural of the subject, such as `layers`."""
         return self.view.plural
 
+    def at_least(self, share: float) -> RanksReport:
+        """Return the report without the rows whose median time is below a share (0 to 1) of the median rank's time."""
+        whole = self.meta["across"]["gpu_ns" if self.time.startswith("gpu") else "host_ns"]
+        if not share or not whole:
+            return self
+        return self._kept(self.across.filter(pl.col("median_ns").fill_null(0) >= share * whole["median"]))
+
+    def top(self, number: int) -> RanksReport:
+        """Return the report with the rows of the longest median times only, longest first."""
+        report = self.sorted("time")
+        return report._kept(report.across.head(number))
+
+    def _kept(self, across: pl.DataFrame) -> RanksReport:
+        keys = list(self.view.keys)
+        rows = self.rows.join(across.select(keys), on=keys, how="semi", nulls_equal=True, maintain_order="left")
+        return replace(self, rows=rows, across=across)
+
     def sorted(self, sort: Order) -> RanksReport:
         """Return the report sorted by median time, longest first, if `sort` is "time"."""
         if sort == "order":

@@ -49,7 +49,8 @@ def print_roofline(report: Report, peaks: Peaks | None, console: Console) -> Non
     lines: list[Any] = peak_lines(peaks)
     if rows:
         columns = formatted(of_names(ROOFLINE_COLUMNS), rows, None)
-        lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}", style="bold"))
+        steps = f" per step, mean of {report.meta['per_step']:,}" if "per_step" in report.meta else ""
+        lines.append(Text(f"Roofline by {view.by}, {unit_for(shown['time_ns']).name}{steps}", style="bold"))
         lines.append(table_of(view.by.capitalize(), rows, columns, console.width, view.label))
     else:
         lines.append(Text(view.empty, style="dim"))

@@ -142,7 +142,7 @@ def _line_label(line: Line) -> Text:
 
 def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
     """The lines below the table of expected work: totals, classes that are not counted, explanations of counters."""
-    sums = rows.group_by("phase", maintain_order=True).agg(pl.col("flops", "bytes").sum())
+    sums = rows.drop_nulls("flops").group_by("phase", maintain_order=True).agg(pl.col("flops", "bytes").sum())
     parts = [f"{amount(flops)}FLOP and {amount(moved)}B {phase}" for phase, flops, moved in sums.iter_rows()]
     lines = [Text(), Text(f"Work: {', '.join(parts)}")]
     unknown, outer = (", ".join(map(printable, classes)) for classes in not_counted(rows))
