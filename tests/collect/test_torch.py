@@ -55,6 +55,7 @@ def test_trace_is_there_however_the_script_ends(ending, status, tmp_path):
     assert last_line(done.stderr) == "annot: next: annot report out.json --by step"
 
 
+@pytest.mark.slow
 def test_trace_is_compressed_by_name_and_by_default(tmp_path):
     """Without -o the trace is annot1.json.gz, compressed; torch's own viewers read both."""
     script = written(tmp_path, TRAIN)

@@ -153,7 +153,10 @@ SCRIPTS = {
 """Options that make a sample quick; the other image samples are alike but for the model."""
 
 
-@pytest.mark.parametrize(("name", "options"), SCRIPTS.items())
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*item, marks=[pytest.mark.slow] * (item[0] == "alexnet")) for item in SCRIPTS.items()],
+)
 def test_sample_trains_and_prints_each_loss(name: str, options: list[str]) -> None:
     """A sample runs as a script, without a profiler, and prints the loss of every step of every epoch."""
     lines = run_script(name, *options, "--batch", "2", "--steps", "2", "--epochs", "2")

@@ -33,7 +33,7 @@ def page() -> Iterator[Page]:
         yield one
 
 
-@pytest.fixture(params=["file", "page"])
+@pytest.fixture(params=["file", pytest.param("page", marks=pytest.mark.slow)])
 def draw(request: pytest.FixtureRequest, tmp_path: Path) -> Draw:
     """A function that gives the SVG of a chart of a profile, by its name."""
 

@@ -301,10 +301,11 @@ def test_files_of_a_run(path: str, tmp_path: Path) -> None:
 def test_ranks_as_a_list_a_pattern_and_a_folder(tmp_path: Path) -> None:
     """Several profiles are the ranks of a run, however they are named."""
     paths = write_ranks(tmp_path / "logs", 2)
-    for profile in (paths, str(tmp_path / "logs" / "*.sqlite"), tmp_path / "logs"):
+    layers = annot.open(paths).layers
+    for profile in (str(tmp_path / "logs" / "*.sqlite"), tmp_path / "logs"):
         found = annot.open(profile)
         assert isinstance(found, Ranks)
-        assert found.layers.equals(annot.open(paths).layers)
+        assert found.layers.equals(layers)
     assert found.rank(1).layers.equals(Run(paths[1]).layers)
     found.to_html(tmp_path / "ranks.html")
     assert (tmp_path / "ranks.html").read_bytes().startswith(b"<!doctype html>")

@@ -156,6 +156,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ the runs
 
 
+@pytest.mark.slow
 @needs_recorder
 def test_runs_once_notes_failures_and_goes_on(tmp_path: Path) -> None:
     """A finished run is not repeated, a failed one only with --retry; more values run only what is new."""
