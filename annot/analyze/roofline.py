@@ -61,8 +61,10 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
     rows = rows.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]) & (pl.col("module") != ""))
     rows = rows.with_columns(pl.col("gpu_ns" if on_device else "host_ns").alias("time_ns"))
     work = layer_work(attribution) if work is None else work
-    # Containers are left out: they compute nothing themselves, but their time is inclusive.
+    # Containers are left out: their time is inclusive, the work is that of their own operations.
     computing = work.filter(pl.col("counted") & (pl.col("flops") + _BYTES > 0))
+    if on_device:
+        computing = computing.join(rows.filter(pl.col("gpu_ns") == pl.col("gpu_self_ns")), on=list(KEY), how="semi")
     counted = computing.select(*KEY, "flops", _BYTES.alias("bytes"))
     for part in (counted, _precisions(attribution, rows)):
         rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")

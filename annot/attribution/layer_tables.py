@@ -168,13 +168,32 @@ def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequenc
 
 
 def _shapes(attribution: Attribution) -> pl.DataFrame:
-    """Return the input shapes of each layer, most frequent first."""
+    """Return the input shapes of each layer, most frequent first: those of its range, else of its operators."""
     forest = attribution.forest
     row = pl.int_range(pl.len(), dtype=pl.Int32).alias("label")
     labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes", row).drop_nulls("shapes")
-    seen = labels.join(forest.label_counts(), on="label").group_by("group", "shapes").agg(pl.col("count").sum())
+    seen = labels.join(forest.label_counts(), on="label").select("group", "shapes", "count")
+    if forest.labels["call"].count():
+        seen = pl.concat([seen, _shapes_of_operators(forest).join(seen, on="group", how="anti")])
+    seen = seen.group_by("group", "shapes").agg(pl.col("count").sum())
     seen = seen.sort("count", "shapes", descending=[True, False])
     return seen.group_by("group", maintain_order=True).agg(pl.col("shapes").head(_SHAPES_KEPT))
+
+
+def _shapes_of_operators(forest: Forest) -> pl.DataFrame:
+    """Return group, shapes and count of the operators with recorded inputs that each layer calls directly."""
+    operator = (forest.labels["role"] == "operator").gather(forest.tree["label"])
+    direct = ~operator.gather(column_ops.known(forest.tree["parent"])).fill_null(False)
+    called = forest.labels["call"].is_not_null() & forest.labels["shapes"].str.contains(r"\[\d")
+    rows = forest.tree.select("path", forest.labels["shapes"].gather(forest.tree["label"]))
+    rows = rows.filter(direct & called.gather(forest.tree["label"]) & (forest.tree["path"] != column_ops.NONE))
+    group = pl.Series("group", forest.nodes.keys, pl.Int64).gather(rows["path"])
+    return (
+        rows.with_columns(group)
+        .group_by("group", "shapes")
+        .agg(pl.len().alias("count"))
+        .select("group", "shapes", "count")
+    )
 
 
 def phases_of_nodes(forest: Forest) -> pl.Series:

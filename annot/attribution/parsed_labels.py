@@ -55,7 +55,9 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
     call = "call" if "call" in texts.columns else pl.lit(None, pl.String).alias("call")
     known = texts.select("text", "role", domain, call)
     operations = _Operations(marks, known.filter(pl.col("role").is_null()).drop_nulls("text"))
-    rows = [_as_row(_parse(text or "", role, domain, call, operations)) for text, role, domain, call in known.iter_rows()]
+    rows = [
+        _as_row(_parse(text or "", role, domain, call, operations)) for text, role, domain, call in known.iter_rows()
+    ]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").with_columns(operations.around(known["text"]))
 
 

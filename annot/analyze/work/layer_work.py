@@ -31,7 +31,6 @@ _MOST: Final = 2**63 - 1
 """Maximum of an Int64 column. Only a damaged profile exceeds it."""
 
 
-
 def _is_void(calls: Calls) -> bool:
     return any(work is None for work, _ in calls)
 

@@ -55,11 +55,13 @@ def _uncounted(attribution: Attribution, counted: pl.Series) -> pl.Series:
     """Return the nodes with kernels outside the counted operators. Without a device, with uncounted operators."""
     tree, nodes = attribution.forest.tree, attribution.nodes
     if not nodes["kernels"].sum():
-        return tree["path"].filter(_computing(attribution.forest) & ~counted & (tree["path"] != column_ops.NONE)).unique()
+        return (
+            tree["path"].filter(_computing(attribution.forest) & ~counted & (tree["path"] != column_ops.NONE)).unique()
+        )
     own = attribution.range_work()["kernels"].cast(pl.Int64)
-    rows = tree.select("path", own.alias("own")).filter(counted).group_by(node="path").agg(pl.col("own").sum())
-    kernels = nodes.select("node", "kernels").join(rows, on="node", how="left", maintain_order="left")
-    return kernels.filter(pl.col("kernels") > pl.col("own").fill_null(0))["node"]
+    kernels = column_ops.Sums(nodes.height)
+    kernels.add(tree["path"].filter(counted), own.filter(counted))
+    return (nodes["kernels"] > kernels.result()).arg_true()
 
 
 def _computing(forest: Forest) -> pl.Series:

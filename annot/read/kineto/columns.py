@@ -56,7 +56,10 @@ _THREAD: Final = {**_SPAN, "thread": pl.Int64}
 _ACTIVITY: Final = _SPAN | dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64)
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "ranges": {
-        **_THREAD, **dict.fromkeys(("external", "sequence", "forward"), pl.Int64), "kind": pl.Int8, "call": pl.Int32,
+        **_THREAD,
+        **dict.fromkeys(("external", "sequence", "forward"), pl.Int64),
+        "kind": pl.Int8,
+        "call": pl.Int32,
     },
     "modules": {**_THREAD, "python": pl.Int64},
     "launches": {**_THREAD, "correlation": pl.Int64},
