@@ -240,9 +240,9 @@ class Columns:
             calls[event.name, bytes(one.dims), bytes(one.types), bytes(one.values)] if len(one.dims) else None
             for event, one in zip(counted, inputs, strict=True)
         ]
-        members = counted + others
+        members, args = counted + others, inputs + self._args(_RANGE_DETAILS, others)
         self._append("ranges", {
-            **self._on_thread(members), **_argument_columns(_RANGE_DETAILS, inputs + self._args(_RANGE_DETAILS, others)),
+            **self._on_thread(members), **_argument_columns(_RANGE_DETAILS, args),
             "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
             "call": pl.Series(numbers + [None] * len(others), dtype=pl.Int32),
         })  # fmt: skip
