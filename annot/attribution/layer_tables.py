@@ -19,6 +19,7 @@ from annot.attribution.sequence_numbers import inside_engine_range
 __all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes"]
 
 _SHAPES_KEPT: Final = 8
+_LAYER_PHASES: Final = ("forward", "backward", "recompute")
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 _OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies")
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
@@ -185,15 +186,12 @@ def _shapes_of_operators(forest: Forest) -> pl.DataFrame:
     operator = (forest.labels["role"] == "operator").gather(forest.tree["label"])
     direct = ~operator.gather(column_ops.known(forest.tree["parent"])).fill_null(False)
     called = forest.labels["call"].is_not_null() & forest.labels["shapes"].str.contains(r"\[\d")
-    rows = forest.tree.select("path", forest.labels["shapes"].gather(forest.tree["label"]))
-    rows = rows.filter(direct & called.gather(forest.tree["label"]) & (forest.tree["path"] != column_ops.NONE))
+    of_layer = forest.layers_of_nodes()["phase"].is_in(_LAYER_PHASES).gather(column_ops.known(forest.tree["path"]))
+    shapes = forest.labels["shapes"].gather(forest.tree["label"])
+    rows = forest.tree.select("path", shapes).filter(direct & called.gather(forest.tree["label"]) & of_layer)
     group = pl.Series("group", forest.nodes.keys, pl.Int64).gather(rows["path"])
-    return (
-        rows.with_columns(group)
-        .group_by("group", "shapes")
-        .agg(pl.len().alias("count"))
-        .select("group", "shapes", "count")
-    )
+    counts = rows.with_columns(group).group_by("group", "shapes").agg(count=pl.len())
+    return counts.select("group", "shapes", "count")
 
 
 def phases_of_nodes(forest: Forest) -> pl.Series:

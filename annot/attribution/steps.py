@@ -16,10 +16,15 @@ from annot.labels.serving import serving_step
 
 __all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "step_slice"]
 
-_TABLE: Final = {
+_TABLE: Final[dict[str, type[pl.DataType]]] = {
     "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64,
 }  # fmt: skip
-SIZES: Final = {"kind": pl.String, "requests": pl.Int64, "tokens": pl.Int64, "context": pl.Int64}
+SIZES: Final[dict[str, type[pl.DataType]]] = {
+    "kind": pl.String,
+    "requests": pl.Int64,
+    "tokens": pl.Int64,
+    "context": pl.Int64,
+}
 """Kind and size of a step of a serving engine; see `annot.labels.serving.ServingStep`."""
 _SERVING: Final = "steps of a serving engine"
 _USUAL: Final = "ranges with a usual name"
@@ -232,7 +237,7 @@ def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
         pl.col(name) if name in ordered.columns else pl.lit(None, dtype).alias(name) for name, dtype in SIZES.items()
     ]
     table = ordered.select(pl.all().gather(numbers["row"])).with_columns(numbers["step"], batch="number")
-    table = table.select(*_TABLE, *sizes).cast(_TABLE)  # type: ignore[arg-type]
+    table = table.select(*_TABLE, *sizes).cast(dict(_TABLE))  # type: ignore[arg-type]
     # An engine launches the GPU activities of a step in its range, and samples and waits for them after it.
     next_start = pl.when(pl.col("kind").is_not_null()).then(pl.col("start").shift(-1).over("process"))
     table = table.with_columns(pl.max_horizontal("end", next_start))

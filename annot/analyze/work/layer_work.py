@@ -107,9 +107,9 @@ def _sums(attribution: Attribution) -> dict[Key, Calls]:
             work = expected(tag, alone=tag.layer not in inside)
             sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
     _add_operations(sums, _operations(attribution))
-    for key, calls in operator_calls(attribution).items():
+    for key, found in operator_calls(attribution).items():
         if key[2] in _PHASES and (key not in sums or _is_void(sums[key])):
-            sums[key] = calls
+            sums[key] = found
     return sums
 
 

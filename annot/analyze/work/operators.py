@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
 from annot.analyze.work.formulas import LAYERS, OPERATIONS
-from annot.labels.tag import Tag
+from annot.labels.tag import Tag, Value
 
 __all__ = ["FREE", "operator_work"]
 
@@ -132,7 +132,7 @@ def _dropout(call: Call) -> Cost:
 
 def _embedding(call: Call) -> Cost:
     (num, dim), dtype = call.shape(0), call.tensors[0].dtype
-    arguments = {"num": num, "dim": dim, "dtype": dtype}
+    arguments: dict[str, Value] = {"num": num, "dim": dim, "dtype": dtype}
     return LAYERS["Embedding"](Call("Embedding", call.tensors[1:], arguments))
 
 

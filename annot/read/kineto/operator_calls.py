@@ -121,8 +121,8 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
         >>> call_text("aten::linear", b"[[4, 8], [2, 8], []]", b'["float", "float", ""]', b"")
         'aten linear [4,8]f32 [2,8]f32 bias=None |op'
     """
-    lists = [_decoded(text) for text in (dims, types, values or b"[]")]
-    if any(found is None for found in lists):
+    lists = [found for text in (dims, types, values or b"[]") if (found := _decoded(text)) is not None]
+    if len(lists) < 3:
         return None
     tensors: list[TensorSpec] = []
     arguments: list[tuple[str, Value]] = []
