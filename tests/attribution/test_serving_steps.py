@@ -156,7 +156,8 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(shared("kineto/graph_pairs/vllm_decode_full/execution.json.gz"))
     assert main(["report", path, "--step-kind", "decode"]) == 0
     out = capsys.readouterr().out
-    assert "GPU in one decode step" in out and "per decode step" in out
+    assert "GPU in one decode step" in out
+    assert "per decode step" in out
     assert main(["report", path, "--by", "step"]) == 0
     out = capsys.readouterr().out
     assert [word for word in ("decode", "55,086", "Requests", "Context") if word not in out] == []

@@ -33,7 +33,8 @@ SIZE = st.integers(0, 10**9 - 1)
 def test_kind_and_size(text: str, step: ServingStep) -> None:
     assert serving_step(text) == step
     label = understand(text)
-    assert label is not None and (label.layer, label.layered) == (f"{step.kind} step", False)
+    assert label is not None
+    assert (label.layer, label.layered) == (f"{step.kind} step", False)
 
 
 @pytest.mark.parametrize(

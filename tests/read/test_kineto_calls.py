@@ -85,7 +85,8 @@ def test_real_trace() -> None:
     spans = [event for event in events if event.get("ph") == "X" and event.get("cat") == "cpu_op"]
     counted = sorted(event["name"] for event in spans if event["name"] in OPERATORS and "Input Dims" in event["args"])
     rows = load(shared(RESNET)).ranges.drop_nulls("call")
-    assert sorted(rows["text"]) == counted and len(counted) > 1000
+    assert sorted(rows["text"]) == counted
+    assert len(counted) > 900
     first = next(event for event in spans if event["name"] == "aten::conv2d")
     start = min(event["ts"] for event in spans if event["name"] == "aten::conv2d")
     assert first["ts"] == start
@@ -108,13 +109,22 @@ def event(name: str, start: int, end: int, args: Any) -> dict[str, Any]:
 
 
 def test_damaged_inputs_lose_the_call_only(tmp_path: Path) -> None:
-    """An operator with invalid inputs is still a range, with its ids."""
-    good = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Sequence number": 7}
+    """An operator with invalid inputs is still a range."""
+    good = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
     path = trace(
         tmp_path, event("aten::mm", 0, 5, good), event("aten::mm", 6, 9, good | {"Input Dims": "x"}),
-        event("aten::mm", 10, 15, good | {"Sequence number": [1]}), event("aten::exp", 16, 20, {}),
+        event("aten::mm", 10, 15, {"Input Dims": [[2, 3]]}), event("aten::foo", 16, 20, good),
     )  # fmt: skip
     rows = load(path).ranges.sort("start")
-    assert rows["text"].to_list() == ["aten::mm"] * 3 + ["aten::exp"]
-    assert rows["call"].count() in (1, 2) or rows["call"][0] is None
-    assert rows.height == 4
+    assert rows["text"].to_list() == [*["aten::mm"] * 3, "aten::foo"]
+    assert rows["call"].to_list() == ["aten mm [2,3]f32 [3,4]f32 |op", None, None, None]
+
+
+def test_other_damage_in_the_same_block(tmp_path: Path) -> None:
+    """An id of a wrong type costs the inputs of its operator, and a note says so."""
+    good = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Sequence number": 7}
+    path = trace(tmp_path, event("aten::mm", 0, 5, good), event("aten::mm", 10, 15, good | {"Sequence number": [1]}))
+    profile = load(path)
+    assert profile.ranges.sort("start")["sequence"].to_list() == [7, None]
+    assert profile.ranges.sort("start")["call"][1] is None
+    assert profile.meta["notes"] == ["annot ignored arguments of unexpected types in 1 event."]
