@@ -26,7 +26,8 @@ def text(name: str, *arguments: tuple[Any, str, str]) -> str | None:
     return call_text(f"aten::{name}", *(json.dumps(one).encode() for one in (dims, types, values)))
 
 
-FLOAT, NONE = ([2, 3], "float", ""), ([], "", "")
+FLOAT: tuple[list[int], str, str] = ([2, 3], "float", "")
+NONE: tuple[list[int], str, str] = ([], "", "")
 
 
 @pytest.mark.parametrize(

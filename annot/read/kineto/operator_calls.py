@@ -2,8 +2,8 @@
 
 With ``record_shapes=True`` torch.profiler writes three lists with an item per argument of an operator: ``Input Dims``
 (sizes of tensors), ``Input type`` (dtype of tensors, else ``Scalar``, ``ScalarList``, ...; empty: the argument is
-absent) and ``Concrete Inputs`` (values as text; missing in older releases). The arguments have the order of PyTorch's schemas
-(``native_functions.yaml``).
+absent) and ``Concrete Inputs`` (values as text; missing in older releases). The arguments have the order of PyTorch's
+schemas (``native_functions.yaml``).
 """
 
 from __future__ import annotations
