@@ -108,7 +108,9 @@ def _ranks(a: Attribution, b: Attribution) -> str:
 def _steps(a: Attribution, b: Attribution) -> str:
     counts = [side.steps.table.height for side in (a, b)]
     if bool(counts[0]) == bool(counts[1]):
-        return ""
+        return _differ(
+            "the kinds of the steps differ", *(next(iter(side.steps.steady()["kind"]), None) for side in (a, b))
+        )
     in_a, in_b = ("no steps" if not steps else f"{steps:,} step{'s' if steps > 1 else ''}" for steps in counts)
     return f"A has {in_a}, B has {in_b}, so whole runs are compared"
 

@@ -63,8 +63,10 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
     time = "gpu" if on_device else "host"
     rows = rows.with_columns(time_ns=f"{time}_ns", self_ns=f"{time}_self_ns")
     work = layer_work(attribution) if work is None else work
-    # Containers are left out: they compute nothing themselves, but their time is inclusive.
+    # Containers are left out: their time is inclusive, the work is that of their own operations.
     computing = work.filter(pl.col("counted") & (pl.col("flops") + _BYTES > 0))
+    if on_device:
+        computing = computing.join(rows.filter(pl.col("gpu_ns") == pl.col("gpu_self_ns")), on=list(KEY), how="semi")
     counted = computing.select(*KEY, "flops", _BYTES.alias("bytes"))
     for part in (counted, _precisions(attribution, rows)):
         rows = rows.join(part, on=list(KEY), how="left", maintain_order="left")

@@ -96,7 +96,20 @@ def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame
     spans = pl.concat([steady.select("process", "start", "end"), _waits(table, steady, host["data"])])
     devices = pl.DataFrame(list(work), schema={"process": pl.Int64, "device": pl.Int64}, orient="row")
     joined = spans.join(devices, on="process", how="left", nulls_equal=True)
+    if steps.kinds["kind"].count() and steps.kind is None:
+        joined = _until_last_activity(joined, table, work)
     return joined.select(_WINDOW).sort("process", "device", "start")
+
+
+def _until_last_activity(windows: pl.DataFrame, table: pl.DataFrame, work: _Work) -> pl.DataFrame:
+    """Extend the last step of a process to the last GPU activity: a serving engine waits for it after the range."""
+    ends = [(process, device, rows["end"].max()) for (process, device), rows in work.items()]
+    schema = {"process": pl.Int64, "device": pl.Int64, "last": pl.Int64}
+    found = windows.join(
+        pl.DataFrame(ends, schema, orient="row"), on=["process", "device"], how="left", nulls_equal=True
+    ).join(table.group_by("process").agg(final=pl.col("end").max()), on="process", how="left")
+    end = pl.when(pl.col("end") == pl.col("final")).then(pl.max_horizontal("end", "last")).otherwise("end")
+    return found.with_columns(end.alias("end"))
 
 
 def _waits(table: pl.DataFrame, steady: pl.DataFrame, data: pl.DataFrame) -> pl.DataFrame:

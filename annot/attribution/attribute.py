@@ -112,6 +112,7 @@ def attribute(
     domain: str | None = None,
     steps: slice | Literal["steady"] | None = None,
     step_range: str | None = None,
+    step_kind: str | None = None,
 ) -> Attribution:
     """Nest the ranges and attribute each GPU activity to the innermost range around its launch.
 
@@ -125,18 +126,20 @@ def attribute(
         source: the profile.
         domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
         steps: numbers of the steps to use, or None for the whole profile, including time outside steps. `STEADY` uses
-            the steps after the warm-up, or the whole profile if its steps are unknown.
+            the steps after the warm-up, or the whole profile if its steps are unknown. Of steps of several kinds, it
+            uses the most frequent kind.
         step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
+        step_kind: kind of the steps to use, such as ``decode``, or None for all kinds.
 
     Returns:
         The ranges with their parents, layers and times.
 
     Raises:
         AnnotError: the sum of all times exceeds 64 bits of nanoseconds, as in a damaged profile.
-        ValueError: the profile lacks steps, the selected steps, ranges with the text of `step_range`, or ranges in the
-            domain.
+        ValueError: the profile lacks steps, the selected steps, ranges with the text of `step_range`, steps of the
+            kind, or ranges in the domain.
     """
-    whole, forest, found = _forests(source, domain, steps, step_range)
+    whole, forest, found = _forests(source, domain, steps, step_range, step_kind)
     reach = Reach()
     for part in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
         reach.add(part)
@@ -153,7 +156,7 @@ def attribute(
         return range_work(source.work_blocks(), attributor, forest.tree.height)
 
     def of_steps(steps: slice) -> Attribution:
-        return attribute(source, domain=domain, steps=steps, step_range=step_range)
+        return attribute(source, domain=domain, steps=steps, step_range=step_range, step_kind=found.kind)
 
     return Attribution(
         whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
@@ -163,13 +166,19 @@ def attribute(
 
 
 def _forests(
-    source: Source, domain: str | None, steps: slice | Literal["steady"] | None, step_range: str | None
+    source: Source,
+    domain: str | None,
+    steps: slice | Literal["steady"] | None,
+    step_range: str | None,
+    step_kind: str | None,
 ) -> tuple[Forest, Forest, Steps]:
     """Return the ranges of all steps, the ranges of the selected steps, and all steps."""
     forest = _forest(source, domain)
     found = find_steps(forest, step_range, None if steps == STEADY else steps)
     if step_range is not None and found.table.is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no range {step_range!r}")
+    if step_kind is not None or (steps == STEADY and found.kinds.height > 1):
+        found = _of_kind(found, step_kind or found.kinds["kind"][0], source)
     if steps == STEADY:
         found = replace(found, choice=found.after_warmup(forest, source.last_launch()))
     if found.choice is None:
@@ -180,6 +189,14 @@ def _forests(
         raise ValueError(f"{source.meta.get('source', '')} has no such steps, only 0 to {found.table['step'].max()!r}")
     found = found.with_waits(forest)
     return forest, _forest(source, domain, forest.threads, found), found
+
+
+def _of_kind(steps: Steps, kind: str, source: Source) -> Steps:
+    if kind not in steps.kinds["kind"]:
+        known = ", ".join(steps.kinds["kind"].drop_nulls())
+        others = f"only {known}" if known else "because the kinds of its steps are unknown"
+        raise ValueError(f"{source.meta.get('source', '')} has no {kind} steps, {others}")
+    return steps.of_kind(kind)
 
 
 def _forest(source: Source, domain: str | None, threads: Threads | None = None, steps: Steps | None = None) -> Forest:

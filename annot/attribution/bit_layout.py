@@ -21,8 +21,8 @@ Grouping and searching one integer column is also faster than grouping and searc
                          bits 0-29    key in `Keys`, or number of a chain
                          -1           NONE: the range adds nothing to its path
 
-    text key     Int64   domain, text and role of a range within one block (`annot.attribution.ingest`)
-                         bits 24-63   code of the text
+    text key     Int64   domain, text, call and role of a range within one block (`annot.attribution.ingest`)
+                         bits 24-63   code of the text; with calls: text · (calls + 1) + code of the call
                          bits 4-23    code of the domain
                          bits 0-3     code of the role
                          Code 0 is null.

@@ -13,7 +13,9 @@ import polars as pl
 
 from annot.native import tables
 
-__all__ = ["NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "known", "order", "parents", "paths"]
+__all__ = [
+    "NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "inside", "known", "order", "parents", "paths",
+]  # fmt: skip
 
 NONE: Final = -1
 
@@ -26,6 +28,18 @@ def _named(name: str, array: Any) -> pl.Series:
 def known(rows: pl.Series) -> pl.Series:
     """Return rows to gather, with null for -1."""
     return pl.select(pl.when(rows != NONE).then(rows)).to_series()
+
+
+def inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
+    """Return whether each row has a marked ancestor. Each iteration doubles the distance (pointer jumping)."""
+    if not marked.any():
+        return marked
+    above = known(parent)
+    found = marked.gather(above).fill_null(False)
+    while above.null_count() < above.len():
+        found |= found.gather(above).fill_null(False)
+        above = above.gather(above)
+    return found
 
 
 def codes(values: pl.Series, among: pl.Series) -> pl.Series:

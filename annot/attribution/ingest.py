@@ -20,7 +20,7 @@ from annot.labels.tag import DOMAIN
 __all__ = ["IngestedRanges"]
 
 _PART_ROWS: Final = 1 << 20
-_LABEL_COLUMNS: Final = ("domain", "text", "role")
+_LABEL_COLUMNS: Final = ("domain", "text", "role", "call")
 
 
 class IngestedRanges:
@@ -29,7 +29,7 @@ class IngestedRanges:
     def __init__(self, threads: Threads | None = None) -> None:
         self._known_threads = threads
         self._threads: dict[int, int | None] = {}
-        self._texts: dict[tuple[str, str, str | None, str | None], int] = {}
+        self._texts: dict[tuple[str, str, str | None, str | None, str | None], int] = {}
         self._parts: list[pl.DataFrame] = []
         self._recent: list[pl.DataFrame] = []
         self.open_ranges = 0
@@ -65,9 +65,9 @@ class IngestedRanges:
         return self._known_threads or Threads.of(pl.DataFrame([*self._threads.items()], schema=schema, orient="row"))
 
     def labels(self, marks: Iterable[str] = ()) -> pl.DataFrame:
-        """Return domain, text (without the suffix of emit_nvtx) and the columns of `parse_labels`."""
+        """Return domain, text (without the suffix of emit_nvtx), call and the columns of `parse_labels`."""
         texts = pl.DataFrame([*self._texts], schema=dict.fromkeys((*_LABEL_COLUMNS, "sizes"), pl.String), orient="row")
-        labels = texts.select("domain", "text").hstack(parse_labels(texts, marks))
+        labels = texts.select("domain", "text", "call").hstack(parse_labels(texts, marks))
         return labels.with_columns(pl.coalesce("shapes", texts["sizes"]).alias("shapes"))
 
     def pop_ranges(self, last: int) -> pl.DataFrame:
@@ -111,10 +111,11 @@ class IngestedRanges:
         parts = split_suffix(distinct["text"])
         # emit_nvtx does not mark backward operations; `parse_labels` recognises them by name.
         by_name = pl.col("operation") & pl.col("role").is_null()
-        texts = distinct.select("domain", "role").hstack(parts).select(
-            "domain", "stem", "sizes", "sequence", role=pl.when(by_name).then(pl.lit("operation")).otherwise("role")
+        texts = distinct.select("domain", "role", "call").hstack(parts).select(
+            "domain", "stem", "call", "sizes", "sequence",
+            role=pl.when(by_name).then(pl.lit("operation")).otherwise("role"),
         )  # fmt: skip
-        columns = ["domain", "stem", "role", "sizes"]
+        columns = ["domain", "stem", "role", "call", "sizes"]
         stems = texts.select(columns).unique(maintain_order=True)
         numbers = [self._texts.setdefault(row, len(self._texts)) for row in stems.iter_rows()]
         stems = stems.with_columns(pl.Series("label", numbers, pl.Int32))
@@ -140,7 +141,12 @@ def _distinct(ranges: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
     """
     text = ranges["text"]
     text_code = (text.cast(pl.Categorical) if text.dtype == pl.String else text).to_physical().cast(pl.Int64)
-    key = (text_code.fill_null(-1) + 1) * TEXT_KEY_UNITS["text"]
+    key = text_code.fill_null(-1) + 1
+    if "call" in ranges.columns and ranges["call"].count():
+        calls = pl.Enum(ranges["call"].unique().drop_nulls().cast(pl.String))
+        call_code = ranges["call"].cast(calls).to_physical().cast(pl.Int64).fill_null(-1) + 1
+        key = key * (len(calls.categories) + 1) + call_code
+    key *= TEXT_KEY_UNITS["text"]
     for name in ("domain", "role"):
         if name in ranges.columns and ranges[name].count():
             enum = pl.Enum(ranges[name].unique().drop_nulls().cast(pl.String).sort())  # few distinct values

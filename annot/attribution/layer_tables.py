@@ -19,6 +19,7 @@ from annot.attribution.sequence_numbers import inside_engine_range
 __all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes"]
 
 _SHAPES_KEPT: Final = 8
+_LAYER_PHASES: Final = ("forward", "backward", "recompute")
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 _OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies")
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
@@ -168,13 +169,29 @@ def _with_crossing(attribution: Attribution, sums: pl.DataFrame, of_key: Sequenc
 
 
 def _shapes(attribution: Attribution) -> pl.DataFrame:
-    """Return the input shapes of each layer, most frequent first."""
+    """Return the input shapes of each layer, most frequent first: those of its range, else of its operators."""
     forest = attribution.forest
     row = pl.int_range(pl.len(), dtype=pl.Int32).alias("label")
     labels = forest.labels.select(pl.col("key").cast(pl.Int64).alias("group"), "shapes", row).drop_nulls("shapes")
-    seen = labels.join(forest.label_counts(), on="label").group_by("group", "shapes").agg(pl.col("count").sum())
+    seen = labels.join(forest.label_counts(), on="label").select("group", "shapes", "count")
+    if forest.labels["call"].count():
+        seen = pl.concat([seen, _shapes_of_operators(forest).join(seen, on="group", how="anti")])
+    seen = seen.group_by("group", "shapes").agg(pl.col("count").sum())
     seen = seen.sort("count", "shapes", descending=[True, False])
     return seen.group_by("group", maintain_order=True).agg(pl.col("shapes").head(_SHAPES_KEPT))
+
+
+def _shapes_of_operators(forest: Forest) -> pl.DataFrame:
+    """Return group, shapes and count of the operators with recorded inputs that each layer calls directly."""
+    operator = (forest.labels["role"] == "operator").gather(forest.tree["label"])
+    direct = ~operator.gather(column_ops.known(forest.tree["parent"])).fill_null(False)
+    called = forest.labels["call"].is_not_null() & forest.labels["shapes"].str.contains(r"\[\d")
+    of_layer = forest.layers_of_nodes()["phase"].is_in(_LAYER_PHASES).gather(column_ops.known(forest.tree["path"]))
+    shapes = forest.labels["shapes"].gather(forest.tree["label"])
+    rows = forest.tree.select("path", shapes).filter(direct & called.gather(forest.tree["label"]) & of_layer)
+    group = pl.Series("group", forest.nodes.keys, pl.Int64).gather(rows["path"])
+    counts = rows.with_columns(group).group_by("group", "shapes").agg(count=pl.len())
+    return counts.select("group", "shapes", "count")
 
 
 def phases_of_nodes(forest: Forest) -> pl.Series:

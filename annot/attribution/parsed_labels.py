@@ -37,8 +37,9 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
     unknown format is a layer named by the text.
 
     Args:
-        texts: text, role and optionally domain. The role is one of `annot.profile.ROLES`, ``operation`` for an
-            operation whose name shows whether it belongs to the backward pass, or null for any NVTX text.
+        texts: text, role and optionally domain and call, as in `annot.profile.RANGES`. The role can also be
+            ``operation``, for an operation whose name shows whether it belongs to the backward pass. It is null for
+            any NVTX text.
         marks: texts of the marks of name scopes (see `annot.labels.marks`).
 
     Returns:
@@ -51,9 +52,12 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
         ('fc', 'Linear', 'forward', '[4,8]f32')
     """
     domain = "domain" if "domain" in texts.columns else pl.lit("").alias("domain")
-    known = texts.select("text", "role", domain)
+    call = "call" if "call" in texts.columns else pl.lit(None, pl.String).alias("call")
+    known = texts.select("text", "role", domain, call)
     operations = _Operations(marks, known.filter(pl.col("role").is_null()).drop_nulls("text"))
-    rows = [_as_row(_parse(text or "", role, domain, operations)) for text, role, domain in known.iter_rows()]
+    rows = [
+        _as_row(_parse(text or "", role, domain, call, operations)) for text, role, domain, call in known.iter_rows()
+    ]
     return pl.DataFrame(rows, schema=_COLUMNS, orient="row").with_columns(operations.around(known["text"]))
 
 
@@ -85,12 +89,14 @@ class _Operations:
         return pl.Series("around", marked, pl.List(pl.List(pl.String)))
 
 
-def _parse(text: str, role: str | None, domain: str, operations: _Operations) -> Label:
+def _parse(text: str, role: str | None, domain: str, call: str | None, operations: _Operations) -> Label:
     if role == "operation":
         return operation(text)
     if role in ("operator", "backward"):
         name = text.removeprefix(ENGINE) or NAMELESS
-        return Label(name, phase="backward" if role == "backward" else "other", role=role)
+        with_inputs = tag.parse(call) if call else None
+        shapes = _shapes(with_inputs) if with_inputs else None
+        return Label(name, phase="backward" if role == "backward" else "other", shapes=shapes, role=role)
     of_tensorflow = operations.label(text) if role is None else None
     label = _parse_tag(text) or of_tensorflow or understand(text)
     if label is None and role is None and domain in DOMAINS:

@@ -33,9 +33,9 @@ class Forest:
         thread_range_count: number of rows of `tree` that are ranges of threads.
         crossing: id, thread, start, end, label, foreign (ended on another thread).
         threads: the threads with ranges.
-        labels: domain, text (without the suffix of emit_nvtx), the columns of `annot.labels.foreign.Label`, key
-            (Int32, number in `keys`) and folded (whether the label is an operation that counts towards the layer
-            around it).
+        labels: domain, text (without the suffix of emit_nvtx), call (as in `annot.profile.RANGES`), the columns of
+            `annot.labels.foreign.Label`, key (Int32, number in `keys`) and folded (whether the label is an operation
+            that counts towards the layer around it).
         keys: layer, module and phase of each key. Attribution adds backward layers.
         nodes: the layer paths. Attribution adds the paths of GPU activity in CUDA graphs.
         matched: nodes of backward layers that were found by sequence number, and the nodes below them.

@@ -11,7 +11,7 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import without_unknown
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
-from annot.attribution.steps import Steps
+from annot.attribution.steps import SIZES, Steps, of_main_kind
 
 __all__ = ["by_step", "step_statistics"]
 
@@ -24,13 +24,13 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     A range or launch on any thread of the process belongs to the step in which it starts.
 
     Returns:
-        process, step (from 0, per process), batch (number in the epoch, null if unknown), warmup (one of the first
-        steps that take longer than the later ones), start_ns, host_ns, data_ns (the wait for data since the previous
-        step), forward_ns, backward_ns, optimizer_ns (total host time), gpu_ns (all GPU activities launched in the step)
-        and kernels.
+        process, step (from 0, per process), batch (number in the epoch, null if unknown), kind, requests, tokens and
+        context of a step of a serving engine (null: unknown), warmup (one of the first steps that take longer than the
+        later ones), start_ns, host_ns, data_ns (the wait for data since the previous step), forward_ns, backward_ns,
+        optimizer_ns (total host time), gpu_ns (all GPU activities launched in the step) and kernels.
     """
     steps = attribution.steps
-    table = steps.table.filter(steps.selected(steps.table["step"]))
+    table = steps.chosen()
     processes = attribution.forest.threads.table.select("process", "process_code").unique()
     rows = table.rename({"process": "process_code"}).join(processes, on="process_code", how="left")
     rows = rows.with_columns(start_ns=pl.col("start"), host_ns=pl.col("end") - pl.col("start")).sort("start")
@@ -41,7 +41,7 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     for part in (phases, _data_times(ranges, steps), attribution.step_work):
         rows = rows.join(part, on=["process_code", "step"], how="left", maintain_order="left")
     counted = ["data_ns", *(f"{phase}_ns" for phase in _PHASES), "gpu_ns", "kernels"]
-    columns = ["process", pl.col("step").cast(pl.Int64), "batch", "warmup", "start_ns", "host_ns", *counted]
+    columns = ["process", pl.col("step").cast(pl.Int64), "batch", *SIZES, "warmup", "start_ns", "host_ns", *counted]
     rows = rows.with_columns(pl.col(counted).fill_null(0)).select(columns).sort("start_ns", "process")
     return without_unknown(rows, attribution.meta)
 
@@ -49,7 +49,8 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
 def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
     """Return statistics of the duration of steps.
 
-    Warm-up steps are left out, unless all steps are warm-up.
+    Warm-up steps are left out, unless all steps are warm-up. Of steps of several kinds, only the most frequent kind
+    counts.
 
     Args:
         steps: the result of `by_step`.
@@ -59,6 +60,7 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
     """
     if steps.is_empty():
         return None
+    steps = of_main_kind(steps)
     steady = steps.filter(~pl.col("warmup"))["host_ns"]
     lengths = (steady if steady.len() else steps["host_ns"]).sort().to_list()
     first, third = lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
@@ -75,25 +77,13 @@ def _phase_ranges(forest: Forest) -> pl.DataFrame:
     of_layers = (tree["phase"].is_in(_PHASES) & (tree["layer"] != BATCH)).fill_null(False)
     waits = (tree["phase"] == "data").fill_null(False)
     parent = forest.tree["parent"]
-    outermost = (of_layers & ~_inside(of_layers, parent)) | (waits & ~_inside(waits, parent))
+    outermost = (of_layers & ~column_ops.inside(of_layers, parent)) | (waits & ~column_ops.inside(waits, parent))
     phase = forest.labels["phase"].gather(forest.crossing["label"])
     crossing = forest.crossing.select("thread", "start", "end", phase)
     every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
     every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
     process = forest.threads.table["process_code"].gather(every["thread"])
     return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
-
-
-def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
-    """Return whether each row has a marked ancestor. Each iteration doubles the distance (pointer jumping)."""
-    if not marked.any():
-        return marked
-    above = column_ops.known(parent)
-    inside = marked.gather(above).fill_null(False)
-    while above.null_count() < above.len():
-        inside |= inside.gather(above).fill_null(False)
-        above = above.gather(above)
-    return inside
 
 
 def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import polars as pl
@@ -12,12 +12,21 @@ from annot.attribution import column_ops
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import NAMES, repetition
+from annot.labels.serving import serving_step
 
-__all__ = ["Steps", "find_steps", "step_slice"]
+__all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "step_slice"]
 
-_TABLE: Final = {
-    "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64, "warmup": pl.Boolean,
+_TABLE: Final[dict[str, type[pl.DataType]]] = {
+    "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64,
 }  # fmt: skip
+SIZES: Final[dict[str, type[pl.DataType]]] = {
+    "kind": pl.String,
+    "requests": pl.Int64,
+    "tokens": pl.Int64,
+    "context": pl.Int64,
+}
+"""Kind and size of a step of a serving engine; see `annot.labels.serving.ServingStep`."""
+_SERVING: Final = "steps of a serving engine"
 _USUAL: Final = "ranges with a usual name"
 _REPETITION: Final = "the largest pattern of ranges that repeats"
 _LONG: Final = 1.5  # first steps longer than this many times the median are warm-up
@@ -28,17 +37,21 @@ class Steps:
     """The steps of a run.
 
     table     process (code of `annot.attribution.dense_ids.Threads`), step (from 0 in each process), start, end (ns),
-              batch (number in its epoch, null if unknown) and warmup, by process and start. Steps of a process do not
-              overlap
+              batch (number in its epoch, null if unknown), `SIZES` (null if unknown) and warmup, by process and start.
+              Steps of a process do not overlap. With `kind`, only the steps of that kind
     found_by  words for the method that found the steps, empty without steps
     choice    the selected step numbers, or None for the whole profile, including time outside steps
     spans     process, step, start and end of the steps with the waits for data before them; None: those of `table`
+    kind      the selected kind, or None for all kinds
+    kinds     kind, steps (their number) and median_ns of each kind of all steps, most frequent first
     """
 
     table: pl.DataFrame
     found_by: str
     choice: slice | None = None
     spans: pl.DataFrame | None = None
+    kind: str | None = None
+    kinds: pl.DataFrame = field(default_factory=lambda: kinds_of(pl.DataFrame(schema=_TABLE | SIZES)))
 
     def at(self, process: pl.Series, start: pl.Series) -> pl.Series:
         """Return the step (Int32) at each instant (ns, Int64) of a process (code, Int32), -1 outside any step."""
@@ -62,6 +75,18 @@ class Steps:
         earlier = pl.max_horizontal("wait", pl.col("end").shift(1).over("process"))
         start = pl.min_horizontal("start", pl.when(pl.col("wait").is_not_null()).then(earlier))
         return replace(self, spans=spans.select("process", "step", start, "end", "batch", "warmup"))
+
+    def of_kind(self, kind: str) -> Steps:
+        """Return the steps of one kind; all of them are selected, unless `choice` selects some.
+
+        Raises:
+            ValueError: the profile has no step of this kind.
+        """
+        if kind not in self.kinds["kind"]:
+            known = ", ".join(self.kinds["kind"].drop_nulls()) or "the kinds of its steps are unknown"
+            raise ValueError(f"has no {kind} steps: {known}")
+        table = self.table.filter(pl.col("kind") == kind)
+        return replace(self, table=table, kind=kind, choice=self.choice or slice(None))
 
     def selected(self, step: pl.Series) -> pl.Series:
         """Return which steps (as returned by `at`) are selected (Boolean)."""
@@ -95,8 +120,8 @@ class Steps:
         return self.table.filter(self.selected(self.table["step"]))
 
     def steady(self) -> pl.DataFrame:
-        """Return the selected rows of `table` without warm-up steps, unless all are warm-up."""
-        table = self.chosen()
+        """Return the selected rows of `table` of the most frequent kind without warm-up, unless all are warm-up."""
+        table = of_main_kind(self.chosen())
         steady = table.filter(~pl.col("warmup"))
         return steady if steady.height else table
 
@@ -104,19 +129,44 @@ class Steps:
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
     """Return the steps of a run.
 
-    Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are annot's
-    batch ranges or the steps of torch.profiler, otherwise ranges with a usual name such as ``step 12`` or ``batch``,
-    otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
+    Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are those of a
+    serving engine, otherwise annot's batch ranges or the steps of torch.profiler, otherwise ranges with a usual name
+    such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
     """
     if key_range is not None:
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
         named = _spans(forest, forest.labels["text"].str.contains(f"^{pattern}$"))
-        return Steps(_steps(named, forest), f"the ranges {key_range!r}", choice)
-    for spans_of, found_by in ((_batches, "batch ranges"), (_usual_names, _USUAL), (repetition, _REPETITION)):
+        return _found(_steps(named, forest), f"the ranges {key_range!r}", choice)
+    methods = (
+        (_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL), (repetition, _REPETITION),
+    )  # fmt: skip
+    for spans_of, found_by in methods:
         table = _steps(spans_of(forest), forest)
         if table.height:
-            return Steps(table, found_by, choice)
-    return Steps(table, "", choice)
+            return _found(table, found_by, choice)
+    return _found(table, "", choice)
+
+
+def _found(table: pl.DataFrame, found_by: str, choice: slice | None) -> Steps:
+    return Steps(table, found_by, choice, kinds=kinds_of(table))
+
+
+def kinds_of(table: pl.DataFrame) -> pl.DataFrame:
+    """Return kind, steps and median_ns of each kind in `Steps.table`, most frequent first."""
+    length = pl.col("end") - pl.col("start")
+    kinds = table.group_by("kind").agg(steps=pl.len(), median_ns=length.median().cast(pl.Int64), total=length.sum())
+    return kinds.sort("steps", "total", "kind", descending=[True, True, False]).drop("total")
+
+
+def of_main_kind(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the most frequent kind (longest in total among several). Rows have kind, and start or host_ns.
+
+    Times of steps of different kinds are never averaged.
+    """
+    if steps["kind"].n_unique() < 2:
+        return steps
+    spans = steps if "start" in steps.columns else steps.select("kind", start=pl.lit(0), end="host_ns")
+    return steps.filter(pl.col("kind").eq_missing(pl.lit(kinds_of(spans)["kind"][0])))
 
 
 def step_slice(text: str) -> slice:
@@ -138,6 +188,17 @@ def step_slice(text: str) -> slice:
     if match[1]:
         return slice(int(match[1]), int(match[1]) + 1)
     return slice(int(match[2]) if match[2] else None, int(match[3]) if match[3] else None)
+
+
+def _serving(forest: Forest) -> pl.DataFrame:
+    """Return the steps of vLLM and SGLang with `SIZES`. `_steps` extends each of them to the start of the next one."""
+    steps = [serving_step(text) for text in forest.labels["text"]]
+    if not any(steps):
+        return _spans(forest, pl.Series([False], dtype=pl.Boolean).new_from_index(0, len(steps)))
+    rows = [(step.kind, step.requests, step.tokens, step.context) if step else (None,) * 4 for step in steps]
+    sizes = pl.DataFrame(rows, schema=SIZES, orient="row")
+    spans = _spans(forest, sizes["kind"].is_not_null())
+    return spans.hstack(sizes[spans["label"]])
 
 
 def _batches(forest: Forest) -> pl.DataFrame:
@@ -167,19 +228,34 @@ def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
 
 def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
     process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
-    rows: list[tuple[int, int, int, int, int | None]] = []
+    rows: list[tuple[int, int]] = []
+    last: tuple[int, int] | None = None
     ordered = spans.with_columns(process).sort("process", "start", "end", descending=[False, False, True])
-    for process_code, start, end, number in ordered.select("process", "start", "end", "number").iter_rows():
-        here = rows[-1] if rows and rows[-1][0] == process_code else None
-        if here is None or start >= here[3]:
-            rows.append((process_code, 0 if here is None else here[1] + 1, start, end, number))
-    table = pl.DataFrame(rows, schema=[*_TABLE.items()][:-1], orient="row")
+    for row, (process_code, start, end) in enumerate(ordered.select("process", "start", "end").iter_rows()):
+        here = last if last is not None and last[0] == process_code else None
+        if here is None or start >= here[1]:
+            rows.append((row, 0 if here is None else rows[-1][1] + 1))
+            last = process_code, end
+    numbers = pl.DataFrame(rows, schema={"row": pl.Int64, "step": pl.Int32}, orient="row")
+    sizes = [
+        pl.col(name) if name in ordered.columns else pl.lit(None, dtype).alias(name) for name, dtype in SIZES.items()
+    ]
+    table = ordered.select(pl.all().gather(numbers["row"])).with_columns(numbers["step"], batch="number")
+    table = table.select(*_TABLE, *sizes).cast(dict(_TABLE))  # type: ignore[arg-type]
+    # An engine launches the GPU activities of a step in its range, and samples and waits for them after it.
+    next_start = pl.when(pl.col("kind").is_not_null()).then(pl.col("start").shift(-1).over("process"))
+    table = table.with_columns(pl.max_horizontal("end", next_start))
     return table.with_columns(_warmup(table))
 
 
 def _warmup(table: pl.DataFrame) -> pl.Series:
-    """Return which of the first steps of each process take much longer than the median of its later half (Boolean)."""
+    """Return which of the first steps of each process take much longer than the median of its later half (Boolean).
+
+    The time of steps of a serving engine depends on their kind and size. None of them is warm-up.
+    """
     long: list[bool] = []
+    if table["kind"].count():
+        return pl.repeat(False, table.height, dtype=pl.Boolean, eager=True).alias("warmup")
     for part in table.partition_by("process", maintain_order=True):
         lengths = (part["end"] - part["start"]).to_list()
         later = sorted(lengths[len(lengths) // 2 :])

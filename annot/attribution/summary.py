@@ -10,6 +10,7 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.host_times import known
 from annot.attribution.step_table import by_step, step_statistics
+from annot.attribution.steps import Steps
 
 __all__ = ["summarize"]
 
@@ -35,6 +36,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
         warmup_left_out            number of warm-up steps that are not among them
         steps_found_by             words for the method that found the steps
+        step_kind                  kind of the steps that step_ns describes, null if unknown
+        step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
         notes                      list of sentences about lost, cut, open or unattributed data
     """
     nodes = attribution.nodes
@@ -63,6 +66,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "step_ns": step_statistics(steps) if known(attribution.meta) else None,
         "warmup_left_out": attribution.steps.table.filter("warmup").height - int(steps["warmup"].sum()),
         "steps_found_by": attribution.steps.found_by,
+        "step_kind": next(iter(attribution.steps.steady()["kind"]), None),
+        "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
         "notes": _notes(attribution, lost),
     }
 
@@ -102,7 +107,18 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             f"{_duration(attribution.guessed_ns)} of GPU time was launched while several layers of its process were "
             "open. It is attributed to the layer that started last, which is a guess (gpu_guessed_ns)."
         )
-    return [*attribution.meta.get("notes", ()), *notes]
+    return [*attribution.meta.get("notes", ()), *_kinds(attribution.steps), *notes]
+
+
+def _kinds(steps: Steps) -> list[str]:
+    if steps.kinds.height < 2:
+        return []
+    shown = steps.steady()["kind"][0]
+    kinds = [
+        f"{count:,} {kind} (median {_duration(median)})"
+        for kind, count, median in steps.kinds.select("kind", "steps", "median_ns").iter_rows()
+    ]
+    return [f"The steps are of several kinds: {', '.join(kinds)}. Step times are those of {shown} steps."]
 
 
 def _duration(ns: int) -> str:

@@ -57,6 +57,11 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="label of the ranges that mark steps, # matches any number; default: detected",
     )
+    parser.add_argument(
+        "--step-kind", metavar="KIND",
+        help="use only steps of this kind, in a profile of vLLM or SGLang: prefill, decode, mixed, ...; default: the "
+        "most frequent kind, and all kinds with --total",
+    )  # fmt: skip
 
 
 def settle_format(args: argparse.Namespace) -> None:
@@ -83,7 +88,7 @@ def opened(path: str, args: argparse.Namespace) -> Run:
     """Return a profile with the options of `add_step_arguments`."""
     from annot.runs.run import Run, Selection
 
-    return Run(path, Selection(args.domain, args.steps, args.step_range))
+    return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind))
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:

@@ -180,7 +180,7 @@ def _positive(text: str) -> int:
 
 _VIEW_OPTIONS = ("by", "columns", "each", "depth", "top", "min_share", "sort", "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
-_STEP_OPTIONS = ("domain", "steps", "step_range")
+_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind")
 _NSYS_OPTIONS = ("rule", "report")
 
 
@@ -231,7 +231,7 @@ def _view_problem(args: argparse.Namespace) -> str | None:
 def _selection(args: argparse.Namespace) -> Selection:
     from annot.runs.run import Selection
 
-    return Selection(args.domain, args.steps, args.step_range, by_process=args.by_process)
+    return Selection(args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process)
 
 
 def _write_profile(args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ returns its label, or None for another format. The formats:
                          ``{'traceMarker': […], 'funcStack': '/Net::forward/Linear::forward(2)/linear'}``,
                          ``layer:NAME``
     vLLM and SGLang      ``{'Module': 'model.layers.0', 'Inputs': [[2, 8]], …}``
+                         and the ranges of `annot.labels.serving` around a step
     XLA                  ``Thunk:#name=fusion.3,hlo_op=fusion.3#`` (a name, then the metadata of TraceMe between ``#``)
 """
 
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
+
+from annot.labels.serving import serving_step
 
 __all__ = ["BATCH", "DATA", "DOMAINS", "ENGINE", "Label", "split_suffix", "understand"]
 
@@ -165,6 +168,12 @@ def _layerwise(text: str) -> Label | None:
     return Label(match[1], phase="forward", shapes=shapes, layered=True)
 
 
+def _serving(text: str) -> Label | None:
+    """Return the label of a step of a serving engine. Its text contains sizes, so each step has another text."""
+    step = serving_step(text)
+    return None if step is None else Label(f"{step.kind} step")
+
+
 _TRACE_ME = re.compile(r"([^#]+)#(\w+=.*)#")
 _TRACE_ME_NAME = re.compile(r"(?:^|,)(?:tf_op|hlo_op|name|hlo_module)=([^,#]+)")
 
@@ -187,5 +196,5 @@ def understand(text: str) -> Label | None:
         >>> understand("attention.linear_qkv") is None
         True
     """
-    parsers = (_torch_profiler, _pyprof, _layerwise, _trace_me)
+    parsers = (_torch_profiler, _pyprof, _layerwise, _serving, _trace_me)
     return next((label for parser in parsers if (label := parser(text)) is not None), None)

@@ -70,6 +70,7 @@ def layers(
     domain: str | None = None,
     steps: slice | None = None,
     step_range: str | None = None,
+    step_kind: str | None = None,
 ) -> Layers:
     """Return the layers of a profile, for display in a notebook and for other tools.
 
@@ -78,6 +79,7 @@ def layers(
         domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
         steps: use only these steps; None: the whole profile.
         step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
+        step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
 
     Raises:
         AnnotError: the profile cannot be read.
@@ -92,6 +94,6 @@ def layers(
         >>> found.table["host_ns"].to_list()
         [900]
     """
-    found = Layers(profile, Selection(domain, steps, step_range))
+    found = Layers(profile, Selection(domain, steps, step_range, step_kind))
     _ = found.attribution  # errors of the profile appear here, not in the display
     return found

@@ -73,6 +73,7 @@ RANGES: Final[Schema] = {
     "role": pl.String,  # one of `annot.profile.ROLES`; null: determined by the text
     "sequence": pl.Int64,  # autograd's sequence number; the same for a backward and its forward operation
     "forward_thread": pl.Int64,  # thread of the forward operation of a backward operation; null: unknown
+    "call": pl.String,  # an operation with its inputs as in `annot.labels.tag` ("aten mm [2,3]f32 [3,4]f32 |op")
 }
 """NVTX ranges and ranges of frameworks, on the host."""
 

@@ -40,7 +40,8 @@ def _per_step(meta: dict[str, Any]) -> str:
     if "per_step" not in meta:
         return ""
     steps = meta["per_step"]
-    return " in one step" if steps == 1 else f" per step, mean of {steps:,}"
+    kind = f"{meta['step_kind']} step" if meta.get("step_kind") else "step"
+    return f" in one {kind}" if steps == 1 else f" per {kind}, mean of {steps:,}"
 
 
 def _host_line(meta: dict[str, Any]) -> str:

@@ -254,7 +254,9 @@ _VIEWS: Final = (
     ),
     View(
         "step", "step",
-        ("batch", Column("host_ns", "Time", "ns"), "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns"),
+        ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",
+         Column("host_ns", "Time", "ns"), "data_ns", "forward_ns",
+         "backward_ns", "optimizer_ns", "gpu_ns"),
         by_step, heading="Time by step", label="step", sums=False,
         empty="No steps were recorded. Use `for … in batches(loader)`.", keys=("step",),
     ),
@@ -379,6 +381,13 @@ class Report:
         """Column of `rows` to sort by: total time, or self time in tables without a total."""
         names = (self.time, self.time.replace("_ns", "_self_ns"), "self_ns", "time_ns")
         return next((name for name in names if name in self.rows.columns), "")
+
+    @property
+    def each_step(self) -> str:
+        """The words " per step", with the kind of the steps if it is known, or "" for sums over the profile."""
+        if "per_step" not in self.meta or not self.view.sums:
+            return ""
+        return f" per {self.meta['step_kind']} step" if self.meta.get("step_kind") else " per step"
 
     def sorted(self, sort: Order) -> Self:
         """Return the report in order of appearance, or with the longest rows first if `sort` is "time"."""

@@ -15,7 +15,8 @@ __all__ = ["open"]
 
 def open(  # noqa: A001 - the public name is `annot.open`
     profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]], *, domain: str | None = None,
-    steps: slice | None = None, step_range: str | None = None, by_process: bool = False,
+    steps: slice | None = None, step_range: str | None = None, step_kind: str | None = None,
+    by_process: bool = False,
 ) -> Run | Ranks:  # fmt: skip
     """Open a profile, the profiles of the ranks of a run, or a folder with profiles.
 
@@ -25,6 +26,7 @@ def open(  # noqa: A001 - the public name is `annot.open`
         domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
         steps: use only these steps; None: the whole profile.
         step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
+        step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
         by_process: treat each process of the profile with layers or steps as a rank.
 
     Returns:
@@ -43,7 +45,7 @@ def open(  # noqa: A001 - the public name is `annot.open`
         >>> run.layers["host_ns"].to_list()
         [900]
     """
-    selection = Selection(domain, steps, step_range, by_process=by_process)
+    selection = Selection(domain, steps, step_range, step_kind, by_process=by_process)
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     if not several and not isinstance(profile, str | os.PathLike):
         return Run(profile, selection)  # type: ignore[arg-type]

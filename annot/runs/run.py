@@ -37,6 +37,7 @@ class Selection:
         domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
         steps: use only these steps; None: the whole profile.
         step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
+        step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
         process: use only this process; None: all processes.
         by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
             with ranges is a rank.
@@ -45,6 +46,7 @@ class Selection:
     domain: str | None = None
     steps: slice | None = None
     step_range: str | None = None
+    step_kind: str | None = None
     process: int | None = None
     by_process: bool = False
 
@@ -264,8 +266,11 @@ class Run:
 
     @staticmethod
     def steps_in(attribution: Attribution) -> int:
-        """Return the number of steps that the rows of an attribution cover; 0 if they cover more than steps."""
-        return 0 if attribution.steps.choice is None else attribution.steps.chosen()["step"].n_unique()
+        """Return the number of steps that the rows of an attribution cover; 0 if they cover more, or several kinds."""
+        steps = attribution.steps.chosen()
+        if attribution.steps.choice is None or steps["kind"].n_unique() > 1:
+            return 0
+        return steps["step"].n_unique()
 
     def _attribution(self, *, calls: bool = False, steady: bool = False) -> Attribution:
         steady = steady and self.selection.steps is None
@@ -294,7 +299,10 @@ class Run:
         tell("attributing GPU time to layers")
         steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
         try:
-            return attribute(profile, domain=selection.domain, steps=steps, step_range=selection.step_range)
+            return attribute(
+                profile, domain=selection.domain, steps=steps, step_range=selection.step_range,
+                step_kind=selection.step_kind,
+            )  # fmt: skip
         except ValueError as error:
             if not self._is_file or replace(selection, process=None, by_process=False) == ALL:
                 raise
@@ -326,7 +334,12 @@ def page_of(path: str, selection: Selection) -> dict[str, Any]:
 
 
 def correlate(
-    profile: Source, *, domain: str | None = None, steps: slice | None = None, step_range: str | None = None
+    profile: Source,
+    *,
+    domain: str | None = None,
+    steps: slice | None = None,
+    step_range: str | None = None,
+    step_kind: str | None = None,
 ) -> pl.DataFrame:
     """Return host and GPU time by layer: a row per layer, module class and phase.
 
@@ -341,6 +354,7 @@ def correlate(
         domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
         steps: numbers of the steps to use, or None for the whole profile, including time outside steps.
         step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
+        step_kind: kind of the steps to use, such as ``decode``, or None for all kinds.
 
     Returns:
         layer, module, phase: text. The phase is forward, backward, recompute (a forward that runs again
@@ -376,7 +390,7 @@ def correlate(
     """
     if isinstance(profile, str | os.PathLike):
         raise TypeError(f"profile must be a Profile, as returned by annot.load, got {type(profile).__name__}")
-    return by_layer(Run(profile, Selection(domain, steps, step_range)).attribution)
+    return by_layer(Run(profile, Selection(domain, steps, step_range, step_kind)).attribution)
 
 
 def _write(path: str | os.PathLike[str], content: bytes) -> None:

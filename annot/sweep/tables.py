@@ -13,7 +13,7 @@ from annot.analyze.work import layer_work
 from annot.attribution import Attribution, by_layer, by_step
 from annot.attribution.host_times import known
 from annot.attribution.step_table import step_statistics
-from annot.attribution.steps import step_slice
+from annot.attribution.steps import of_main_kind, step_slice
 from annot.errors import AnnotError
 from annot.labels import layer_path
 from annot.runs.run import Run, Selection
@@ -93,10 +93,11 @@ def run_rows(attribution: Attribution, work: pl.DataFrame) -> pl.DataFrame:
     rows = by_layer(attribution).join(work.select(*keys, *_WORK), on=keys, how="left", maintain_order="left")
     steps = by_step(attribution)
     lengths = step_statistics(steps) if known(attribution.meta) else None
+    gpu = of_main_kind(steps)["gpu_ns"].median()
     return rows.select(
         pl.lit(steps.height, pl.Int64).alias("steps"),
         pl.lit(lengths and lengths["median"], pl.Int64).alias("step_ns"),
-        pl.lit(steps["gpu_ns"].median()).cast(pl.Int64).alias("step_gpu_ns"),
+        pl.lit(gpu).cast(pl.Int64).alias("step_gpu_ns"),
         *_OF_LAYER,
     )
 

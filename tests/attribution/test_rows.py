@@ -235,7 +235,8 @@ def test_steps(trained: Profile) -> None:
     """By step: the batch, the wait for its data before it, its phases, and what it launched."""
     steps = by_step(attribute(trained))
     assert steps.drop("process").row(1, named=True) == {
-        "step": 1, "batch": 1, "warmup": False, "start_ns": 2380 * US, "host_ns": 1970 * US, "data_ns": 150 * US,
+        "step": 1, "batch": 1, "kind": None, "requests": None, "tokens": None, "context": None, "warmup": False,
+        "start_ns": 2380 * US, "host_ns": 1970 * US, "data_ns": 150 * US,
         "forward_ns": 700 * US, "backward_ns": 850 * US, "optimizer_ns": 200 * US, "gpu_ns": 3480 * US,
         "kernels": 7,
     }  # fmt: skip

@@ -19,6 +19,7 @@ from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
+from annot.attribution.steps import of_main_kind
 from annot.labels.tag import Tag, parse
 
 __all__ = ["Advice", "Facts", "Rule"]
@@ -68,9 +69,10 @@ class Facts:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """The table of `annot.attribution.by_step` without warm-up steps, or all steps if all are warm-up."""
-        steady = self.all_steps.filter(~pl.col("warmup").fill_null(False))
-        return steady if steady.height else self.all_steps
+        """The steps of the most frequent kind in `all_steps` without warm-up, or all of them if all are warm-up."""
+        steps = of_main_kind(self.all_steps)
+        steady = steps.filter(~pl.col("warmup").fill_null(False))
+        return steady if steady.height else steps
 
     @cached_property
     def all_steps(self) -> pl.DataFrame:

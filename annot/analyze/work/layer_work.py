@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 import polars as pl
 
-from annot.analyze.work.call import Work
 from annot.analyze.work.formulas import cost, expected
+from annot.analyze.work.operator_calls import Calls, operator_calls
 from annot.attribution import Attribution, by_layer, column_ops
 from annot.attribution.layer_chains import KEY, Key
 from annot.labels import layer_path
@@ -31,15 +31,11 @@ _MOST: Final = 2**63 - 1
 """Maximum of an Int64 column. Only a damaged profile exceeds it."""
 
 
-_Calls: TypeAlias = list[tuple[Work | None, int]]
-"""Work of the calls of a layer in one phase, with the numbers of calls; None: unknown."""
-
-
-def _is_void(calls: _Calls) -> bool:
+def _is_void(calls: Calls) -> bool:
     return any(work is None for work, _ in calls)
 
 
-def _row(calls: _Calls) -> tuple[int | None, int | None, int | None, int | None, bool]:
+def _row(calls: Calls) -> tuple[int | None, int | None, int | None, int | None, bool]:
     """Return the sums as a row, null if the work of any call is unknown."""
     known = [(work, count) for work, count in calls if work is not None]
     flops, read, written = (
@@ -56,7 +52,7 @@ def layer_work(attribution: Attribution) -> pl.DataFrame:
 
     The work of an inner layer counts in its own row only, so the rows add up to the whole model. The work of an
     unknown class is the sum of the operations that it calls directly, if the profile has operation ranges
-    (``ops=True``).
+    (``ops=True``), or the operators of torch.profiler with their inputs (``record_shapes=True``).
 
     Args:
         attribution: the attributed profile.
@@ -101,16 +97,19 @@ def by_text(attribution: Attribution) -> dict[Key, list[Tag]]:
     return found
 
 
-def _sums(attribution: Attribution) -> dict[Key, _Calls]:
+def _sums(attribution: Attribution) -> dict[Key, Calls]:
     """Return the work by layer, module and phase, from the distinct labels and their numbers of calls."""
     seen = [(tag, calls) for text, calls in _texts(attribution) if (tag := parse(text)) is not None]
     inside = {above for tag, _ in seen if tag.phase == "forward" for above in layer_path.above(tag.layer)}
-    sums: dict[Key, _Calls] = {}
+    sums: dict[Key, Calls] = {}
     for tag, calls in seen:
         if _is_layer(tag):
             work = expected(tag, alone=tag.layer not in inside)
             sums.setdefault((tag.layer, tag.module, tag.phase), []).append((work, calls))
     _add_operations(sums, _operations(attribution))
+    for key, found in operator_calls(attribution).items():
+        if key[2] in _PHASES and (key not in sums or _is_void(sums[key])):
+            sums[key] = found
     return sums
 
 
@@ -143,9 +142,9 @@ def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
             yield tag, phases[path], calls
 
 
-def _add_operations(sums: dict[Key, _Calls], operations: Iterator[tuple[Tag, str, int]]) -> None:
+def _add_operations(sums: dict[Key, Calls], operations: Iterator[tuple[Tag, str, int]]) -> None:
     """Add the work of operations to layers of unknown classes; the backward gets that of the forward operations."""
-    found: dict[Key, tuple[_Calls, _Calls]] = {}
+    found: dict[Key, tuple[Calls, Calls]] = {}
     for tag, phase, calls in operations:
         key = tag.layer, tag.module, phase
         if key in sums and phase in ("forward", "recompute") and _is_void(sums[key]):

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
+from annot.read.kineto.operator_calls import OPERATORS, call_text
 from annot.read.kineto.trace_events import Event
 
 __all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns", "InexactTimesError"]
@@ -54,7 +55,12 @@ _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
 _ACTIVITY: Final = _SPAN | dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64)
 _TABLES: Final[dict[str, dict[str, Any]]] = {
-    "ranges": {**_THREAD, **dict.fromkeys(("external", "sequence", "forward"), pl.Int64), "kind": pl.Int8},
+    "ranges": {
+        **_THREAD,
+        **dict.fromkeys(("external", "sequence", "forward"), pl.Int64),
+        "kind": pl.Int8,
+        "call": pl.Int32,
+    },
     "modules": {**_THREAD, "python": pl.Int64},
     "launches": {**_THREAD, "correlation": pl.Int64},
     "kernels": _ACTIVITY,
@@ -65,6 +71,9 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
 """Columns of the tables, with `length` instead of `end`."""
 
 
+_NO_TEXT: Final = msgspec.Raw(b"")
+
+
 class InexactTimesError(Exception):
     """The times of the events are floats that are too large to be exact to the nanosecond."""
 
@@ -73,6 +82,12 @@ class _RangeArgs(msgspec.Struct, gc=False):
     external: int | None = msgspec.field(name="External id", default=None)
     sequence: int | None = msgspec.field(name="Sequence number", default=None)
     forward: int | None = msgspec.field(name="Fwd thread id", default=None)
+
+
+class _CallArgs(_RangeArgs, gc=False):
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_TEXT)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
 
 
 class _ModuleArgs(msgspec.Struct, gc=False):
@@ -97,7 +112,8 @@ class _Details:
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         self._kind = kind
-        self.keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+        fields = msgspec.structs.fields(kind)
+        self.keys = {field.name: field.encode_name for field in fields if field.type is not msgspec.Raw}
         self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
 
     def of(self, events: Sequence[Event]) -> list[Any]:
@@ -115,6 +131,7 @@ class _Details:
 
 
 _RANGE_DETAILS: Final = _Details(_RangeArgs)
+_CALL_DETAILS: Final = _Details(_CallArgs)
 _MODULE_DETAILS: Final = _Details(_ModuleArgs)
 _LAUNCH_DETAILS: Final = _Details(_LaunchArgs)
 _ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
@@ -123,7 +140,7 @@ _ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
 class Columns:
     """The events of a file as tables, each of which can be read once.
 
-        ranges          operations and annotations, with `kind`
+        ranges          operations and annotations, with `kind` and `call`, an index into `calls` (null: unknown inputs)
         modules         calls of `nn.Module`, with `python`, an id that increases with each call
         launches        calls of the CUDA runtime and driver
         kernels         kernels
@@ -142,6 +159,7 @@ class Columns:
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()
+        self._calls = _Numbers()
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._counter_rows = 0
 
@@ -168,6 +186,11 @@ class Columns:
         return pl.Series("text", list(self._names), dtype=pl.String)
 
     @property
+    def calls(self) -> pl.Series:
+        """The unique calls of operators, as texts of `call_text`."""
+        return pl.Series("call", [call_text(*call) for call in self._calls], dtype=pl.String)
+
+    @property
     def counters(self) -> pl.DataFrame:
         """Values of the hardware counters: row (of `counter_ranges`), name and value."""
         return pl.concat([pl.DataFrame(schema=_COUNTER), *self._frames.pop("counters", [])])
@@ -187,8 +210,7 @@ class Columns:
 
     def _add_spans(self, category: str, events: list[Event]) -> None:
         if category in _RANGES:
-            kind = pl.repeat(_RANGES[category], len(events), dtype=pl.Int8, eager=True)
-            self._append("ranges", {**self._thread_span(events, _RANGE_DETAILS), "kind": kind})
+            self._add_ranges(_RANGES[category], events)
         elif category == _PYTHON_FUNCTION:
             # annot does not use calls of other Python functions, which are frequent.
             if modules := [event for event in events if event.name.startswith(_MODULE)]:
@@ -208,18 +230,40 @@ class Columns:
         elif category not in _IGNORED:
             self.unsupported[events[0].cat] += len(events)
 
+    def _add_ranges(self, kind: int, events: list[Event]) -> None:
+        """Append operations and annotations. Inputs are read only of operators with a known amount of work."""
+        counted = [event for event in events if event.name in OPERATORS]
+        inputs: list[_CallArgs] = self._args(_CALL_DETAILS, counted) if counted else []
+        others = [event for event in events if event.name not in OPERATORS] if counted else events
+        calls = self._calls
+        numbers = [
+            calls[event.name, bytes(one.dims), bytes(one.types), bytes(one.values)] if len(one.dims) else None
+            for event, one in zip(counted, inputs, strict=True)
+        ]
+        members, args = counted + others, inputs + self._args(_RANGE_DETAILS, others)
+        self._append("ranges", {
+            **self._on_thread(members), **_argument_columns(_RANGE_DETAILS, args),
+            "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
+            "call": pl.Series(numbers + [None] * len(others), dtype=pl.Int32),
+        })  # fmt: skip
+
     def _details(self, details: _Details, events: Sequence[Event]) -> dict[str, pl.Series]:
         """Return each argument as a column."""
+        return _argument_columns(details, self._args(details, events))
+
+    def _args(self, details: _Details, events: Sequence[Event]) -> list[Any]:
         try:
-            found = details.of(events)
+            return details.of(events)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             each = [details.of_one(event.args) for event in events]
             self.invalid_args += sum(not valid for _, valid in each)
-            found = [args for args, _ in each]
-        return {name: _integers(list(map(attrgetter(name), found))) for name in details.keys}
+            return [args for args, _ in each]
 
     def _thread_span(self, events: Sequence[Event], details: _Details) -> dict[str, pl.Series]:
-        return {**self._span(events), "thread": self._threads_of(events), **self._details(details, events)}
+        return {**self._on_thread(events), **self._details(details, events)}
+
+    def _on_thread(self, events: Sequence[Event]) -> dict[str, pl.Series]:
+        return {**self._span(events), "thread": self._threads_of(events)}
 
     def _span(self, events: Sequence[Event]) -> dict[str, pl.Series]:
         names = self._names
@@ -299,6 +343,10 @@ def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
     if isinstance(value, float) and abs(value) >= _COARSE:
         raise InexactTimesError
     return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)
+
+
+def _argument_columns(details: _Details, args: Sequence[Any]) -> dict[str, pl.Series]:
+    return {name: _integers(list(map(attrgetter(name), args))) for name in details.keys}
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:

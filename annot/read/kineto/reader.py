@@ -43,6 +43,7 @@ _BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
 _ANNOTATION_NAME: Final = r"^[^:]*[# ]"
 _PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
 _COMPACT: Final = ("start", "end", "thread", "name", "external")
+_OF_OPERATIONS: Final = ("sequence", "forward", "call")
 _CAUSE: Final = ("cause", "origin_thread", "origin_start")
 
 
@@ -89,7 +90,7 @@ def _read(path: Path, exact: bool) -> Profile:
         raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
-    ranges = _ranges(operations, modules, names, flows)
+    ranges = _ranges(operations, modules, names, flows, columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
     return Profile.build(
         {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
@@ -165,19 +166,21 @@ class _Processes:
         return owned.with_columns(process=process, **cause)
 
 
-def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
+def _ranges(
+    operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame, flows: pl.DataFrame, calls: pl.Series
+) -> pl.DataFrame:
     categories = names.select("from_annot", "annotation_name", "backward")[operations["name"]]
     annotation = (
         (pl.col("kind") == ANNOTATION) | pl.col("from_annot") | ((pl.col("kind") == MIXED) & pl.col("annotation_name"))
     )
     operations = operations.hstack(categories).select(
-        *_COMPACT, "process", "sequence", "forward", annotation=annotation,
+        *_COMPACT, "process", *_OF_OPERATIONS, annotation=annotation,
         backward=pl.col("backward") | (pl.col("forward") > 0).fill_null(False),
     )  # fmt: skip
     annotations = operations.filter("annotation").select(*_COMPACT, role=_role("annotation"))
     operations = link_backward(operations.filter(~pl.col("annotation")).drop("annotation"), flows)
     role = pl.when("backward").then(_role("backward")).otherwise(_role("operator"))
-    operations = operations.select(*_COMPACT, "sequence", "forward_thread", role=role)
+    operations = operations.select(*_COMPACT, "sequence", "forward_thread", "call", role=role)
     passed = operations.filter(pl.col("role") == ROLES.index("backward"))
     layers = pl.Series(module_texts(modules, passed), dtype=pl.String)
     known = layers.unique(maintain_order=True)
@@ -200,6 +203,7 @@ def _ranges(operations: pl.DataFrame, modules: pl.DataFrame, names: pl.DataFrame
         text=texts.gather(ranges["name"]),
         domain=domains.gather(ranges["name"]),
         role=pl.Series(ROLES).gather(ranges["role"]),
+        call=calls.gather(ranges["call"]),
     )  # fmt: skip
 
 

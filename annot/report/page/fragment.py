@@ -51,11 +51,10 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
     else:
         heads, rows = _flat(report)
         title = report.view.heading
-    per_step = " per step" if "per_step" in report.meta and report.view.sums else ""
     head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
     return (
         f'<div class="annot-layers"><style>{_STYLE}</style><div class="annot-rows"><table>'
-        f"<caption>{_plain(title)}{per_step}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<caption>{_plain(title)}{report.each_step}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"{''.join(_below(report))}{''.join(_picture(name, chart) for name, chart in (charts or {}).items())}</div>"
     )
 

@@ -118,7 +118,7 @@ def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
     columns = [one for one in report.view.shown if one.name in report.rows.columns and _is_known(one.name, report)]
     times = [row[one.name] for one in columns if one.unit == "ns" for row in rows if row[one.name] is not None]
     unit = f", {unit_for(times).name}" if times else ""
-    return f"{unit} per step" if "per_step" in report.meta and report.view.sums else unit
+    return f"{unit}{report.each_step}"
 
 
 def _tree(report: Report, width: int) -> list[RenderableType]:
@@ -126,8 +126,7 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     lines, others = layer_lines(report.rows), other_lines(report.rows)
     unit = unit_for(report.rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
-    per_step = " per step" if "per_step" in report.meta else ""
-    heading = Text(f"{words[report.time]} by layer, {unit.name}{per_step}", style="bold")
+    heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
     labels = [_line_label(line) if line else Text() for line in rows]

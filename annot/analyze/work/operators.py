@@ -1,0 +1,227 @@
+"""Work of PyTorch's operators (``aten::…``), forward and backward, from the inputs in a trace of torch.profiler.
+
+The formulas are those of the layers: an operator becomes the call of the layer that it implements. A backward operator
+computes the gradients of that layer; its ``output_mask`` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeAlias
+
+from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
+from annot.analyze.work.formulas import LAYERS, OPERATIONS
+from annot.labels.tag import Tag, Value
+
+__all__ = ["FREE", "operator_work"]
+
+_Count: TypeAlias = Callable[[Call], Work]
+
+
+def operator_work(tag: Tag) -> Work | None:
+    """Return the work of a call of an operator; None if it is unknown.
+
+    Args:
+        tag: the call, as in the column ``call`` of `annot.profile.RANGES`.
+
+    Example:
+        >>> from annot.labels.tag import parse
+        >>> operator_work(parse("aten mm [2,3]f32 [3,4]f32 |op"))
+        Work(flops=48, bytes_read=72, bytes_written=32, params=0)
+    """
+    count = _OPERATORS.get(tag.op)
+    try:
+        return None if count is None else count(Call.of(tag))
+    except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
+        return None
+
+
+def _forward(formula: Formula, *required: str) -> _Count:
+    """Count the forward of a formula. Without one of the `required` arguments the work is unknown."""
+
+    def count(call: Call) -> Work:
+        _require(call, *required)
+        return formula(call).forward()
+
+    return count
+
+
+def _require(call: Call, *names: str) -> None:
+    if not all(name in call.arguments for name in names):
+        raise UncountableError
+
+
+_CONVOLVED: Final = ("stride", "padding", "dilation", "groups")
+
+
+def _convolution(call: Call) -> Cost:
+    _require(call, *_CONVOLVED)
+    transposed = call.flag("transposed", default=call.name.startswith("conv_transpose"))
+    return OPERATIONS[f"conv{'_transpose' if transposed else ''}{len(call.shape(1)) - 2}d"](call)
+
+
+def _convolution_backward(call: Call) -> Work:
+    mask = call.arguments.get("output_mask")
+    if not isinstance(mask, tuple) or len(mask) != 3:
+        raise UncountableError
+    of_input, of_weight, _ = mask
+    if not of_input and not of_weight:
+        raise UncountableError
+    cost = _convolution(replace(call, tensors=call.tensors[1:]))
+    return cost.backward("" if of_input and of_weight else "input" if of_input else "weight")
+
+
+def _gradient(formula: Formula, inputs: slice = slice(1, None)) -> _Count:
+    """Count the gradients of a formula; `inputs` are those tensors of the operator that the forward had."""
+    return lambda call: formula(replace(call, tensors=call.tensors[inputs])).backward()
+
+
+def _attention(call: Call) -> Cost:
+    _require(call, "is_causal")
+    return OPERATIONS["scaled_dot_product_attention"](replace(call, tensors=call.tensors[:3]))
+
+
+def _layer(name: str) -> Formula:
+    """Return the formula of a layer without parameters."""
+    return lambda call: LAYERS[name](replace(call, name=name))
+
+
+def _normalised(call: Call, *, name: str) -> Cost:
+    weight, bias = (call.arguments.get(one, True) is not None for one in ("weight", "bias"))
+    arguments = {**call.arguments, "affine": weight, "bias": bias}
+    return LAYERS[name](replace(call, name=name, arguments=arguments))
+
+
+def _batch_norm_backward(call: Call, *, inputs: slice) -> Work:
+    return _normalised(replace(call, tensors=call.tensors[inputs]), name="BatchNorm2d").backward()
+
+
+def _layer_norm_backward(call: Call) -> Work:
+    """Count the backward of a layer norm; older releases name the tensors in another order, with the same shapes."""
+    return _normalised(replace(call, tensors=call.tensors[1:]), name="LayerNorm").backward()
+
+
+def _pool(call: Call, *, average: bool) -> Cost:
+    """Count a pooling. Without a stride, windows do not overlap."""
+    name = f"{'Avg' if average else 'Max'}Pool{_dimensions(call)}d"
+    _require(call, "kernel", "stride", "padding", "ceil")
+    stride = call.arguments["stride"] or call.arguments["kernel"]
+    return LAYERS[name](replace(call, name=name, arguments={**call.arguments, "stride": stride}))
+
+
+def _adaptive(call: Call) -> Cost:
+    _require(call, "out")
+    return LAYERS[f"AdaptiveAvgPool{_dimensions(call)}d"](call)
+
+
+def _adaptive_backward(call: Call) -> Work:
+    arguments = {"out": call.shape(0)[-2:]}
+    return LAYERS["AdaptiveAvgPool2d"](replace(call, tensors=call.tensors[1:], arguments=arguments)).backward()
+
+
+def _dimensions(call: Call) -> int:
+    return int(next(char for char in call.name if char in "123"))
+
+
+def _dropout(call: Call) -> Cost:
+    _require(call, "train")
+    return LAYERS["Dropout"](call) if call.flag("train") else Cost(0, 0, 0)
+
+
+def _embedding(call: Call) -> Cost:
+    (num, dim), dtype = call.shape(0), call.tensors[0].dtype
+    arguments: dict[str, Value] = {"num": num, "dim": dim, "dtype": dtype}
+    return LAYERS["Embedding"](Call("Embedding", call.tensors[1:], arguments))
+
+
+def _embedding_backward(call: Call) -> Work:
+    """Count the gradient of the table: each row of the gradient is added to the row of its index."""
+    params = call.number("num") * call.shape(0)[-1]
+    return Work(call.count(0), call.bytes_of(0) + call.bytes_of(1), params * call.item, params)
+
+
+_REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
+
+
+def _loss(call: Call, *, name: str) -> Cost:
+    arguments = {"reduction": _REDUCTIONS[call.number("reduction")]}
+    return LAYERS[name](replace(call, name=name, tensors=call.tensors[:2], arguments=arguments))
+
+
+def _loss_backward(call: Call) -> Work:
+    return _loss(replace(call, tensors=call.tensors[1:]), name="MSELoss").backward()
+
+
+_SAME_NAME: Final = (
+    "linear", "mm", "bmm", "matmul", "mv", "dot", "addmm", "baddbmm", "softmax", "log_softmax", "add", "sub", "mul",
+    "div", "maximum", "minimum", "pow", "rsub", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean",
+    "sum", "cumsum", "relu", "leaky_relu", "elu", "sigmoid", "tanh", "gelu", "silu", "mish", "hardswish", "softplus",
+)  # fmt: skip
+"""Operators whose formula in `OPERATIONS` has their name."""
+_IN_PLACE: Final = ("add", "sub", "mul", "div", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "hardswish")
+_GRADIENTS: Final = {
+    "threshold": "ReLU", "gelu": "GELU", "silu": "SiLU", "sigmoid": "Sigmoid", "tanh": "Tanh",
+    "hardswish": "Hardswish",
+}  # fmt: skip
+
+_OPERATORS: Final[Mapping[str, _Count]] = {
+    **{name: _forward(OPERATIONS[name]) for name in _SAME_NAME},
+    **{f"{name}_": _forward(OPERATIONS[name]) for name in _IN_PLACE},
+    **{
+        name: _forward(_convolution)
+        for name in ("convolution", *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3)))
+    },
+    "convolution_backward": _convolution_backward,
+    **{
+        name: _forward(_attention)
+        for name in (
+            "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        )
+    },
+    **{
+        f"_scaled_dot_product_{name}_backward": _gradient(_attention)
+        for name in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    },
+    "batch_norm": _forward(partial(_normalised, name="BatchNorm2d")),
+    "native_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1, None)),
+    "cudnn_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1)),
+    "miopen_batch_norm_backward": partial(_batch_norm_backward, inputs=slice(1)),
+    "layer_norm": _forward(partial(_normalised, name="LayerNorm"), "over"),
+    "native_layer_norm_backward": _layer_norm_backward,
+    "group_norm": _forward(partial(_normalised, name="GroupNorm")),
+    "rms_norm": _forward(partial(_normalised, name="RMSNorm"), "over"),
+    "embedding": _forward(_embedding),
+    "embedding_dense_backward": _embedding_backward,
+    **{f"max_pool{count}d": _forward(partial(_pool, average=False)) for count in (1, 2, 3)},
+    **{f"avg_pool{count}d": _forward(partial(_pool, average=True)) for count in (1, 2, 3)},
+    "max_pool2d_with_indices_backward": _gradient(partial(_pool, average=False)),
+    "avg_pool2d_backward": _gradient(partial(_pool, average=True)),
+    **{f"adaptive_avg_pool{count}d": _forward(_adaptive) for count in (1, 2, 3)},
+    "_adaptive_avg_pool2d_backward": _adaptive_backward,
+    **dict.fromkeys(("dropout", "dropout_"), _forward(_dropout)),
+    **{f"{name}_backward": _gradient(_layer(layer)) for name, layer in _GRADIENTS.items()},
+    "_softmax_backward_data": _gradient(_layer("Softmax")),
+    "_log_softmax_backward_data": _gradient(_layer("LogSoftmax")),
+    "native_dropout_backward": _gradient(_layer("Dropout"), slice(1)),
+    "mse_loss": _forward(partial(_loss, name="MSELoss")),
+    "mse_loss_backward": _loss_backward,
+    "cross_entropy_loss": _forward(partial(_loss, name="CrossEntropyLoss")),
+}  # fmt: skip
+
+FREE: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze",
+        "squeeze_", "unsqueeze", "unsqueeze_", "expand", "expand_as", "split", "split_with_sizes", "chunk", "unbind",
+        "detach", "detach_", "slice", "select", "t", "narrow", "movedim", "as_strided", "alias", "to", "_to_copy",
+        "type_as", "contiguous", "clone", "copy_", "cat", "stack", "repeat", "empty", "empty_like", "empty_strided",
+        "new_empty", "new_empty_strided", "resize_", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "full",
+        "full_like", "arange", "fill_", "zero_", "result_type", "item", "_local_scalar_dense", "is_nonzero",
+        "slice_backward", "select_backward", "broadcast_tensors", "resolve_conj", "resolve_neg", "lift_fresh",
+    )
+)  # fmt: skip
+"""Operators without computation, as in `annot.analyze.work.elementwise`: views, new tensors and copies."""

@@ -1,0 +1,77 @@
+"""Parsers of the ranges that vLLM and SGLang open around a step of the model.
+
+The formats:
+
+    vLLM     ``execute_context_1(512)_generation_31(31)``: number of requests (and tokens) in prefill and in decode
+             ``execute_543_context_1(sq512sk512sqsq…sqsk…)_generation_31(sq31sk8192…)``: the same with the sums of query
+             lengths (``sq``) and of key lengths (``sk``), as profiled for TraceLens
+    SGLang   ``step[DECODE bs=32]``, ``step[EXTEND bs=2 toks=4096]``, ``step[MIXED bs=2 c=1 g=1 c_sk=8 g_sk=12]``
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["ServingStep", "serving_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingStep:
+    """Kind and size of a step of a serving engine.
+
+    Args:
+        kind: prefill, decode, mixed, idle, or the engine's name of another kind in lower case.
+        requests: number of requests, the batch size.
+        tokens: number of tokens that the step computes, or None if unknown.
+        context: number of tokens in the keys and values of all requests, or None if unknown.
+    """
+
+    kind: str
+    requests: int
+    tokens: int | None = None
+    context: int | None = None
+
+
+_SIZES: Final = r"(\d{1,9})\((?:(\d{1,15})|sq(\d{1,15})sk(\d{1,15})\w*)\)"
+_VLLM: Final = re.compile(rf"execute_(?:\d+_)?context_{_SIZES}_generation_{_SIZES}")
+_SGLANG: Final = re.compile(r"step\[([A-Z][A-Z_]*) bs=(\d{1,9})((?: \w+=\d{1,15})*)\]")
+_SGLANG_KINDS: Final[Mapping[str, str]] = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill"}
+"""Other names of SGLang's modes; ``DECODE``, ``MIXED`` and ``IDLE`` are those of `ServingStep` in upper case."""
+_CONTEXTS: Final = ("sk", "c_sk", "g_sk")
+
+
+def serving_step(text: str) -> ServingStep | None:
+    """Return kind and size of the step that a range text names, or None for other texts.
+
+    Example:
+        >>> serving_step("step[DECODE bs=32]")
+        ServingStep(kind='decode', requests=32, tokens=32, context=None)
+        >>> serving_step("execute_context_1(512)_generation_0(0)").kind
+        'prefill'
+    """
+    return _vllm(text) or _sglang(text)
+
+
+def _vllm(text: str) -> ServingStep | None:
+    match = _VLLM.fullmatch(text)
+    if match is None:
+        return None
+    prefills, decodes = int(match[1]), int(match[5])
+    kind = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "idle"
+    tokens = sum(int(match[plain] or match[summed]) for plain, summed in ((2, 3), (6, 7)))
+    keys = [int(match[group]) for group in (4, 8) if match[group]]
+    return ServingStep(kind, prefills + decodes, tokens, sum(keys) if len(keys) == 2 else None)
+
+
+def _sglang(text: str) -> ServingStep | None:
+    match = _SGLANG.fullmatch(text)
+    if match is None:
+        return None
+    sizes = {name: int(size) for name, size in (item.split("=") for item in match[3].split())}
+    kind, requests = _SGLANG_KINDS.get(match[1], match[1].lower()), int(match[2])
+    contexts = [sizes[name] for name in _CONTEXTS if name in sizes]
+    tokens = sizes.get("toks", requests if kind == "decode" else None)
+    return ServingStep(kind, requests, tokens, sum(contexts) if contexts else None)

@@ -1,0 +1,188 @@
+"""Calls of PyTorch's operators with their inputs, in the format of `annot.labels.tag`.
+
+With ``record_shapes=True`` torch.profiler writes three lists with an item per argument of an operator: ``Input Dims``
+(sizes of tensors), ``Input type`` (dtype of tensors, else ``Scalar``, ``ScalarList``, ...; empty: the argument is
+absent) and ``Concrete Inputs`` (values as text; missing in older releases). The arguments have the order of PyTorch's
+schemas (``native_functions.yaml``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, Final
+
+import msgspec
+
+from annot.labels import tag
+from annot.labels.tag import Scalar, Tag, TensorSpec, Value
+
+__all__ = ["OPERATORS", "call_text"]
+
+_CONVOLUTION: Final = "input weight bias stride padding dilation"
+_POOL: Final = "input kernel stride padding dilation ceil"
+_ATTENTION: Final = "query key value"
+_SIGNATURES: Final = {
+    **{f"conv{count}d": f"{_CONVOLUTION} groups" for count in (1, 2, 3)},
+    **{
+        name: f"{_CONVOLUTION.removesuffix(' dilation')} output_padding groups dilation"
+        for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    },
+    "convolution": f"{_CONVOLUTION} transposed output_padding groups",
+    "convolution_backward": (
+        "grad input weight bias_sizes stride padding dilation transposed output_padding groups output_mask"
+    ),
+    "linear": "input weight bias",
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot"), "input other"),
+    **dict.fromkeys(("addmm", "baddbmm"), "input first second"),
+    "scaled_dot_product_attention": f"{_ATTENTION} mask dropout is_causal",
+    "_scaled_dot_product_flash_attention": f"{_ATTENTION} dropout is_causal",
+    "_scaled_dot_product_flash_attention_for_cpu": f"{_ATTENTION} dropout is_causal",
+    "_scaled_dot_product_efficient_attention": f"{_ATTENTION} mask logsumexp dropout is_causal",
+    "_scaled_dot_product_cudnn_attention": f"{_ATTENTION} mask logsumexp dropout is_causal",
+    "_scaled_dot_product_flash_attention_backward": (
+        f"grad {_ATTENTION} out logsumexp first_query first_key longest_query longest_key dropout is_causal"
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": f"grad {_ATTENTION} out logsumexp dropout is_causal",
+    "_scaled_dot_product_efficient_attention_backward": (
+        f"grad {_ATTENTION} mask out logsumexp seed offset dropout output_mask is_causal"
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        f"grad {_ATTENTION} out logsumexp seed offset mask first_query first_key longest_query longest_key dropout "
+        "is_causal"
+    ),
+    "batch_norm": "input weight bias",
+    "native_batch_norm_backward": "grad input weight",
+    "cudnn_batch_norm_backward": "input grad weight",
+    "miopen_batch_norm_backward": "input grad weight",
+    "layer_norm": "input over weight bias",
+    "native_layer_norm_backward": "grad input over mean deviation weight bias",
+    "group_norm": "input groups weight bias",
+    "rms_norm": "input over weight",
+    "embedding": "weight indices",
+    "embedding_dense_backward": "grad indices num",
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _POOL),
+    "max_pool2d_with_indices_backward": f"grad {_POOL}",
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), "input kernel stride padding ceil"),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), "input out"),
+    "_adaptive_avg_pool2d_backward": "grad input",
+    "avg_pool2d_backward": "grad input kernel stride padding ceil",
+    **dict.fromkeys(
+        (
+            "relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "leaky_relu",
+            "leaky_relu_", "elu", "hardswish", "hardswish_", "mish", "softplus", "softmax", "log_softmax", "exp", "log",
+            "sqrt", "rsqrt", "neg", "abs", "sin", "cos", "mean", "sum", "cumsum",
+        ),
+        "input",
+    ),
+    **dict.fromkeys(("dropout", "dropout_"), "input rate train"),
+    **dict.fromkeys(
+        ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "maximum", "minimum", "pow", "rsub"), "input other"
+    ),
+    **dict.fromkeys(
+        (
+            "threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward",
+            "hardswish_backward", "_softmax_backward_data", "_log_softmax_backward_data", "native_dropout_backward",
+        ),
+        "grad input",
+    ),
+    "mse_loss": "input target reduction",
+    "mse_loss_backward": "grad input target reduction",
+    "cross_entropy_loss": "input target weight reduction",
+}  # fmt: skip
+"""Names of the arguments of each operator that has a formula in `annot.analyze.work.operators`, without those at the
+end that no formula needs."""
+
+OPERATORS: Final = frozenset(f"aten::{name}" for name in _SIGNATURES)
+"""Names of the operators whose inputs are read."""
+
+_DTYPES: Final = {
+    "float": "f32", "double": "f64", "c10::Half": "f16", "c10::BFloat16": "bf16", "long": "i64", "long int": "i64",
+    "int": "i32", "short": "i16", "short int": "i16", "signed char": "i8", "unsigned char": "u8", "bool": "bool",
+    "c10::complex<float>": "c64", "c10::complex<double>": "c128",
+}  # fmt: skip
+_FLOAT8: Final = "c10::Float8_"
+_LISTED: Final = re.compile(r"\[(.*)\]")
+_INTEGER: Final = re.compile(r"-?\d{1,18}")
+_WORD: Final = re.compile(r"[a-z]+")
+_DROPPED: Final = object()
+_MOST_DIMENSIONS: Final = 64
+
+
+def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None:
+    """Return the text of a call, or None if its inputs are missing or invalid.
+
+    Args:
+        name: one of `OPERATORS`.
+        dims, types, values: JSON text of the three lists; empty: missing.
+
+    Example:
+        >>> call_text("aten::linear", b"[[4, 8], [2, 8], []]", b'["float", "float", ""]', b"")
+        'aten linear [4,8]f32 [2,8]f32 bias=None |op'
+    """
+    lists = [found for text in (dims, types, values or b"[]") if (found := _decoded(text)) is not None]
+    if len(lists) < 3:
+        return None
+    tensors: list[TensorSpec] = []
+    arguments: list[tuple[str, Value]] = []
+    operator = name.removeprefix("aten::")
+    for argument, sizes, kind, value in _aligned(_SIGNATURES[operator].split(), lists):
+        dtype = _dtype(kind)
+        if dtype is not None:
+            if not _is_shape(sizes):
+                return None
+            tensors.append(TensorSpec(tuple(sizes), dtype))
+        elif kind == "":
+            arguments.append((argument, None))
+        elif (found := _value(value)) is not _DROPPED:
+            arguments.append((argument, found))
+    return tag.format(Tag("aten", phase="op", op=operator, tensors=tuple(tensors), arguments=tuple(arguments)))
+
+
+def _aligned(names: Sequence[str], lists: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield name, sizes, type and value of each argument that the profiler recorded."""
+    dims, types, values = lists
+    count = min(len(dims), len(types), len(names))
+    yield from zip_longest(names[:count], dims[:count], types[:count], values[:count])
+
+
+def _decoded(text: bytes) -> list[Any] | None:
+    try:
+        return msgspec.json.decode(text, type=list[Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _dtype(kind: Any) -> str | None:
+    """Return the short name of the dtype of a tensor, None for other arguments."""
+    if not isinstance(kind, str):
+        return None
+    return f"float8_{kind.removeprefix(_FLOAT8)}" if kind.startswith(_FLOAT8) else _DTYPES.get(kind)
+
+
+def _is_shape(sizes: Any) -> bool:
+    return (
+        isinstance(sizes, list)
+        and len(sizes) <= _MOST_DIMENSIONS
+        and all(type(size) is int and 0 <= size < 1 << 62 for size in sizes)
+    )
+
+
+def _value(text: Any) -> Any:
+    """Return an integer, a Boolean, a word or a tuple of them, `_DROPPED` for other values."""
+    if not isinstance(text, str):
+        return _DROPPED
+    listed = _LISTED.fullmatch(text)
+    if listed is None:
+        return _scalar(text)
+    items = tuple(_scalar(item) for item in listed[1].split(", ")) if listed[1] else ()
+    return _DROPPED if _DROPPED in items else items
+
+
+def _scalar(text: str) -> Scalar | object:
+    if text in ("True", "False"):
+        return text == "True"
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return text if _WORD.fullmatch(text) else _DROPPED
