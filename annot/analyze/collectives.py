@@ -177,7 +177,8 @@ def _around(forest: Forest, nodes: pl.Series) -> pl.Series:
 def _with_layers(forest: Forest, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace the nodes by layer, module and phase of the layers around them."""
     nodes = _around(forest, rows["node"])
-    layers = forest.layers_of_nodes()[nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()]
+    known = nodes.to_frame().select(pl.when(pl.col("node") >= 0).then("node")).to_series()
+    layers = forest.layers_of_nodes().select(pl.all().gather(known))
     missing = nodes.replace_strict(_REASONS, default=None, return_dtype=pl.String)
     return rows.drop("node").hstack(
         layers.with_columns(

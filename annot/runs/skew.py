@@ -105,11 +105,13 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
     parts = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
     rows = pl.concat(parts).filter(pl.col("device").is_not_null()).sort("rank", "start", maintain_order=True)
     same = ("operation", "group")
-    rows = rows.with_columns(number=pl.int_range(pl.len()).over("rank", *same))
-    several = pl.col("device").n_unique().over("rank") > 1
-    counts = rows.group_by("rank", *same).agg(pl.len().alias("count"), pl.col("ranks").max(), several.any())
-    alike = (pl.col("count").n_unique() == 1) & (pl.len() == pl.col("ranks").max().fill_null(pl.len())) & (pl.len() > 1)
-    known = counts.group_by(same).agg(alike.alias("alike"), pl.col("device").any()).filter("alike", ~pl.col("device"))
+    one_device = (pl.col("device").n_unique().over("rank") == 1).alias("one_device")
+    rows = rows.with_columns(one_device, number=pl.int_range(pl.len()).over("rank", *same))
+    counts = rows.group_by("rank", *same).agg(
+        pl.len().alias("count"), pl.col("ranks").max(), pl.col("one_device").all()
+    )
+    whole = (pl.len() > 1) & (pl.len() == pl.col("ranks").max().fill_null(pl.len())) & pl.col("one_device").all()
+    known = counts.group_by(same).agg(matched=whole & (pl.col("count").n_unique() == 1)).filter("matched")
     rows = rows.join(known.select(same), on=same, how="semi")
     ns = pl.col("end") - pl.col("start")
     rows = rows.with_columns(ns=ns, transfer_ns=ns.min().over(*same, "number")).filter(pl.col("calls") > 0)
