@@ -35,10 +35,10 @@ def _by_layer(profile: Profile, *columns: str, **options: Any) -> dict[str, tupl
 
 
 def test_who_launches_and_who_waits() -> None:
-    """Two collectives overlap; the gap before the next kernel belongs to the layer of that kernel."""
+    """Two collectives overlap; the gap before the next kernel belongs to its layer, the first one in the file."""
     rows = Rows().range("a Linear |bwd", 0, 10).range("b Linear |bwd", 20, 30)
     rows.work(GEMM, 1, 2, 12).work(ALL_REDUCE, 5, 8, 40).work("ncclDevKernel_Broadcast", 22, 30, 50)
-    rows.work(TENSOR, 25, 45, 60)
+    rows.work(TENSOR, 25, 45, 60).work(GEMM, 6, 45, 50)
     assert _by_layer(rows.build(), "operations", "calls", *TIMES, "waits_for") == {
         "a": ("all_reduce", 1, 28, 4, 0, None),
         "b": ("broadcast", 1, 5, 5, 33, "all_reduce, broadcast"),
