@@ -18,6 +18,7 @@ from annot.analyze.collectives import collectives_of
 from annot.attribution import attribute
 from annot.cli.main import main
 from annot.read.formats import load
+from annot.report.terminal.ranks import RanksReport
 from annot.runs.gather import Ranks
 from annot.runs.run import Selection
 from annot.runs.skew import arrivals, skew_of
@@ -110,6 +111,7 @@ def test_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     """The slow rank has the short all-reduce: the others wait 300 of 400 µs for it, in each of two steps."""
     paths = [str(path) for path in write_ranks(tmp_path)]
     report = Ranks(paths, workers=1).view("layer", "communication", total=True)
+    assert isinstance(report, RanksReport)
     row = report.across.filter(pl.col("late").is_not_null()).row(0, named=True)
     assert (row["skew_median_ns"], row["transfer_median_ns"], row["late"]) == (600 * US, 200 * US, SLOW)
     of_rank = report.rows.filter(pl.col("skew_ns").is_not_null()).sort("rank")
