@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["merged", "shares", "within"]
+__all__ = ["cut", "exclusive", "merged", "shares", "within", "without"]
 
 _SLICE: Final = 1 << 18
 """Intervals per batch: with millions of intervals the intermediate columns take more memory than the intervals."""
@@ -26,7 +26,7 @@ def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[
         spans = merged(part() if callable(part) else part)
         exclusive = _shared(spans, free)
         rows.append((name, exclusive, _shared(spans, whole) - exclusive))
-        free = _without(free, spans)
+        free = without(free, spans)
     rows.append(("idle", int((free["end"] - free["start"]).sum()), 0))
     return pl.DataFrame(rows, schema={"share": pl.String, "ns": pl.Int64, "hidden_ns": pl.Int64}, orient="row")
 
@@ -56,15 +56,34 @@ def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     return pl.DataFrame(columns).select(inside.alias("within")).to_series()
 
 
-def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
-    """Length of the overlap of two results of `merged`."""
-    fewer, more = sorted((one, other), key=len)
-    before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
-    return sum(int((until - since).sum()) for since, until in before)
+def exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
+    """Give the time of overlapping intervals (start, end in ns, Int64) to the interval that starts first.
+
+    Args:
+        rows: the intervals, with further columns.
+        window: a result of `merged`. Only time in the window counts.
+
+    Returns:
+        The rows by start; begin, until (ns): the exclusive part of each interval; wall_ns: its length in the window;
+        calls: 1 if the interval starts in the window, else 0.
+    """
+    rows = rows.sort("start", maintain_order=True)
+    begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1))
+    rows = rows.with_columns(begin=begin, until=pl.max_horizontal(begin, "end"))
+    taken = within(rows["until"], window) - within(rows["begin"], window)
+    inside = within(rows["start"] + 1, window) > within(rows["start"], window)
+    return rows.with_columns(taken.alias("wall_ns"), inside.cast(pl.Int64).alias("calls"))
 
 
-def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
-    """The parts of spans outside holes; arguments and result are in the form of `merged`."""
+def cut(spans: pl.DataFrame, at: pl.Series) -> pl.DataFrame:
+    """Split spans, a result of `merged`, at times (ns, Int64)."""
+    start = pl.concat([spans["start"], spans["end"], at]).unique().sort().alias("start")
+    parts = pl.DataFrame({"start": start, "end": start.shift(-1)}).drop_nulls()
+    return parts.filter(within(parts["end"], spans) > within(parts["start"], spans))
+
+
+def without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of spans outside holes; arguments and result are in the form of `merged`."""
     parts = [spans.clear()]
     for part in spans.iter_slices(_SLICE):
         first = holes["end"].search_sorted(part["start"][0], "right")
@@ -75,3 +94,10 @@ def _without(spans: pl.DataFrame, holes: pl.DataFrame) -> pl.DataFrame:
         edges = edges.sort("time").select(pl.col("open").cum_sum(), start="time", end=pl.col("time").shift(-1))
         parts.append(edges.filter((pl.col("open") == 1) & (pl.col("end") > pl.col("start"))).drop("open"))
     return pl.concat(parts, rechunk=True)
+
+
+def _shared(one: pl.DataFrame, other: pl.DataFrame) -> int:
+    """Length of the overlap of two results of `merged`."""
+    fewer, more = sorted((one, other), key=len)
+    before = ((within(part["start"], more), within(part["end"], more)) for part in fewer.iter_slices(_SLICE))
+    return sum(int((until - since).sum()) for since, until in before)

@@ -57,7 +57,8 @@ class Parts:
 
     work     all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched
              (start of the API call in ns; null: unknown)
-    host     ranges of threads of kind data, collectives or ranges (others): process, start, end (Int64)
+    host     ranges of threads of kind data, collectives or ranges (others): process, start, end (Int64); collectives
+             also have label, node (null: a crossing range) and range (a number) of `Attribution.whole`
     windows  times of the steps: process, device (null: the process uses no device), start, end (ns)
     """
 
@@ -224,7 +225,9 @@ _IDS: Final = ("process", "device", "correlation")
 def _host_ranges(attribution: Attribution) -> _Host:
     """The ranges of threads by kind, with the process id of the profile."""
     forest = attribution.whole
-    ranges = forest.every_range()
+    columns = ["thread", "start", "end", "label"]
+    nested = forest.tree.select(*columns, node="path")
+    ranges = pl.concat([nested, forest.crossing.select(columns)], how="diagonal").with_row_index("range")
     if not known(attribution.meta):
         ranges = ranges.clear()
     process = forest.threads.table["process"].gather(ranges["thread"])
@@ -232,8 +235,12 @@ def _host_ranges(attribution: Attribution) -> _Host:
     named = pl.col("text").str.contains(r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$")
     collective = (pl.col("phase") == "collective") | named
     labels = forest.labels.select("phase", "loop", collective=collective)[ranges["label"]]
-    rows = pl.concat([ranges.select(process, "start", "end"), labels], how="horizontal")
+    rows = pl.concat([ranges.with_columns(process), labels], how="horizontal")
     data = pl.col("phase") == "data"
     kinds = {"data": data, "collectives": pl.col("collective"), "ranges": ~data & ~pl.col("loop")}
+    more = {"collectives": ("node", "range", "label")}
     times = pl.col("process", "start", "end").cast(pl.Int64)
-    return {name: rows.filter(kind).select(times).drop_nulls(["start", "end"]) for name, kind in kinds.items()}
+    return {
+        name: rows.filter(kind).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
+        for name, kind in kinds.items()
+    }

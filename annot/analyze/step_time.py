@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.gpu_activities import attributed_blocks
-from annot.analyze.overlap import merged, within
+from annot.analyze.overlap import exclusive, merged
 from annot.analyze.step_parts import (
     WORK,
     Device,
@@ -108,11 +108,6 @@ def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
 
 def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
     """The GPU activities of one device: a row per node and name."""
-    rows = rows.sort("start", maintain_order=True)
-    begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1))
-    rows = rows.with_columns(begin=begin, until=pl.max_horizontal(begin, "end"))
-    taken = within(rows["until"], window) - within(rows["begin"], window)
-    inside = within(rows["start"] + 1, window) > within(rows["start"], window)
-    rows = rows.with_columns(taken.alias("wall_ns"), inside.cast(pl.Int64).alias("calls"))
+    rows = exclusive(rows, window)
     sums = rows.group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
     return sums.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0)).select(list(_EXCLUSIVE))

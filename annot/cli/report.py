@@ -79,9 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rank also summary (shares of the step time) and advice (with reasons and code); default: layer",
     )  # fmt: skip
     parser.add_argument(
-        "--columns", choices=("time", "work", "roofline", "tensor", "memory", "all"),
+        "--columns", choices=("time", "work", "roofline", "tensor", "memory", "communication", "all"),
         help="what to show of each row: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
-        "hardware counters); tensor (use of Tensor Cores); memory; default: time",
+        "hardware counters); tensor (use of Tensor Cores); memory; communication (exposed and "
+        "hidden collectives); default: time",
     )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
     parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")

@@ -91,6 +91,8 @@ COLUMNS: Final[Mapping[str, Column]] = {
             ("optimizer_ns", "Optimizer", "sum", 76),
             ("tc_ns", "TC time", "sum", 76, "Tensor Core time"),
             ("outside_ns", "Outside", "sum", 90),
+            ("exposed_ns", "Exposed", "sum", 0, "Exposed communication that the layer launches"),
+            ("wait_ns", "Waits", "sum", 0, "Exposed communication that the layer waits for"),
             ("matrix_ns", "Matrix", "sum", 120),
         ),
         Column("host_ns", "Host", "own ns", "inclusive", full="Host time"),
@@ -153,6 +155,9 @@ COLUMNS: Final[Mapping[str, Column]] = {
         Column("ns", "Time", "own ns"),
         Column("share", "Share", "share"),
         Column("hidden_ns", "Overlapped", "own ns", "same", 76),
+        Column("operations", "Launches", "text", "same", 76, "Collectives that the layer launches"),
+        Column("waits_for", "Waits for", "text", "same", 100, "Collectives that the layer waits for"),
+        Column("bus_bytes_per_s", "Bus B/s", "amount", "mean", 90, "Bus bandwidth (B/s)"),
     )
 }
 """The columns of annot's own views by name. A view may replace one, or have columns of its own."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from annot.report.columns import COLUMNS, Column, Formatted, of_names
 from annot.report.views import ROOFLINE_COLUMNS, find_view
 
-__all__ = ["ACROSS", "COMPARED", "TREE", "as_data", "head", "page_columns"]
+__all__ = ["ACROSS", "ARRIVALS", "COMPARED", "TREE", "as_data", "head", "page_columns"]
 
 Columns = Mapping[str, Column]
 
@@ -46,6 +46,13 @@ ACROSS: Final = _named(
     Column("collective_median_ns", "Collective", "ns", least=80),
 )
 """Layers across ranks."""
+
+ARRIVALS: Final = _named(
+    Column("skew_median_ns", "Skew", "ns", full="Median wait for the last rank"),
+    Column("transfer_median_ns", "Transfer", "ns", full="Median time from the arrival of the last rank"),
+    Column("late", "Late", full="Rank that arrives last"),
+)
+"""Collectives across ranks."""
 
 COMPARED: Final = _named(
     Column("phase", "Phase", "text"),

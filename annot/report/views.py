@@ -27,7 +27,7 @@ __all__ = [
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 Order: TypeAlias = Literal["order", "time"]
 ORDERS: Final = ("order", "time")
-COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "all")
+COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "communication", "all")
 """Values of ``--columns``: what a table says about each row."""
 
 
@@ -189,6 +189,13 @@ _VIEWS: Final = (
     ),
     View("memory", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer", "layers",
          empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
+    View(
+        "communication", "layer",
+        ("phase", "exposed_ns", "wait_ns", Column("hidden_ns", "Hidden", "ns", "sum"), "calls", "operations",
+         "waits_for", "bytes", "bus_bytes_per_s"),
+        _from("communication", "by_communication"), "communication", "Communication by layer", "layers",
+        empty="No collective was recorded.", keys=_LAYER,
+    ),
     View(
         "detail", "layer",
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.collectives import collectives_of
+from annot.attribution.layer_chains import KEY
 from annot.errors import AnnotError
 from annot.report.terminal.ranks import RanksReport
 from annot.report.views import Order, Report, View, find_view, views
@@ -19,10 +21,20 @@ from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
 from annot.runs.run import ALL, Run, Selection
-from annot.runs.skew import across_ranks, collective_work, spread_of, with_collectives, work_time
+from annot.runs.skew import (
+    across_ranks,
+    arrivals,
+    collective_work,
+    skew_of,
+    spread_of,
+    with_collectives,
+    work_time,
+)
 
 __all__ = ["RankTable", "Ranks", "rank_tables"]
 
+_COMMUNICATION: Final = "communication"
+"""The view whose comparison also splits collectives into skew and transfer."""
 _PAGES: Final = 16
 """Maximum number of ranks with their own views in a page. The comparison includes all ranks."""
 
@@ -54,11 +66,13 @@ class RankTable:
         process: process id, if the file is split by process.
         report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
             collective_ns and collectives: GPU time and number of communication kernels (NCCL, RCCL).
+        collectives: `annot.analyze.collectives.Collectives.table`, for the view of communication.
     """
 
     rank: int | None
     process: int | None
     report: Report
+    collectives: pl.DataFrame | None = None
 
 
 class Ranks:
@@ -222,7 +236,8 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     rank = known.get("rank")
     if process is not None:
         rank = next((one.get("rank") for one in known.get("processes", ()) if one["process"] == process), None)
-    return RankTable(rank, process, replace(report, rows=rows, meta=meta))
+    found = collectives_of(attribution).table if view == _COMMUNICATION else None
+    return RankTable(rank, process, replace(report, rows=rows, meta=meta), found)
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:
@@ -254,13 +269,27 @@ def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) ->
     parts = [one.rows.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, one in reports.items()]
     rows = pl.concat(parts, how="vertical_relaxed").with_columns(work_time(time).alias("work_ns"))
     across = across_ranks(rows, view.keys)
+    if view.name == _COMMUNICATION:
+        rows, across = _with_skew(rows, across, tables)
     rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
     return RanksReport(view, time, rows, across, reports, _meta(ranks, tables))
 
 
+def _with_skew(
+    rows: pl.DataFrame, across: pl.DataFrame, tables: Mapping[int, RankTable]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Add skew_ns and transfer_ns to the rows of each rank, and the columns of `arrivals` to the layers."""
+    skew = skew_of({number: one.collectives for number, one in tables.items() if one.collectives is not None})
+    steps = skew["rank"].replace_strict({number: one.report.meta.get("per_step", 1) for number, one in tables.items()})
+    if (steps > 1).any():
+        skew = skew.with_columns(pl.col("skew_ns", "transfer_ns") / steps)
+    rows = rows.join(skew, on=["rank", *KEY], how="left", maintain_order="left")
+    return rows, across.join(arrivals(skew), on=KEY, how="left", maintain_order="left")
+
+
 def _time(by: str, *, device: bool) -> str:
-    if by == "step":
-        return "host_ns"
+    if by in ("step", _COMMUNICATION):
+        return "host_ns" if by == "step" else "exposed_ns"
     name = "gpu_ns" if device or by == "kernel" else "host_ns"
     return name.replace("_ns", "_self_ns") if by == "op" else name
 

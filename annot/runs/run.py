@@ -158,7 +158,7 @@ class Run:
 
         Args:
             by: what a row is: layer, module, kind, kernel, op, step or phase; or the name of a view.
-            columns: what to say about it: time, work, roofline, tensor, memory or all.
+            columns: what to say about it: time, work, roofline, tensor, memory, communication or all.
             each: single executions instead of sums (layers and kernels).
             depth: levels of layers below the outermost; deeper layers count in their ancestor. None: all.
             top: number of rows to keep, the longest; None: all.

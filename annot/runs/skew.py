@@ -10,9 +10,12 @@ import polars as pl
 
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
+from annot.attribution.layer_chains import KEY
 from annot.report.views import View
 
-__all__ = ["across_ranks", "collective_work", "spread_of", "with_collectives", "work_time"]
+__all__ = [
+    "across_ranks", "arrivals", "collective_work", "skew_of", "spread_of", "with_collectives", "work_time",
+]  # fmt: skip
 
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
@@ -82,6 +85,57 @@ def across_ranks(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     )  # fmt: skip
     last = [pl.col(name) == UNATTRIBUTED for name in ("layer", "phase") if name in keys]
     return table.sort(*last, maintain_order=True) if last else table
+
+
+def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
+    """Split the time in collectives into skew and transfer.
+
+    A collective ends on all ranks together, soon after its last rank arrives. The shortest duration among the ranks is
+    the transfer. The rest of a longer duration is skew: the wait for the last rank. This comparison needs no common
+    clock. The n-th collective of an operation and process group is the same one on all ranks. Collectives without a
+    group count as collectives of all ranks. Collectives are left out if the ranks have different numbers of them, if
+    the number of ranks differs from the size of the group, or if a rank uses several devices.
+
+    Args:
+        collectives: `annot.analyze.collectives.Collectives.table` of each rank.
+
+    Returns:
+        rank, layer, module, phase, skew_ns, transfer_ns of the collectives that start in the steps.
+    """
+    parts = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
+    rows = pl.concat(parts).filter(pl.col("device").is_not_null()).sort("rank", "start", maintain_order=True)
+    same = ("operation", "group")
+    one_device = (pl.col("device").n_unique().over("rank") == 1).alias("one_device")
+    rows = rows.with_columns(one_device, number=pl.int_range(pl.len()).over("rank", *same))
+    counts = rows.group_by("rank", *same).agg(
+        pl.len().alias("count"), pl.col("ranks").max(), pl.col("one_device").all()
+    )
+    whole = (pl.len() > 1) & (pl.len() == pl.col("ranks").max().fill_null(pl.len())) & pl.col("one_device").all()
+    known = counts.group_by(same).agg(matched=whole & (pl.col("count").n_unique() == 1)).filter("matched")
+    rows = rows.join(known.select(same), on=same, how="semi")
+    ns = pl.col("end") - pl.col("start")
+    rows = rows.with_columns(ns=ns, transfer_ns=ns.min().over(*same, "number")).filter(pl.col("calls") > 0)
+    skew = (pl.col("ns") - pl.col("transfer_ns")).sum().alias("skew_ns")
+    return rows.group_by("rank", *KEY).agg(skew, pl.col("transfer_ns").sum())
+
+
+_SEQUENCE: Final = (
+    "device", "start", "end", "calls", *KEY, "operation", pl.col("group").fill_null(""), "ranks",
+)  # fmt: skip
+
+
+def arrivals(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the differences between ranks by layer, from the rows of `skew_of`.
+
+    Returns:
+        layer, module, phase; skew_median_ns, transfer_median_ns; late: the rank with the least skew, which the others
+        wait for; null if all ranks arrive together.
+    """
+    least = pl.col("rank").filter(pl.col("skew_ns") == pl.col("skew_ns").min()).min()
+    return rows.group_by(KEY).agg(
+        _median("skew_ns").alias("skew_median_ns"), _median("transfer_ns").alias("transfer_median_ns"),
+        late=pl.when(pl.col("skew_ns").max() > pl.col("skew_ns").min()).then(least),
+    )  # fmt: skip
 
 
 def spread_of(times: Mapping[int, float | None]) -> dict[str, int] | None:

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.report.columns import Formatted
-from annot.report.tables import ACROSS, head
+from annot.report.tables import ACROSS, ARRIVALS, head
 from annot.report.terminal.layout import fitted_table, notes
 from annot.report.terminal.table import label_text
 from annot.report.units import Unit, count, duration, share, unit_for
@@ -23,6 +23,7 @@ _Column: TypeAlias = Formatted[Mapping[str, Any]]
 
 _PER_RANK: Final = 8  # maximum number of ranks with a column each
 _ROOM: Final = 100
+_TIMES: Final = {"gpu_ns": "GPU time", "gpu_self_ns": "GPU time", "exposed_ns": "Exposed communication"}
 _UNEQUAL: Final = 0.1  # difference between ranks that counts as waiting, as share of the longest collective time
 
 
@@ -85,10 +86,10 @@ def print_ranks(report: RanksReport, console: Console) -> None:
 
 def _table(report: RanksReport, width: int) -> list[RenderableType]:
     unit = unit_for(report.across["max_ns"])
-    device = "GPU" if report.time.startswith("gpu") else "Host"
+    what = _TIMES.get(report.time, "Host time")
     ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
     per_step = " per step" if "per_step" in report.meta and report.view.sums else ""
-    heading = Text(f"{device} time by {report.view.by} over {ranks}, {unit.name}{per_step}", style="bold")
+    heading = Text(f"{what} by {report.view.by} over {ranks}, {unit.name}{per_step}", style="bold")
     rows = report.across.to_dicts()
     labels = [label_text(row, report.view.label) for row in rows]
     return [heading, fitted_table(report.view.by.capitalize(), labels, _columns(report, unit), rows, width)]
@@ -109,7 +110,11 @@ def _columns(report: RanksReport, unit: Unit) -> list[_Column]:
         shows["ranks"] = lambda row: count(row["ranks"])
     if (report.across["collective_median_ns"] > 0).any():
         shows["collective_median_ns"] = lambda row: unit.show(row["collective_median_ns"] or None)
-    columns: list[_Column] = [head(ACROSS[name], show) for name, show in shows.items()]
+    if "late" in report.across.columns:
+        shows["skew_median_ns"] = lambda row: unit.show(row["skew_median_ns"])
+        shows["transfer_median_ns"] = lambda row: unit.show(row["transfer_median_ns"])
+        shows["late"] = lambda row: "" if row["late"] is None else str(row["late"])
+    columns: list[_Column] = [head({**ACROSS, **ARRIVALS}[name], show) for name, show in shows.items()]
     if len(report.ranks) > _PER_RANK:
         return columns
     keys = report.across.columns[: report.across.columns.index("ranks")]

@@ -1,0 +1,124 @@
+"""Operation, size and process group of collectives, from the labels of their ranges and the names of their kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.work.call import UncountableError, item_size
+from annot.labels import tag
+
+__all__ = ["COLLECTIVE", "Message", "bus_factor", "message_of", "messages", "operations"]
+
+COLLECTIVE: Final = (pl.col("phase") == "collective") | pl.col("layer").str.contains(
+    r"^(?:c10d::|nccl:|gloo:|mpi:|nccl[A-Z]|record_param_comms$)"
+)
+"""Whether a layer and phase are the range of a collective itself: by annot, PyTorch or NCCL."""
+_KERNEL: Final = (
+    r"(?i)(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|reduce|gather|scatter|send|recv)"
+)
+_NAMES: Final = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+}  # fmt: skip
+_MESSAGE: Final = {
+    "operation": pl.String, "group": pl.String, "ranks": pl.Int64, "bytes": pl.Int64, "factor": pl.Float64,
+}  # fmt: skip
+_SPREAD: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the label of a collective says.
+
+    Args:
+        operation: name of the operation, such as ``all_reduce``.
+        group: name of the process group; empty: unknown.
+        ranks: number of ranks in the group; None: unknown.
+        bytes: size of the message; None: unknown.
+    """
+
+    operation: str
+    group: str = ""
+    ranks: int | None = None
+    bytes: int | None = None
+
+
+def message_of(text: str) -> Message | None:
+    """Return the message of a label of annot; None for other labels.
+
+    Example:
+        >>> message_of("Collective all_reduce@default_pg:8 [1024]f32 |coll")
+        Message(operation='all_reduce', group='default_pg', ranks=8, bytes=4096)
+    """
+    tagged = tag.parse(text)
+    if tagged is None or tagged.phase != "collective":
+        return None
+    operation, _, group = tagged.module.partition("@")
+    name, _, ranks = group.rpartition(":")
+    return Message(operation, name, int(ranks) if ranks.isdecimal() else None, _bytes(tagged))
+
+
+def _bytes(tagged: tag.Tag) -> int | None:
+    """The size of all tensors; None if a tensor, a size or a dtype is unknown."""
+    shapes = [[size for size in one.shape if size is not None] for one in tagged.tensors]
+    if tagged.omitted or not shapes or any(None in one.shape for one in tagged.tensors):
+        return None
+    try:
+        return sum(math.prod(shape) * item_size(one.dtype) for shape, one in zip(shapes, tagged.tensors, strict=True))
+    except UncountableError:
+        return None
+
+
+def bus_factor(operation: str, ranks: int | None) -> float | None:
+    """Return the ratio of bus bandwidth to bytes per second; None: the operation or the group is unknown.
+
+    The factors are those of NCCL's tests (``doc/PERFORMANCE.md`` of NVIDIA/nccl-tests). With n ranks, the factor is
+    2(n-1)/n for all-reduce; (n-1)/n for all-gather, reduce-scatter, all-to-all, gather and scatter; and 1 for
+    broadcast, reduce, send and receive. The size of a message is its larger side: the output of an all-gather, the
+    input of a reduce-scatter.
+
+    Example:
+        >>> bus_factor("all_reduce", 8), bus_factor("all_gather_into_tensor", 8), bus_factor("broadcast", 8)
+        (1.75, 0.875, 1.0)
+    """
+    if ranks is None or ranks < 2:
+        return None
+    part = (ranks - 1) / ranks
+    if operation.startswith("all_reduce"):
+        return 2 * part
+    if operation.startswith(_SPREAD):
+        return part
+    return 1.0 if operation.startswith(("broadcast", "reduce", "send", "recv")) else None
+
+
+def messages(texts: pl.Series, labels: pl.Series) -> pl.DataFrame:
+    """Return operation, group, ranks, bytes and factor (see `bus_factor`) of collectives; null: unknown.
+
+    Args:
+        texts: the texts of all labels.
+        labels: the label of each collective, a row in `texts` or null.
+    """
+    known = labels.drop_nulls().unique()
+    found = [(label, message_of(text)) for label, text in zip(known, texts.gather(known), strict=True)]
+    rows = [
+        (label, one.operation, one.group, one.ranks, one.bytes, bus_factor(one.operation, one.ranks))
+        for label, one in found
+        if one is not None
+    ]
+    table = pl.DataFrame(rows, schema={"label": labels.dtype, **_MESSAGE}, orient="row")
+    return labels.to_frame("label").join(table, on="label", how="left", maintain_order="left").drop("label")
+
+
+def operations(names: pl.Series) -> pl.Series:
+    """Return the operation of each kernel name, such as ``all_reduce``; ``collective`` if the name does not show it.
+
+    Example:
+        >>> operations(pl.Series(["ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "rcclGenericKernel"])).to_list()
+        ['all_reduce', 'collective']
+    """
+    found = names.cast(pl.String).str.extract(_KERNEL).str.to_lowercase().str.replace_all("_", "")
+    return found.replace(_NAMES).fill_null("collective")
