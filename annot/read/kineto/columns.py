@@ -7,6 +7,7 @@ lower case.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -52,11 +53,13 @@ _COARSE: Final = float(1 << 43)
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
-_ACTIVITY: Final = _SPAN | dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64)
+_ACTIVITY: Final = {
+    **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64), "grid": pl.Int32,
+}  # fmt: skip
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "ranges": {**_THREAD, **dict.fromkeys(("external", "sequence", "forward"), pl.Int64), "kind": pl.Int8},
     "modules": {**_THREAD, "python": pl.Int64},
-    "launches": {**_THREAD, "correlation": pl.Int64},
+    "launches": {**_THREAD, "correlation": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32},
     "kernels": _ACTIVITY,
     "copies": _ACTIVITY,
     "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
@@ -67,6 +70,11 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
 
 class InexactTimesError(Exception):
     """The times of the events are floats that are too large to be exact to the nanosecond."""
+
+
+_ABSENT: Final = msgspec.Raw(b"")
+_TEXTS: Final = ("kernel", "grid", "block")
+"""Arguments that `_Details` leaves undecoded. All others are integers."""
 
 
 class _RangeArgs(msgspec.Struct, gc=False):
@@ -81,6 +89,9 @@ class _ModuleArgs(msgspec.Struct, gc=False):
 
 class _LaunchArgs(msgspec.Struct, gc=False):
     correlation: int | None = None
+    kernel: msgspec.Raw = _ABSENT
+    grid: msgspec.Raw = _ABSENT
+    block: msgspec.Raw = _ABSENT
 
 
 class _ActivityArgs(msgspec.Struct, gc=False):
@@ -90,6 +101,8 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     correlation: int | None = None
     bytes: int | None = None
     external_lower_case: int | None = msgspec.field(name="external id", default=None)
+    grid: msgspec.Raw = _ABSENT
+    block: msgspec.Raw = _ABSENT
 
 
 class _Details:
@@ -97,7 +110,9 @@ class _Details:
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         self._kind = kind
-        self.keys = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+        fields = msgspec.structs.fields(kind)
+        self.keys = {field.name: field.encode_name for field in fields if field.name not in _TEXTS}
+        self.texts = tuple(field.name for field in fields if field.name in _TEXTS)
         self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
 
     def of(self, events: Sequence[Event]) -> list[Any]:
@@ -132,7 +147,8 @@ class Columns:
         flows           both ends of the arrows from forward to backward
 
     The tables have the columns `start` and, except for flows, `end` in ns since the base time of the file, `thread` as
-    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`.
+    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`. `kernel` of launches is
+    an index into `names`, and `grid` of launches, kernels and copies an index into `grids`.
     """
 
     def __init__(self) -> None:
@@ -142,6 +158,7 @@ class Columns:
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()
+        self._grids = _Numbers()
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._counter_rows = 0
 
@@ -166,6 +183,12 @@ class Columns:
     def names(self) -> pl.Series:
         """The unique names of the spans."""
         return pl.Series("text", list(self._names), dtype=pl.String)
+
+    @property
+    def grids(self) -> pl.Series:
+        """The unique sizes of a grid and its blocks, as in `annot.profile.LAUNCHES`."""
+        sizes = (f"{grid.decode(errors='replace')} {block.decode(errors='replace')}" for grid, block in self._grids)
+        return pl.Series("grid", [re.sub(r"[^\d, ]|(?<=,) ", "", text) for text in sizes], dtype=pl.String)
 
     @property
     def counters(self) -> pl.DataFrame:
@@ -216,7 +239,13 @@ class Columns:
             each = [details.of_one(event.args) for event in events]
             self.invalid_args += sum(not valid for _, valid in each)
             found = [args for args, _ in each]
-        return {name: _integers(list(map(attrgetter(name), found))) for name in details.keys}
+        columns = {name: _integers(list(map(attrgetter(name), found))) for name in details.keys}
+        if "kernel" in details.texts:
+            columns["kernel"] = _numbered(self._names, [_text(args.kernel) for args in found])
+        if "grid" in details.texts:
+            sizes = [(bytes(args.grid), bytes(args.block)) for args in found]
+            columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
+        return columns
 
     def _thread_span(self, events: Sequence[Event], details: _Details) -> dict[str, pl.Series]:
         return {**self._span(events), "thread": self._threads_of(events), **self._details(details, events)}
@@ -299,6 +328,16 @@ def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
     if isinstance(value, float) and abs(value) >= _COARSE:
         raise InexactTimesError
     return round(Decimal(repr(value) if isinstance(value, float) else value) * 1000)
+
+
+def _numbered(numbers: _Numbers, values: Iterable[Any]) -> pl.Series:
+    """Return the number of each value, null for None."""
+    return pl.Series([None if value is None else numbers[value] for value in values], dtype=pl.Int32)
+
+
+def _text(value: msgspec.Raw) -> str | None:
+    found = _decoded(value) if bytes(value) else None
+    return found if isinstance(found, str) else None
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:
