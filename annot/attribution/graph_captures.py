@@ -14,6 +14,7 @@ from annot.attribution import column_ops
 from annot.attribution.dense_ids import Numbers
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.range_trees import Forest, grow
+from annot.labels.tag import DOMAIN
 from annot.profile import RANGES, Profile
 
 __all__ = ["COPY", "MEMSET", "Captures", "grow_captured"]
@@ -28,6 +29,7 @@ _LAUNCH: Final = r"Launch\w*Kernel"
 _COPY: Final = r"^(cuda|cu|hip)Memcpy"
 _MEMSET: Final = r"^(cuda|cu|hip)Memset"
 _COMPILED: Final = "GraphModule"
+_THREADS: Final = ("thread", "end_thread", "forward_thread")
 _NODES: Final = {"graph": pl.Int64, "name": pl.String, "grid": pl.String, "thread": pl.Int64, "start": pl.Int64}
 
 
@@ -64,8 +66,9 @@ class Captures:
             around = _ranges_in(profile.ranges, graphs)
             graph = pl.col("graph").rank("dense").cast(pl.Int64) - 1
             calls = calls.with_columns(_renumbered(calls["thread"], numbers, threads), graph + len(files))
+            renumbered = (_renumbered(around[column], numbers, threads) for column in _THREADS)
             around = around.with_columns(
-                *(_renumbered(around[column], numbers, threads) for column in ("thread", "end_thread", "forward_thread")),
+                *renumbered,
                 process=pl.lit(-1 - number, pl.Int64), id=pl.col("id").rank("ordinal").cast(pl.Int64) + first_id,
             )  # fmt: skip
             nodes.append(calls.select(list(_NODES)))
@@ -148,20 +151,29 @@ def _problem(calls: pl.DataFrame) -> str | None:
 
 
 def _ranges_in(ranges: pl.DataFrame, graphs: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranges that overlap a capture, without annotations that began before it.
+    """Return the ranges that overlap a capture, without annotations of others that began before it.
 
-    These describe the capture itself, as ``capture_32_DECODE``.
+    These describe the capture itself, such as ``capture_32_DECODE``.
     """
     rows = ranges.with_row_index("row").sort("start")
     begun = rows.join_asof(
-        graphs.select("process", "begin", begun_stop="stop"), left_on="start", right_on="begin", by="process",
-        strategy="backward", check_sortedness=False,
+        graphs.select("process", "begin", begun_stop="stop"),
+        left_on="start",
+        right_on="begin",
+        by="process",
+        strategy="backward",
+        check_sortedness=False,
     )
     inside = pl.col("start") < pl.col("begun_stop")
-    around = (pl.col("next_begin") < pl.col("end")) & (pl.col("role") != "annotation")
+    layered = (pl.col("role") != "annotation") | (pl.col("domain") == DOMAIN)
+    around = (pl.col("next_begin") < pl.col("end")) & layered
     found = begun.join_asof(
-        graphs.select("process", next_begin="begin"), left_on="start", right_on="next_begin", by="process",
-        strategy="forward", check_sortedness=False,
+        graphs.select("process", next_begin="begin"),
+        left_on="start",
+        right_on="next_begin",
+        by="process",
+        strategy="forward",
+        check_sortedness=False,
     ).filter((inside | around).fill_null(False))
     return ranges[found["row"].sort()]
 

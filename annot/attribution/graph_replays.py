@@ -21,14 +21,19 @@ from annot.attribution.graph_captures import COPY, MEMSET, Captures
 from annot.profile import Profile
 from annot.read.notes import counted
 
-__all__ = ["with_captures"]
+__all__ = ["has_replays", "with_captures"]
 
 _GRAPH_LAUNCH: Final = "GraphLaunch"
 _LONGEST_NAME: Final = 60
 _GRID: Final = (1 << 32) - 1
-_UNCHANGED: Final = "They keep the layers of their launch."
+_UNCHANGED: Final = "Such replays keep the layers of their launch."
 _Codes: TypeAlias = tuple[int, ...]
 """Name (high half) and grid (low half, 0 if unknown) of each GPU activity."""
+
+
+def has_replays(profile: Profile) -> bool:
+    """Return whether a profile launches graphs."""
+    return bool(profile.launches["name"].str.contains(_GRAPH_LAUNCH).any())
 
 
 def with_captures(profile: Profile, captures: Sequence[Profile]) -> Profile:
@@ -108,10 +113,10 @@ class _Match:
         without = [kind for kind, graph in zip(self._kind, self._graphs, strict=True) if graph is None]
         several = [kind for kind in without if self._fitting[kind]]
         if several:
-            yield f"{_replays(several)} match several captured graphs with different layers. {_UNCHANGED}"
+            yield f"Several captured graphs with different layers match {_replays(several)}. {_UNCHANGED}"
         if self._nodes and len(several) < len(without):
             none = [kind for kind in without if not self._fitting[kind]]
-            yield f"{_replays(none)} match no captured graph. {self._difference(none[0])} {_UNCHANGED}"
+            yield f"No captured graph matches {_replays(none)}: {self._difference(none[0])}. {_UNCHANGED}"
 
     def _used(self, used: Counter[int]) -> Iterator[str]:
         files = ", ".join(dict.fromkeys(self._captures.files[graph] for graph in sorted(used)))
@@ -131,8 +136,8 @@ class _Match:
         at, nodes = shared[graph], self._nodes[graph]
         theirs, ours = (self._text(codes[at]) if at < len(codes) else "missing" for codes in (nodes, replayed))
         return (
-            f"The first replay differs from {self._captures.files[graph]} at GPU activity {at + 1:,} of "
-            f"{len(replayed):,}: it is {ours} in the replay and {theirs} in the capture."
+            f"GPU activity {at + 1:,} of {len(replayed):,} is {ours} in the replay and {theirs} in "
+            f"{self._captures.files[graph]}"
         )
 
     def _text(self, code: int) -> str:
@@ -153,7 +158,9 @@ class _Match:
         If several graphs fit and differ in their layers, a replay between two replays with known graphs gets the graph
         between theirs, provided that as many graphs were captured there as were replayed, and that each fits.
         """
-        graphs = [fitting[0] if self._alike(fitting) else None for fitting in map(self._fitting.__getitem__, self._kind)]
+        graphs = [
+            fitting[0] if self._alike(fitting) else None for fitting in map(self._fitting.__getitem__, self._kind)
+        ]
         process = self._work["process"].gather(self._starts).to_list()
         known = [replay for replay, graph in enumerate(graphs) if graph is not None]
         sequences: dict[tuple[int, ...], int | None] = {}
@@ -168,7 +175,7 @@ class _Match:
         return graphs
 
     def _sequence(self, kinds: tuple[int, ...]) -> int | None:
-        """Return the first of consecutive graphs of a file that fit, or None if there are none or their layers differ."""
+        """Return the first of consecutive graphs of a file that fit; None: there are none, or their layers differ."""
         files, fitting = self._captures.files, [set(self._fitting[kind]) for kind in kinds]
         starts = [
             start

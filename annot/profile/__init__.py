@@ -170,8 +170,10 @@ class Source(Protocol):
 
     @property
     def captured(self) -> pl.DataFrame:
-        """Rows of `RANGES`: the ranges in which other profiles captured CUDA graphs. Their threads are in no other table
-        of the source; only `origin_thread` names them."""
+        """Rows of `RANGES`: the ranges in which other profiles captured CUDA graphs.
+
+        Of the other tables, only the column `origin_thread` has their threads.
+        """
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all ranges (rows of `RANGES`). Each call starts from the beginning."""
