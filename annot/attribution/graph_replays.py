@@ -199,7 +199,7 @@ def _lists(values: pl.Series, group: pl.Series) -> tuple[list[_Codes], list[int]
     """Return the values of each group, which are in one place, and the row of the first."""
     rows = pl.DataFrame({"value": values, "group": group}).with_row_index("row")
     lists = rows.group_by("group", maintain_order=True).agg("value", pl.col("row").first().cast(pl.Int64))
-    return [tuple(codes) for codes in lists["value"]], lists["row"].to_list()
+    return [tuple(codes.to_list()) for codes in lists["value"]], lists["row"].to_list()
 
 
 def _names_of(codes: _Codes) -> _Codes:
