@@ -66,12 +66,12 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
 
 
 def _beside(path: Path, rank: int | None) -> list[Path]:
-    """Return the captures in the folder of a trace, only those of its rank if file names have its rank."""
+    """Return the captures in the folder of a trace, without those of other ranks if any others are left."""
     named = set(_named_in(path.with_name(_DETAILS)))
     files = [one for one in sorted(path.parent.iterdir()) if one.is_file() and (is_capture(one) or one.name in named)]
     files = [one for one in files if not one.samefile(path) and is_profile(one)]
-    same = [one for one in files if rank is not None and _RANK.findall(one.name)[-1:] == [str(rank)]]
-    return same or files
+    of_rank = [one for one in files if rank is None or _RANK.findall(one.name)[-1:] in ([], [str(rank)])]
+    return of_rank or files
 
 
 def _named_in(details: Path) -> Iterator[str]:
