@@ -130,15 +130,16 @@ def _node_calls(profile: Profile, graphs: pl.DataFrame) -> pl.DataFrame:
     keys = ["process", "correlation"]
     ran = pl.concat([profile.kernels.select(keys), profile.copies.select(keys)])
     calls = profile.launches.filter(is_node).join(ran, on=keys, how="anti").sort("start")
-    numbered = graphs.with_row_index("graph").with_columns(pl.col("graph").cast(pl.Int64))
-    for by in ("thread", "process"):
-        graph = numbered.select(by, begin="begin", stop="stop", **{f"by_{by}": "graph"})
-        calls = calls.join_asof(
-            graph, left_on="start", right_on="begin", by=by, strategy="backward", check_sortedness=False
-        )
-        inside = pl.when(pl.col("start") < pl.col("stop")).then(f"by_{by}")
-        calls = calls.with_columns(inside.alias(f"by_{by}")).drop("begin", "stop", strict=False)
-    calls = calls.with_columns(name.alias("name"), graph=pl.coalesce("by_thread", "by_process")).drop_nulls("graph")
+    inside = pl.when(pl.col("start") < pl.col("stop")).then("graph")
+    found = [
+        calls.join_asof(
+            graphs.with_row_index("graph").select(by, "begin", "stop", "graph"),
+            left_on="start", right_on="begin", by=by, check_sortedness=False,
+        ).select(inside.cast(pl.Int64).alias(by))
+        for by in ("thread", "process")
+    ]  # fmt: skip
+    graph = pl.concat(found, how="horizontal").select(graph=pl.coalesce("thread", "process"))
+    calls = calls.with_columns(name.alias("name"), graph.to_series()).drop_nulls("graph")
     return calls.sort("graph", "start", maintain_order=True)
 
 
@@ -156,26 +157,14 @@ def _ranges_in(ranges: pl.DataFrame, graphs: pl.DataFrame) -> pl.DataFrame:
     These describe the capture itself, such as ``capture_32_DECODE``.
     """
     rows = ranges.with_row_index("row").sort("start")
-    begun = rows.join_asof(
-        graphs.select("process", "begin", begun_stop="stop"),
-        left_on="start",
-        right_on="begin",
-        by="process",
-        strategy="backward",
-        check_sortedness=False,
+    before = rows.join_asof(graphs, left_on="start", right_on="begin", by="process", check_sortedness=False)
+    after = rows.join_asof(
+        graphs, left_on="start", right_on="begin", by="process", strategy="forward", check_sortedness=False
     )
-    inside = pl.col("start") < pl.col("begun_stop")
-    layered = (pl.col("role") != "annotation") | (pl.col("domain") == DOMAIN)
-    around = (pl.col("next_begin") < pl.col("end")) & layered
-    found = begun.join_asof(
-        graphs.select("process", next_begin="begin"),
-        left_on="start",
-        right_on="next_begin",
-        by="process",
-        strategy="forward",
-        check_sortedness=False,
-    ).filter((inside | around).fill_null(False))
-    return ranges[found["row"].sort()]
+    inside = before["start"] < before["stop"]
+    layered = (rows["role"] != "annotation") | (rows["domain"] == DOMAIN)
+    around = (after["begin"] < after["end"]) & layered
+    return ranges[rows["row"].filter((inside | around).fill_null(False)).sort()]
 
 
 def _renumbered(threads: pl.Series, numbers: Numbers, used: int) -> pl.Series:

@@ -2,8 +2,7 @@
 
 A replay matches a captured graph if all of its GPU activities, by start, have the names of the nodes, by launch, and
 the grids where both profiles have them. A replay that matches several graphs with different layers, such as pieces of a
-model with the same kernels, gets its graph from the replays around it (see
-`_Match`), or none.
+model with the same kernels, gets its graph from the replays around it, or none.
 """
 
 from __future__ import annotations
@@ -99,6 +98,8 @@ class _Match:
         position = pl.int_range(self._work.height, eager=True) - pl.Series(self._starts).gather(replay)
         placed = self._work.select("row", "kernel", node=first.gather(replay) + position).drop_nulls("node")
         origins = self._captures.nodes.select(origin_thread="thread", origin_start="start")
+        if placed.is_empty():
+            return profile
         placed = placed.hstack(origins[placed["node"]])
         kernels, copies = placed.filter("kernel"), placed.filter(~pl.col("kernel"))
         return replace(

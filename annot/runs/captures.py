@@ -50,10 +50,11 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
         raise AnnotError(f"{profile.meta['source']} must be a trace of torch.profiler for a report with captures")
     if given:
         return with_captures(profile, [load(one) for one in given])
-    if path is None or not has_replays(profile):
+    beside = [] if path is None else _beside(path, profile.meta.get("rank"))
+    if not beside or not has_replays(profile):
         return profile
     notes, found = list[str](), list[Profile]()
-    for capture in _beside(path, profile.meta.get("rank")):
+    for capture in beside:
         if capture.stat().st_size > _LARGEST:
             notes.append(f"{capture.name} may have the layers of graph replays. Read this large file with --capture.")
             continue
@@ -68,8 +69,11 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
 def _beside(path: Path, rank: int | None) -> list[Path]:
     """Return the captures in the folder of a trace, without those of other ranks if any others are left."""
     named = set(_named_in(path.with_name(_DETAILS)))
-    files = [one for one in sorted(path.parent.iterdir()) if one.is_file() and (is_capture(one) or one.name in named)]
-    files = [one for one in files if not one.samefile(path) and is_profile(one)]
+    try:
+        files = [one for one in sorted(path.parent.iterdir()) if is_capture(one) or one.name in named]
+    except OSError:  # a folder whose files are readable, but not their names
+        return []
+    files = [one for one in files if is_profile(one) and not one.samefile(path)]
     of_rank = [one for one in files if rank is None or _RANK.findall(one.name)[-1:] in ([], [str(rank)])]
     return of_rank or files
 
