@@ -157,6 +157,15 @@ def test_captures_beside_a_trace_are_found(tmp_path: Path, name: str) -> None:
     assert any("capture_broken.json" in note for note in run.meta["notes"])
 
 
+def test_captures_of_other_ranks_count_if_there_are_no_others(tmp_path: Path) -> None:
+    path = _copied(tmp_path, SGLANG, "capture_rank7.json.gz")
+    rank = _loaded(SGLANG[0]).meta["rank"]
+    assert rank != 7
+    assert "capture_rank7.json.gz" in annot.open(path).meta["notes"][-1]
+    shutil.copy(shared(SGLANG[1]), tmp_path / f"capture_rank{rank}.json.gz")
+    assert annot.open(path).meta["notes"][-1].endswith(f" come from capture_rank{rank}.json.gz.")
+
+
 def test_a_folder_of_a_trace_and_its_capture_is_one_profile(tmp_path: Path) -> None:
     path = _copied(tmp_path, SGLANG)
     run = annot.open(tmp_path)

@@ -20,14 +20,16 @@ _CALLS = {"memcpy": "cudaMemcpyAsync", "memset": "hipMemsetAsync"}
 def capture(*graphs: Sequence[Node], name: str = "capture.json", threads: Sequence[int] = (CAPTURING,)) -> Profile:
     """Return the profile of the capture of graphs one after the other. A layer is a module around each launch.
 
-    Between them run eager kernels. The launches of a graph are on `threads` in turn.
+    Eager kernels run before a capture, and on another thread during it. After it comes a launch whose kernel is lost.
+    The launches of a graph are on `threads` in turn.
     """
     launches, ranges, kernels, now = list[Any](), list[Any](), list[Any](), 0
     for graph in graphs:
         now += 100
-        ran = len(launches)
-        launches.append(_call("hipLaunchKernel", now, ran, kernel="eager", grid="1,1,1 1,1,1"))
-        kernels.append({"process": 1, "start": now + 5, "end": now + 8, "correlation": ran, "name": "eager"})
+        for at, thread in ((now, CAPTURING), (now + 60, 103)):
+            ran = len(launches)
+            launches.append(_call("hipLaunchKernel", at, ran, thread, kernel="eager", grid="1,1,1 1,1,1"))
+            kernels.append({"process": 1, "start": at + 5, "end": at + 8, "correlation": ran, "name": "eager"})
         launches.append(_call("hipStreamBeginCapture", now + 50, len(launches)))
         for number, (layer, kernel, grid) in enumerate(graph):
             now += 100
@@ -40,6 +42,7 @@ def capture(*graphs: Sequence[Node], name: str = "capture.json", threads: Sequen
             launches.append(_call(name_of_call, now + 20, len(launches), thread, **known))
         now += 100
         launches.append(_call("hipStreamEndCapture", now, len(launches)))
+        launches.append(_call("hipLaunchKernel", now + 10, len(launches), kernel="lost"))
     ranges = [{"id": number, **row} for number, row in enumerate(ranges)]
     return _profile(name, ranges, launches, kernels, [])
 
