@@ -12,6 +12,7 @@ from annot.attribution import column_ops
 from annot.attribution.bit_layout import high_of, low_of, pair
 from annot.attribution.dense_ids import Threads
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
+from annot.attribution.graph_captures import grow_captured
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.launches import Launches
 from annot.attribution.memory import memory_of
@@ -149,7 +150,8 @@ def attribute(
     launches = Launches(forest, found, source.launch_blocks())
     if not launches.in_order:
         launches = Launches(forest, found, _in_order(source.launch_blocks()))
-    attributor = Attributor(forest, launches, whole)
+    captured = None if source.captured.is_empty() else grow_captured(source.captured)
+    attributor = Attributor(forest, launches, whole, captured)
     account = _account(source, forest, launches, attributor)
 
     def per_range() -> pl.DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
@@ -13,6 +12,7 @@ from annot.attribution.bit_layout import LEFT_OUT, high_of, low_of, owner_column
 from annot.attribution.busy_time import Busy
 from annot.attribution.dense_ids import Numbers
 from annot.attribution.launches import Launches
+from annot.attribution.layer_chains import Key
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import loops
 
@@ -71,18 +71,18 @@ class Attributor:
 
     `whole` has the ranges of all steps: a graph that runs in a selected step may have been captured in another one.
     Without a selection it is `forest`, to which nodes are added for the reasons and for captured GPU activities.
+    `elsewhere` has the ranges in which other profiles captured graphs.
     """
 
-    def __init__(self, forest: Forest, launches: Launches, whole: Forest) -> None:
-        self._forest, self._launches, self._whole = forest, launches, whole
+    def __init__(self, forest: Forest, launches: Launches, whole: Forest, elsewhere: Forest | None = None) -> None:
+        self._forest, self._launches, self._whole, self._elsewhere = forest, launches, whole, elsewhere
         self.reasons = [
             forest.nodes.extend(column_ops.NONE, [forest.keys.number((UNATTRIBUTED, reason, "other"))])
             for reason in REASONS
         ]
         """The node of each of `REASONS`."""
-        self._loops = loops(whole.labels)
         self._has_guesses = forest.thread_range_count < forest.tree.height
-        self._captured: dict[tuple[int, int], int] = {}
+        self._captured: dict[tuple[int, int, int], int] = {}
 
     def of(self, work: pl.DataFrame) -> pl.DataFrame:
         """Return rows of `annot.profile.WORK` with their duration and attribution.
@@ -130,17 +130,15 @@ class Attributor:
 
     def _with_captured(self, placed: pl.DataFrame) -> pl.DataFrame:
         """Nest the layers in which each GPU activity was captured under the range that launched its CUDA graph."""
-        instant = placed["origin_start"].fill_null(0)
-        thread = self._whole.threads.codes(placed["origin_thread"])
-        owner = self._origins.owners(thread, instant, instant)
-        hit = pl.select(
-            pl.when((owner != column_ops.NONE) & placed["origin_start"].is_not_null()).then(owner)
-        ).to_series()
-        pairs = placed.select("node").with_columns(self._whole.tree["path"].gather(hit).alias("origin"))
-        distinct = pairs.drop_nulls().unique()
-        nodes = [self._captured_node(node, origin) for node, origin in distinct.iter_rows()]
+        hits = [origins.ranges(placed) for origins in self._origins]
+        paths = [origins.paths(hit) for origins, hit in zip(self._origins, hits, strict=True)]
+        last = pl.when(paths[-1].is_not_null()).then(len(paths) - 1).otherwise(0)
+        pairs = placed.select("node", origin=pl.coalesce(paths), where=last)
+        distinct = pairs.drop_nulls().unique(maintain_order=True)
+        nodes = [self._captured_node(*row) for row in distinct.iter_rows()]
         distinct = distinct.with_columns(pl.Series("captured", nodes, pl.Int32))
-        pairs = pairs.join(distinct, on=["node", "origin"], how="left", maintain_order="left")
+        pairs = pairs.join(distinct, on=["node", "origin", "where"], how="left", maintain_order="left")
+        hit = hits[0]  # a range of this profile
         if self._whole is not self._forest:
             hit = self._among_selected.gather(hit)
         no_range = placed["range"] == column_ops.NONE
@@ -148,10 +146,10 @@ class Attributor:
         return placed.with_columns(pairs.select(node=pl.coalesce("captured", "node")).to_series(), found.alias("range"))
 
     @cached_property
-    def _origins(self) -> column_ops.Tree:
-        if self._whole is self._forest:
-            return self._launches.tree
-        return self._whole.of_threads()
+    def _origins(self) -> list[_Origins]:
+        whole = _Origins(self._whole, self._launches.tree if self._whole is self._forest else self._whole.of_threads())
+        elsewhere = self._elsewhere
+        return [whole] if elsewhere is None else [whole, _Origins(elsewhere, elsewhere.of_threads())]
 
     @cached_property
     def _among_selected(self) -> pl.Series:
@@ -159,22 +157,41 @@ class Attributor:
         rows = self._forest.tree.select("id", row=pl.int_range(pl.len(), dtype=pl.Int32))
         return self._whole.tree.select("id").join(rows, on="id", how="left", maintain_order="left")["row"]
 
-    def _captured_node(self, node: int, origin: int) -> int:
-        if (node, origin) not in self._captured:
-            nodes = self._forest.nodes
+    def _captured_node(self, node: int, origin: int, where: int) -> int:
+        if (node, origin, where) not in self._captured:
+            nodes, number = self._forest.nodes, self._forest.keys.number
             around = column_ops.NONE if node in self.reasons else node
             there = set(nodes.chain(around))
-            chain = self._whole.nodes.chain(origin)
-            layers = self._same_keys(key for key in chain if key not in self._loops)
-            layers = [key for key in layers if key not in there]
-            if around == column_ops.NONE and not layers:  # captured in loops only: attribute it to the loops
-                layers = self._same_keys(chain)
-            self._captured[node, origin] = nodes.extend(around, layers)
-        return self._captured[node, origin]
+            layers, with_loops = self._origins[where].layers(origin)
+            keys = [key for key in map(number, layers) if key not in there]
+            if around == column_ops.NONE and not keys:  # captured in loops only: attribute it to the loops
+                keys = [*map(number, with_loops)]
+            self._captured[node, origin, where] = nodes.extend(around, keys)
+        return self._captured[node, origin, where]
 
-    def _same_keys(self, keys: Iterable[int]) -> list[int]:
-        """Return the keys of the selected steps that name the same layers as keys of the whole run."""
-        return [self._forest.keys.number(self._whole.keys.names[key]) for key in keys]
+
+class _Origins:
+    """Lookup of the layers around the origins of GPU activities, in the ranges of one profile."""
+
+    def __init__(self, forest: Forest, tree: column_ops.Tree) -> None:
+        self._forest, self._tree = forest, tree
+        self._loops = loops(forest.labels)
+
+    def ranges(self, placed: pl.DataFrame) -> pl.Series:
+        """Return the row in the tree of the innermost range around each origin, null outside any range."""
+        instant = placed["origin_start"].fill_null(0)
+        owner = self._tree.owners(self._forest.threads.codes(placed["origin_thread"]), instant, instant)
+        known = (owner != column_ops.NONE) & placed["origin_start"].is_not_null()
+        return pl.select(pl.when(known).then(owner)).to_series()
+
+    def paths(self, ranges: pl.Series) -> pl.Series:
+        """Return the node of the path of each range."""
+        return self._forest.tree["path"].gather(ranges)
+
+    def layers(self, path: int) -> tuple[list[Key], list[Key]]:
+        """Return the layers of a path, outermost first, without and with loops."""
+        names, chain = self._forest.keys.names, self._forest.nodes.chain(path)
+        return [names[key] for key in chain if key not in self._loops], [names[key] for key in chain]
 
 
 class Account:

@@ -38,7 +38,9 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     memory = () if attribution.memory is None else MEMORY_COLUMNS
     if attribution.memory is not None:
         rows = rows.join(attribution.memory.rename({"key": "group"}), on="group", how="left", maintain_order="left")
-    rows = rows.sort(pl.col("layer") == UNATTRIBUTED, "start", *KEY, nulls_last=True)
+    # Layers that only a capture names have no start. They follow in the order of their first GPU activity.
+    unstarted = pl.when(pl.col("start").is_null()).then("group")
+    rows = rows.sort(pl.col("layer") == UNATTRIBUTED, "start", unstarted, *KEY, nulls_last=True)
     rows = rows.select(
         *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
         "kernels_total", "copies", *memory, "shapes",

@@ -62,6 +62,7 @@ examples:
   annot run.sqlite --format trace -o run.json.gz
   annot run.sqlite --format tensorboard -o logs/run
   annot run.nsys-rep --format nsys-rep -o enriched.nsys-rep
+  annot execution.json.gz --capture capture.json.gz
   annot 'run_rank*.sqlite'
   annot 'run_rank*.sqlite' --rank 3 --by advice
 """
@@ -101,6 +102,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
     per.add_argument("--per-step", action="store_true", help="write the mean of a step without warm-up to files, too")
     output.add_step_arguments(parser)
+    parser.add_argument(
+        "--capture", action="append", metavar="TRACE",
+        help="trace in which GPU graphs were captured that PROFILE replays: replays get its layers; repeatable; "
+        "default: files named capture... beside PROFILE",
+    )  # fmt: skip
     output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
     nsys = parser.add_argument_group("results of nsys stats")
@@ -135,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     output.settle_format(args)
     if problem := _usage_problem(args):
         raise output.UsageError(problem)
-    output.check_output(args, *args.profiles)
+    output.check_output(args, *args.profiles, *(args.capture or ()))
     with progress():
         if args.format in ("html", *_EXPORTS):
             _write_profile(args)
@@ -181,7 +187,7 @@ def _positive(text: str) -> int:
 
 _VIEW_OPTIONS = ("by", "columns", "each", "depth", "top", "min_share", "sort", "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
-_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind")
+_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture")
 _NSYS_OPTIONS = ("rule", "report")
 
 
@@ -232,7 +238,10 @@ def _view_problem(args: argparse.Namespace) -> str | None:
 def _selection(args: argparse.Namespace) -> Selection:
     from annot.runs.run import Selection
 
-    return Selection(args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process)
+    captures = tuple(args.capture or ())
+    return Selection(
+        args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process, captures=captures
+    )
 
 
 def _write_profile(args: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ and, if it differs from the default,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 import polars as pl
@@ -100,6 +100,8 @@ LAUNCHES: Final[Schema] = {
     "end": pl.Int64,  # ns
     "correlation": pl.Int64,  # unique per process only
     "name": pl.String,
+    "kernel": pl.String,  # name of the kernel that the call launches; null: unknown
+    "grid": pl.String,  # sizes of the grid and of a block, "32,2,1 256,1,1"; null: unknown
 }
 """API calls on the host that can launch GPU activities."""
 
@@ -108,7 +110,8 @@ _ORIGIN: Final[Schema] = {
     "origin_start": pl.Int64,  # ns
 }
 """Host thread and time that determine the layer of a GPU activity instead of its launch: its capture into a CUDA graph,
-or the operation that the file records as its cause. Null: the launch determines the layer."""
+or the operation that the file records as its cause. Null: the launch determines the layer. The thread is one of
+`Profile.ranges` or of `Profile.captured`."""
 
 KERNELS: Final[Schema] = {
     "process": pl.Int64,
@@ -118,6 +121,7 @@ KERNELS: Final[Schema] = {
     "end": pl.Int64,  # ns
     "correlation": pl.Int64,  # null: unknown launch
     "name": pl.String,
+    "grid": pl.String,  # see `LAUNCHES`
     **_ORIGIN,
 }
 """Kernels on a device. A CUDA graph that was traced as a whole is one kernel."""
@@ -136,7 +140,7 @@ COPIES: Final[Schema] = {
 """Copies and memsets on a device."""
 
 WORK: Final[Schema] = {
-    **{name: dtype for name, dtype in KERNELS.items() if name not in _ORIGIN},
+    **{name: dtype for name, dtype in KERNELS.items() if name not in ("grid", *_ORIGIN)},
     "kernel": pl.Boolean,  # false: a copy or memset, whose name is its kind in parentheses
     **_ORIGIN,
 }
@@ -164,6 +168,13 @@ class Source(Protocol):
     @property
     def marks(self) -> pl.DataFrame:
         """Rows of `MARKS`. Marks unrelated to layers may be omitted."""
+
+    @property
+    def captured(self) -> pl.DataFrame:
+        """Rows of `RANGES`: the ranges in which other profiles captured CUDA graphs.
+
+        Of the other tables, only the column `origin_thread` has their threads.
+        """
 
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         """Yield all ranges (rows of `RANGES`). Each call starts from the beginning."""
@@ -193,6 +204,7 @@ class Profile:
         copies: a row per copy or memset (`COPIES`).
         metrics: a row per kernel and counter (`METRICS`).
         meta: metadata; the module docstring lists the keys.
+        captured: a row per range in which another profile captured a CUDA graph; see `Source`.
     """
 
     ranges: pl.DataFrame
@@ -202,6 +214,7 @@ class Profile:
     copies: pl.DataFrame
     metrics: pl.DataFrame
     meta: dict[str, Any]
+    captured: pl.DataFrame = field(default_factory=lambda: conform(None, RANGES))
 
     @classmethod
     def build(

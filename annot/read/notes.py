@@ -15,13 +15,14 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun, the singular of a noun with a regular plural.
 
     Example:
-        >>> counted(1, "copy"), counted(1234, "copy"), counted(2, "graph launch")
-        ('1 copy', '1,234 copies', '2 graph launches')
+        >>> counted(1, "copy"), counted(1234, "copy"), counted(2, "graph launch"), counted(3, "replay")
+        ('1 copy', '1,234 copies', '2 graph launches', '3 replays')
     """
     if number == 1:
         return f"1 {noun}"
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number:,} {plural}"
+    if re.search(r"[^aeiou]y$", noun):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def sentences(notes: Counter[str]) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from annot.profile import Source
+from annot.runs.captures import with_capture_files
 from annot.runs.gather import Ranks
 from annot.runs.profile_files import expand
 from annot.runs.run import Run, Selection
@@ -16,7 +17,7 @@ __all__ = ["open"]
 def open(  # noqa: A001 - the public name is `annot.open`
     profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]], *, domain: str | None = None,
     steps: slice | None = None, step_range: str | None = None, step_kind: str | None = None,
-    by_process: bool = False,
+    by_process: bool = False, capture: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
 ) -> Run | Ranks:  # fmt: skip
     """Open a profile, the profiles of the ranks of a run, or a folder with profiles.
 
@@ -28,12 +29,14 @@ def open(  # noqa: A001 - the public name is `annot.open`
         step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
         step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
         by_process: treat each process of the profile with layers or steps as a rank.
+        capture: paths of the traces in which the GPU graphs were captured that the profile replays. Kernels of replays
+            get the layers of the capture; see `annot guide attribution`. Without it, captures beside the profile count.
 
     Returns:
         A `Run` for one profile, `Ranks` for several.
 
     Raises:
-        AnnotError: no file matches.
+        AnnotError: no file matches, or a capture cannot be read.
         TypeError: `profile` has another type.
 
     Example:
@@ -45,9 +48,10 @@ def open(  # noqa: A001 - the public name is `annot.open`
         >>> run.layers["host_ns"].to_list()
         [900]
     """
-    selection = Selection(domain, steps, step_range, step_kind, by_process=by_process)
+    captures = tuple(os.fspath(one) for one in ((capture,) if isinstance(capture, str | os.PathLike) else capture))
+    selection = Selection(domain, steps, step_range, step_kind, by_process=by_process, captures=captures)
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     if not several and not isinstance(profile, str | os.PathLike):
-        return Run(profile, selection)  # type: ignore[arg-type]
+        return Run(with_capture_files(profile, captures) if captures else profile, selection)  # type: ignore[arg-type]
     paths = expand([os.fspath(one) for one in (profile if several else [profile])])  # type: ignore[union-attr, arg-type]
     return Run(paths[0], selection) if len(paths) == 1 and not by_process else Ranks(paths, selection)

@@ -33,6 +33,10 @@ class _OneProcess:
     def marks(self) -> pl.DataFrame:
         return self._whole.marks.filter(self._filter)
 
+    @property
+    def captured(self) -> pl.DataFrame:
+        return self._whole.captured
+
     def range_blocks(self) -> Iterator[pl.DataFrame]:
         return (block.filter(self._filter) for block in self._whole.range_blocks())
 

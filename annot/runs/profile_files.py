@@ -116,8 +116,12 @@ def _local(pattern: str) -> list[str]:
 
 
 def _in_folder(folder: Path) -> list[str]:
-    """Return the profiles in a folder that is not a profile itself; a report beside its export is left out."""
+    """Return the profiles in a folder that is not a profile itself.
+
+    A report beside its export, and captures of graphs beside other profiles, are left out.
+    """
     from annot.read.formats import is_profile
+    from annot.runs.captures import is_capture
 
     if is_profile(folder):
         return []
@@ -125,7 +129,8 @@ def _in_folder(folder: Path) -> list[str]:
     exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
     reports = (".nsys-rep", ".qdrep")
     profiles = (path for path in files if path.suffix not in reports or path.with_suffix("") not in exported)
-    return [str(path) for path in profiles if is_profile(path)]
+    found = [path for path in profiles if is_profile(path)]
+    return [str(path) for path in found if not is_capture(path)] or [*map(str, found)]
 
 
 def _remote(pattern: str) -> list[str]:

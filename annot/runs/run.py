@@ -19,6 +19,7 @@ from annot.profile import Source
 from annot.read.formats import source
 from annot.report.layer_tree import at_depth
 from annot.report.views import ORDERS, Order, Report, View, find_view
+from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
 from annot.util.progress import tell
@@ -41,6 +42,7 @@ class Selection:
         process: use only this process; None: all processes.
         by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
             with ranges is a rank.
+        captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
     """
 
     domain: str | None = None
@@ -49,6 +51,7 @@ class Selection:
     step_kind: str | None = None
     process: int | None = None
     by_process: bool = False
+    captures: tuple[str, ...] = ()
 
 
 ALL: Final = Selection()
@@ -286,7 +289,8 @@ class Run:
         if (known := self._sources.get(calls)) is not None:
             return known
         try:
-            self._sources[calls] = source(self.file, calls=calls)
+            opened = source(self.file, calls=calls)
+            self._sources[calls] = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None
@@ -304,7 +308,7 @@ class Run:
                 step_kind=selection.step_kind,
             )  # fmt: skip
         except ValueError as error:
-            if not self._is_file or replace(selection, process=None, by_process=False) == ALL:
+            if not self._is_file or replace(selection, process=None, by_process=False, captures=()) == ALL:
                 raise
             raise AnnotError(str(error)) from None  # the options are valid, but the profile lacks these steps
 

@@ -7,6 +7,7 @@ lower case.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -53,7 +54,9 @@ _COARSE: Final = float(1 << 43)
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
-_ACTIVITY: Final = _SPAN | dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64)
+_ACTIVITY: Final = {
+    **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64), "grid": pl.Int32,
+}  # fmt: skip
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "ranges": {
         **_THREAD,
@@ -62,7 +65,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "call": pl.Int32,
     },
     "modules": {**_THREAD, "python": pl.Int64},
-    "launches": {**_THREAD, "correlation": pl.Int64},
+    "launches": {**_THREAD, "correlation": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32},
     "kernels": _ACTIVITY,
     "copies": _ACTIVITY,
     "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
@@ -72,6 +75,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
 
 
 _NO_TEXT: Final = msgspec.Raw(b"")
+"""Arguments that `_Details` leaves undecoded. All others are integers."""
 
 
 class InexactTimesError(Exception):
@@ -96,6 +100,9 @@ class _ModuleArgs(msgspec.Struct, gc=False):
 
 class _LaunchArgs(msgspec.Struct, gc=False):
     correlation: int | None = None
+    kernel: msgspec.Raw = _NO_TEXT
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
 
 
 class _ActivityArgs(msgspec.Struct, gc=False):
@@ -105,6 +112,8 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     correlation: int | None = None
     bytes: int | None = None
     external_lower_case: int | None = msgspec.field(name="external id", default=None)
+    grid: msgspec.Raw = _NO_TEXT
+    block: msgspec.Raw = _NO_TEXT
 
 
 class _Details:
@@ -114,6 +123,7 @@ class _Details:
         self._kind = kind
         fields = msgspec.structs.fields(kind)
         self.keys = {field.name: field.encode_name for field in fields if field.type is not msgspec.Raw}
+        self.texts = {field.name for field in fields if field.type is msgspec.Raw}
         self._all: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind], strict=False)  # type: ignore[valid-type]
 
     def of(self, events: Sequence[Event]) -> list[Any]:
@@ -149,7 +159,8 @@ class Columns:
         flows           both ends of the arrows from forward to backward
 
     The tables have the columns `start` and, except for flows, `end` in ns since the base time of the file, `thread` as
-    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`.
+    in `annot.profile` with the process in the higher bits, and `name`, an index into `names`. `kernel` of launches is
+    an index into `names`, and `grid` of launches, kernels and copies an index into `grids`.
     """
 
     def __init__(self) -> None:
@@ -160,6 +171,7 @@ class Columns:
         self._flows = _Numbers()
         self._names = _Numbers()
         self._calls = _Numbers()
+        self._grids = _Numbers()
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._counter_rows = 0
 
@@ -189,6 +201,12 @@ class Columns:
     def calls(self) -> pl.Series:
         """The unique calls of operators, as texts of `call_text`."""
         return pl.Series("call", [call_text(*call) for call in self._calls], dtype=pl.String)
+
+    @property
+    def grids(self) -> pl.Series:
+        """The unique sizes of a grid and its blocks, as in `annot.profile.LAUNCHES`."""
+        sizes = (f"{grid.decode(errors='replace')} {block.decode(errors='replace')}" for grid, block in self._grids)
+        return pl.Series("grid", [re.sub(r"[^\d, ]|(?<=,) ", "", text) for text in sizes], dtype=pl.String)
 
     @property
     def counters(self) -> pl.DataFrame:
@@ -235,21 +253,27 @@ class Columns:
         counted = [event for event in events if event.name in OPERATORS]
         inputs: list[_CallArgs] = self._args(_CALL_DETAILS, counted) if counted else []
         others = [event for event in events if event.name not in OPERATORS] if counted else events
-        calls = self._calls
-        numbers = [
-            calls[event.name, bytes(one.dims), bytes(one.types), bytes(one.values)] if len(one.dims) else None
+        texts = [
+            (event.name, bytes(one.dims), bytes(one.types), bytes(one.values)) if len(one.dims) else None
             for event, one in zip(counted, inputs, strict=True)
         ]
         members, args = counted + others, inputs + self._args(_RANGE_DETAILS, others)
         self._append("ranges", {
             **self._on_thread(members), **_argument_columns(_RANGE_DETAILS, args),
             "kind": pl.repeat(kind, len(members), dtype=pl.Int8, eager=True),
-            "call": pl.Series(numbers + [None] * len(others), dtype=pl.Int32),
+            "call": _numbered(self._calls, [*texts, *[None] * len(others)]),
         })  # fmt: skip
 
     def _details(self, details: _Details, events: Sequence[Event]) -> dict[str, pl.Series]:
         """Return each argument as a column."""
-        return _argument_columns(details, self._args(details, events))
+        args = self._args(details, events)
+        columns = _argument_columns(details, args)
+        if "kernel" in details.texts:
+            columns["kernel"] = _numbered(self._names, [_text(one.kernel) for one in args])
+        if "grid" in details.texts:
+            sizes = [(bytes(one.grid), bytes(one.block)) for one in args]
+            columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
+        return columns
 
     def _args(self, details: _Details, events: Sequence[Event]) -> list[Any]:
         try:
@@ -347,6 +371,16 @@ def _exact(value: float | Decimal | None, least: int, most: int) -> int | None:
 
 def _argument_columns(details: _Details, args: Sequence[Any]) -> dict[str, pl.Series]:
     return {name: _integers(list(map(attrgetter(name), args))) for name in details.keys}
+
+
+def _numbered(numbers: _Numbers, values: Iterable[Any]) -> pl.Series:
+    """Return the number of each value, null for None."""
+    return pl.Series([None if value is None else numbers[value] for value in values], dtype=pl.Int32)
+
+
+def _text(value: msgspec.Raw) -> str | None:
+    found = _decoded(value) if bytes(value) else None
+    return found if isinstance(found, str) else None
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:

@@ -77,12 +77,12 @@ def _read(path: Path, exact: bool) -> Profile:
         for block in file.blocks():
             columns.add(block)
     base = _base(file.top)
-    names = _names(columns.names, file.top.get("annot_texts"))
-    launches = _listed(columns.table("launches"), base, names)
+    names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
+    launches = _with_grids(_listed(columns.table("launches"), base, names), grids, names["text"])
     operations = _with_base(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names)
     processes = _Processes(launches, operations)
-    kernels = processes.assign(_listed(columns.table("kernels"), base, names))
+    kernels = processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids))
     copies = processes.assign(_listed(columns.table("copies"), base, names))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
@@ -136,6 +136,13 @@ def _listed(spans: pl.DataFrame, base: int, names: pl.DataFrame) -> pl.DataFrame
     """Return spans on the clock of the profile, in the order of their start, with their names."""
     timed = _with_base(spans if spans["start"].is_sorted() else spans.sort("start", maintain_order=True), base)
     return timed.with_columns(names["text"].gather(timed["name"]).alias("text"))
+
+
+def _with_grids(spans: pl.DataFrame, grids: pl.Series, names: pl.Series | None = None) -> pl.DataFrame:
+    """Replace the indices in `grid`, and with `names` in `kernel`, by their texts. Drop columns that are null."""
+    texts = {"grid": grids} if names is None else {"grid": grids, "kernel": names}
+    known = [text.gather(spans[name]).alias(name) for name, text in texts.items() if spans[name].count()]
+    return spans.drop(texts).with_columns(known)
 
 
 class _Processes:

@@ -87,7 +87,10 @@ def _notes(launches: Sequence[Launch], ranges: Sequence[Any]) -> list[str]:
 
 
 def _calls(launches: Sequence[Launch]) -> pl.DataFrame:
-    rows = [(launch.process, launch.thread, at, at, at + 1, None) for at, launch in enumerate(launches)]
+    rows = [
+        {"process": launch.process, "thread": launch.thread, "start": at, "end": at, "correlation": at + 1}
+        for at, launch in enumerate(launches)
+    ]
     return pl.DataFrame(rows, schema=dict(LAUNCHES), orient="row")
 
 

@@ -133,6 +133,11 @@ class Export:
             return pick_all((nvtx_events.as_marks(events).with_columns(texts) for events in blocks), MARKS)
 
     @property
+    def captured(self) -> pl.DataFrame:
+        """Empty: a file of Nsight Systems has its captures among its ranges; see `annot.profile.Source`."""
+        return conform(None, RANGES)
+
+    @property
     def meta(self) -> dict[str, Any]:
         """`Profile.meta`. It includes notes and ranks of the rows that were read so far."""
         noted = (note for table, notes in self._notes.items() if table != "none" for note in sentences(notes))

@@ -1,0 +1,187 @@
+"""Replays of GPU graphs get the layers of their capture: generated profiles, and random ones against brute force."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from graph_profiles import CAPTURING, Node, capture, execution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_inputs import examples
+
+from annot.attribution import attribute, by_layer, by_step, summarize
+from annot.attribution.graph_replays import with_captures
+from annot.profile import Profile
+
+SAME = "Such replays keep the layers of their launch."
+
+
+def _gpu(profile: Profile, steps: slice | None = None) -> dict[str, int]:
+    rows = by_layer(attribute(profile, steps=steps))
+    return {layer: gpu for layer, gpu in rows.select("layer", "gpu_self_ns").iter_rows() if gpu}
+
+
+def _plain(graph: list[Node]) -> list[tuple[str, str | None]]:
+    return [(kernel, grid) for _, kernel, grid in graph]
+
+
+def _expected(replays: list[list[Node]]) -> dict[str, int]:
+    """The GPU time of each layer, kernel by kernel; an eager kernel comes before each replay."""
+    sums, number = Counter[str](), 0
+    for replay in replays:
+        for layer in ("(batch)", *(layer for layer, _, _ in replay)):
+            sums[layer] += 1 + number % 7
+            number += 1
+    return dict(sums)
+
+
+A: list[Node] = [
+    ("embed", "gather", "1,1,1 8,1,1"),
+    ("fc", "gemm", None),
+    ("fc", "memset", None),
+    ("act", "gelu", None),
+]
+B: list[Node] = [("embed", "gather", "2,1,1 8,1,1"), ("fc", "memcpy", None), ("norm", "gelu", None)]
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_each_replay_gets_the_layers_of_its_graph(files: int) -> None:
+    captures = [capture(A, B)] if files == 1 else [capture(A, name="a.json"), capture(B, name="b.json")]
+    replays = [A, B, A, A]
+    merged = with_captures(execution(*map(_plain, replays)), captures)
+    assert _gpu(merged) == _expected(replays)
+    where = "capture.json" if files == 1 else "a.json, b.json"
+    assert merged.meta["notes"] == [f"The layers of 15 GPU activities in 4 graph replays come from {where}."]
+
+
+def test_replays_stay_in_their_steps_and_captures_add_neither_calls_nor_host_time() -> None:
+    alone = execution(_plain(A), _plain(B))
+    merged = with_captures(alone, [capture(A, B)])
+    assert by_step(attribute(merged)).equals(by_step(attribute(alone)))
+    assert _gpu(merged, slice(1, 2)) == {"(batch)": 6, "embed": 7, "fc": 1, "norm": 2}
+    rows = by_layer(attribute(merged)).filter(pl.col("layer") != "(batch)")
+    assert rows["layer"].to_list() == ["embed", "fc", "act", "norm"]  # in order of their first GPU activity
+    assert rows.select("calls", "host_ns", "host_self_ns").sum().row(0) == (0, 0, 0)
+    assert summarize(attribute(merged))["host_ns"] == summarize(attribute(alone))["host_ns"]
+
+
+def test_layers_nest_in_the_range_that_launched_the_replay() -> None:
+    rows = by_layer(attribute(with_captures(execution(_plain(A)), [capture(A)])))
+    assert dict(rows.select("layer", "gpu_ns").iter_rows())["(batch)"] == rows["gpu_self_ns"].sum()
+
+
+def test_launches_of_other_threads_are_nodes() -> None:
+    merged = with_captures(execution(_plain(A)), [capture(A, threads=(CAPTURING, 102))])
+    assert _gpu(merged) == _expected([A])
+
+
+def test_capture_with_a_missing_kernel_is_refused_at_that_kernel() -> None:
+    for missing in range(len(A)):
+        changed = A[:missing] + A[missing + 1 :]
+        alone = execution(_plain(A))
+        merged = with_captures(alone, [capture(changed)])
+        (note,) = merged.meta["notes"]
+        assert note.startswith(f"No captured graph matches 1 graph replay: GPU activity {missing + 1} of 4 is ")
+        assert note.endswith(f" in capture.json. {SAME}")
+        assert _gpu(merged) == _gpu(alone)
+    assert "is gelu in the replay and missing in capture.json" in note
+
+
+def test_grids_decide_where_both_profiles_have_them() -> None:
+    wide = [("other", "gather", "9,1,1 8,1,1"), *A[1:]]
+    assert _gpu(with_captures(execution(_plain(wide)), [capture(A, wide)])) == _expected([wide])
+    (note,) = with_captures(execution(_plain(wide)), [capture(A)]).meta["notes"]
+    assert "activity 1 of 4 is gather (grid 9,1,1 8,1,1) in the replay and gather (grid 1,1,1 8,1,1) in" in note
+    unknown = execution([(kernel, None) for kernel, _ in _plain(A)])
+    assert _gpu(with_captures(unknown, [capture(A)])) == _expected([A])
+
+
+def test_equal_graphs_with_equal_layers_are_one() -> None:
+    merged = with_captures(execution(_plain(A), _plain(A)), [capture(A, B, A), capture(A)])
+    assert _gpu(merged) == _expected([A, A])
+
+
+HEAD: list[Node] = [("embed", "gather", None)]
+TAIL: list[Node] = [("head", "argmax", None)]
+
+
+def _block(number: int) -> list[Node]:
+    return [(f"blocks.{number}", "gemm", None), (f"blocks.{number}", "gelu", None)]
+
+
+PIECES = [HEAD, _block(0), _block(1), _block(2), TAIL]
+
+
+def test_pieces_with_equal_kernels_follow_the_order_of_their_capture() -> None:
+    """Two batch sizes with the same layers, and two steps."""
+    replays = PIECES * 2
+    merged = with_captures(execution(*map(_plain, replays)), [capture(*PIECES, *PIECES)])
+    assert _gpu(merged) == _expected(replays)
+
+
+@pytest.mark.parametrize("kept", [[0, 1, 2, 4], [1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 3, 4]])
+def test_pieces_are_refused_unless_all_were_replayed(kept: list[int]) -> None:
+    replays = [PIECES[number] for number in kept]
+    alone = execution(*map(_plain, replays))
+    merged = with_captures(alone, [capture(*PIECES)])
+    same = sum(number in (1, 2, 3) for number in kept)
+    note = f"Several captured graphs with different layers match {same} graph replays. {SAME}"
+    assert merged.meta["notes"][-1] == note
+    known = [node for number, node in zip(kept, replays, strict=True) if number in (0, 4)]
+    gpu = _gpu(merged)
+    assert {layer for layer in gpu if layer != "(batch)"} == {layer for nodes in known for layer, _, _ in nodes}
+    assert sum(gpu.values()) == sum(_gpu(alone).values())
+
+
+def test_annotations_around_a_capture_are_no_layers_except_those_of_annot() -> None:
+    captured = capture(A)
+    spans = {"process": 1, "thread": CAPTURING, "kind": "push", "role": "annotation", "start": 1, "end": 10_000}
+    texts = [("capture_32", ""), ("Batch 3 |step", "annot"), ("act+fc Fused |fwd", "annot")]
+    rows = [{"id": 90 + at, "text": text, "domain": domain, **spans} for at, (text, domain) in enumerate(texts)]
+    around = pl.DataFrame(rows, schema=captured.ranges.schema, orient="row")
+    captured = replace(captured, ranges=pl.concat([captured.ranges, around]))
+    rows = by_layer(attribute(with_captures(execution(_plain(A)), [captured])))
+    assert set(rows["layer"]) == {"(batch)", "act+fc", "embed", "fc", "act"}
+    assert rows.filter(layer="act+fc")["gpu_ns"].item() == 2 + 3 + 4 + 5
+
+
+def test_profiles_that_cannot_help_say_why() -> None:
+    unnamed = capture(A)
+    unnamed = replace(unnamed, launches=unnamed.launches.with_columns(kernel=pl.lit(None, pl.String)))
+    notes = with_captures(execution(_plain(A)), [execution(_plain(A)), unnamed]).meta["notes"]
+    assert notes == [
+        "execution.json contains no capture of a graph.",
+        "capture.json lacks the kernel names of 3 captured launches, so annot cannot match them with replays.",
+    ]
+    (note,) = with_captures(capture(A), [capture(A)]).meta["notes"]
+    assert note == "The profile contains no replays of graphs for the captures."
+
+
+KERNELS = st.sampled_from(["k", "l", "memset", "memcpy"])
+NODES = st.lists(st.tuples(st.sampled_from("abcd"), KERNELS, st.sampled_from([None, "1", "2"])), min_size=1, max_size=4)
+few = settings(max_examples=examples(40), deadline=None, database=None, derandomize=True)
+
+
+@few
+@given(st.lists(NODES, max_size=4), st.lists(NODES, max_size=5), st.data())
+def test_captures_never_change_totals(graphs: list[list[Node]], others: list[list[Node]], data: st.DataObject) -> None:
+    known = st.sampled_from(graphs) if graphs else st.nothing()
+    replays = others + data.draw(st.lists(known, max_size=5)) if graphs else others
+    alone = execution(*map(_plain, replays))
+    merged = with_captures(alone, [capture(*graphs)])
+    before, after = attribute(alone), attribute(merged)
+    totals = ("gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "host_ns", "kernels", "copies", "steps")
+    assert [summarize(after)[name] for name in totals] == [summarize(before)[name] for name in totals]
+    assert by_layer(after)["gpu_self_ns"].sum() == summarize(before)["gpu_ns"]
+    assert by_step(after).equals(by_step(before))
+
+
+@few
+@given(st.lists(NODES, min_size=1, max_size=4), st.data())
+def test_replays_of_graphs_with_different_kernels_by_brute_force(graphs: list[list[Node]], data: st.DataObject) -> None:
+    graphs = [[*graph, (f"end{number}", f"end{number}", None)] for number, graph in enumerate(graphs)]
+    replays = data.draw(st.lists(st.sampled_from(graphs), min_size=1, max_size=6))
+    assert _gpu(with_captures(execution(*map(_plain, replays)), [capture(*graphs)])) == _expected(replays)
