@@ -38,16 +38,23 @@ class Line:
         module: class name, or a remark on the label; may be empty.
         depth: indentation level.
         phases: rows of the report by phase.
+        inside: lines of the ranges directly inside, for a range of a program (see `annot.attribution.containment`).
     """
 
     label: str
     module: str
     depth: int = 0
     phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inside: list[Line] = field(default_factory=list)
 
     def get(self, column: str, *phases: str) -> Any:
-        """Return the sum of a column over the given phases, or over all phases; None if every value is null."""
+        """Return the sum of a column over the given phases, or over all phases; None if every value is null.
+
+        The phases of a range without a phase are those of the ranges inside it.
+        """
         times = [row[column] for phase, row in self.phases.items() if not phases or phase in phases]
+        if phases and self.phases.keys() == {"other"}:
+            times = [line.get(column, *phases) for line in self.inside]
         known = [time for time in times if time is not None]
         return sum(known) if known else None
 
@@ -59,19 +66,19 @@ class Line:
 
 
 def layer_lines(rows: pl.DataFrame) -> list[Line]:
-    """Return the lines of the layers in depth-first order; siblings keep the order of the rows."""
+    """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows."""
     lines: dict[tuple[str, str], Line] = {}
     for row in rows.iter_rows(named=True):
-        if is_layer(row):
+        if _in_tree(row):
             key = (row["layer"], row["module"])
             line = lines.setdefault(key, Line(row["layer"] or MODEL, row["module"]))
             line.phases[row["phase"]] = row
-    return list(_walk(lines, _children(list(lines)), None, 0))
+    return list(_walk(lines, _children(lines), None, 0))
 
 
 def other_lines(rows: pl.DataFrame) -> list[Line]:
-    """Return the lines of the remaining rows: loops, optimizers, other ranges, unattributed time."""
-    others = (row for row in rows.iter_rows(named=True) if not is_layer(row))
+    """Return the lines of the remaining rows: loops, optimizers, operations, unattributed time."""
+    others = (row for row in rows.iter_rows(named=True) if not _in_tree(row))
     return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
 
 
@@ -136,6 +143,11 @@ def is_layer(row: Mapping[str, Any]) -> bool:
     return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
 
 
+def _in_tree(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is a layer, or a range of a program that contains others or lies in them."""
+    return is_layer(row) or (row["layer"] != "" and row["layer"] not in _TITLES and "::" not in row["layer"])
+
+
 def title(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return label and remark of a row: layer and class, or for unattributed time the reason."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
@@ -160,8 +172,9 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
 _Key = tuple[str, str]
 
 
-def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
+def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
     """Map each layer to its children. The parent is the layer with the longest path that is a prefix."""
+    keys = list(lines)
     first: dict[str, _Key] = {}
     models = 0
     for key in keys:
@@ -170,7 +183,7 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
             models += not key[0]
     children: dict[_Key | None, list[_Key]] = {}
     for key in keys:
-        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _prefixes(key[0])
+        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(key[0], lines[key])
         parent = next((first[path] for path in above if path in first), None)
         if parent is not None and not parent[0] and models > 1:
             parent = None  # with several models, the path alone does not identify the root
@@ -181,6 +194,13 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
 def _is_graph(key: _Key) -> bool:
     """Return whether a row describes a compiled graph, which is a child of the layer that runs it."""
     return key[1].startswith(COMPILED)
+
+
+def _around(path: str, line: Line) -> Iterable[str]:
+    """Return the parent paths, longest first. A range of a program lies in other ranges, not in the model."""
+    if layer_path.INSIDE in path:
+        return [above for above in layer_path.above(path) if above]
+    return _prefixes(path) if line.phases.keys() & set(LAYER_PHASES) and "::" not in path else ()
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -202,8 +222,10 @@ def _walk(
         line = lines[key]
         line.depth = depth
         if above is not None and above[0] and FUSED not in key[0]:
-            line.label = key[0][len(above[0]) + 1 :]
+            separator = layer_path.INSIDE if layer_path.INSIDE in key[0] else "."
+            line.label = key[0][len(above[0]) + len(separator) :]
         if _is_graph(key):
             line.label = "(graph)"
+        line.inside = [lines[child] for child in children.get(key, [])]
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]
