@@ -22,6 +22,7 @@ __all__ = ["hooked_labels", "with_layers"]
 
 _ROOT: Final = "FSDP"
 """Displayed class of the root module, which has no path."""
+_COLUMNS: Final = ("id", "thread", "start", "end", "label", "foreign", "started", "ours")
 
 
 def hooked_labels(labels: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -55,7 +56,7 @@ def with_layers(ranges: pl.DataFrame, tree: pl.DataFrame, hooks: pl.DataFrame) -
         hooks: the hooks of `hooked_labels`.
 
     Returns:
-        The rows of `ranges` and of the passes. The id of a pass is negative: that of its first hook, minus one, negated.
+        The rows of `ranges` and of the passes, by id. The id of a pass is -1 minus that of its first hook.
     """
     called = tree.select("id", "thread", "start", "end", "label").with_row_index("row")
     called = called.join(hooks, on="label", how="inner", maintain_order="left")
@@ -65,7 +66,7 @@ def with_layers(ranges: pl.DataFrame, tree: pl.DataFrame, hooks: pl.DataFrame) -
     spans = passes.select("id", "thread", label="pass").with_columns(_bounds(passes, tree, first, last))
     flags = (pl.lit(value).alias(name) for name, value in (("foreign", False), ("started", True), ("ours", False)))
     rows = spans.with_columns((-1 - pl.col("id")).alias("id"), *flags)
-    return pl.concat([ranges, rows.select(name for name in ranges.columns if name in rows.columns)], how="diagonal").sort("id")
+    return pl.concat([ranges, rows.select(_COLUMNS)], how="diagonal").sort("id")
 
 
 def _passes(called: pl.DataFrame) -> pl.DataFrame:
@@ -75,14 +76,13 @@ def _passes(called: pl.DataFrame) -> pl.DataFrame:
     a group of modules and a module with several outputs repeat them. A lone side counts only where the capture cut the
     pass: a ``post`` before any ``pre`` of the thread, a ``pre`` after any ``post``.
     """
-    opens = (pl.col("side") == "pre").alias("opens")
-    begins = (pl.col("opens") & ~pl.col("opens").shift(1, fill_value=False)).cum_sum().over("thread", "pass")
-    rows = called.sort("thread", "start", "row").with_columns(opens).with_columns(begins.alias("call"))
-    row, is_open = pl.col("row"), pl.col("opens")
-    edges = rows.group_by("thread").agg(row.filter("opens").min().alias("open"), row.filter(~is_open).max().alias("close"))
-    passes = rows.group_by("thread", "pass", "call", maintain_order=True).agg(
-        pl.col("id").first(), row.filter("opens").min().alias("first"), row.filter(~is_open).max().alias("last")
-    )
+    opens, row = pl.col("side") == "pre", pl.col("row")
+    first, last = row.filter(opens).min(), row.filter(~opens).max()
+    begins = (opens & ~opens.shift(1, fill_value=False)).cum_sum().over("thread", "pass").alias("call")
+    rows = called.sort("row").with_columns(begins)
+    edges = rows.group_by("thread").agg(first.alias("open"), last.alias("close"))
+    calls = rows.group_by("thread", "pass", "call", maintain_order=True)
+    passes = calls.agg(pl.col("id").first(), first.alias("first"), last.alias("last"))
     cut_at_start = pl.col("first").is_null() & (pl.col("last") < pl.col("open")).fill_null(True)
     cut_at_end = pl.col("last").is_null() & (pl.col("first") > pl.col("close")).fill_null(True)
     whole = pl.col("first").is_not_null() & pl.col("last").is_not_null()

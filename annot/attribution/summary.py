@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -12,6 +12,8 @@ from annot.attribution.host_times import known
 from annot.attribution.step_table import by_step, step_statistics
 
 __all__ = ["summarize"]
+
+_MOST_NAMED: Final = 8
 
 
 def summarize(attribution: Attribution) -> dict[str, Any]:
@@ -100,7 +102,18 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             f"{_duration(attribution.guessed_ns)} of GPU time was launched while several layers of its process were "
             "open. It is attributed to the layer that started last, which is a guess (gpu_guessed_ns)."
         )
+    if guesses := _guesses(attribution):
+        more = ", …" if len(guesses) > _MOST_NAMED else ""
+        notes.append(f"Phases are guessed from the names of ranges: {', '.join(guesses[:_MOST_NAMED])}{more}.")
     return [*attribution.meta.get("notes", ()), *notes]
+
+
+def _guesses(attribution: Attribution) -> list[str]:
+    """Return the texts of the ranges whose phase follows from words in their text."""
+    forest = attribution.forest
+    guessed = forest.labels["plain"] & (forest.labels["phase"] != "other")
+    labels = forest.label_counts()["label"].sort()
+    return forest.labels["text"].gather(labels.filter(guessed.gather(labels))).unique(maintain_order=True).to_list()
 
 
 def _duration(ns: int) -> str:

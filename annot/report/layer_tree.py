@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import polars as pl
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
+from annot.labels.plain_names import phase_of
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted, summed
 from annot.report.tables import TREE, head
@@ -26,6 +27,8 @@ MODEL: Final = "(model)"
 """Displayed path of the root module."""
 LAYER_PHASES: Final = ("forward", "backward", "recompute")
 """Phases of a layer."""
+_Key = tuple[str, str]
+_Row = Mapping[str, Any]
 _TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
@@ -44,7 +47,7 @@ class Line:
     label: str
     module: str
     depth: int = 0
-    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    phases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     inside: list[Line] = field(default_factory=list)
 
     def get(self, column: str, *phases: str) -> Any:
@@ -68,18 +71,15 @@ class Line:
 def layer_lines(rows: pl.DataFrame) -> list[Line]:
     """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows."""
     lines: dict[tuple[str, str], Line] = {}
-    for row in rows.iter_rows(named=True):
-        if _in_tree(row):
-            key = (row["layer"], row["module"])
-            line = lines.setdefault(key, Line(row["layer"] or MODEL, row["module"]))
-            line.phases[row["phase"]] = row
+    for row in _split(rows)[0]:
+        line = lines.setdefault((row["layer"], row["module"]), Line(row["layer"] or MODEL, row["module"]))
+        line.phases[row["phase"]] = row
     return list(_walk(lines, _children(lines), None, 0))
 
 
 def other_lines(rows: pl.DataFrame) -> list[Line]:
     """Return the lines of the remaining rows: loops, optimizers, operations, unattributed time."""
-    others = (row for row in rows.iter_rows(named=True) if not _in_tree(row))
-    return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
+    return [Line(*title(row), 0, {row["phase"]: row}) for row in _split(rows)[1]]
 
 
 def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
@@ -143,9 +143,30 @@ def is_layer(row: Mapping[str, Any]) -> bool:
     return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
 
 
-def _in_tree(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is a layer, or a range of a program that contains others or lies in them."""
-    return is_layer(row) or (row["layer"] != "" and row["layer"] not in _TITLES and "::" not in row["layer"])
+def _split(rows: pl.DataFrame) -> tuple[list[_Row], list[_Row]]:
+    """Return the rows of the tree and the others.
+
+    The tree has layers, and the ranges of a program that contain others or lie in them. In a profile without layers of
+    a model it has all ranges of the program.
+    """
+    every = rows.rows(named=True)
+    inside = [row["layer"] for row in every if layer_path.INSIDE in row["layer"]]
+    around = {above for path in inside for above in layer_path.above(path)}
+    of_model = any(is_layer(row) and not _of_program(row) for row in every)
+    parts: tuple[list[_Row], list[_Row]] = [], []
+    for row in every:
+        path = row["layer"]
+        nested = layer_path.INSIDE in path or (path != "" and path in around)
+        parts[not (is_layer(row) or nested or (not of_model and _of_program(row)))].append(row)
+    return parts
+
+
+def _of_program(row: _Row) -> bool:
+    """Return whether a row is a range that a program opened itself (see `annot.attribution.containment`)."""
+    path, phase = row["layer"], row["phase"]
+    if row["module"] or not path or path in _TITLES or "::" in path:
+        return False
+    return layer_path.INSIDE in path or phase not in LAYER_PHASES or phase_of(path) == phase
 
 
 def title(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -169,9 +190,6 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     return str(row[label]), ""
 
 
-_Key = tuple[str, str]
-
-
 def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
     """Map each layer to its children. The parent is the layer with the longest path that is a prefix."""
     keys = list(lines)
@@ -183,7 +201,7 @@ def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
             models += not key[0]
     children: dict[_Key | None, list[_Key]] = {}
     for key in keys:
-        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(key[0], lines[key])
+        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(lines[key])
         parent = next((first[path] for path in above if path in first), None)
         if parent is not None and not parent[0] and models > 1:
             parent = None  # with several models, the path alone does not identify the root
@@ -196,11 +214,11 @@ def _is_graph(key: _Key) -> bool:
     return key[1].startswith(COMPILED)
 
 
-def _around(path: str, line: Line) -> Iterable[str]:
-    """Return the parent paths, longest first. A range of a program lies in other ranges, not in the model."""
-    if layer_path.INSIDE in path:
-        return [above for above in layer_path.above(path) if above]
-    return _prefixes(path) if line.phases.keys() & set(LAYER_PHASES) and "::" not in path else ()
+def _around(line: Line) -> Iterator[str]:
+    """Yield the parent paths, longest first. The model does not contain ranges of a program and operations."""
+    row = next(iter(line.phases.values()))
+    path = row["layer"]
+    return filter(None, layer_path.above(path)) if _of_program(row) or "::" in path else _prefixes(path)
 
 
 def _prefixes(path: str) -> Iterator[str]:
