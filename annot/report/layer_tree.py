@@ -29,6 +29,7 @@ LAYER_PHASES: Final = ("forward", "backward", "recompute")
 """Phases of a layer."""
 _Key = tuple[str, str]
 _Row = Mapping[str, Any]
+_ROW: Final = ("layer", "module", "phase")
 _TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
@@ -60,6 +61,11 @@ class Line:
             times = [line.get(column, *phases) for line in self.inside]
         known = [time for time in times if time is not None]
         return sum(known) if known else None
+
+    @property
+    def key(self) -> _Key:
+        """Layer and module."""
+        return next((row["layer"], row["module"]) for row in self.phases.values())
 
     @property
     def input(self) -> str:
@@ -122,20 +128,26 @@ def at_depth(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
         depth: number of levels to keep below the outermost layers; 0 keeps these only.
     """
-    owners: dict[_Key, _Key] = {}
-    above: list[_Key] = []
+    owners: dict[_Key, Line] = {}
+    above: list[Line] = []
     for line in layer_lines(rows):
-        key = next((row["layer"], row["module"]) for row in line.phases.values())
-        above[line.depth :] = [key]
-        owners[key] = above[min(line.depth, depth)]
-    names = [owners.get(key, key) for key in rows.select("layer", "module").iter_rows()]
-    owner = pl.DataFrame(names, schema={"layer": pl.String, "module": pl.String}, orient="row")
+        above[line.depth :] = [line]
+        owners[line.key] = above[min(line.depth, depth)]
+    names = [_owner(key, owners.get(key[:2])) for key in rows.select(_ROW).iter_rows()]
+    owner = pl.DataFrame(names, schema=dict.fromkeys(_ROW, pl.String), orient="row")
     is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
     table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
     keys = [name for name in ("layer", "module", "phase", "batch") if name in rows.columns]
     sums = [name for name in rows.columns if name in COLUMNS and COLUMNS[name].combined in ("sum", "number")]
     others = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *sums)]
     return table.group_by(keys, maintain_order=True).agg(*map(summed, sums), *others).select(rows.columns)
+
+
+def _owner(key: tuple[str, str, str], line: Line | None) -> tuple[str, str, str]:
+    """Return layer, module and phase of the row that a row becomes part of. A range without a phase has one row."""
+    if line is None:
+        return key
+    return *line.key, "other" if line.phases.keys() == {"other"} else key[2]
 
 
 def is_layer(row: Mapping[str, Any]) -> bool:
