@@ -13,7 +13,20 @@ import polars as pl
 
 from annot.native import tables
 
-__all__ = ["NONE", "LaunchTable", "Sums", "Tree", "codes", "crossing", "fold", "known", "order", "parents", "paths"]
+__all__ = [
+    "NONE",
+    "LaunchTable",
+    "Sums",
+    "Tree",
+    "codes",
+    "crossing",
+    "fold",
+    "inside",
+    "known",
+    "order",
+    "parents",
+    "paths",
+]
 
 NONE: Final = -1
 
@@ -258,3 +271,15 @@ def fold(parent: pl.Series, values: pl.Series) -> pl.Series:
         if above[row] != NONE:
             totals[above[row]] += totals[row]
     return pl.Series(values.name, totals, pl.Int64)
+
+
+def inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
+    """Return whether each row has a marked ancestor. Each iteration doubles the distance (pointer jumping)."""
+    if not marked.any():
+        return marked
+    above = known(parent)
+    found = marked.gather(above).fill_null(False)
+    while above.null_count() < above.len():
+        found |= found.gather(above).fill_null(False)
+        above = above.gather(above)
+    return found

@@ -22,6 +22,7 @@ TENSORFLOW: Final = "TSL"
 """NVTX domain of TensorFlow's own ranges: operations such as ``model/dense/MatMul:MatMul``, and XLA's activity."""
 
 _OPERATION: Final = re.compile(r"[^:\s]+:_?[A-Z]\w*")
+_OF_TORCH: Final = re.compile(r"(?:aten|autograd|c10d|torch)::")
 NAMELESS: Final = "(no name)"
 
 _LOOPS: Final = {"epoch": EPOCH, "step": BATCH}
@@ -104,9 +105,11 @@ def _parse(text: str, role: str | None, domain: str, operations: _Operations) ->
 
 
 def _plain(text: str) -> Label:
-    """Return the label of a text without a known format. Library calls and steps of FSDP are operations."""
+    """Return the label of a text without a known format. PyTorch's, FSDP's and library calls are operations."""
     if is_call(text) or is_step(text):
         return Label(text, role="operator")
+    if _OF_TORCH.match(text):
+        return operation(text)
     return Label(text or NAMELESS, phase=phase_of(text), plain=True)
 
 

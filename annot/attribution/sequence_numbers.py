@@ -39,6 +39,9 @@ def paths_of(
     if "sequence" not in tree.columns:
         return path, nodes, frozenset(), {}
     pairs = _outermost(dict(forward_rows(_operations(tree, labels, threads)).iter_rows()), tree, labels)
+    if (backward := (tree["id"] < 0) & (labels["phase"] == "backward").gather(tree["label"])).any():
+        named = column_ops.inside(backward, tree["parent"])  # by the hooks of FSDP
+        pairs = {row: forward for row, forward in pairs.items() if not named[row]}
     if not pairs:
         return path, nodes, frozenset(), {}
     rows = pl.DataFrame({"row": list(pairs), "forward": path.gather(list(pairs.values()))})

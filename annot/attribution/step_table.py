@@ -75,25 +75,13 @@ def _phase_ranges(forest: Forest) -> pl.DataFrame:
     of_layers = (tree["phase"].is_in(_PHASES) & (tree["layer"] != BATCH)).fill_null(False)
     waits = (tree["phase"] == "data").fill_null(False)
     parent = forest.tree["parent"]
-    outermost = (of_layers & ~_inside(of_layers, parent)) | (waits & ~_inside(waits, parent))
+    outermost = (of_layers & ~column_ops.inside(of_layers, parent)) | (waits & ~column_ops.inside(waits, parent))
     phase = forest.labels["phase"].gather(forest.crossing["label"])
     crossing = forest.crossing.select("thread", "start", "end", phase)
     every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
     every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
     process = forest.threads.table["process_code"].gather(every["thread"])
     return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
-
-
-def _inside(marked: pl.Series, parent: pl.Series) -> pl.Series:
-    """Return whether each row has a marked ancestor. Each iteration doubles the distance (pointer jumping)."""
-    if not marked.any():
-        return marked
-    above = column_ops.known(parent)
-    inside = marked.gather(above).fill_null(False)
-    while above.null_count() < above.len():
-        inside |= inside.gather(above).fill_null(False)
-        above = above.gather(above)
-    return inside
 
 
 def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:

@@ -71,7 +71,9 @@ def test_launches_between_hooks_belong_to_the_layer(forward: Any, backward: Any,
         for _ in range(operations):
             trace.operation(LAYERS[layer], "backward", ENGINE)
         for post in POSTS[:posts]:
-            trace.hook(f"post_backward_{post} ({PATHS[layer]})", ENGINE, "RegisterPostBackwardFunctionBackward")
+            trace.hook(
+                f"post_backward_{post} ({PATHS[layer]})", ENGINE, "RegisterPostBackwardFunctionBackward, op_id = 4"
+            )
     attribution = attribute(trace.rows.build())
     table = by_layer(attribution)
     found = {
@@ -132,9 +134,9 @@ def launched_in_blocks(profile: Profile) -> dict[str, int]:
     for table in (profile.kernels, profile.copies):
         for row in table.rows(named=True):
             call = calls.get((row["process"], row["correlation"]))
-            for (thread, block), sides in hooks.items() if call else ():
+            for (thread, block), sides in hooks.items():
                 first, last = sides.get("pre", (0, 0))[0], sides.get("post", (0, 2**62))[1]
-                if thread == call["thread"] and first <= call["start"] and call["end"] <= last:
+                if call and thread == call["thread"] and first <= call["start"] and call["end"] <= last:
                     sums[block] += row["end"] - row["start"]
     return dict(sums)
 
