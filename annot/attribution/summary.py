@@ -55,7 +55,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
         "gpu_guessed_ns": attribution.guessed_ns,
         "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
-        "ranges": forest.tree.height + forest.crossing.height,
+        "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
