@@ -66,17 +66,23 @@ def folded(names: Collection[str]) -> dict[str, str]:
         >>> folded(["Step 1", "Step 2", "seq 128", "seq 256", "conv1"])
         {'Step 1': 'Step #', 'Step 2': 'Step #'}
     """
-    alike: dict[str, list[tuple[str, list[int]]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
     for name in names:
         if numbers := _NUMBER.findall(name):
-            alike.setdefault(_NUMBER.sub("#", name), []).append((name, [int(number[:18]) for number in numbers]))
+            alike.setdefault(tuple(_NUMBER.split(name)), []).append((name, numbers))
     result: dict[str, str] = {}
     for members in alike.values():
         columns = [set(column) for column in zip(*(numbers for _, numbers in members), strict=True)]
         varies = [len(column) > 1 for column in columns]
-        if any(varies) and all(max(column) - min(column) < len(column) for column in columns):
+        if any(varies) and all(_counts(column) for column in columns):
             result |= {name: _with_marks(name, varies) for name, _ in members}
     return result
+
+
+def _counts(numbers: Collection[str]) -> bool:
+    """Return whether numbers have no gap between the least and the greatest."""
+    values = {int(number[:18]) for number in numbers}
+    return max(values) - min(values) < len(values)
 
 
 def _with_marks(name: str, varies: list[bool]) -> str:
