@@ -14,6 +14,7 @@ from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.overlap import shares
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
+from annot.labels.plain_names import WARM_UP
 
 __all__ = [
     "WORK",
@@ -47,8 +48,6 @@ _WINDOW: Final = [pl.col(name).cast(dtype) for name, dtype in _WINDOWS.items()]
 _NO_WORK: Final = pl.DataFrame(
     schema=dict.fromkeys(("correlation", "start", "end"), pl.Int64) | {"share": pl.Enum(WORK), "launched": pl.Int64}
 )
-_WARMUP: Final = r"(?i)(?:^|[^a-z])warm[-_ ]?up(?:[^a-z]|$)"
-"""Labels of warm-up ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _warmups(attribution: Attribution) -> pl.DataFrame:
     """The times of warm-up ranges without overlaps: process, start, end."""
     forest = attribution.whole
     ranges = forest.every_range()
-    ranges = ranges.filter(forest.labels["text"].str.contains(_WARMUP).gather(ranges["label"]).fill_null(False))
+    ranges = ranges.filter(forest.labels["text"].str.contains(WARM_UP).gather(ranges["label"]).fill_null(False))
     rows = ranges.select(forest.threads.table["process"].gather(ranges["thread"]), "start", "end").sort("start")
     begin = pl.max_horizontal("start", pl.col("end").cum_max().shift(1).over("process"))
     return rows.with_columns(begin.alias("start")).filter(pl.col("end") > pl.col("start"))

@@ -11,7 +11,9 @@ import polars as pl
 
 from annot.labels import tag
 from annot.labels.foreign import BATCH, DATA, DOMAINS, ENGINE, Label, operation, understand
+from annot.labels.fsdp import is_step
 from annot.labels.name_scopes import Scopes, is_operation
+from annot.labels.plain_names import is_call, phase_of
 
 __all__ = ["BATCH", "DATA", "EPOCH", "NAMELESS", "TENSORFLOW", "parse_labels"]
 
@@ -20,12 +22,14 @@ TENSORFLOW: Final = "TSL"
 """NVTX domain of TensorFlow's own ranges: operations such as ``model/dense/MatMul:MatMul``, and XLA's activity."""
 
 _OPERATION: Final = re.compile(r"[^:\s]+:_?[A-Z]\w*")
+_OF_TORCH: Final = re.compile(r"(?:aten|autograd|c10d|torch)::")
 NAMELESS: Final = "(no name)"
 
 _LOOPS: Final = {"epoch": EPOCH, "step": BATCH}
 _COLUMNS: Final = {
     "layer": pl.String, "module": pl.String, "phase": pl.String, "shapes": pl.String, "number": pl.Int64,
     "loop": pl.Boolean, "layered": pl.Boolean, "role": pl.String,
+    "plain": pl.Boolean,
 }  # fmt: skip
 _as_row: Final = attrgetter(*_COLUMNS)
 
@@ -34,7 +38,7 @@ def parse_labels(texts: pl.DataFrame, marks: Iterable[str] = ()) -> pl.DataFrame
     """Return the parsed label of each text.
 
     Ranges of epochs, batches and waits for data are the layers ``(epoch)``, ``(batch)`` and ``(data)``. A text in an
-    unknown format is a layer named by the text.
+    unknown format is a layer named by the text, with the phase that its words suggest.
 
     Args:
         texts: text, role and optionally domain and call, as in `annot.profile.RANGES`. The role can also be
@@ -101,7 +105,18 @@ def _parse(text: str, role: str | None, domain: str, call: str | None, operation
     label = _parse_tag(text) or of_tensorflow or understand(text)
     if label is None and role is None and domain in DOMAINS:
         label = Label(text or NAMELESS, phase=DOMAINS[domain], layered=True)
-    return label or Label(text or NAMELESS, layered=role == "module")
+    if label is None and role == "module":
+        return Label(text or NAMELESS, layered=True)
+    return label or _plain(text)
+
+
+def _plain(text: str) -> Label:
+    """Return the label of a text without a known format. PyTorch's, FSDP's and library calls are operations."""
+    if is_call(text) or is_step(text):
+        return Label(text, role="operator")
+    if _OF_TORCH.match(text):
+        return operation(text)
+    return Label(text or NAMELESS, phase=phase_of(text), plain=True)
 
 
 def _is_operation(text: str, domain: str) -> bool:

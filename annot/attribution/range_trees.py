@@ -10,6 +10,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.dense_ids import Threads
+from annot.attribution.hooked_layers import hooked_labels, with_layers
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.layer_chains import KEY, Keys, Nodes
 from annot.attribution.nesting import nest
@@ -35,7 +36,7 @@ class Forest:
         threads: the threads with ranges.
         labels: domain, text (without the suffix of emit_nvtx), call (as in `annot.profile.RANGES`), the columns of
             `annot.labels.foreign.Label`, key (Int32, number in `keys`) and folded (whether the label is an operation
-            that counts towards the layer around it).
+            that counts towards the range around it).
         keys: layer, module and phase of each key. Attribution adds backward layers.
         nodes: the layer paths. Attribution adds the paths of GPU activity in CUDA graphs.
         matched: nodes of backward layers that were found by sequence number, and the nodes below them.
@@ -84,15 +85,17 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     The ingested ranges are empty afterwards. Open ranges end at `last`, the last known host timestamp (ns). `marks` are
     the texts of the marks of name scopes (see `annot.labels.marks`).
     """
-    labels, keys = ingested.labels(marks), Keys()
+    labels, hooks = hooked_labels(ingested.labels(marks))
+    keys = Keys()
     numbers = [keys.number(key) for key in labels.select(KEY).iter_rows()]
-    # If any label names a layer, operations are folded into the layer around them.
-    folded = labels["role"].is_in(_OPERATIONS) & bool(labels["layered"].any())
+    folded = labels["role"].is_in(_OPERATIONS)
     labels = labels.with_columns(pl.Series("key", numbers, pl.Int32), folded.alias("folded"))
     threads = ingested.threads()
     parts = [ingested.pop_ranges(last)]
     if (shared := are_shared(parts[0], labels, threads)) is not None:
         parts = [parts[0].filter(shared), parts[0].filter(~shared)]
+    if hooks.height:
+        parts.append(with_layers(ranges := parts.pop(), nest(ranges)[0], hooks))
     tree, crossing = nest(parts.pop())
     thread_range_count = tree.height
     if parts:

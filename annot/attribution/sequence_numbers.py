@@ -15,6 +15,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.bit_layout import CHAIN
+from annot.attribution.containment import contained_keys
 from annot.attribution.dense_ids import Threads
 from annot.attribution.layer_chains import Keys, Nodes
 
@@ -30,7 +31,7 @@ def paths_of(
     a mapping from the row of the outermost range of each backward operation to the row of its forward operation.
     Backward layers are added to the keys.
     """
-    key = _own_keys(tree, labels)
+    key = contained_keys(tree["parent"], _own_keys(tree, labels), labels, keys)
     if "sequence" not in tree.columns and labels["around"].count():
         return *_with_marked(tree, key, labels, keys), frozenset(), {}
     path, parent, node_key = column_ops.paths(tree["parent"], key)
@@ -38,6 +39,9 @@ def paths_of(
     if "sequence" not in tree.columns:
         return path, nodes, frozenset(), {}
     pairs = _outermost(dict(forward_rows(_operations(tree, labels, threads)).iter_rows()), tree, labels)
+    if (backward := (tree["id"] < 0) & (labels["phase"] == "backward").gather(tree["label"])).any():
+        named = column_ops.inside(backward, tree["parent"])  # by the hooks of FSDP
+        pairs = {row: forward for row, forward in pairs.items() if not named[row]}
     if not pairs:
         return path, nodes, frozenset(), {}
     rows = pl.DataFrame({"row": list(pairs), "forward": path.gather(list(pairs.values()))})

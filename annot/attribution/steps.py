@@ -12,6 +12,7 @@ from annot.attribution import column_ops
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import NAMES, repetition
+from annot.labels.plain_names import WARM_UP
 from annot.labels.serving import serving_step
 
 __all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "step_slice"]
@@ -98,9 +99,12 @@ class Steps:
         """Return the steps after the warm-up of all processes, or None if the steps are unknown.
 
         A pattern that repeats is a guess. It does not make steps known. Neither do ranges of another tool that cover
-        less than half of the time, such as the warm-up of a program whose measured steps lack ranges.
+        less than half of the time or that all lie in ranges named warm-up, as in a program whose measured steps lack
+        ranges.
         """
         if self.table.is_empty() or self.found_by == _REPETITION:
+            return None
+        if self.found_by == _USUAL and self.table["warmup"].all():
             return None
         if self.found_by == _USUAL:
             spans = self.with_waits(forest).spans
@@ -245,21 +249,35 @@ def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
     # An engine launches the GPU activities of a step in its range, and samples and waits for them after it.
     next_start = pl.when(pl.col("kind").is_not_null()).then(pl.col("start").shift(-1).over("process"))
     table = table.with_columns(pl.max_horizontal("end", next_start))
-    return table.with_columns(_warmup(table))
+    return table.with_columns(_warmup(table.with_columns(_named_warmup(table, forest))))
+
+
+def _named_warmup(table: pl.DataFrame, forest: Forest) -> pl.Series:
+    """Return which steps start in a range named warm-up of their process (Boolean)."""
+    named = _spans(forest, forest.labels["text"].str.contains(WARM_UP).fill_null(False))
+    process = forest.threads.table["process_code"].gather(named["thread"]).alias("process")
+    ranges = named.select(process, "start", "end").sort("start")
+    ranges = ranges.with_columns(pl.col("end").cum_max().over("process").alias("until"))
+    rows = table.select("process", "start").join_asof(ranges, on="start", by="process", check_sortedness=False)
+    return (rows["until"] > rows["start"]).fill_null(False).alias("named")
 
 
 def _warmup(table: pl.DataFrame) -> pl.Series:
-    """Return which of the first steps of each process take much longer than the median of its later half (Boolean).
+    """Return which steps are warm-up (Boolean): those named so, and the first others of each process that are long.
 
-    The time of steps of a serving engine depends on their kind and size. None of them is warm-up.
+    Long steps take much longer than the median of the later half of the steps that are not named warm-up. The time of
+    steps of a serving engine depends on their kind and size. None of them is warm-up.
     """
-    long: list[bool] = []
+    warmup: list[bool] = []
     if table["kind"].count():
         return pl.repeat(False, table.height, dtype=pl.Boolean, eager=True).alias("warmup")
     for part in table.partition_by("process", maintain_order=True):
+        named = part["named"].to_list()
         lengths = (part["end"] - part["start"]).to_list()
-        later = sorted(lengths[len(lengths) // 2 :])
-        limit = _LONG * later[len(later) // 2]
-        warm = next((row for row, length in enumerate(lengths) if length <= limit), len(lengths))
-        long += [row < warm for row in range(len(lengths))]
-    return pl.Series("warmup", long, pl.Boolean)
+        measured = [length for length, warm in zip(lengths, named, strict=True) if not warm]
+        later = sorted(measured[len(measured) // 2 :])
+        limit = _LONG * later[len(later) // 2] if later else 0
+        is_steady = [length <= limit and not warm for length, warm in zip(lengths, named, strict=True)]
+        first = is_steady.index(True) if any(is_steady) else len(lengths)
+        warmup += [row < first or warm for row, warm in enumerate(named)]
+    return pl.Series("warmup", warmup, pl.Boolean)

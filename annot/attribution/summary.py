@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -13,6 +13,8 @@ from annot.attribution.step_table import by_step, step_statistics
 from annot.attribution.steps import Steps
 
 __all__ = ["summarize"]
+
+_MOST_NAMED: Final = 8
 
 
 def summarize(attribution: Attribution) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
         "gpu_guessed_ns": attribution.guessed_ns,
         "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
-        "ranges": forest.tree.height + forest.crossing.height,
+        "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
@@ -107,6 +109,9 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
             f"{_duration(attribution.guessed_ns)} of GPU time was launched while several layers of its process were "
             "open. It is attributed to the layer that started last, which is a guess (gpu_guessed_ns)."
         )
+    if guesses := _guesses(attribution):
+        more = ", …" if len(guesses) > _MOST_NAMED else ""
+        notes.append(f"Phases are guessed from the names of ranges: {', '.join(guesses[:_MOST_NAMED])}{more}.")
     return [*attribution.meta.get("notes", ()), *_kinds(attribution.steps), *notes]
 
 
@@ -119,6 +124,14 @@ def _kinds(steps: Steps) -> list[str]:
         for kind, count, median in steps.kinds.select("kind", "steps", "median_ns").iter_rows()
     ]
     return [f"The steps are of several kinds: {', '.join(kinds)}. Step times are those of {shown} steps."]
+
+
+def _guesses(attribution: Attribution) -> list[str]:
+    """Return the texts of the ranges whose phase follows from words in their text."""
+    forest = attribution.forest
+    guessed = forest.labels["plain"] & (forest.labels["phase"] != "other")
+    labels = forest.label_counts()["label"].sort()
+    return forest.labels["text"].gather(labels.filter(guessed.gather(labels))).unique(maintain_order=True).to_list()
 
 
 def _duration(ns: int) -> str:

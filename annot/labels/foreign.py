@@ -46,6 +46,7 @@ class Label:
         loop: whether the range is an epoch or a batch.
         layered: whether the label names a layer of the model. Operations inside are then part of the layer.
         role: one of `annot.profile.ROLES`.
+        plain: whether the text has no known format, so that the place of the range names the layer.
     """
 
     layer: str
@@ -56,6 +57,7 @@ class Label:
     loop: bool = False
     layered: bool = False
     role: str = "annotation"
+    plain: bool = False
 
 
 ENGINE: Final = "autograd::engine::evaluate_function: "

@@ -1,15 +1,19 @@
-"""Layer paths, separated by ``/`` (Keras) or ``.`` (PyTorch).
+"""Layer paths, separated by ``/`` (Keras), ``.`` (PyTorch) or `` › `` (ranges of a program inside each other).
 
-Layer names can contain the other character. The separator is the one that occurs first in a path, so that a path and
-its outer layers have the same separator.
+Layer names can contain the other characters. The separator is `` › ``, or else the one that occurs first in a path, so
+that a path and its outer layers have the same separator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from typing import Final
 
-__all__ = ["above", "common", "last", "within"]
+__all__ = ["INSIDE", "above", "common", "last", "within"]
+
+INSIDE: Final = " › "
+"""Separator of the names of ranges inside each other."""
 
 
 def above(path: str) -> Iterator[str]:
@@ -57,5 +61,7 @@ def last(path: str) -> str:
 
 
 def _separator(path: str) -> str:
+    if INSIDE in path:
+        return INSIDE
     slash, dot = path.find("/"), path.find(".")
     return "/" if slash >= 0 and not 0 <= dot < slash else "."

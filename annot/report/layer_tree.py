@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import polars as pl
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
+from annot.labels.plain_names import phase_of
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted, combined
 from annot.report.tables import TREE, head
@@ -26,6 +27,9 @@ MODEL: Final = "(model)"
 """Displayed path of the root module."""
 LAYER_PHASES: Final = ("forward", "backward", "recompute")
 """Phases of a layer."""
+_Key = tuple[str, str]
+_Row = Mapping[str, Any]
+_ROW: Final = ("layer", "module", "phase")
 _TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
@@ -38,18 +42,30 @@ class Line:
         module: class name, or a remark on the label; may be empty.
         depth: indentation level.
         phases: rows of the report by phase.
+        inside: lines of the ranges directly inside, for a range of a program (see `annot.attribution.containment`).
     """
 
     label: str
     module: str
     depth: int = 0
-    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    phases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    inside: list[Line] = field(default_factory=list)
 
     def get(self, column: str, *phases: str) -> Any:
-        """Return the sum of a column over the given phases, or over all phases; None if every value is null."""
+        """Return the sum of a column over the given phases, or over all phases; None if every value is null.
+
+        The phases of a range without a phase are those of the ranges inside it.
+        """
         times = [row[column] for phase, row in self.phases.items() if not phases or phase in phases]
+        if phases and self.phases.keys() == {"other"}:
+            times = [line.get(column, *phases) for line in self.inside]
         known = [time for time in times if time is not None]
         return sum(known) if known else None
+
+    @property
+    def key(self) -> _Key:
+        """Layer and module."""
+        return next((row["layer"], row["module"]) for row in self.phases.values())
 
     @property
     def input(self) -> str:
@@ -59,20 +75,17 @@ class Line:
 
 
 def layer_lines(rows: pl.DataFrame) -> list[Line]:
-    """Return the lines of the layers in depth-first order; siblings keep the order of the rows."""
+    """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows."""
     lines: dict[tuple[str, str], Line] = {}
-    for row in rows.iter_rows(named=True):
-        if is_layer(row):
-            key = (row["layer"], row["module"])
-            line = lines.setdefault(key, Line(row["layer"] or MODEL, row["module"]))
-            line.phases[row["phase"]] = row
-    return list(_walk(lines, _children(list(lines)), None, 0))
+    for row in _split(rows)[0]:
+        line = lines.setdefault((row["layer"], row["module"]), Line(row["layer"] or MODEL, row["module"]))
+        line.phases[row["phase"]] = row
+    return list(_walk(lines, _children(lines), None, 0))
 
 
 def other_lines(rows: pl.DataFrame) -> list[Line]:
-    """Return the lines of the remaining rows: loops, optimizers, other ranges, unattributed time."""
-    others = (row for row in rows.iter_rows(named=True) if not is_layer(row))
-    return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
+    """Return the lines of the remaining rows: loops, optimizers, operations, unattributed time."""
+    return [Line(*title(row), 0, {row["phase"]: row}) for row in _split(rows)[1]]
 
 
 def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
@@ -118,14 +131,13 @@ def at_depth(rows: pl.DataFrame, depth: int, layers: pl.DataFrame | None = None)
         depth: number of levels to keep below the outermost layers; 0 keeps these only.
         layers: rows of all layers, for `rows` that lack some; None: `rows`.
     """
-    owners: dict[_Key, _Key] = {}
-    above: list[_Key] = []
+    owners: dict[_Key, Line] = {}
+    above: list[Line] = []
     for line in layer_lines(rows if layers is None else layers):
-        key = next((row["layer"], row["module"]) for row in line.phases.values())
-        above[line.depth :] = [key]
-        owners[key] = above[min(line.depth, depth)]
-    names = [owners.get(key, key) for key in rows.select("layer", "module").iter_rows()]
-    owner = pl.DataFrame(names, schema={"layer": pl.String, "module": pl.String}, orient="row")
+        above[line.depth :] = [line]
+        owners[line.key] = above[min(line.depth, depth)]
+    names = [_owner(key, owners.get(key[:2])) for key in rows.select(_ROW).iter_rows()]
+    owner = pl.DataFrame(names, schema=dict.fromkeys(_ROW, pl.String), orient="row")
     is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
     table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
     keys = [name for name in ("layer", "module", "phase", "batch") if name in rows.columns]
@@ -140,9 +152,42 @@ def at_depth(rows: pl.DataFrame, depth: int, layers: pl.DataFrame | None = None)
     return merged.with_columns(sums).select(rows.columns)
 
 
+def _owner(key: tuple[str, str, str], line: Line | None) -> tuple[str, str, str]:
+    """Return layer, module and phase of the row that a row becomes part of. A range without a phase has one row."""
+    if line is None:
+        return key
+    return *line.key, "other" if line.phases.keys() == {"other"} else key[2]
+
+
 def is_layer(row: Mapping[str, Any]) -> bool:
     """Return whether a row of `annot.attribution.by_layer` describes a layer of a model."""
     return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
+
+
+def _split(rows: pl.DataFrame) -> tuple[list[_Row], list[_Row]]:
+    """Return the rows of the tree and the others.
+
+    The tree has layers, and the ranges of a program that contain others or lie in them. In a profile without layers of
+    a model it has all ranges of the program.
+    """
+    every = rows.rows(named=True)
+    inside = [row["layer"] for row in every if layer_path.INSIDE in row["layer"]]
+    around = {above for path in inside for above in layer_path.above(path)}
+    of_model = any(is_layer(row) and not _of_program(row) for row in every)
+    parts: tuple[list[_Row], list[_Row]] = [], []
+    for row in every:
+        path = row["layer"]
+        nested = layer_path.INSIDE in path or (path != "" and path in around)
+        parts[not (is_layer(row) or nested or (not of_model and _of_program(row)))].append(row)
+    return parts
+
+
+def _of_program(row: _Row) -> bool:
+    """Return whether a row is a range that a program opened itself (see `annot.attribution.containment`)."""
+    path, phase = row["layer"], row["phase"]
+    if row["module"] or not path or path in _TITLES or "::" in path:
+        return False
+    return layer_path.INSIDE in path or phase not in LAYER_PHASES or phase_of(path) == phase
 
 
 def title(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -166,11 +211,9 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     return str(row[label]), ""
 
 
-_Key = tuple[str, str]
-
-
-def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
+def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
     """Map each layer to its children. The parent is the layer with the longest path that is a prefix."""
+    keys = list(lines)
     first: dict[str, _Key] = {}
     models = 0
     for key in keys:
@@ -179,7 +222,7 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
             models += not key[0]
     children: dict[_Key | None, list[_Key]] = {}
     for key in keys:
-        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _prefixes(key[0])
+        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(lines[key])
         parent = next((first[path] for path in above if path in first), None)
         if parent is not None and not parent[0] and models > 1:
             parent = None  # with several models, the path alone does not identify the root
@@ -190,6 +233,13 @@ def _children(keys: Iterable[_Key]) -> dict[_Key | None, list[_Key]]:
 def _is_graph(key: _Key) -> bool:
     """Return whether a row describes a compiled graph, which is a child of the layer that runs it."""
     return key[1].startswith(COMPILED)
+
+
+def _around(line: Line) -> Iterator[str]:
+    """Yield the parent paths, longest first. The model does not contain ranges of a program and operations."""
+    row = next(iter(line.phases.values()))
+    path = row["layer"]
+    return filter(None, layer_path.above(path)) if _of_program(row) or "::" in path else _prefixes(path)
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -211,8 +261,10 @@ def _walk(
         line = lines[key]
         line.depth = depth
         if above is not None and above[0] and FUSED not in key[0]:
-            line.label = key[0][len(above[0]) + 1 :]
+            separator = layer_path.INSIDE if layer_path.INSIDE in key[0] else "."
+            line.label = key[0][len(above[0]) + len(separator) :]
         if _is_graph(key):
             line.label = "(graph)"
+        line.inside = [lines[child] for child in children.get(key, [])]
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

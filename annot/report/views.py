@@ -359,6 +359,7 @@ class Report:
             looked for advice) and per_step (number of steps of the mean).
         shares: breakdown of the step time, for the lines above the table; empty: not computed.
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
+        instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
     """
 
     view: View
@@ -366,6 +367,7 @@ class Report:
     meta: dict[str, Any]
     shares: Mapping[str, float] = field(default_factory=dict)
     advice: Sequence[Mapping[str, Any]] = ()
+    instead: Sequence[Report] = ()
 
     @property
     def name(self) -> str:

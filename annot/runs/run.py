@@ -26,6 +26,8 @@ from annot.util.progress import tell
 
 __all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
 
+_LARGEST: Final = 10
+"""Kernels in the report of a profile without ranges."""
 _ADVISED: Final = 50_000
 """Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
 
@@ -189,7 +191,9 @@ class Run:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, by_layer(attribution))
-        report = Shown(view, rows, meta, shares, advice or ())
+        kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
+        instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
+        report = Shown(view, rows, meta, shares, advice or (), instead)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report

@@ -69,7 +69,8 @@ def test_a_span_is_the_work_launched_in_a_range(name, tmp_path):
     """Where nothing comes between, the spans are those of the ranges on the host, each with all that was launched."""
     attribution = attribute(load(unpacked(f"nsys/{name}.sqlite.gz", tmp_path)))
     ranges = attribution.ranges()
-    names, parents = ranges.select(KEY).rows(), ranges["parent"].to_list()
+    forest = attribution.forest
+    names, parents = forest.layers_of_nodes()[forest.tree["path"]].rows(), ranges["parent"].to_list()
     work = defaultdict(list)
     for row, start, length, kernel in activities(attribution, ("range", "start", "gpu_ns", "kernel")).iter_rows():
         around = row if row >= 0 else None
@@ -91,8 +92,9 @@ def test_each_stream_has_its_own_spans():
     rows.kernel(50, (120, 130)).kernel(14, (140, 150))
     attribution = attribute(rows.build())
     assert said(attribution) == [
-        ("model  other", 100, 150, 38), ("a  other", 100, 115, 15), ("b  other", 120, 130, 10),
-        ("a  other", 140, 150, 10), ("model  other", 105, 120, 15), ("a  other", 105, 120, 15),
+        ("model  other", 100, 150, 38), ("model › a  other", 100, 115, 15),
+        ("model › b  other", 120, 130, 10), ("model › a  other", 140, 150, 10),
+        ("model  other", 105, 120, 15), ("model › a  other", 105, 120, 15),
     ]  # fmt: skip
     assert [track.name for track in spans(attribution).tracks.all()] == ["stream 7", "stream 8"]
 
@@ -102,7 +104,7 @@ def test_calls_of_a_layer_are_told_apart():
     rows = Rows().range("a", 0, 10).range("a", 20, 60).range("a", 30, 40)
     rows.kernel(5, (100, 110)).kernel(25, (110, 120)).kernel(35, (120, 130)).kernel(50, (130, 140))
     assert said(attribute(rows.build())) == [
-        ("a  other", 100, 110, 10), ("a  other", 110, 140, 30), ("a  other", 120, 130, 10),
+        ("a  other", 100, 110, 10), ("a  other", 110, 140, 30), ("a › a  other", 120, 130, 10),
     ]  # fmt: skip
 
 

@@ -90,12 +90,12 @@ def test_no_device_work_no_such_row(tmp_path: Path) -> None:
 def test_correlation_ids_repeat_between_processes(tmp_path: Path) -> None:
     """Two ranks that use the same correlation ids keep their kernels."""
     profile = SqliteProfile()
-    for rank in (1, 2):
-        profile.range(f"rank {rank}", 0, 100, of_process=rank)
+    for rank, name in ((1, "first"), (2, "second")):
+        profile.range(name, 0, 100, of_process=rank)
         profile.call(10, 20, 7, of_process=rank)
         profile.kernel(30, 30 + rank, 7, of_process=rank)
     rows = correlate(load(profile.write(tmp_path / "x")))
-    assert rows.select("layer", "gpu_ns").rows() == [("rank 1", 1), ("rank 2", 2)]
+    assert rows.select("layer", "gpu_ns").rows() == [("first", 1), ("second", 2)]
 
 
 def test_a_launch_of_many_kernels(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_runtime_and_driver_call_share_an_id(tmp_path: Path) -> None:
     profile.call(12, 18, 7, kind=1)
     profile.kernel(30, 35, 7)
     rows = correlate(load(profile.write(tmp_path / "x")))
-    assert rows.select("layer", "gpu_self_ns").rows() == [("outer", 5), ("between", 0)]
+    assert rows.select("layer", "gpu_self_ns").rows() == [("outer", 5), ("outer › between", 0)]
 
 
 def test_crossing_range_does_not_take_the_layers_work(tmp_path: Path) -> None:
@@ -269,12 +269,12 @@ def test_totals_of_the_contract(trained: Profile) -> None:
 
 
 def test_deep_nesting_is_not_quadratic_or_recursive(tmp_path: Path) -> None:
-    """5,000 levels of nesting with a launch at the bottom are read, nested and added up."""
+    """5,000 levels of nesting with a launch at the bottom are read, nested and added up; 32 of them have rows."""
     profile = SqliteProfile()
     for level in range(5000):
         profile.range(f"level {level % 7}", level, 20_000 - level)
     profile.call(5000, 5001, 1)
     profile.kernel(6000, 6005, 1)
     rows = correlate(load(profile.write(tmp_path / "x")))
-    assert rows["gpu_ns"].to_list() == [5] * 7
+    assert rows["gpu_ns"].to_list() == [5] * 32
     assert rows["host_self_ns"].sum() == 20_000

@@ -64,7 +64,7 @@ def test_texts_of_emit_nvtx() -> None:
     profile = rows.build()
     shapes = dict(correlate(profile).filter(phase="other").select("layer", "shapes").rows())
     assert shapes["aten::linear"] == ["[8,4] [16,4]"]
-    assert shapes["aten::addmm"] == ["[16] [8,4] [4,16]"]
+    assert "aten::addmm" not in shapes, "it is part of aten::linear"
     assert shapes["aten::relu"] == []
     operations = {(op, phase): work for op, phase, _, _, work, *_ in by_op(attribute(profile)).iter_rows()}
     assert operations["aten::addmm", "other"] == 7

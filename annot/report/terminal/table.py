@@ -33,7 +33,9 @@ def print_table(report: Report, console: Console) -> None:
     """Print a report; the width of the console selects the columns."""
     above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
     below = _advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
-    console.print(Group(*above, Text(), *_tables(report, console.width), Text(), *notes(report.meta), *below))
+    tables = [line for one in report.instead for line in (*_tables(one, console.width), Text())]
+    tables = tables or [*_tables(report, console.width), Text()]
+    console.print(Group(*above, Text(), *tables, *notes(report.meta), *below))
 
 
 def as_text(report: Report) -> str:
