@@ -17,6 +17,7 @@ import polars as pl
 
 from annot.analyze.api_calls import calls_of
 from annot.analyze.gpu_activities import KEY, attributed_blocks
+from annot.analyze.hardware_counters import over
 from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
@@ -107,7 +108,7 @@ def by_tensor_core(attribution: Attribution) -> pl.DataFrame:
     rows = rows.filter(pl.col("kernels").is_not_null() | (pl.col("tc_eligible") & _on_device(attribution)))
     return rows.select(
         *KEY, "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", other_ns=pl.col("gpu_self_ns") - pl.col("tc_ns"),
-        tc_share=_share("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
+        tc_share=over("tc_ns", "gpu_self_ns"), kernels=pl.col("kernels").fill_null(0),
         tc_kernels=pl.col("tc_kernels").fill_null(0), tc_names=pl.col("tc_names").fill_null([]),
         other_names=pl.col("other_names").fill_null([]), reason="reason",
     )  # fmt: skip
@@ -127,10 +128,6 @@ def on_devices(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
         return table
     unknown = [name for name in table.columns if name.startswith(("tc_", "gpu_")) or name in _OF_DEVICES]
     return table.with_columns(pl.lit(None, table.schema[name]).alias(name) for name in unknown)
-
-
-def _share(part: str, whole: str) -> pl.Expr:
-    return pl.when(pl.col(whole) > 0).then(pl.col(part) / pl.col(whole))
 
 
 def by_op_type(attribution: Attribution) -> pl.DataFrame:
@@ -205,7 +202,7 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
     first = {group: members[0] for group, members in groups.items()}
     order = sorted(groups, key=lambda group: [first[outer] for outer in _groups_of(group)])
     table = _sums_of_groups(layers, [*order, MODEL], [*(groups[group] for group in order), range(layers.height)])
-    share = _share("tc_ns", "gpu_ns").alias("tc_share")
+    share = over("tc_ns", "gpu_ns").alias("tc_share")
     return on_devices(table.with_columns(share), attribution)
 
 

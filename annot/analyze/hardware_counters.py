@@ -15,7 +15,7 @@ from annot.analyze.gpu_activities import KEY, attributed_kernels, sums_by_layer
 from annot.analyze.roofs import device_of_counters
 from annot.attribution import Attribution
 
-__all__ = ["COUNTERS", "device_of_profile", "kernel_counters", "layer_counters", "measured_work"]
+__all__ = ["COUNTERS", "device_of_profile", "kernel_counters", "layer_counters", "measured_work", "over"]
 
 _SECTOR: Final = 32
 
@@ -134,10 +134,10 @@ def layer_counters(attribution: Attribution) -> pl.DataFrame | None:
     sums = sums_by_layer(attribution, kernels.select("node", *weighted, *weights, *counts, *timed, known))
     rows = sums.select(
         *KEY,
-        *(_over(name, f"{name}_ns").alias(name) for name in _MEANS),
+        *(over(name, f"{name}_ns").alias(name) for name in _MEANS),
         pl.when(pl.col("instructions_ns") > 0).then("instructions").cast(pl.Int64).alias("instructions"),
-        _over("load_store", "of_load_store").alias("load_store_share"),
-        *((_over(f"{name}_bytes", f"{name}_bytes_ns") * 1e9).alias(f"{name}_bytes_per_s") for name in _READS),
+        over("load_store", "of_load_store").alias("load_store_share"),
+        *((over(f"{name}_bytes", f"{name}_bytes_ns") * 1e9).alias(f"{name}_bytes_per_s") for name in _READS),
     )
     return rows.join(_stalls(attribution, kernels), on=list(KEY), how="left").select(*KEY, *COUNTERS)
 
@@ -210,5 +210,6 @@ def _stalls(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
     return sums.group_by(KEY).agg(waiting.alias("stall_share"), worst.alias("stall_reason"))
 
 
-def _over(value: str, whole: str) -> pl.Expr:
+def over(value: str, whole: str) -> pl.Expr:
+    """Return the ratio of two columns, null where the second is 0."""
     return pl.when(pl.col(whole) > 0).then(pl.col(value) / pl.col(whole))

@@ -180,11 +180,8 @@ LIBRARIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         ("cuBLASLt", r"cublasLt|nvjet"),
         (
             "cuBLAS",
-            r"__5x_cublas|cublas(?:Gemv|SplitK)|(?:kepler|maxwell|pascal|volta|turing|ampere|hopper)_\w*gem[mv]",
-        ),
-        (
-            "cuBLAS",
-            r"^(?:sm\d+_)?xmma_gemm|sm\d+_xmma_gemm|gemvNSP|gemv2[NT]|gemmSN|gemmk1|magma_sgemmEx|dot_kernel|splitK",
+            r"__5x_cublas|cublas(?:Gemv|SplitK)|(?:kepler|maxwell|pascal|volta|turing|ampere|hopper)_\w*gem[mv]"
+            r"|^(?:sm\d+_)?xmma_gemm|sm\d+_xmma_gemm|gemvNSP|gemv2[NT]|gemmSN|gemmk1|magma_sgemmEx|dot_kernel|splitK",
         ),
         ("FlashAttention", r"(?:^|[\s:_])(?:pytorch_)?flash(?:::|_fwd|_bwd|_attn)|FlashAttn"),
         ("FlashInfer", r"(?i)flashinfer"),

@@ -14,7 +14,6 @@ status is then 4. With --force, such runs are compared anyway.
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -82,17 +81,17 @@ def run(args: argparse.Namespace) -> int:
     if args.fail_above is None:
         return 0
     if comparison.comparability.reasons and not args.force:
-        print(f"annot: {args.a} and {args.b} are not comparable:", file=sys.stderr)
+        output.say(f"{args.a} and {args.b} are not comparable:")
         for reason in comparison.comparability.reasons:
-            print(f"annot:   {reason.text}", file=sys.stderr)
+            output.say(f"  {reason.text}")
         return _INCOMPARABLE
     slower = regressions(comparison, args.fail_above, least_share=args.least_share).height
     if slower:
         rows, new = ("1 row takes", "is new") if slower == 1 else (f"{slower:,} rows take", "are new")
-        print(f"annot: {rows} more than {args.fail_above:g} times as long in {args.b}, or {new}", file=sys.stderr)
+        output.say(f"{rows} more than {args.fail_above:g} times as long in {args.b}, or {new}")
     step = is_step_slower(comparison, args.fail_above)
     if step:
-        print(f"annot: a step takes more than {args.fail_above:g} times as long in {args.b}", file=sys.stderr)
+        output.say(f"a step takes more than {args.fail_above:g} times as long in {args.b}")
     return _SLOWER if slower or step else 0
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UsageError", "add_output_arguments", "add_step_arguments", "check_output", "deliver", "number_type", "opened",
-    "settle_format", "write",
+    "say", "settle_format", "write",
 ]  # fmt: skip
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
@@ -103,6 +103,11 @@ def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Nam
         sys.stdout.buffer.writelines(content)  # UTF-8 in any locale, for other programs
     else:
         write(args.output, content, force=args.force)
+
+
+def say(line: str) -> None:
+    """Print a message of annot to standard error."""
+    print(f"annot: {line}", file=sys.stderr, flush=True)
 
 
 def write(path: Path, content: Iterable[bytes], *, force: bool) -> None:

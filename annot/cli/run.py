@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from annot.cli.output import say
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
@@ -59,33 +60,33 @@ def run(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        _say("error: COMMAND is missing: annot run -- python train.py")
+        say("error: COMMAND is missing: annot run -- python train.py")
         return 2
     try:
-        outcome = collect(command, choose(args.collector), out=args.output, force=args.force, say=_say)
+        outcome = collect(command, choose(args.collector), out=args.output, force=args.force, say=say)
     except CommandError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return error.status
     return _conclude(outcome, report=not args.no_report)
 
 
 def _conclude(outcome: Outcome, *, report: bool) -> int:
     if outcome.collected is None:
-        _say(f"error: {outcome.problem}")
+        say(f"error: {outcome.problem}")
         return outcome.status or 1
     for note in outcome.collected.notes:
-        _say(note)
+        say(note)
     if not outcome.collected.ranges:
-        _say(
+        say(
             f"no ranges were recorded in {outcome.out}. Wrap training in `with annot.emit_ranges(model):`, or find the "
             "cause with annot doctor"
         )
         return outcome.status
     if outcome.status:
-        _say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")
+        say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")
     if report:
         _print_report(outcome.out)
-    _say(f"next: annot report {shlex.quote(str(outcome.out))} --by step")
+    say(f"next: annot report {shlex.quote(str(outcome.out))} --by step")
     return outcome.status
 
 
@@ -98,8 +99,4 @@ def _print_report(profile: Path) -> None:
 
         print_report(profile, Console(stderr=not sys.stdout.isatty()))
     except (AnnotError, ModuleNotFoundError) as error:
-        _say(f"no report: {error}")
-
-
-def _say(line: str) -> None:
-    print(f"annot: {line}", file=sys.stderr, flush=True)
+        say(f"no report: {error}")

@@ -33,11 +33,12 @@ import argparse
 import json
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from annot.cli.output import say, write
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the missing runs, then write table and charts. Return 1 if all runs failed."""
-    from annot.cli.output import write
     from annot.errors import AnnotError
     from annot.report.charts.chart import as_svg
     from annot.sweep.grid import read_sweep
@@ -103,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
     for name, chart in charts(sweep, table, runs, args.against and read_runs(args.against)).items():
         path = folder / f"{name}.svg"
         write(path, [as_svg(chart).encode()], force=True)
-        _say(f"wrote {path}")
+        say(f"wrote {path}")
     _print_runs(runs, table)
-    _say(f"wrote {folder / 'table.parquet'}")
+    say(f"wrote {folder / 'table.parquet'}")
     return 0 if runs.height else 1
 
 
@@ -130,10 +130,10 @@ def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
     for number, one in enumerate(sweep.runs, 1):
         result = finished(folder, one)
         if result is None or (retry and result.problem):
-            _say(f"{number}/{len(sweep.runs)} {one.name}")
+            say(f"{number}/{len(sweep.runs)} {one.name}")
             result = perform(folder, one, sweep)
             if result.problem:
-                _say(f"{one.name}: {result.problem}")
+                say(f"{one.name}: {result.problem}")
         results.append(result)
     return results
 
@@ -157,11 +157,7 @@ def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
         shown.add_row(*map(Text, (*values, unit.show(row["step_ns"]), speed)))
     Console().print(shown)
     if unknown := runs["flops"].null_count():
-        _say(f"{unknown} of {runs.height} runs have layers with unknown work and are not in the roofline chart")
+        say(f"{unknown} of {runs.height} runs have layers with unknown work and are not in the roofline chart")
     failed = table.filter(table["problem"].is_not_null())["run"].n_unique()
     if failed:
-        _say(f"{failed} of {table['run'].n_unique()} runs failed: see the column problem; --retry repeats them")
-
-
-def _say(line: str) -> None:
-    print(f"annot: {line}", file=sys.stderr, flush=True)
+        say(f"{failed} of {table['run'].n_unique()} runs failed: see the column problem; --retry repeats them")

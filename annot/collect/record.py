@@ -166,19 +166,12 @@ _REMEDY: Final = "Enter `record` earlier, or use `annot run`."
 def _obstacle(library: str, recorder: ctypes.CDLL) -> str | None:
     """Return the reason why this process cannot be recorded, or None."""
     tool = os.environ.get(_INJECTION, "")
-    if tool and not _same_file(tool, library):
+    if tool and not (os.path.exists(tool) and os.path.samefile(tool, library)):
         return f"another NVTX tool, {tool}, is attached and receives the ranges"
     # A child process that outlives its recording still has the environment variables of that recording.
     if recorder.annot_recorder_active() or (tool and os.path.isdir(os.environ.get(_FOLDER, ""))):
         return "this process is already being recorded"
     return None
-
-
-def _same_file(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
 
 
 def _nvtx_is_blind(recorder: ctypes.CDLL) -> bool:

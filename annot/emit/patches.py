@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-__all__ = ["Patches", "undo_all"]
+__all__ = ["Patches", "subclasses", "undo_all"]
 
 _ABSENT: Final = object()
 
@@ -59,6 +59,14 @@ def undo_all(undo: list[Callable[[], Any]]) -> None:
     while undo:
         undo[-1]()
         del undo[-1]
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    """Yield all direct and indirect subclasses of a class, possibly with duplicates."""
+    children: list[type] = cls.__subclasses__()
+    for child in children:
+        yield child
+        yield from subclasses(child)
 
 
 def _put(owner: Any, name: str, value: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from annot.emit import client, guard, loop
+from annot.emit.capture_window import Capture
 from annot.emit.schedule import Schedule
 from annot.util.locks import fork_safe
 
@@ -22,12 +23,17 @@ class SwitchedBlock(ABC):
 
     `pause` removes all patches, so a paused block costs nothing. `resume` installs them again. Both may be called any
     number of times, on any thread. A subclass defines the patches. Without a `schedule`, all steps have ranges.
+    `tell_cuda` starts and stops the collection of a profiler, see `annot.emit.capture_window.Capture`.
     """
 
-    __slots__ = ("_by_hand", "_entered", "_installed", "_lock", "_paused", "_schedule", "_step")
+    __slots__ = ("_by_hand", "_collector", "_entered", "_installed", "_lock", "_loops", "_paused", "_schedule", "_step")
 
-    def __init__(self, schedule: Schedule | None = None) -> None:
+    def __init__(self, tell_cuda: Callable[[str], None], schedule: Schedule | None = None) -> None:
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule must come from annot.schedule, got {type(schedule).__qualname__}")
         self._schedule = schedule
+        self._collector = Capture(tell_cuda)
+        self._loops: list[Any] = []
         self._lock = fork_safe()
         self._entered = 0
         self._paused = False
@@ -43,9 +49,9 @@ class SwitchedBlock(ABC):
     def _remove(self) -> None:
         """Remove the patches of `_install`. After an interrupt some may be missing, and this may run again."""
 
-    @abstractmethod
-    def _capture(self, on: bool) -> None:
-        """Start or stop the collection of a profiler."""
+    def _fit_loops(self) -> Any:
+        """Return the wrappers of the training loops of the model, with `install` and `remove`, or None."""
+        return None
 
     def _is_wanted(self) -> bool:
         """Return whether a tool would see the ranges."""
@@ -80,9 +86,16 @@ class SwitchedBlock(ABC):
         if self._schedule is not None:
             del done[:]
             loop.followers.of_batches.append(self._after_batch)
+        if (loops := self._fit_loops()) is not None:
+            self._loops.append(loops)
+            if client.enabled():  # even while paused, because a schedule counts the batches
+                loops.install()
 
     def _leave(self, done: list[str]) -> None:
         """Leave the parts that are not in `done`. After an interrupt, the next call continues with the rest."""
+        if "block" not in done and len(self._loops) >= self._entered > 0:
+            self._loops[-1].remove()
+            del self._loops[-1]
         followers = loop.followers.of_batches
         follows = self._after_batch in followers
         if "batches" not in done:
@@ -134,13 +147,13 @@ class SwitchedBlock(ABC):
         captures = self._schedule is not None and self._schedule.capture
         running = self._entered > 0 and not self._paused and self._is_wanted()
         if captures and not (running and phase == "active"):
-            self._capture(False)
+            self._collector.set(False)
         if running and (phase == "active" or (phase == "warmup" and captures)):
             self._put()
         else:
             self._take_away()
         if captures and running and phase == "active":
-            self._capture(True)
+            self._collector.set(True)
 
     def _put(self) -> None:
         if self._installed:

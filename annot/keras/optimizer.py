@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import keras
 
 from annot.emit import client, guard
 from annot.emit.outermost import Outermost
-from annot.emit.patches import Patches
+from annot.emit.patches import Patches, subclasses
 from annot.labels import optimizer_arguments, tag
 from annot.util.weak_keys import WeakKeys
 
@@ -41,7 +41,7 @@ class OptimizerSteps:
     def install(self) -> None:
         """Patch every optimizer class that defines `apply`."""
         base = keras.optimizers.Optimizer
-        for cls in dict.fromkeys((*base.__mro__, *_subclasses(base))):
+        for cls in dict.fromkeys((*base.__mro__, *subclasses(base))):
             if "apply" in vars(cls):
                 self._patches.wrap(cls, "apply", self._apply)
 
@@ -82,13 +82,6 @@ class OptimizerSteps:
 
 def _eager_range(event: Any) -> Outermost:
     return Outermost("optimizer", event)
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    children: list[type] = cls.__subclasses__()
-    for child in children:
-        yield child
-        yield from _subclasses(child)
 
 
 _known: Final[WeakKeys[Any, tuple[list[int], Any]]] = WeakKeys()

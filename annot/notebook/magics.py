@@ -28,7 +28,12 @@ def load_ipython_extension(shell: Any) -> None:
     """Register ``%annot`` and ``%%annot`` in an IPython shell, which calls this on ``%load_ext annot``."""
 
     def annot(line: str, cell: str | None = None) -> Layers | None:
-        return _run_magic(shell, line, cell)
+        from IPython.core.error import UsageError
+
+        try:
+            return _load_file(line) if cell is None else _record_cell(shell, line, cell)
+        except (AnnotError, _ArgumentError) as error:  # IPython shows a UsageError on one line, without a traceback
+            raise UsageError(str(error)) from None
 
     annot.__doc__ = __doc__
     shell.register_magic_function(annot, "line_cell", _NAME)
@@ -38,15 +43,6 @@ def unload_ipython_extension(shell: Any) -> None:
     """Unregister ``%annot`` and ``%%annot``; IPython calls this on ``%unload_ext annot``."""
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop(_NAME, None)
-
-
-def _run_magic(shell: Any, line: str, cell: str | None) -> Layers | None:
-    from IPython.core.error import UsageError
-
-    try:
-        return _load_file(line) if cell is None else _record_cell(shell, line, cell)
-    except (AnnotError, _ArgumentError) as error:  # IPython shows a UsageError on one line, without a traceback
-        raise UsageError(str(error)) from None
 
 
 class _ArgumentError(Exception):

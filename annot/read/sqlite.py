@@ -14,10 +14,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import adbc_driver_manager as adbc
@@ -28,9 +28,14 @@ from annot.errors import AnnotError
 from annot.native import tables
 from annot.util.progress import has_listener, tell
 
-__all__ = ["MAGIC", "Database", "open_database"]
+__all__ = ["MAGIC", "Among", "Columns", "Database", "open_database"]
 
 MAGIC: Final = b"SQLite format 3\x00"
+
+Columns: TypeAlias = Mapping[str, str]
+"""The source of each column, by its name in the result."""
+Among: TypeAlias = tuple[str, Sequence[int]]
+"""The source of an integer, and its allowed values."""
 
 _MISSING: Final = -(2**63) + 1
 _BATCH_ROWS: Final = "65536"
@@ -44,9 +49,9 @@ class _Request:
     """The arguments of `Database.scan`."""
 
     table: str
-    integers: Mapping[str, str]
-    texts: Mapping[str, str]
-    where_in: tuple[str, Sequence[int]] | None
+    integers: Columns
+    texts: Columns
+    where_in: Among | None
 
     @property
     def empty(self) -> pl.DataFrame:
@@ -101,14 +106,7 @@ class Database:
         """Return the SQL of an integer that increases from row to row."""
         return self._rowid(table) or "row_number() OVER ()"
 
-    def scan(
-        self,
-        table: str,
-        integers: Mapping[str, str],
-        texts: Mapping[str, str],
-        *,
-        where_in: tuple[str, Sequence[int]] | None = None,
-    ) -> pl.DataFrame:
+    def scan(self, table: str, integers: Columns, texts: Columns, *, where_in: Among | None = None) -> pl.DataFrame:
         """Return columns of a table, in the order of its rows.
 
         A scan is about ten times faster if all SQL expressions are column names, as `column` returns them.
@@ -124,13 +122,7 @@ class Database:
         return pl.concat([request.empty, *frames])
 
     def blocks(
-        self,
-        table: str,
-        integers: Mapping[str, str],
-        texts: Mapping[str, str],
-        *,
-        where_in: tuple[str, Sequence[int]] | None = None,
-        rows: int = _BLOCK_ROWS,
+        self, table: str, integers: Columns, texts: Columns, *, where_in: Among | None = None, rows: int = _BLOCK_ROWS
     ) -> Iterator[pl.DataFrame]:
         """Yield the rows of `scan` in blocks of 1 to `rows` rows. The table can be larger than the memory."""
         request = _Request(table, integers, texts, where_in)
@@ -265,13 +257,10 @@ def open_database(path: Path) -> Iterator[Database]:
     _check_header(path)
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
-        plain = sqlite3.connect(uri, uri=True)
-        plain.text_factory = _lossy
-        try:
+        with closing(sqlite3.connect(uri, uri=True)) as plain:
+            plain.text_factory = _lossy
             with adbc_driver_sqlite.connect(uri) as driver, adbc.AdbcConnection(driver) as bulk:
                 yield Database(path, plain, bulk)
-        finally:
-            plain.close()
     except (sqlite3.Error, adbc.Error, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         found = "; ".join([str(error).splitlines()[0], *_journal_notes(path)])
         raise AnnotError(f"{path} is a damaged SQLite file: {found}") from None

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from annot.emit import client
-from annot.emit.capture_window import Capture
 from annot.emit.layer_filter import Selection, choose
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
@@ -91,8 +90,6 @@ def emit_ranges(
     if not isinstance(model, keras.Layer):
         raise TypeError(f"emit_ranges expects a keras.Layer, got {type(model).__qualname__}")
     check_keras_backend(keras.config.backend())
-    if schedule is not None and not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule must come from annot.schedule, got {type(schedule).__qualname__}")
     if mode not in (None, "names", "ops", "python"):
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
@@ -110,31 +107,19 @@ class EmitRanges(SwitchedBlock):
     block does not switch your own `tf.function`: retrace it to add or remove ranges.
     """
 
-    __slots__ = ("_collector", "_functions", "_loops", "_model", "_options", "_without_tool")
+    __slots__ = ("_functions", "_model", "_options", "_without_tool")
 
     def __init__(
         self, model: keras.Layer, options: Options, schedule: Schedule | None = None, *, without_tool: bool = False
     ) -> None:
-        super().__init__(schedule)
+        super().__init__(cuda.tell_cuda, schedule)
         self._without_tool = without_tool
         self._model = model
         self._options = options
         self._functions = StepFunctions(model)
-        self._collector = Capture(cuda.tell_cuda)
-        self._loops: list[FitLoops] = []
 
-    def _enter(self, done: list[str]) -> None:
-        super()._enter(done)
-        loops = FitLoops(self._model)
-        self._loops.append(loops)
-        if client.enabled():  # even while paused, because a schedule counts the batches
-            loops.install()
-
-    def _leave(self, done: list[str]) -> None:
-        if "block" not in done and len(self._loops) >= self._entered > 0:
-            self._loops[-1].remove()
-            del self._loops[-1]
-        super()._leave(done)
+    def _fit_loops(self) -> FitLoops:
+        return FitLoops(self._model)
 
     def _is_wanted(self) -> bool:
         return self._without_tool or super()._is_wanted()
@@ -146,9 +131,6 @@ class EmitRanges(SwitchedBlock):
     def _remove(self) -> None:
         self._functions.put(ranges=False)
         _INSTALLED.leave(self)
-
-    def _capture(self, on: bool) -> None:
-        self._collector.set(on)
 
 
 class Installed:

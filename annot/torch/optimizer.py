@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from annot.emit import client, guard
+from annot.emit.patches import subclasses
 from annot.labels import optimizer_arguments, tag
 from annot.torch.patches import Patches
 from annot.util.weak_keys import WeakKeys
@@ -55,7 +56,7 @@ class OptimizerSteps:
 
     def install(self) -> None:
         """Patch every optimizer class that is in use now or used later."""
-        for cls in _subclasses(Optimizer):
+        for cls in subclasses(Optimizer):
             self._patch(cls)
         original = vars(Optimizer)["_patch_step_function"]
         first_use = wrapt.FunctionWrapper(original, self._on_first_use)
@@ -162,14 +163,6 @@ def _with_closure(args: Any, kwargs: Any, before: Callable[[], None], after: Cal
     return ((args[0], evaluate, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": evaluate})
 
 
-def _subclasses(cls: type) -> Iterator[type]:
-    """Yield all direct and indirect subclasses of a class, possibly with duplicates."""
-    children: list[type] = cls.__subclasses__()
-    for child in children:
-        yield child
-        yield from _subclasses(child)
-
-
 class UpdateEvents:
     """Cache of the events of optimizer steps.
 
@@ -226,7 +219,7 @@ def install(patches: Patches) -> None:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):
             patches.surround(module, name, "clip_grad", lambda *_, name=name, **__: _event(name))
-    for scheduler in {LRScheduler, ReduceLROnPlateau, *_subclasses(LRScheduler)}:
+    for scheduler in {LRScheduler, ReduceLROnPlateau, *subclasses(LRScheduler)}:
         if "step" in vars(scheduler):
             patches.surround(scheduler, "step", "lr_scheduler", _of_class("lr_scheduler"))
     for name in ("unscale_", "update"):

@@ -12,7 +12,7 @@ import torch
 
 from annot import native
 from annot.emit import client, guard, layer_filter
-from annot.emit.capture_window import NO_CUDA, Capture
+from annot.emit.capture_window import NO_CUDA
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
 from annot.emit.open_ranges import OpenRanges
 from annot.emit.patches import undo_all
@@ -122,8 +122,6 @@ def emit_ranges(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"emit_ranges expects a torch.nn.Module, got {type(model).__qualname__}")
-    if schedule is not None and not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule must come from annot.schedule, got {type(schedule).__qualname__}")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be a str or None, got {name!r}")
     choice = choose(include, exclude, depth)
@@ -138,29 +136,19 @@ class EmitRanges(SwitchedBlock):
     has no ranges.
     """
 
-    __slots__ = ("_collector", "_loops", "_model", "_options")
+    __slots__ = ("_model", "_options")
 
     def __init__(self, model: torch.nn.Module, options: Options, schedule: Schedule | None = None) -> None:
-        super().__init__(schedule)
+        super().__init__(_tell_cuda, schedule)
         self._model = model
         self._options = options
-        self._collector = Capture(_tell_cuda)
-        self._loops: list[Any] = []
 
-    def _enter(self, done: list[str]) -> None:
-        super()._enter(done)
-        if is_keras(self._model) and hasattr(self._model, "fit"):
-            from annot.keras.fit_loops import FitLoops
+    def _fit_loops(self) -> Any:
+        if not (is_keras(self._model) and hasattr(self._model, "fit")):
+            return None
+        from annot.keras.fit_loops import FitLoops
 
-            self._loops.append(FitLoops(self._model))
-            if client.enabled():  # also while paused, because a schedule counts the batches of fit
-                self._loops[-1].install()
-
-    def _leave(self, done: list[str]) -> None:
-        if "block" not in done and len(self._loops) >= self._entered > 0:
-            self._loops[-1].remove()
-            del self._loops[-1]
-        super()._leave(done)
+        return FitLoops(self._model)
 
     def _update(self) -> None:
         if self._entered and self._is_wanted():
@@ -174,9 +162,6 @@ class EmitRanges(SwitchedBlock):
 
     def _remove(self) -> None:
         _INSTALLED.leave(self)
-
-    def _capture(self, on: bool) -> None:
-        self._collector.set(on)
 
 
 class TrainerRanges(OpenRanges):

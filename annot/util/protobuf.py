@@ -28,10 +28,7 @@ Fields: TypeAlias = Sequence[tuple[str, int, int | str | list[Any]]]
 
 
 def message_classes(
-    package: str,
-    messages: Mapping[str, Fields],
-    names: Iterable[str],
-    present: tuple[str, Collection[str]] | None = None,
+    package: str, messages: Mapping[str, Fields], names: Iterable[str], present: tuple[str, Collection[str]] = ("", ())
 ) -> Any:
     """Return the classes of some messages.
 
@@ -57,7 +54,7 @@ def message_classes(
     file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
-        in_one_of = present[1] if present is not None and present[0] == name else ()
+        in_one_of = present[1] if present[0] == name else ()
         if in_one_of:
             message.oneof_decl.add(name="one_of")
         for field, number, kind in fields:

@@ -163,11 +163,6 @@ def _matmul(call: Call) -> Cost:
     return Cost(flops, inputs, outputs, to_inputs=2 * flops, needs_inputs=True, gemms=gemms)
 
 
-def _addmm(call: Call) -> Cost:
-    """Count ``b + x y``."""
-    return _matmul(Call(call.name, call.tensors[1:], call.arguments))
-
-
 def _convolution_operation(call: Call, *, transposed: bool = False) -> Cost:
     weight = call.shape(1)
     out = weight[1] * call.number("groups", 1) if transposed else weight[0]
@@ -189,7 +184,8 @@ LAYERS: Final[dict[str, Formula]] = {
 OPERATIONS: Final[dict[str, Formula]] = {
     "linear": _linear_operation,
     **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm", "mv", "dot"), _matmul),
-    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
+    # b + x y
+    **dict.fromkeys(("addmm", "baddbmm"), lambda call: _matmul(Call(call.name, call.tensors[1:], call.arguments))),
     **{f"conv{count}d": _convolution_operation for count in (1, 2, 3)},
     **{f"conv_transpose{count}d": partial(_convolution_operation, transposed=True) for count in (1, 2, 3)},
 }

@@ -73,18 +73,13 @@ _SQUARES: Final = (3, 4)
 _SQUARES_GRADIENTS: Final = (6, 2)
 
 
-def _of_channels(call: Call, axis: int) -> Cost:
-    """Count a normalisation with a scale and a shift per channel; `axis` is the channel dimension."""
+def _of_channels(call: Call, axis: int, *, affine: bool = True) -> Cost:
+    """Count a normalisation per channel, dimension `axis`, with a scale and a shift by default if `affine`."""
     shape = call.shape()
     if len(shape) < 2:
         raise UncountableError
     channels = shape[1 if call.arguments.get("layout") == "channels_first" else axis]
-    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine"))
-
-
-def _instance(call: Call) -> Cost:
-    params = 2 * call.shape()[1] * call.flag("affine", default=False)
-    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, params)
+    return _normalised(call, _MOMENTS, _MOMENTS_GRADIENTS, 2 * channels * call.flag("affine", default=affine))
 
 
 def _of_last(call: Call, *, squares: bool) -> Cost:
@@ -231,7 +226,7 @@ LAYERS: Final[dict[str, Formula]] = {
         ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm"), partial(_of_channels, axis=1)
     ),
     **dict.fromkeys(("BatchNormalization", "GroupNormalization"), partial(_of_channels, axis=-1)),
-    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), _instance),
+    **{f"InstanceNorm{count}d": partial(_of_channels, axis=1, affine=False) for count in (1, 2, 3)},
     **dict.fromkeys(("LayerNorm", "LayerNormalization"), partial(_of_last, squares=False)),
     **dict.fromkeys(("RMSNorm", "RMSNormalization"), partial(_of_last, squares=True)),
     # square, running sum over `size` channels (2), scale, shift, power and division

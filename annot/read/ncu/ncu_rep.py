@@ -10,7 +10,6 @@ sources, results and range results. Four bytes with the size precede each messag
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -155,13 +154,8 @@ def open_envelope(path: Path) -> _Envelope:
         raise AnnotError(f"{path} is a truncated or damaged report of Nsight Compute: {error}") from None
 
 
-@functools.cache
-def _messages() -> Any:
-    return message_classes("annot.ncu", _FIELDS, ("FileHeader", "BlockHeader", "Result"))
-
-
 def _walk(file: BinaryIO, size: int) -> _Envelope:
-    kinds = _messages()
+    kinds = message_classes("annot.ncu", _FIELDS, ("FileHeader", "BlockHeader", "Result"))
     file.seek(len(_MAGIC))
     if parse(kinds.FileHeader, _message(file, size)).version > _VERSION:
         return "", None

@@ -26,6 +26,7 @@ from annot.profile import Profile
 from annot.read.nsys.nvtx_events import TABLE as NVTX
 from annot.read.nsys.schema import ACTIVITY, ROW
 from annot.read.nsys.tables import check, read_profile
+from annot.read.sqlite import Among, Columns
 
 __all__ = ["NAME", "read", "read_here", "read_into", "sniff"]
 
@@ -122,13 +123,7 @@ class _ParquetTables:
         except _ERRORS as error:
             raise _damaged(file, error) from None
 
-    def scan(
-        self,
-        table: str,
-        integers: Mapping[str, str],
-        texts: Mapping[str, str],
-        where_in: tuple[str, Sequence[int]] | None = None,
-    ) -> pl.DataFrame:
+    def scan(self, table: str, integers: Columns, texts: Columns, where_in: Among | None = None) -> pl.DataFrame:
         column, values = where_in or ("", ())
         rows = self._collect(table, {*integers.values(), *texts.values()} | ({column} if column else set()))
         if column:
@@ -138,7 +133,7 @@ class _ParquetTables:
             *(_texts(rows[column]).alias(name) for name, column in texts.items()),
         )
 
-    def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+    def blocks(self, table: str, integers: Columns, texts: Columns) -> Iterator[pl.DataFrame]:
         rows = self.scan(table, integers, texts)
         if rows.height:
             yield rows

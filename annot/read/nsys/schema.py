@@ -16,6 +16,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.profile import LATEST
+from annot.read.sqlite import Among, Columns
 
 __all__ = [
     "ACTIVITY", "ROW", "Tables", "check_columns", "fetch", "fetch_blocks", "process_of", "read_strings", "resolve",
@@ -36,16 +37,10 @@ class Tables(Protocol):
     def columns(self) -> Mapping[str, Set[str]]:
         """The columns of each table."""
 
-    def scan(
-        self,
-        table: str,
-        integers: Mapping[str, str],
-        texts: Mapping[str, str],
-        where_in: tuple[str, Sequence[int]] | None = None,
-    ) -> pl.DataFrame:
+    def scan(self, table: str, integers: Columns, texts: Columns, where_in: Among | None = None) -> pl.DataFrame:
         """Return existing columns of a table; see `fetch`. Null texts become ""."""
 
-    def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+    def blocks(self, table: str, integers: Columns, texts: Columns) -> Iterator[pl.DataFrame]:
         """Yield the rows of `scan` in blocks that are not empty. The table can be larger than the memory."""
 
     def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
@@ -56,11 +51,7 @@ class Tables(Protocol):
 
 
 def fetch(
-    tables: Tables,
-    table: str,
-    integers: Mapping[str, str],
-    texts: Mapping[str, str] | None = None,
-    where_in: tuple[str, Sequence[int]] | None = None,
+    tables: Tables, table: str, integers: Columns, texts: Columns | None = None, where_in: Among | None = None
 ) -> pl.DataFrame:
     """Return columns of an existing table. Missing integer columns are null, missing text columns are "".
 
@@ -72,9 +63,7 @@ def fetch(
     return _completed(tables.scan(table, *existing, where_in), integers, texts)
 
 
-def fetch_blocks(
-    tables: Tables, table: str, integers: Mapping[str, str], texts: Mapping[str, str] | None = None
-) -> Iterator[pl.DataFrame]:
+def fetch_blocks(tables: Tables, table: str, integers: Columns, texts: Columns | None = None) -> Iterator[pl.DataFrame]:
     """Yield the rows of `fetch` in blocks that are not empty. A missing table yields no blocks."""
     texts = texts or {}
     if table in tables.columns:
@@ -91,12 +80,12 @@ def check_columns(
             raise AnnotError(f"{path} is not {kind}: {table} lacks the column {missing[0]}")
 
 
-def _existing(tables: Tables, table: str, columns: Mapping[str, str]) -> dict[str, str]:
+def _existing(tables: Tables, table: str, columns: Columns) -> dict[str, str]:
     existing = tables.columns[table] | {ROW}
     return {name: column for name, column in columns.items() if column in existing}
 
 
-def _completed(rows: pl.DataFrame, integers: Mapping[str, str], texts: Mapping[str, str]) -> pl.DataFrame:
+def _completed(rows: pl.DataFrame, integers: Columns, texts: Columns) -> pl.DataFrame:
     absent = [pl.lit(None, pl.Int64).alias(name) for name in integers if name not in rows.columns]
     absent += [pl.lit("").alias(name) for name in texts if name not in rows.columns]
     return rows.with_columns(absent) if absent else rows

@@ -14,7 +14,7 @@ from annot.errors import AnnotError
 from annot.profile import Profile
 from annot.read.nsys.schema import ROW, Tables
 from annot.read.nsys.tables import Export, check, read_profile
-from annot.read.sqlite import MAGIC, Database, open_database
+from annot.read.sqlite import MAGIC, Among, Columns, Database, open_database
 
 __all__ = ["NAME", "read", "sniff", "stream", "tables_of"]
 
@@ -73,18 +73,12 @@ class _SqliteTables:
     def columns(self) -> Mapping[str, Set[str]]:
         return self._database.columns
 
-    def scan(
-        self,
-        table: str,
-        integers: Mapping[str, str],
-        texts: Mapping[str, str],
-        where_in: tuple[str, Sequence[int]] | None = None,
-    ) -> pl.DataFrame:
+    def scan(self, table: str, integers: Columns, texts: Columns, where_in: Among | None = None) -> pl.DataFrame:
         if where_in is not None:
             where_in = self._database.column(table, where_in[0]), where_in[1]
         return self._database.scan(table, self._sql(table, integers), self._sql(table, texts), where_in=where_in)
 
-    def blocks(self, table: str, integers: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+    def blocks(self, table: str, integers: Columns, texts: Columns) -> Iterator[pl.DataFrame]:
         return self._database.blocks(table, self._sql(table, integers), self._sql(table, texts))
 
     def reals(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
@@ -111,6 +105,6 @@ class _SqliteTables:
             for row in rows
         ]
 
-    def _sql(self, table: str, columns: Mapping[str, str]) -> dict[str, str]:
+    def _sql(self, table: str, columns: Columns) -> dict[str, str]:
         sql, number = self._database.column, self._database.row_number
         return {name: number(table) if column == ROW else sql(table, column) for name, column in columns.items()}

@@ -326,11 +326,8 @@ class _EventsFile:
 
     def __enter__(self) -> Self:
         self._path.unlink(missing_ok=True)
-        plain = sqlite3.connect(self._path)
-        try:
+        with contextlib.closing(sqlite3.connect(self._path)) as plain:
             plain.executescript(_TABLES)
-        finally:
-            plain.close()
         self._driver = adbc_driver_sqlite.connect(str(self._path))
         self._bulk = adbc.AdbcConnection(self._driver)
         for pragma in ("journal_mode = OFF", "synchronous = OFF"):

@@ -36,7 +36,9 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
         >>> as_page({"kind": "report", "runs": []}, "a <run>").startswith(b"<!doctype html>")
         True
     """
-    script, style = _script(), _part("page.css")
+    # All scripts are in one function: they share a scope and add nothing to the global scope.
+    script = "".join(("(() => {\n'use strict';\n", *map(_part, _SCRIPTS), "start();\n})();\n"))
+    style = _part("page.css")
     kind, text = _packed(data | {"columns": page_columns()})
     parts = {
         "{{policy}}": _policy(script, style),
@@ -57,12 +59,6 @@ def as_page(data: dict[str, Any], title: str) -> bytes:
 @cache
 def _part(name: str) -> str:
     return (files("annot.report.page") / name).read_text(encoding="utf-8")
-
-
-@cache
-def _script() -> str:
-    """All scripts in one function: they share a scope and add nothing to the global scope."""
-    return "".join(("(() => {\n'use strict';\n", *map(_part, _SCRIPTS), "start();\n})();\n"))
 
 
 def _policy(script: str, style: str) -> str:

@@ -88,7 +88,8 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     if view.layout == "tree":
         return _tree(report, width)
     single = view.group == "each"
-    shown = _with_main(report).head(_SHOWN if single else rows.height).to_dicts()
+    timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
+    shown = timed.head(_SHOWN if single else rows.height).to_dicts()
     columns = formatted([one for one in view.shown if _is_known(one.name, report)], shown, report.whole)
     if view.group == "work" and not any(row["flops"] is not None for row in shown):
         return [Text(heading, style="bold"), Text(view.empty, style="dim")]
@@ -99,11 +100,6 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
     return lines + (_work_lines(rows) if view.name == "work" else [])
-
-
-def _with_main(report: Report) -> Any:
-    """The rows with the main time, of which tables show the share."""
-    return report.rows.with_columns(main_ns=report.column) if report.column else report.rows
 
 
 def _is_known(name: str, report: Report) -> bool:
