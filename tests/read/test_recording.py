@@ -61,7 +61,7 @@ def test_killed_run_is_salvaged(tmp_path: Path) -> None:
     profile = load(parts)
     assert profile.meta["source"] == str(parts)
     result = attribute(profile)
-    assert by_layer(result)["layer"].to_list() == ["(epoch)", "(batch)", "outer", "inner"]
+    assert by_layer(result)["layer"].to_list() == ["(epoch)", "(batch)", "outer", "outer › inner"]
     assert summarize(result)["notes"] == ["The recorder closed 3 ranges at the end of the recording."]
     assert {path: path.read_bytes() for path in parts.iterdir()} == before
 

@@ -87,7 +87,7 @@ class Ranges:
             if kind.launch and scopes == inside.around:
                 # The operation is a better name than an event of the runtime around it.
                 if kind.text and not scopes and label != inside.label:
-                    self._append(start, end, self._label(kind.text, "annotation") if inside.runtime else label)
+                    self._append(start, end, self._label(kind.text, _SCOPE) if inside.runtime else label)
                 continue
             runtime = inside.runtime or kind.role == _OPERATOR
             if kind.operation is not None:
