@@ -217,6 +217,7 @@ class Net(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_flops_are_those_of_the_counter_of_pytorch(tmp_path: Path) -> None:
     """A real training step on the CPU: FLOPs of each layer with matrix multiplications, forward and backward."""
     torch.manual_seed(0)

@@ -169,6 +169,7 @@ cublasCreate_v2                                  0.0    0.0%      1      0.3
 """
 
 
+@pytest.mark.slow
 def test_a_training_script_as_a_tree(tmp_path: Path) -> None:
     """Hand-written ranges of a real profile are a tree with phases, and its warm-up is known by name."""
     path = unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path)

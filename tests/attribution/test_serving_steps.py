@@ -151,6 +151,7 @@ def test_real_traces(name: str, context: int) -> None:
     assert step["gpu_ns"] == summarize(found)["gpu_ns"]
 
 
+@pytest.mark.slow
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     """The heading names the kind; the table by step shows kind and size."""
     path = str(shared("kineto/graph_pairs/vllm_decode_full/execution.json.gz"))

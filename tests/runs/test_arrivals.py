@@ -107,6 +107,7 @@ def test_skew_and_transfer_add_up(steps: list[tuple[str, str, bool, list[int]]])
         assert _split(tables) == [(*key, expected[key] - shortest[key], shortest[key]) for key in sorted(expected)]
 
 
+@pytest.mark.slow
 def test_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The slow rank has the short all-reduce: the others wait 300 of 400 µs for it, in each of two steps."""
     paths = [str(path) for path in write_ranks(tmp_path)]

@@ -157,6 +157,7 @@ def test_captures_beside_a_trace_are_found(tmp_path: Path, name: str) -> None:
     assert any("capture_broken.json" in note for note in run.meta["notes"])
 
 
+@pytest.mark.slow
 def test_captures_of_other_ranks_count_if_there_are_no_others(tmp_path: Path) -> None:
     path = _copied(tmp_path, SGLANG, "capture_rank7.json.gz")
     rank = _loaded(SGLANG[0]).meta["rank"]
@@ -175,6 +176,7 @@ def test_a_folder_of_a_trace_and_its_capture_is_one_profile(tmp_path: Path) -> N
     assert isinstance(annot.open(tmp_path), Run)  # the capture alone
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_captures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "captures").mkdir()
     path = _copied(tmp_path / "captures", SGLANG).rename(tmp_path / "execution.json.gz")
