@@ -85,9 +85,14 @@ def parts_of(attribution: Attribution) -> Parts:
 
 
 def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
-    """The times of the steps; see `Parts`."""
+    """The times of the steps; see `Parts`.
+
+    The device starts a step of a serving engine when it has finished the step before. In a profile of one such step the
+    time from the first to the last activity counts, because the step before is not in the profile.
+    """
     steps = attribution.steps
-    if steps.table.is_empty() or not known(attribution.meta):
+    alone = steps.kinds["kind"].count() > 0 and steps.kinds["steps"].sum() == 1
+    if steps.table.is_empty() or alone or not known(attribution.meta):
         return _of_run(attribution, work, host).sort("process", "device", "start")
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     table = steps.table.select("step", "start", "end", process_code="process").join(codes, on="process_code")

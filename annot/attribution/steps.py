@@ -124,10 +124,16 @@ class Steps:
         return self.table.filter(self.selected(self.table["step"]))
 
     def steady(self) -> pl.DataFrame:
-        """Return the selected rows of `table` of the most frequent kind without warm-up, unless all are warm-up."""
+        """Return the selected rows of `table` of the most frequent kind without warm-up.
+
+        If all of them are warm-up, as in a program whose measured steps lack ranges, those that take much longer than
+        the others are left out.
+        """
         table = of_main_kind(self.chosen())
         steady = table.filter(~pl.col("warmup"))
-        return steady if steady.height else table
+        length = pl.col("end") - pl.col("start")
+        usual = length <= _LONG * length.slice(pl.len() // 2).median()
+        return steady if steady.height else table.filter(usual)
 
 
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:

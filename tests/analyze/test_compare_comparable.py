@@ -45,7 +45,7 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
     ("zx", "athrun", "device"), ("athrun", "jsun", "layers"), ("athrun", "tiny", "steps"), ("ginda", "zx", "layers"),
     ("ginda", "tiny", "layers"), ("pipit", "zx", "device"), ("pipit", "zx_graph", "layers"),
     ("zx_graph", "tiny", "device"),
-    ("bert", "mi300", "device"), ("mi300", "sglang", "steps"), ("sglang", "bert", "device"),
+    ("bert", "mi300", "device"), ("mi300", "sglang", "layers"), ("sglang", "bert", "device"),
     ("ddp", "recsys", "layers"),
     ("ddp", "alexnet", "steps"), ("alexnet", "v100", "device"), ("v100", "ddp", "device"), ("cpu", "recsys", "time"),
     ("cpu", "ddp", "time"), ("mi300", "v100", "device"), ("bert", "zx", "profiler"), ("jsun", "ddp", "profiler"),

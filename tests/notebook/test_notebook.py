@@ -76,7 +76,7 @@ def test_table(trained: Path) -> None:
 def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
     """A name that is cut can be read whole in its title; in a browser, the numbers stay within a notebook's width."""
     profile = SqliteProfile()
-    name = "autograd::engine::evaluate_function: torch::autograd::" + "AccumulateGrad" * 20
+    name = "gradients of " + "AccumulateGrad" * 20
     profile.range(name, 0, 900)
     html = _page(profile.write(tmp_path / "run.sqlite"))
     assert next(attributes.get("title") for tag, attributes in html.tags if tag == "td") == name
