@@ -28,7 +28,7 @@ TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
 
 help:
 	@echo "make demo      profile AlexNet training on this machine and print its layer table"
-	@echo "make test      make lint, and the quick tests of PyTorch and TensorFlow (7 minutes)"
+	@echo "make test      make lint, and the quick tests of PyTorch and TensorFlow (some minutes)"
 	@echo "make test-all  make test and all other tests"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
