@@ -118,8 +118,8 @@ def _graphs(calls: pl.DataFrame) -> pl.DataFrame:
 def _node_calls(profile: Profile, graphs: pl.DataFrame) -> pl.DataFrame:
     """Return the calls that became nodes, with graph, name and grid, by graph and start.
 
-    A captured call launches nothing, so a call with a GPU activity is none of them. A call belongs to the capture on
-    its thread, else to the capture on another thread of the process, such as that of a backward pass.
+    A captured call launches nothing, so a call with a GPU activity became no node. A call belongs to the capture on its
+    thread, else to the capture on another thread of the process, such as that of a backward pass.
     """
     call = pl.col("name")
     name = (

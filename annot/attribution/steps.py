@@ -78,14 +78,7 @@ class Steps:
         return replace(self, spans=spans.select("process", "step", start, "end", "batch", "warmup"))
 
     def of_kind(self, kind: str) -> Steps:
-        """Return the steps of one kind; all of them are selected, unless `choice` selects some.
-
-        Raises:
-            ValueError: the profile has no step of this kind.
-        """
-        if kind not in self.kinds["kind"]:
-            known = ", ".join(self.kinds["kind"].drop_nulls()) or "the kinds of its steps are unknown"
-            raise ValueError(f"has no {kind} steps: {known}")
+        """Return the steps of one kind; all of them are selected, unless `choice` selects some."""
         table = self.table.filter(pl.col("kind") == kind)
         return replace(self, table=table, kind=kind, choice=self.choice or slice(None))
 
@@ -271,8 +264,8 @@ def _named_warmup(table: pl.DataFrame, forest: Forest) -> pl.Series:
 def _warmup(table: pl.DataFrame) -> pl.Series:
     """Return which steps are warm-up (Boolean): those named so, and the first others of each process that are long.
 
-    Long steps take much longer than the median of the later half of the steps that are not named warm-up. The time of
-    steps of a serving engine depends on their kind and size. None of them is warm-up.
+    Long steps take much longer than the median of the later half of the steps that are not named warm-up. Steps of a
+    serving engine do not count as warm-up: their time depends on their kind and size.
     """
     warmup: list[bool] = []
     if table["kind"].count():

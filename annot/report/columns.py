@@ -231,6 +231,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 
 
+_WEIGHT: Final = "(weight)"
 _TIME: Final = ("time_ns", "gpu_self_ns", "host_self_ns")
 """The time of a row: the first of these columns that is not 0."""
 _RATES: Final = {
@@ -243,7 +244,7 @@ _RATES: Final = {
 def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.DataFrame:
     """Return rows of a view whose sums and inclusive times are divided by the number of steps that they cover.
 
-    Rows with `batch_steps` cover this number of steps, those with one batch size.
+    Rows of one batch size cover only the steps of that size, whose number is in `batch_steps`.
     """
     sums = [one.name for one in columns if one.combined in ("sum", "inclusive") and one.name in rows.columns]
     covered = pl.col("batch_steps").fill_null(steps) if "batch_steps" in rows.columns else pl.lit(steps)
@@ -262,9 +263,6 @@ def combined(rows: pl.DataFrame, keys: Sequence[str], columns: Iterable[Column])
     present = [one for one in columns if one.name in rows.columns and one.name not in keys]
     values = [_combined(one, rows.columns).alias(one.name) for one in present if one.combined != "inclusive"]
     return rows.group_by(*keys, maintain_order=True).agg(values)
-
-
-_WEIGHT: Final = "(weight)"
 
 
 def _combined(column: Column, known_names: Sequence[str]) -> pl.Expr:

@@ -165,7 +165,8 @@ function comparisonTable(data, one) {
     difference_ns: {...timed('difference_ns'), class: 'signed'},
     speedup: {
       value: row => row.speedup ?? row.only_in,
-      show: (_, row) => (row.only_in ? `only ${row.only_in.toUpperCase()}` : known(row.speedup) ? fixed(row.speedup, 3) : ''),
+      show: (_, row) =>
+        row.only_in ? `only ${row.only_in.toUpperCase()}` : known(row.speedup) ? fixed(row.speedup, 3) : '',
     },
     uncertainty: {
       title: '95% CI',

@@ -82,7 +82,11 @@ function factTable(run, line, caption, facts) {
             {},
             h('th', {scope: 'row', class: 'text'}, one.full || one.title),
             rows.map(([, row]) =>
-              h('td', {class: 'number'}, known(run.rows[one.name][row]) ? SHOWS[one.unit](run.rows[one.name][row]) : ''),
+              h(
+                'td',
+                {class: 'number'},
+                known(run.rows[one.name][row]) ? SHOWS[one.unit](run.rows[one.name][row]) : '',
+              ),
             ),
           ),
         ),

@@ -85,7 +85,8 @@ function rooflinePlot(run, points) {
   const dots = [...points]
     .sort((a, b) => b.time_ns - a.time_ns)
     .map(one => {
-      const reached = `${amount(one.flops_per_s, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}, ${duration(one.time_ns)}`;
+      const speed = `${amount(one.flops_per_s, 'FLOP/s')} at ${amount(one.intensity, 'FLOP/B')}`;
+      const reached = `${speed}, ${duration(one.time_ns)}`;
       const text = `${one.title} ${one.module} ${one.phase}: ${reached}${one.bound ? `, bound by ${one.bound}` : ''}`;
       return svg(
         'a',

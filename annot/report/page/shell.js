@@ -10,7 +10,9 @@ function viewsOf(data) {
     roofline: ['Roofline', rooflineView],
     steps: ['Steps', stepsView],
     timeline: ['Timeline', timelineView],
-    ...Object.fromEntries(data.runs[0].more.map((one, place) => [`more${place}`, [one.heading, run => moreView(run, place)]])),
+    ...Object.fromEntries(
+      data.runs[0].more.map((one, place) => [`more${place}`, [one.heading, run => moreView(run, place)]]),
+    ),
     ...(data.ranks ? {ranks: ['Ranks', () => ranksView(data)]} : {}),
   };
 }

@@ -36,7 +36,8 @@ function titleOf(table, column) {
 }
 
 function sortTable(caption, columns, rows, options = {}) {
-  const state = {by: options.by ? columns.findIndex(column => column.name === options.by) : -1, down: options.down ?? true, all: false};
+  const by = options.by ? columns.findIndex(column => column.name === options.by) : -1;
+  const state = {by, down: options.down ?? true, all: false};
   const holder = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption});
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();

@@ -124,7 +124,8 @@ function treeColumns(run, shown) {
     share: {value: one => one.total, show: value => share(value, shown.whole)},
     calls: present('calls') && {},
     kernels: run.time === 'gpu_ns' && present('kernels') && {show: value => count(value || null)},
-    host: device && present('host') && {title: `${titleOf('tree', 'host')} ${host.name}`, show: value => inUnit(host, value)},
+    host: device &&
+      present('host') && {title: `${titleOf('tree', 'host')} ${host.name}`, show: value => inUnit(host, value)},
   });
   return {columns, unit};
 }

@@ -106,7 +106,11 @@ function stepTable(run, rows, processes) {
     process: processes.length > 1 && {value: row => processes.indexOf(row.process) + 1},
     gpu_ns: run.time === 'gpu_ns' && {},
   });
-  const step = {title: 'Step', value: row => row.step, show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`};
+  const step = {
+    title: 'Step',
+    value: row => row.step,
+    show: (value, row) => `${count(value)}${row.warmup ? ' (warm-up)' : ''}`,
+  };
   return sortTable('Steps', [step, ...columns], rows);
 }
 
