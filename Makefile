@@ -20,6 +20,8 @@ FALLBACK := $(patsubst %,tests/emit/test_%.py,emit trace trace_async loop) $(pat
 SOURCES := pyproject.toml $(wildcard annot/native/*.py annot/native/*/*.[ch])
 PROFILE := build/alexnet.sqlite
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Byte code shortens the start of the tests' child processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The TensorFlow tests without C parts use eager mode, which works without them.
 TF_FALLBACK := $(patsubst %,tests/tensorflow/test_%.py,gradients keras_models trace)

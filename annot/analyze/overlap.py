@@ -12,6 +12,8 @@ __all__ = ["cut", "exclusive", "merged", "shares", "within", "without"]
 _SLICE: Final = 1 << 18
 """Intervals per batch: with millions of intervals the intermediate columns take more memory than the intervals."""
 
+_BEFORE_ALL: Final = pl.DataFrame({"start": [-(1 << 63)], "end": [-(1 << 63)], "before": [0]})
+
 
 def shares(window: pl.DataFrame, going_on: Mapping[str, pl.DataFrame | Callable[[], pl.DataFrame]]) -> pl.DataFrame:
     """Partition the time in a window (start, end in ns, Int64) exactly among named intervals.
@@ -43,17 +45,12 @@ def merged(intervals: pl.DataFrame) -> pl.DataFrame:
 
 def within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     """Return the total length (ns) of the spans, a result of `merged`, before each time (ns, Int64)."""
-    if spans.is_empty():
-        return pl.Series("within", [0], pl.Int64).new_from_index(0, times.len())
-    before = (spans["end"] - spans["start"]).cum_sum().shift(1, fill_value=0)
-    row = spans["start"].search_sorted(times, side="right").cast(pl.Int64) - 1
-    last = row.clip(0)
-    columns = {
-        "row": row, "before": before.gather(last), "start": spans["start"].gather(last),
-        "end": pl.select(pl.min_horizontal(spans["end"].gather(last), times)).to_series(),
-    }  # fmt: skip
-    inside = pl.when(pl.col("row") >= 0).then(pl.col("before") + pl.col("end") - pl.col("start")).otherwise(0)
-    return pl.DataFrame(columns).select(inside.alias("within")).to_series()
+    row = spans["start"].search_sorted(times, side="right").alias("row")
+    # Row 0 stands for the time before the first span.
+    before = (pl.col("end") - pl.col("start")).cum_sum().shift(1, fill_value=0)
+    rows = pl.concat([_BEFORE_ALL, spans.select("start", "end", before.alias("before"))])[row]
+    inside = pl.min_horizontal("end", pl.lit(times)) - pl.col("start")
+    return rows.select((pl.col("before") + inside).alias("within")).to_series()
 
 
 def exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:

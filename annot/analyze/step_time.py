@@ -21,6 +21,7 @@ from annot.analyze.step_parts import (
     shares_of_devices,
 )
 from annot.attribution.attribute import Attribution
+from annot.util.weak_keys import once_for_each
 
 __all__ = ["SHARES", "step_time", "step_work"]
 
@@ -37,6 +38,7 @@ SHARES: Final = {
 """Shares of step time in order of precedence."""
 
 
+@once_for_each
 def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
     """Return the breakdown of step time into disjoint shares that add up exactly.
 

@@ -32,7 +32,7 @@ _SLICE: Final = 1 << 20
 """Ranges per slice. Slices keep temporary columns small."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Attribution:
     """A profile whose ranges have parents, layers and times.
 

@@ -15,6 +15,7 @@ from annot.attribution.layer_chains import KEY
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
+from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes"]
 
@@ -25,6 +26,7 @@ _OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
 
 
+@once_for_each
 def by_layer(attribution: Attribution) -> pl.DataFrame:
     """Return a row per layer, module class and phase. `annot.correlate` documents the columns."""
     layers = attribution.forest.layers()

@@ -12,12 +12,14 @@ from annot.attribution.host_times import without_unknown
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.steps import SIZES, Steps, of_main_kind
+from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_step", "step_statistics"]
 
 _PHASES: Final = ("forward", "backward", "optimizer")
 
 
+@once_for_each
 def by_step(attribution: Attribution) -> pl.DataFrame:
     """Return a row per selected step, in order of time.
 

@@ -13,6 +13,7 @@ from annot.attribution.graph_replays import has_replays, with_captures
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import is_profile, load
+from annot.read.kineto.reader import NAME as KINETO
 
 __all__ = ["is_capture", "with_capture_files"]
 
@@ -44,7 +45,7 @@ def with_capture_files(profile: Source, given: Sequence[str], path: Path | None 
     Raises:
         AnnotError: a given file cannot be read, or the profile does not have the names of API calls.
     """
-    if not isinstance(profile, Profile):
+    if not isinstance(profile, Profile) or profile.meta["format"] != KINETO:
         if not given:
             return profile
         raise AnnotError(f"{profile.meta['source']} must be a trace of torch.profiler for a report with captures")

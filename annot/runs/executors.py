@@ -6,6 +6,7 @@ heavy packages, because workers set `POLARS_MAX_THREADS` before they import pola
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -152,10 +153,10 @@ def _client(address: str, workers: int) -> Iterator[Client]:
         raise AnnotError("--dask needs the distributed package: pip install 'annot[dask]'") from None
     if address == "local":
         environment = {_THREADS: str(max(1, _cpus() // workers))}
-        with (
-            LocalCluster(workers, threads_per_worker=1, dashboard_address=None, env=environment) as cluster,
-            Client(cluster) as client,
-        ):
+        cluster = LocalCluster(
+            workers, threads_per_worker=1, dashboard_address=None, env=environment, silence_logs=logging.CRITICAL
+        )
+        with cluster, Client(cluster) as client:
             yield client
         return
     try:

@@ -15,8 +15,8 @@ import polars as pl
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
 from annot.errors import AnnotError
-from annot.profile import Source
-from annot.read.formats import source
+from annot.profile import Profile, Source
+from annot.read.formats import load, source
 from annot.report.layer_tree import at_depth
 from annot.report.views import ORDERS, Order, Report, View, find_view
 from annot.runs.captures import with_capture_files
@@ -26,6 +26,8 @@ from annot.util.progress import tell
 
 __all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
 
+_IN_MEMORY: Final = 16 << 20
+"""Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
 _LARGEST: Final = 10
 """Kernels in the report of a profile without ranges."""
 _ADVISED: Final = 50_000
@@ -281,10 +283,12 @@ class Run:
 
     def _attribution(self, *, calls: bool = False, steady: bool = False) -> Attribution:
         steady = steady and self.selection.steps is None
+        profile = self._source(calls)
+        calls = calls or isinstance(profile, Profile)  # a profile in memory has the names of API calls
         if (known := self._attributed.get((True, steady))) is None:
             known = self._attributed.get((calls, steady))
         if known is None:
-            known = self._attributed[calls, steady] = self._attribute(self._source(calls), steady)
+            known = self._attributed[calls, steady] = self._attribute(profile, steady)
         return known
 
     def _source(self, calls: bool) -> Source:
@@ -292,13 +296,17 @@ class Run:
             return self._profile
         if (known := self._sources.get(calls)) is not None:
             return known
+        small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
-            opened = source(self.file, calls=calls)
-            self._sources[calls] = with_capture_files(opened, self.selection.captures, self.file)
+            opened = load(self.file) if small else source(self.file, calls=calls)
+            opened = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None
-        return self._sources[calls]
+        if isinstance(opened, Profile):
+            self._profile = opened
+        self._sources[calls] = opened
+        return opened
 
     def _attribute(self, profile: Source, steady: bool) -> Attribution:
         selection = self.selection

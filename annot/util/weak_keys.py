@@ -1,16 +1,17 @@
-"""A dict with weak keys that runs no Python code when a key dies."""
+"""A dict with weak keys that runs no Python code when a key dies, and results kept in it."""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-__all__ = ["WeakKeys"]
+__all__ = ["WeakKeys", "once_for_each"]
 
 K = TypeVar("K")
 V = TypeVar("V")
+P = ParamSpec("P")
 
 
 class WeakKeys(Generic[K, V]):
@@ -62,3 +63,25 @@ class WeakKeys(Generic[K, V]):
 
     def _entry(self, key: K, value: V) -> tuple[weakref.ref[Any], V]:
         return weakref.ref(key, functools.partial(self._entries.pop, id(key))), value
+
+
+def once_for_each(function: Callable[Concatenate[K, P], V]) -> Callable[Concatenate[K, P], V]:
+    """Keep the result of a function for as long as its first argument lives. Other arguments do not change it.
+
+    Example:
+        >>> class Key: ...
+        >>> key = Key()
+        >>> table = once_for_each(lambda key: [1, 2])
+        >>> table(key) is table(key)
+        True
+    """
+    results: WeakKeys[K, V] = WeakKeys()
+
+    @functools.wraps(function)
+    def kept(key: K, /, *args: P.args, **options: P.kwargs) -> V:
+        result: V | None = results.get(key)
+        if result is None:
+            result = results[key] = function(key, *args, **options)
+        return result
+
+    return kept

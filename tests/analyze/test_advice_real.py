@@ -149,7 +149,7 @@ def test_short_gaps_are_launches_and_long_ones_python() -> None:
     assert _causes(rows.work(GEMM, None, 5 * MS, 10 * MS)) == {"launch": 900_000, "python": 2 * MS}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", every_third(range(40)))
 def test_work_of_steps_against_a_count_of_every_nanosecond(seed: int) -> None:
     """The times add up to how long devices were busy, and no work takes less than what would be idle without it."""
     chance, rows = random.Random(seed), Rows()

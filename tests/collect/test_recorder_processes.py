@@ -17,7 +17,7 @@ from annot.read.recording.export import assemble
 
 def test_threads(tmp_path: Path) -> None:
     """Of eight threads at work at once every range is found, each on its own thread and nested right."""
-    count = 20_000
+    count = 6_000
     events, recording = record_client(tmp_path, "domain", "d", "ranges", count, "threads", 8)
     ranges = [row for row in events if row.kind == "push"]
     texts = Counter(row.text for row in ranges)

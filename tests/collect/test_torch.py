@@ -38,7 +38,7 @@ def written(folder: Path, text: str, name: str = "train.py") -> Path:
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        ("", 0),
+        pytest.param("", 0, marks=pytest.mark.slow),
         ("raise ValueError('broken')", 1),
         pytest.param("sys.exit(3)", 3, marks=pytest.mark.slow),
         pytest.param("import signal; signal.raise_signal(signal.SIGINT)", 130, marks=pytest.mark.slow),

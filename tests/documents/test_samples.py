@@ -155,7 +155,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [pytest.param(*item, marks=[pytest.mark.slow] * (item[0] == "alexnet")) for item in SCRIPTS.items()],
+    [pytest.param(*item, marks=[pytest.mark.slow] * (item[0] in ("alexnet", "ptb_lstm"))) for item in SCRIPTS.items()],
 )
 def test_sample_trains_and_prints_each_loss(name: str, options: list[str]) -> None:
     """A sample runs as a script, without a profiler, and prints the loss of every step of every epoch."""

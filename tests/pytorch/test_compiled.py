@@ -43,7 +43,8 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     client.warn_once.cache_clear()
-    with warnings.catch_warnings():
+    # Otherwise Inductor compiles and runs a program for each instruction set of the CPU.
+    with warnings.catch_warnings(), torch._inductor.config.patch("cpp.vec_isa_ok", True):
         warnings.simplefilter("error", RuntimeWarning)
         yield
     torch._dynamo.reset()

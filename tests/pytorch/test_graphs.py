@@ -101,11 +101,11 @@ print("freed")
     [
         "backward",
         "never_run",
-        "one_call_a_step",
-        "custom_functions",
+        *(
+            pytest.param(way, marks=pytest.mark.slow)
+            for way in ("one_call_a_step", "custom_functions", "freed_on_another_thread", "many_outputs")
+        ),
         "freed_from_the_middle",
-        "freed_on_another_thread",
-        "many_outputs",
     ],
 )
 def test_a_deep_graph_is_freed_on_a_small_stack(way: str) -> None:

@@ -7,6 +7,7 @@ import os
 
 import forked
 import pytest
+from matrices import matrix
 
 pytest.importorskip("torch")
 
@@ -107,8 +108,10 @@ def run(*arguments: str) -> tuple[list[list[str]], list[int]]:
     return shown, ranges
 
 
-@pytest.mark.parametrize("options", [(), ("ops",), ("memory",)])
-@pytest.mark.parametrize("when", ["first_in_a_block", "before_a_block", "plain_profile_first"])
+@pytest.mark.parametrize(
+    ("when", "options"),
+    matrix(["first_in_a_block", "before_a_block", "plain_profile_first"], [(), ("ops",), ("memory",)]),
+)
 def test_the_profiler_has_its_module_events(when: str, options: tuple[str, ...]) -> None:
     """Whenever the profiler starts first, it shows every module call, inside the block and after it."""
     shown, ranges = run(when, *options)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from matrices import matrix
 from sqlite_profile import SqliteProfile, training
 
 import annot
@@ -247,9 +248,14 @@ def test_tables_whose_rows_have_no_number(tmp_path: Path, monkeypatch: pytest.Mo
     assert nvtx_kern_sum(read_activity(keyed)).equals(nvtx_kern_sum(read_activity(path)))
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("far", [(-(2**62), 2**62), (-(2**62), 20), (10, 2**62), (-(2**61) - 1, 0), (0, 2**63 - 1)])
-@pytest.mark.parametrize("what", ["kernels", "copies", "ranges", "API calls"])
+@pytest.mark.parametrize(
+    ("what", "far", "native"),
+    matrix(
+        ["kernels", "copies", "ranges", "API calls"],
+        [(-(2**62), 2**62), (-(2**62), 20), (10, 2**62), (-(2**61) - 1, 0), (0, 2**63 - 1)],
+        [True, False],
+    ),
+)
 def test_no_time_is_lost_to_an_overflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, far: tuple[int, int], native: bool
 ) -> None:

@@ -19,6 +19,7 @@ import fuzz_sqlite
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import every_third
 from random_inputs import TIMES, examples
 from shared_data import shared
 
@@ -33,13 +34,14 @@ CASES = {
     "kineto_real": 40, "parts": 12, "parquet": 4, "ncu_rep": 6, "nsys_rep": 2, "bomb": 4,
 }  # fmt: skip
 EXAMPLES = 250
+QUICK = ("nsys", "kineto", "parts")
 NEVER_READ = ("nsys_rep", "bomb")
 NEVER_REFUSED = ("parts",)
 """Of a recording that is damaged, what is whole is read."""
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "bomb")) for kind in CASES])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in CASES])
 def test_damaged_files(kind: str) -> None:
     """No case ends in a traceback, takes too much time or memory, changes its folder, or reads differently twice."""
     if kind == "parts" and native.recorder_library() is None:
@@ -106,7 +108,8 @@ assert seen
 """
 
 
-@pytest.mark.parametrize("kind", ["nsys", "nvprof", "kineto", "ncu_csv", "nvprof_csv", "xplane"])
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", every_third(["nsys", "nvprof", "kineto", "ncu_csv", "nvprof_csv", "xplane"]))
 def test_reading_runs_nothing(kind: str, tmp_path: Path) -> None:
     """Reading compiles, executes, unpickles, starts and writes nothing."""
     result = _python("-c", WATCHED, str(tmp_path), kind, str(examples(30)))

@@ -269,6 +269,7 @@ def test_keys_rowids_and_absent_columns_are_those_of_sql(
         assert_frame_equal(ask(database), by_query(monkeypatch, file.path, ask))
 
 
+@pytest.mark.slow
 def test_real_exports_read_alike_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
     for name in shared_names("nsys", ".sqlite.gz"):

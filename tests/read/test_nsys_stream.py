@@ -21,6 +21,7 @@ from annot.read.formats import load, source
 from annot.read.nsys import sqlite_export
 from annot.read.nsys.tables import merged
 from annot.report.views import views
+from annot.runs import run
 from annot.runs.run import Run
 
 FILES = (
@@ -134,7 +135,7 @@ def test_merged_mends_a_disorder_of_half_a_block() -> None:
     assert got == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("by", [name for name, view in views().items() if view.calls])
+@pytest.mark.parametrize("by", every_third(name for name, view in views().items() if view.calls))
 def test_analyses_of_what_is_read_in_blocks(tmp_path, by):
     """The tables about one profile are the same from a file in blocks, with the names of its calls, as from memory."""
     path = training(device=True).write(tmp_path / "run.sqlite")
@@ -147,6 +148,7 @@ def test_analyses_of_what_is_read_in_blocks(tmp_path, by):
 def test_no_report_holds_the_whole_file(tmp_path, monkeypatch):
     """Whatever the table, a large export stays in its file."""
     path = training(device=True).write(tmp_path / "run.sqlite")
+    monkeypatch.setattr(run, "_IN_MEMORY", 0)
     monkeypatch.setattr(sqlite_export, "read", None)
     for by in views():
         assert Run(str(path)).view(by, total=True).view.name == by

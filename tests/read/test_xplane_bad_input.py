@@ -75,6 +75,7 @@ def test_flipped_bits(name: str, tmp_path: Path) -> None:
     assert 0 < read < 200
 
 
+@pytest.mark.slow
 def test_flipped_bits_of_a_large_file(tmp_path: Path) -> None:
     """The same holds for a file with devices and launches."""
     content = shared("xplane/tf_bert_gpu8_multi_worker.xplane.pb").read_bytes()

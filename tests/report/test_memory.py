@@ -18,6 +18,7 @@ from annot.analyze.api_calls import Calls
 from annot.analyze.overlap import shares
 from annot.cli.main import main
 from annot.read.nsys import sqlite_export
+from annot.runs import run
 
 FEW, MANY = 500_000, 1_500_000
 
@@ -74,6 +75,7 @@ def test_exports_leave_a_large_profile_in_its_file(form: str, tmp_path: Path, mo
     def refuse(path: Path) -> None:
         raise AssertionError(f"{path} was read as a whole")
 
+    monkeypatch.setattr(run, "_IN_MEMORY", 0)
     monkeypatch.setattr(sqlite_export, "read", refuse)
     assert main(["report", str(tmp_path / "run.sqlite"), "--format", form, "-o", str(tmp_path / "out")]) == 0
 

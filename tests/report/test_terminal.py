@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from matrices import every_third
 from rich.cells import cell_len
 from rich.console import Console
 from shared_data import shared, unpacked
@@ -38,7 +39,7 @@ REAL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", every_third(REAL))
 def test_every_table_fits_every_width(name: str, tmp_path: Path) -> None:
     """Whatever a row stands for, from 60 to 200 columns no line is wider, and the heads are whole."""
     path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import every_third
 from random_inputs import examples
 from ranked import LATE, SLOW, US, die_if_deadly, write_rank, write_ranks
 from shared_data import unpacked
@@ -74,7 +75,7 @@ def test_who_waits_in_collectives_is_not_slow(paths: list[str]) -> None:
     assert [rank["collectives"] for rank in report.meta["ranks"]] == [2] * 8
 
 
-@pytest.mark.parametrize("by", [name for name, view in views().items() if view.keys])
+@pytest.mark.parametrize("by", every_third(name for name, view in views().items() if view.keys))
 def test_rows_of_each_rank_are_those_of_its_report(paths: list[str], by: str) -> None:
     """Every grouping has the rows of each rank, unchanged, and a row across the ranks for each key."""
     report = Ranks(paths[:3], workers=1).view(by, total=True)
@@ -85,7 +86,7 @@ def test_rows_of_each_rank_are_those_of_its_report(paths: list[str], by: str) ->
     assert report.rows.height == report.across["ranks"].sum()
 
 
-@pytest.mark.parametrize("by", [name for name, view in views().items() if not view.keys])
+@pytest.mark.parametrize("by", every_third(name for name, view in views().items() if not view.keys))
 def test_analyses_of_a_rank_are_those_of_its_file(paths: list[str], by: str) -> None:
     """Whatever there is about one profile there is about each rank of a run."""
     report = Ranks(paths[SLOW - 1 :], workers=1).rank(SLOW).view(by, total=True)

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import matrix
 from ranked import write_ranks
 from sqlite_profile import SqliteProfile, training
 from tables import Rows
@@ -121,8 +122,9 @@ def test_files_contain_sums_unless_per_step(form: str, tmp_path: Path) -> None:
     assert times == [3 * 690_000, 690_000]
 
 
-@pytest.mark.parametrize("by", ["layer", "module", "kind", "kernel", "op", "step", "phase"])
-@pytest.mark.parametrize("columns", COLUMN_GROUPS)
+@pytest.mark.parametrize(
+    ("by", "columns"), matrix(["layer", "module", "kind", "kernel", "op", "step", "phase"], COLUMN_GROUPS)
+)
 def test_rows_and_columns_combine(by: str, columns: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each combination is a table, or one sentence with the columns that there are."""
     status = main([path, "--by", by, "--columns", columns])
@@ -227,8 +229,7 @@ def test_depth_combines_rows_as_their_columns_say(path: str) -> None:
 
 def test_ranks_have_the_longest_rows_only(tmp_path: Path) -> None:
     """`top` and `min_share` are those of the median times."""
-    ranks = annot.open(write_ranks(tmp_path, 3))
-    assert isinstance(ranks, Ranks)
+    ranks = Ranks([str(path) for path in write_ranks(tmp_path, 3)], workers=1)
     every = ranks.view("layer", sort="time").across
     assert ranks.view("layer", top=2).across.equals(every.head(2))
     assert set(ranks.view("layer", top=2).rows["layer"]) == set(every.head(2)["layer"])

@@ -194,6 +194,7 @@ def test_runs_once_notes_failures_and_goes_on(tmp_path: Path) -> None:
     assert table["n"].unique().sort().to_list() == [3, 4], "the table is of the grid as it is now"
 
 
+@pytest.mark.slow
 @needs_recorder
 def test_an_interrupted_sweep_ends_its_run_and_goes_on_later(tmp_path: Path) -> None:
     """A signal ends sweep and script; the next sweep runs what has no end yet, and no more."""

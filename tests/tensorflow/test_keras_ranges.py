@@ -290,7 +290,7 @@ def test_forward_backward_and_shapes(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("by_hand", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pause_resume_and_schedule_in_the_middle_of_a_fit(tmp_path: Path, by_hand: bool) -> None:
     """Of each three batches the last two have ranges; each set of functions is traced once."""
     model = compiled("dense")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrices import matrix
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -53,8 +54,7 @@ def classes() -> list[type]:
     return [*found, *keras.optimizers.Optimizer.__mro__]
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lossscale"])
+@pytest.mark.parametrize(("name", "eagerly"), matrix(["sgd", "adamw", "lossscale"], [False, True]))
 def test_each_step_of_fit_has_one_range(tmp_path: Path, name: str, eagerly: bool) -> None:
     """Inside its batch; the weights and the optimizer's variables are the same bits."""
 

@@ -84,12 +84,14 @@ def test_recorded(tmp_path: Path) -> None:
     check(fitted(tmp_path, "recorder", ANNOT_DISABLE_NATIVE=""))
 
 
-@pytest.mark.parametrize("native", ["", pytest.param("1", marks=pytest.mark.slow)], ids=["native", "pure Python"])
+@pytest.mark.slow
+@pytest.mark.parametrize("native", ["", "1"], ids=["native", "pure Python"])
 def test_recorded_without_graphs(native: str, tmp_path: Path) -> None:
     """All that Keras runs eagerly."""
     check(fitted(tmp_path, "recorder", "eager", ANNOT_DISABLE_NATIVE=native))
 
 
+@pytest.mark.slow
 def test_graphs_without_the_c_parts(tmp_path: Path) -> None:
     """Epochs, batches and what Python waits for; a warning says that graphs have no ranges."""
     profile = fitted(tmp_path, "recorder", ANNOT_DISABLE_NATIVE="1", says="TensorFlow graphs cannot have ranges")

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from matrices import every_third
 
 tf = pytest.importorskip("tensorflow")
 
@@ -153,7 +154,7 @@ def products(works: list[tuple[Any, Work | None]]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet152")) for name in NETWORKS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("resnet152", "mobilenetv2"))) for name in NETWORKS]
 )
 def test_networks_have_the_published_size(name: str) -> None:
     """Weights, convolutions with linear layers, and multiply-adds on a 224×224 image, as the PyTorch versions."""
@@ -202,7 +203,7 @@ the gradient of images, or, with a minus, more, as sums of the gradients of toke
 """
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", every_third(SMALL))
 def test_a_step_of_training_counts(name: str, tmp_path: Path) -> None:
     """In a graph: each layer with a matrix costs twice as much backward; nothing is left uncounted."""
     build, shape, missed, spared = SMALL[name]
