@@ -14,6 +14,7 @@ import codecs
 import re
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -25,6 +26,7 @@ from annot.labels import tag
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import link_backward, module_texts
+from annot.read.kineto.graph_annotations import captured_ranges, origins, replay_notes
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.notes import counted, sentences
 
@@ -82,17 +84,18 @@ def _read(path: Path, exact: bool) -> Profile:
     operations = _with_base(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names)
     processes = _Processes(launches, operations)
-    kernels = processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids))
-    copies = processes.assign(_listed(columns.table("copies"), base, names))
+    kernels = origins(processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids)))
+    copies = origins(processes.assign(_listed(columns.table("copies"), base, names)))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
         raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
-    kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
+    notes = replay_notes(kernels, copies)
+    kernels, metrics, of_counters = with_counters(kernels, counter_ranges, columns.counters, launches)
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
     ranges = _ranges(operations, modules, names, flows, columns.calls)
-    notes += _notes(columns, file.invalid, processes.ambiguous)
-    return Profile.build(
+    notes += of_counters + _notes(columns, file.invalid, processes.ambiguous)
+    profile = Profile.build(
         {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
         ranges=ranges,
         launches=_named(launches, LAUNCHES),
@@ -100,6 +103,7 @@ def _read(path: Path, exact: bool) -> Profile:
         copies=_copies(copies),
         metrics=metrics,
     )
+    return replace(profile, captured=captured_ranges(columns.layers))
 
 
 def _base(top: dict[str, Any]) -> int:
