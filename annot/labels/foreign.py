@@ -1,4 +1,4 @@
-"""Parsers of foreign label formats: range texts of PyTorch, PyProf, vLLM, SGLang and XLA.
+"""Parsers of foreign label formats: range texts of PyTorch, PyProf, serving engines and XLA.
 
 `annot.labels.name_scopes` parses the names of TensorFlow's operations. Each parser takes the text of a range and
 returns its label, or None for another format. The formats:
