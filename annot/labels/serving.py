@@ -2,7 +2,7 @@
 
 The formats:
 
-    vLLM           ``execute_context_1(512)_generation_31(31)``: number of requests (and tokens) in prefill and in decode
+    vLLM           ``execute_context_1(512)_generation_31(31)``: requests (and tokens) in prefill and in decode
                    ``execute_543_context_1(sq512sk512sqsq…sqsk…)_generation_31(sq31sk8192…)``: the same with the sums of
                    query lengths (``sq``) and of key lengths (``sk``), as profiled for TraceLens
     SGLang         ``step[DECODE bs=32]``, ``step[EXTEND bs=2 toks=4096]``, ``step[MIXED bs=2 c=1 g=1 c_sk=8 g_sk=12]``

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from graph_profiles import capture
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,8 +54,12 @@ def test_names_and_modules_are_layers_in_the_range_of_the_replay(tmp_path: Path)
     activities: list[dict[str, Any]] = [
         {"module_fqn": "layers.0.attention.wq"},
         {"name": "mlp", "stream": 61, "original_stream": 7},
-        {"module_fqn": "layers.0.attention.wq", "name": "allgather", "Process Group Name": "1"},
-        {"str": "mlp"},
+        {
+            "module_fqn": "layers.0._checkpoint_wrapped_module.attention.wq",
+            "name": "allgather",
+            "Process Group Name": "1",
+        },
+        {"name": "mlp"},
         {"cat": "gpu_memcpy", "kernel": "Memcpy DtoD (Device -> Device)", "name": "cache", "bytes": 8},
         {"cat": "gpu_memset", "kernel": "Memset (Device)", "module_fqn": "layers.0.attention.wq", "bytes": 8},
         {"kernel": "not annotated"},
@@ -105,7 +110,7 @@ def test_a_capture_adds_to_the_annotations(tmp_path: Path) -> None:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([None, "a", "b", "c › d", "aten::mm", "step 12", " ", "x |fwd"]), max_size=8))
-def test_annotations_never_change_a_total(tmp_path_factory, names: list[str | None]) -> None:
+def test_annotations_never_change_a_total(tmp_path_factory: pytest.TempPathFactory, names: list[str | None]) -> None:
     """Attributed and unattributed time add up, whatever the annotations say."""
     path = tmp_path_factory.mktemp("annotated") / "trace.json"
     profile = _trace(path, [{} if name is None else {"name": name} for name in names])

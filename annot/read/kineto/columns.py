@@ -118,7 +118,6 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     block: msgspec.Raw = _NO_TEXT
     module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
     name: msgspec.Raw = _NO_TEXT
-    older_name: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
 
 
 class _Details:
@@ -172,6 +171,7 @@ class Columns:
     def __init__(self) -> None:
         self.incomplete = 0  # number of spans without a valid start or end time
         self.invalid_args = 0  # number of spans with arguments of unexpected types
+        self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
         self._threads = _Threads()
         self._flows = _Numbers()
@@ -288,6 +288,7 @@ class Columns:
             columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
         if "module" in details.texts:
             columns["layer"] = _numbered(self._layers, [_annotation(one) if one.node else None for one in args])
+            self.annotated += columns["layer"].count()
         return columns
 
     def _args(self, details: _Details, events: Sequence[Event]) -> list[Any]:
@@ -401,7 +402,7 @@ def _text(value: msgspec.Raw) -> str | None:
 def _annotation(args: _ActivityArgs) -> tuple[str, str] | None:
     """Return text and role of the annotation of a graph node; see `annot.read.kineto.graph_annotations`."""
     module = _text(args.module)
-    text = module or _text(args.name) or _text(args.older_name)
+    text = module or _text(args.name)
     return (text, "module" if module else "annotation") if text else None
 
 

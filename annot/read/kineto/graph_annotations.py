@@ -12,41 +12,25 @@ from typing import Final
 import polars as pl
 
 from annot.profile import RANGES, conform
-from annot.read.notes import counted
 
-__all__ = ["captured_ranges", "origins", "replay_notes"]
+__all__ = ["captured_ranges", "origins"]
 
-_THREAD: Final = -(1 << 62)
+_THREAD: Final = pl.lit(-(1 << 62), pl.Int64)
 """Thread and process of the ranges. Other captures have numbers near 0 (`annot.attribution.graph_captures`)."""
-_BEGIN, _END = -2 * pl.col("layer") - 2, -2 * pl.col("layer") - 1
-"""Times (ns) of the range of each layer, before all events of a trace."""
+_BEGIN: Final = -2 * pl.col("layer").cast(pl.Int64) - 2
+"""Start (ns) of the range of each annotation, before all events of a trace."""
 
 
 def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:
-    """Return the range of each annotation.
-
-    Args:
-        layers: text and role of each annotation.
-    """
-    numbered = layers.with_columns(layer=pl.int_range(pl.len(), dtype=pl.Int64)).reverse()
-    thread = pl.lit(_THREAD, pl.Int64)
-    ranges = numbered.select(
-        "text", "role", id=_BEGIN, process=thread, thread=thread, start=_BEGIN, end=_END, kind=pl.lit("push"),
-        domain=pl.lit(""),
-    )  # fmt: skip
+    """Return the range of each annotation. `layers` has text and role."""
+    ranges = layers.with_row_index("layer").select(
+        "text", "role", id=_BEGIN, process=_THREAD, thread=_THREAD, start=_BEGIN, end=_BEGIN + 1, kind=pl.lit("push")
+    )
     return conform(ranges, RANGES)
 
 
 def origins(activities: pl.DataFrame) -> pl.DataFrame:
-    """Return kernels or copies with the ranges of their annotations as origins. `layer` is the row of the annotation."""
-    known, thread = pl.col("layer").is_not_null(), pl.lit(_THREAD, pl.Int64)
-    return activities.with_columns(
-        pl.col("layer").cast(pl.Int64),
-        origin_thread=pl.when(known).then(thread).otherwise("origin_thread"),
-    ).with_columns(origin_start=pl.when(known).then(_BEGIN).otherwise("origin_start"))
-
-
-def replay_notes(*activities: pl.DataFrame) -> list[str]:
-    """Return a sentence about the activities with annotations."""
-    total = sum(table["layer"].count() for table in activities)
-    return [f"The layers of {counted(total, 'GPU activity')} come from cuda_graph_annotations."] if total else []
+    """Return GPU activities with the ranges of their annotations as origins. `layer` is the row of an annotation."""
+    annotated = pl.when(pl.col("layer").is_not_null())
+    origin = {"origin_thread": _THREAD, "origin_start": _BEGIN}
+    return activities.with_columns(annotated.then(value).otherwise(name).alias(name) for name, value in origin.items())
