@@ -35,12 +35,7 @@ def is_step(name: str) -> bool:
 
 
 def unwrapped(path: str) -> str:
-    """Return the path of a layer without the segments of wrappers.
-
-    Example:
-        >>> unwrapped("module.layers.0._orig_mod.fc"), unwrapped("my_module.fc")
-        ('layers.0.fc', 'my_module.fc')
-    """
+    """Return the path of a layer without the segments of wrappers: ``layers.0`` for ``module.layers.0._orig_mod``."""
     return re.sub(_WRAPPERS, "", path).removeprefix(".")
 
 

@@ -1,14 +1,10 @@
 """Names that programs give to their own ranges: guessed phases, warm-up, numbers, calls of libraries.
 
 NVTX ranges of a program or of a training library have no common format. Their names often contain the usual words, and
-numbers count steps or layers. The sources of these libraries have:
-
-    DeepSpeed            ``DeepSpeedEngine.step``: qualified name of a function (`deepspeed.utils.instrument_w_nvtx`)
-    Transformer Engine   ``transformer_engine._Linear.forward.gemm``: class, phase and part
-    Megatron             ``megatron.core.transformer.transformer_layer._forward_attention.self_attention``: function and
-                         part
-    PyTorch              ``PP:0F1``: stage, action and micro-batch (`torch.distributed.pipelining.schedules`)
-    Lightning            ``[pl][profile][Strategy]DDPStrategy.backward``
+numbers count steps or layers. The sources of these libraries have ``DeepSpeedEngine.step`` (`instrument_w_nvtx`),
+``transformer_engine._Linear.forward.gemm``, ``megatron.core.transformer.transformer_layer._forward_attention.qkv``
+(`megatron.core.utils.nvtx_range_push`: function and part), ``[pl][profile][Strategy]DDPStrategy.backward`` (Lightning)
+and ``PP:0F1`` (`torch.distributed.pipelining.schedules`: stage, action and micro-batch).
 """
 
 from __future__ import annotations
@@ -20,8 +16,7 @@ from typing import Final
 __all__ = ["WARM_UP", "folded", "is_call", "name_of", "phase_of"]
 
 WARM_UP: Final = r"(?i)(?:^(?:[^.]*\.)?|[^a-z.])warm[-_ ]?up(?:[^a-z]|$)"
-"""Names of warm-up ranges: ``warmup``, ``Warm-up Step 1``, ``Trainer.warmup``; not Megatron's ``….schedules.….warmup``,
-which every step of a pipeline has."""
+"""Names of warm-up ranges: ``warmup``, ``Warm-up Step 1``; not ``megatron.core.….warmup``, part of each step."""
 
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PHASES: Final = {
@@ -54,9 +49,9 @@ def phase_of(name: str) -> str:
         ['forward', 'backward', 'optimizer', 'data', 'other']
     """
     words = " ".join(_WORDS.findall(name)).lower()
-    inside = _FUNCTION.search(name) if "." in name else None
+    inside = _FUNCTION.search(name)
     found = (phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words))
-    return next(found, inside[1] if inside else "other")
+    return next(found, inside[1] if inside and "." in name else "other")
 
 
 def name_of(text: str) -> str:

@@ -6,8 +6,7 @@ The formats:
                    ``execute_543_context_1(sq512sk512sqsq…sqsk…)_generation_31(sq31sk8192…)``: the same with the sums of
                    query lengths (``sq``) and of key lengths (``sk``), as profiled for TraceLens
     SGLang         ``step[DECODE bs=32]``, ``step[EXTEND bs=2 toks=4096]``, ``step[MIXED bs=2 c=1 g=1 c_sk=8 g_sk=12]``
-    TensorRT-LLM   ``[Executor] _forward_step 7: 1 ctx reqs, 512 ctx tokens, 31 gen reqs``: number of the step, requests
-                   in prefill and their tokens, requests in decode; older releases have no tokens, then no number
+    TensorRT-LLM   ``[Executor] _forward_step 7: 1 ctx reqs, 512 ctx tokens, 31 gen reqs``, without tokens or 7 if older
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ def _sglang(text: str) -> ServingStep | None:
 
 def _tensorrt_llm(text: str) -> ServingStep | None:
     """Return the step of TensorRT-LLM. As in SGLang, a request in decode computes one token."""
-    match = _TENSORRT_LLM.fullmatch(text)
-    if match is None:
+    if (match := _TENSORRT_LLM.fullmatch(text)) is None:
         return None
     prefills, decodes = int(match[1]), int(match[3])
     tokens = int(match[2]) + decodes if match[2] else None if prefills else decodes

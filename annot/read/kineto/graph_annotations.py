@@ -1,8 +1,7 @@
 """Layers of replayed graph nodes, which `torch.profiler` writes with ``cuda_graph_annotations`` into a trace.
 
-`torch.cuda.graph_annotations.mark_kernels` annotates the nodes of a graph during its capture. The arguments of a
-replayed activity then have, besides ``graph node id``, the annotation: ``name``, or ``module_fqn``, the path of a
-module as torchtitan annotates it. A layer is stored as a range in which another profile captured the graph.
+The arguments of an annotated activity have, besides ``graph node id``, the text of `mark_kernels` as ``name``, or the
+path of a module as ``module_fqn`` (torchtitan). A layer becomes a range in which another profile captured the graph.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from annot.profile import RANGES, conform
 
 __all__ = ["captured_ranges", "origins"]
 
+# The ranges are before all events of a trace, on a thread that other captures do not use.
 _THREAD: Final = pl.lit(-(1 << 62), pl.Int64)
-"""Thread and process of the ranges. Other captures have numbers near 0 (`annot.attribution.graph_captures`)."""
 _BEGIN: Final = -2 * pl.col("layer").cast(pl.Int64) - 2
-"""Start (ns) of the range of each annotation, before all events of a trace."""
 
 
 def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:
