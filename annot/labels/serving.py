@@ -60,8 +60,7 @@ def serving_step(text: str) -> ServingStep | None:
 
 
 def _vllm(text: str) -> ServingStep | None:
-    match = _VLLM.fullmatch(text)
-    if match is None:
+    if (match := _VLLM.fullmatch(text)) is None:
         return None
     prefills, decodes = int(match[1]), int(match[5])
     tokens = sum(int(match[plain] or match[summed]) for plain, summed in ((2, 3), (6, 7)))
@@ -70,8 +69,7 @@ def _vllm(text: str) -> ServingStep | None:
 
 
 def _sglang(text: str) -> ServingStep | None:
-    match = _SGLANG.fullmatch(text)
-    if match is None:
+    if (match := _SGLANG.fullmatch(text)) is None:
         return None
     sizes = {name: int(size) for name, size in (item.split("=") for item in match[3].split())}
     kind, requests = _SGLANG_KINDS.get(match[1], match[1].lower()), int(match[2])

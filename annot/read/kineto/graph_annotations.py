@@ -29,6 +29,5 @@ def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:
 
 def origins(activities: pl.DataFrame) -> pl.DataFrame:
     """Return GPU activities with the ranges of their annotations as origins. `layer` is the row of an annotation."""
-    annotated = pl.when(pl.col("layer").is_not_null())
-    origin = {"origin_thread": _THREAD, "origin_start": _BEGIN}
-    return activities.with_columns(annotated.then(value).otherwise(name).alias(name) for name, value in origin.items())
+    annotated, origin = pl.when(pl.col("layer") >= 0), (("origin_thread", _THREAD), ("origin_start", _BEGIN))
+    return activities.with_columns(annotated.then(value).otherwise(name).alias(name) for name, value in origin)
