@@ -104,7 +104,7 @@ class _Match:
         kernels, copies = placed.filter("kernel"), placed.filter(~pl.col("kernel"))
         return replace(
             profile, kernels=_with_origins(profile.kernels, kernels), copies=_with_origins(profile.copies, copies),
-            captured=self._captures.ranges,
+            captured=pl.concat([profile.captured, self._captures.ranges]),
         )  # fmt: skip
 
     def notes(self) -> Iterator[str]:

@@ -11,9 +11,9 @@ import polars as pl
 
 from annot.labels import tag
 from annot.labels.foreign import BATCH, DATA, DOMAINS, ENGINE, Label, operation, understand
-from annot.labels.fsdp import is_step
+from annot.labels.fsdp import is_step, unwrapped
 from annot.labels.name_scopes import Scopes, is_operation
-from annot.labels.plain_names import is_call, phase_of
+from annot.labels.plain_names import is_call, name_of, phase_of
 
 __all__ = ["BATCH", "DATA", "EPOCH", "NAMELESS", "TENSORFLOW", "parse_labels"]
 
@@ -106,7 +106,7 @@ def _parse(text: str, role: str | None, domain: str, call: str | None, operation
     if label is None and role is None and domain in DOMAINS:
         label = Label(text or NAMELESS, phase=DOMAINS[domain], layered=True)
     if label is None and role == "module":
-        return Label(text or NAMELESS, layered=True)
+        return Label(unwrapped(text) or NAMELESS, layered=True)
     return label or _plain(text)
 
 
@@ -116,7 +116,7 @@ def _plain(text: str) -> Label:
         return Label(text, role="operator")
     if _OF_TORCH.match(text):
         return operation(text)
-    return Label(text or NAMELESS, phase=phase_of(text), plain=True)
+    return Label(name_of(text) or NAMELESS, phase=phase_of(text), plain=True)
 
 
 def _is_operation(text: str, domain: str) -> bool:

@@ -194,7 +194,7 @@ def step_slice(text: str) -> slice:
 
 
 def _serving(forest: Forest) -> pl.DataFrame:
-    """Return the steps of vLLM and SGLang with `SIZES`. `_steps` extends each of them to the start of the next one."""
+    """Return the steps of a serving engine with `SIZES`. `_steps` extends each of them to the start of the next one."""
     steps = [serving_step(text) for text in forest.labels["text"]]
     if not any(steps):
         return _spans(forest, pl.Series([False], dtype=pl.Boolean).new_from_index(0, len(steps)))

@@ -59,7 +59,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--step-kind", metavar="KIND",
-        help="use only steps of this kind, in a profile of vLLM or SGLang: prefill, decode, mixed, ...; default: the "
+        help="use only steps of this kind, in a profile of a serving engine: prefill, decode, mixed, ...; default: the "
         "most frequent kind, and all kinds with --total",
     )  # fmt: skip
 

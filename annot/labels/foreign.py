@@ -1,8 +1,9 @@
-"""Parsers of foreign label formats: range texts of PyTorch, PyProf, vLLM, SGLang and XLA.
+"""Parsers of foreign label formats: range texts of PyTorch, PyProf, serving engines and XLA.
 
 `annot.labels.name_scopes` parses the names of TensorFlow's operations. Each parser takes the text of a range and
 returns its label, or None for another format. The formats:
 
+    Lightning            ``[pl][module]torch.nn.modules.linear.Linear: layer.0``
     torch.profiler       ``ProfilerStep#12``, ``Optimizer.step#SGD.step``, ``enumerate(DataLoader)#….__next__``
     emit_nvtx            ``aten::mm, seq = 12, op_id = 3, sizes = [[2, 3], [3, 4]], input_op_ids = [(2,0)]``, each part
                          only if known (`split_suffix` removes them first)
@@ -22,6 +23,7 @@ from typing import Final
 
 import polars as pl
 
+from annot.labels.fsdp import unwrapped
 from annot.labels.serving import serving_step
 
 __all__ = ["BATCH", "DATA", "DOMAINS", "ENGINE", "Label", "split_suffix", "understand"]
@@ -129,6 +131,14 @@ def _torch_profiler(text: str) -> Label | None:
     return Label(DATA, phase="data") if _LOADER.fullmatch(text) else None
 
 
+_LIGHTNING = re.compile(r"\[pl\]\[module\](?:\w+\.)*(\w+): (.+)")
+
+
+def _lightning(text: str) -> Label | None:
+    match = _LIGHTNING.fullmatch(text)
+    return match and Label(unwrapped(match[2]), match[1], "forward", layered=True)
+
+
 _PYPROF_CALL = re.compile(r"""\{'mod': '([^']*)', '(op|strRepr)': (?:'([^']*)'|"[^"]*")""")
 _FUNCTION_STACK = re.compile(r"""'funcStack': ['"]/?([^'"]*)['"]\}$""")
 _FORWARD_FRAME = re.compile(r"([^/]*)::forward(\(\d+\))?")
@@ -198,5 +208,5 @@ def understand(text: str) -> Label | None:
         >>> understand("attention.linear_qkv") is None
         True
     """
-    parsers = (_torch_profiler, _pyprof, _layerwise, _serving, _trace_me)
+    parsers = (_torch_profiler, _lightning, _pyprof, _layerwise, _serving, _trace_me)
     return next((label for parser in parsers if (label := parser(text)) is not None), None)

@@ -1,4 +1,4 @@
-"""Names of the ranges that PyTorch's FSDP2 (`torch.distributed.fsdp.fully_shard`) opens around its hooks.
+"""Names of the ranges that PyTorch's FSDP2 (`torch.distributed.fsdp.fully_shard`) opens, and segments of wrappers.
 
 ``FSDP::pre_forward (X)`` opens the forward pass of layer X, ``FSDP::post_forward (X)`` closes it. ``FSDP::pre_backward
 (X)`` opens its backward pass, which ``FSDP::post_backward_accumulate (X)``, ``…_reshard (X)``, ``…_rs_wait (X)`` and
@@ -9,11 +9,12 @@ PyTorch 2.13; earlier versions have fewer of the closing ranges.) FSDP1 names it
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import polars as pl
 
-__all__ = ["hooks_of", "is_step"]
+__all__ = ["hooks_of", "is_step", "unwrapped"]
 
 _HOOK: Final = (
     r"^FSDP::(?P<side>pre|post)_(?P<phase>forward|backward)(?:_accumulate|_reshard|_rs_wait|_reduce)?"
@@ -30,7 +31,12 @@ def is_step(name: str) -> bool:
         >>> is_step("FSDP::all_gather (layers.0)"), is_step("FullyShardedDataParallel.forward")
         (True, False)
     """
-    return name.startswith(("FSDP::", "FullyShardedDataParallel._"))
+    return name.startswith(("FSDP::", "FullyShardedDataParallel.")) and not name.endswith(".forward")
+
+
+def unwrapped(path: str) -> str:
+    """Return the path of a layer without the segments of wrappers: ``layers.0`` for ``module.layers.0._orig_mod``."""
+    return re.sub(_WRAPPERS, "", path).removeprefix(".")
 
 
 def hooks_of(names: pl.Series) -> pl.DataFrame:

@@ -1,9 +1,10 @@
 """Names that programs give to their own ranges: guessed phases, warm-up, numbers, calls of libraries.
 
-NVTX ranges of a program or of a training library (DeepSpeed, Megatron, Transformer Engine) have no common format. Their
-names often contain the usual words, and numbers count steps or layers. The sources of these libraries have
-``DeepSpeedEngine.step`` (`deepspeed.utils.instrument_w_nvtx`: the qualified name of a function) and
-``transformer_engine.FusedAttnFunc.forward`` (class, phase and part).
+NVTX ranges of a program or of a training library have no common format. Their names often contain the usual words, and
+numbers count steps or layers. The sources of these libraries have ``DeepSpeedEngine.step`` (`instrument_w_nvtx`),
+``transformer_engine._Linear.forward.gemm``, ``megatron.core.transformer.transformer_layer._forward_attention.qkv``
+(`megatron.core.utils.nvtx_range_push`: function and part), ``[pl][profile][Strategy]DDPStrategy.backward`` (Lightning)
+and ``PP:0F1`` (`torch.distributed.pipelining.schedules`: stage, action and micro-batch).
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["WARM_UP", "folded", "is_call", "phase_of"]
+__all__ = ["WARM_UP", "folded", "is_call", "name_of", "phase_of"]
 
-WARM_UP: Final = r"(?i)(?:^|[^a-z])warm[-_ ]?up(?:[^a-z]|$)"
-"""Names of warm-up ranges: ``warmup``, ``Warm-up Step 1``."""
+WARM_UP: Final = r"(?i)(?:^(?:[^.]*\.)?|[^a-z.])warm[-_ ]?up(?:[^a-z]|$)"
+"""Names of warm-up ranges: ``warmup``, ``Warm-up Step 1``; not ``megatron.core.….warmup``, part of each step."""
 
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PHASES: Final = {
     phase: re.compile(rf"(?:{pattern})")
     for phase, pattern in {
-        "backward": r"(?!.*\b(?:forward|fwd)\b)(?:.* )?(?:backward|bwd|backprop|back propagation)(?: pass| step)?",
-        "forward": r"(?!.*\b(?:backward|bwd)\b)(?:.* )?(?:(?:forward|fwd)(?: pass| step)?|(?:loss|criterion)(?: fn)?)",
-        "optimizer": r"(?:.* )?(?:optimizer|optim|opt)(?: step| update)?|(?:.* )?zero grad(?:s|ients?)?"
+        "backward": r"(?!.*\b(?:forward|fwd)\b)(?:.* )?(?:backward|bwd|backprop|back propagation)(?: pass| step)?"
+        r"|pp [biw]",
+        "forward": r"(?!.*\b(?:backward|bwd)\b)(?:.* )?(?:(?:forward|fwd)(?: pass| step)?|(?:loss|criterion)(?: fn)?)"
+        r"|pp f",
+        "optimizer": r"(?:.* )?(?:optimizer|optim|opt)(?:(?: stage)? step| update)?|(?:.* )?zero grad(?:s|ients?)?"
         r"|(?:.* )?engine step",
         "data": r"data(?: ?load(?:er|ing)?)?(?: next| wait| fetch)?"
+        r"|.* (?:train dataloader|val|test|predict) next"
         r"|(?:load|fetch|get|next|prepare|wait for)(?: the| next)? (?:data|batch|inputs?)",
     }.items()
 }
+_FUNCTION: Final = re.compile(r"(?:^|\.)_?(forward|backward)(?!\w*(?:forward|backward))(?:_\w+)?(?=\.|$)")
+_PIPELINE: Final = re.compile(r"^(PP:\d+[A-Z_]+)(\d+)$")
 _CALL: Final = re.compile(r"(?:nccl|cublas|MPI_)[A-Z]\w*")
 _NUMBER: Final = re.compile(r"(?<![^\W_])\d+(?![^\W_])")
 
@@ -43,8 +49,14 @@ def phase_of(name: str) -> str:
         ['forward', 'backward', 'optimizer', 'data', 'other']
     """
     words = " ".join(_WORDS.findall(name)).lower()
-    inside = next((part for part in name.split(".") if part in ("forward", "backward")), "other")
-    return next((phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words)), inside)
+    inside = _FUNCTION.search(name)
+    found = (phase for phase, pattern in _PHASES.items() if pattern.fullmatch(words))
+    return next(found, inside[1] if inside and "." in name else "other")
+
+
+def name_of(text: str) -> str:
+    """Return the name of a range without Lightning's prefix, and with the micro-batch as a word: ``PP:0F 12``."""
+    return _PIPELINE.sub(r"\1 \2", text.removeprefix("[pl][profile]"))
 
 
 def is_call(name: str) -> bool:

@@ -1,11 +1,12 @@
-"""Parsers of the ranges that vLLM and SGLang open around a step of the model.
+"""Parsers of the ranges that vLLM, SGLang and TensorRT-LLM open around a step of the model.
 
 The formats:
 
-    vLLM     ``execute_context_1(512)_generation_31(31)``: number of requests (and tokens) in prefill and in decode
-             ``execute_543_context_1(sq512sk512sqsq…sqsk…)_generation_31(sq31sk8192…)``: the same with the sums of query
-             lengths (``sq``) and of key lengths (``sk``), as profiled for TraceLens
-    SGLang   ``step[DECODE bs=32]``, ``step[EXTEND bs=2 toks=4096]``, ``step[MIXED bs=2 c=1 g=1 c_sk=8 g_sk=12]``
+    vLLM           ``execute_context_1(512)_generation_31(31)``: requests (and tokens) in prefill and in decode
+                   ``execute_543_context_1(sq512sk512sqsq…sqsk…)_generation_31(sq31sk8192…)``: the same with the sums of
+                   query lengths (``sq``) and of key lengths (``sk``), as profiled for TraceLens
+    SGLang         ``step[DECODE bs=32]``, ``step[EXTEND bs=2 toks=4096]``, ``step[MIXED bs=2 c=1 g=1 c_sk=8 g_sk=12]``
+    TensorRT-LLM   ``[Executor] _forward_step 7: 1 ctx reqs, 512 ctx tokens, 31 gen reqs``, without tokens or 7 if older
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _VLLM: Final = re.compile(rf"execute_(?:\d+_)?context_{_SIZES}_generation_{_SIZE
 _SGLANG: Final = re.compile(r"step\[([A-Z][A-Z_]*) bs=(\d{1,9})((?: \w+=\d{1,15})*)\]")
 _SGLANG_KINDS: Final[Mapping[str, str]] = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill"}
 """Other names of SGLang's modes; ``DECODE``, ``MIXED`` and ``IDLE`` are those of `ServingStep` in upper case."""
+_TENSORRT_LLM: Final = re.compile(
+    r"\[Executor\] _forward_step(?: \d{1,18})?: (\d{1,9}) ctx reqs, (?:(\d{1,15}) ctx tokens, )?(\d{1,9}) gen reqs"
+)
 _CONTEXTS: Final = ("sk", "c_sk", "g_sk")
 
 
@@ -52,26 +56,36 @@ def serving_step(text: str) -> ServingStep | None:
         >>> serving_step("execute_context_1(512)_generation_0(0)").kind
         'prefill'
     """
-    return _vllm(text) or _sglang(text)
+    return _vllm(text) or _sglang(text) or _tensorrt_llm(text)
 
 
 def _vllm(text: str) -> ServingStep | None:
-    match = _VLLM.fullmatch(text)
-    if match is None:
+    if (match := _VLLM.fullmatch(text)) is None:
         return None
     prefills, decodes = int(match[1]), int(match[5])
-    kind = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "idle"
     tokens = sum(int(match[plain] or match[summed]) for plain, summed in ((2, 3), (6, 7)))
     keys = [int(match[group]) for group in (4, 8) if match[group]]
-    return ServingStep(kind, prefills + decodes, tokens, sum(keys) if len(keys) == 2 else None)
+    return ServingStep(_kind(prefills, decodes), prefills + decodes, tokens, sum(keys) if len(keys) == 2 else None)
 
 
 def _sglang(text: str) -> ServingStep | None:
-    match = _SGLANG.fullmatch(text)
-    if match is None:
+    if (match := _SGLANG.fullmatch(text)) is None:
         return None
     sizes = {name: int(size) for name, size in (item.split("=") for item in match[3].split())}
     kind, requests = _SGLANG_KINDS.get(match[1], match[1].lower()), int(match[2])
     contexts = [sizes[name] for name in _CONTEXTS if name in sizes]
     tokens = sizes.get("toks", requests if kind == "decode" else None)
     return ServingStep(kind, requests, tokens, sum(contexts) if contexts else None)
+
+
+def _tensorrt_llm(text: str) -> ServingStep | None:
+    """Return the step of TensorRT-LLM. As in SGLang, a request in decode computes one token."""
+    if (match := _TENSORRT_LLM.fullmatch(text)) is None:
+        return None
+    prefills, decodes = int(match[1]), int(match[3])
+    tokens = int(match[2]) + decodes if match[2] else None if prefills else decodes
+    return ServingStep(_kind(prefills, decodes), prefills + decodes, tokens)
+
+
+def _kind(prefills: int, decodes: int) -> str:
+    return "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "idle"

@@ -19,7 +19,7 @@ from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, by_phase, by_step, summarize
-from annot.labels.plain_names import folded, phase_of
+from annot.labels.plain_names import WARM_UP, folded, phase_of
 from annot.read.formats import load
 from annot.report.terminal.table import print_table
 from annot.runs.run import Run
@@ -119,6 +119,14 @@ def test_folding_replaces_numbers_only(names: set[str]) -> None:
         ("BackwardPass", "backward"), ("bwd", "backward"), ("optimizer.step()", "optimizer"),
         ("OptimizerStep", "optimizer"), ("DeepSpeedEngine.step", "optimizer"), ("zero_grad", "optimizer"),
         ("data", "data"), ("DataLoader.next", "data"), ("load batch", "data"), ("data_parallel", "other"),
+        ("DeepSpeedZeroOptimizer_Stage3.step", "optimizer"), ("DeepSpeedEngine._backward_epilogue", "backward"),
+        ("PartitionedParameterCoordinator.fetch_sub_module", "other"), ("FullyShardedDataParallel.forward", "forward"),
+        ("megatron.core.transformer.transformer_layer._forward_attention.self_attention", "forward"),
+        ("megatron.core.pipeline_parallel.schedules.forward_backward_no_pipelining", "other"),
+        ("[pl][profile][Strategy]DDPStrategy.backward", "backward"), ("[pl][profile]run_training_batch", "other"),
+        ("[pl][profile][_TrainingEpochLoop].train_dataloader_next", "data"), ("setup_dataloader", "other"),
+        ("[pl][profile][_EvaluationLoop].val_next", "data"), ("PP:0F1", "forward"), ("PP:1B0", "backward"),
+        ("PP:1I0", "backward"), ("PP:12W10", "backward"), ("PP:0SEND_F1", "other"), ("PP:1UNSHARD", "other"),
         ("forward_backward", "other"), ("Benchmark Forward Only", "other"), ("step", "other"), ("", "other"),
     ],
 )  # fmt: skip
@@ -229,3 +237,40 @@ def test_a_limited_depth_keeps_the_times(tmp_path: Path) -> None:
     rows = Run(unpacked("nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", tmp_path)).view(depth=1, total=True).rows
     assert rows["layer"].is_unique().all()
     assert rows.filter(layer="Run Benchmark › Warm-up")["gpu_ns"].item() == 1_093_709_715
+
+
+def test_ranges_of_pipelines_and_of_lightning() -> None:
+    """Micro-batches of a stage share a row. Lightning's modules are layers, its other ranges are places."""
+    rows, stages = Rows(), Rows()
+    for number, name in enumerate(("PP:0F0", "PP:0F1", "PP:0RECV_F2", "PP:0F2", "PP:0B0", "PP:0B1", "PP:0B2")):
+        stages.range(name, 10 * number, 10 * number + 9).kernel(10 * number + 1, (10 * number + 2, 10 * number + 3))
+    table = by_layer(attribute(stages.build())).select("layer", "phase", "calls", "gpu_ns").rows()
+    assert table == [("PP:0F #", "forward", 3, 3), ("PP:0RECV_F 2", "other", 1, 1), ("PP:0B #", "backward", 3, 3)]
+    rows.range("[pl][profile]run_training_batch", 0, 90).range("[pl][profile][Strategy]DDP.training_step", 1, 50)
+    rows.range("[pl][module]net.Block: module.h.0", 2, 40).range("[pl][module]torch.nn.Linear: module.h.0.fc", 3, 30)
+    rows.kernel(5, (5, 9)).kernel(32, (32, 35)).kernel(60, (60, 65))
+    table = by_layer(attribute(rows.build())).select("layer", "module", "phase", "gpu_self_ns").rows()
+    assert ("h.0", "Block", "forward", 3) in table
+    assert ("h.0.fc", "Linear", "forward", 4) in table
+    assert ("run_training_batch", "", "other", 5) in table
+
+
+def test_steps_of_fsdp1_are_part_of_the_range_around_them() -> None:
+    """The limit of all-gathers and the hooks of FSDP1 have no rows beside its forward pass."""
+    rows = Rows().range("FullyShardedDataParallel.forward", 0, 50).range("FullyShardedDataParallel._pre_forward", 5, 25)
+    rows.range("FullyShardedDataParallel.rate_limiter", 6, 20).kernel(8, (8, 15)).kernel(30, (30, 35))
+    table = by_layer(attribute(rows.build())).select("layer", "phase", "gpu_self_ns").rows()
+    assert table == [("FullyShardedDataParallel.forward", "forward", 12)]
+
+
+def test_warm_up_of_a_pipeline_is_part_of_a_step() -> None:
+    """Megatron fills its pipeline in each step; other ranges named warm-up are before the steps."""
+    names = (
+        "warmup",
+        "Warm-up Step 1",
+        "Trainer.warmup",
+        "train warm_up",
+        "megatron.core.schedules.f.warmup",
+        "warmups",
+    )
+    assert pl.Series(names).str.contains(WARM_UP).to_list() == [True, True, True, True, False, False]

@@ -1,4 +1,4 @@
-"""Steps of vLLM and SGLang: told apart by kind and size, and never averaged together."""
+"""Steps of serving engines: told apart by kind and size, and never averaged together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from annot.runs.run import Run, Selection, correlate
 
 TEXTS = {
     "decode": "step[DECODE bs={}]", "prefill": "step[EXTEND bs=1 toks={}]",
-    "mixed": "execute_context_1({})_generation_3(3)",
+    "mixed": "[Executor] _forward_step 7: 1 ctx reqs, {} ctx tokens, 3 gen reqs",
 }  # fmt: skip
 LENGTHS = {"decode": 10, "prefill": 90, "mixed": 40}
 LAYER = "attn Attention |fwd"

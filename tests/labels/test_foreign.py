@@ -39,6 +39,8 @@ from annot.labels.foreign import understand
             "model.layers.0.mlp",
             "forward",
         ),
+        ("[pl][module]torch.nn.modules.linear.Linear: layer.0", "layer.0", "forward"),
+        ("[pl][module]net.Block: module._fsdp_wrapped_module.h.1._orig_mod", "h.1", "forward"),
         ("Thunk:#name=fusion.3,hlo_op=fusion.3#", "Thunk fusion.3", "other"),
         ("XlaModule:#hlo_module=jit_f,program_id=3#", "XlaModule jit_f", "other"),
     ],

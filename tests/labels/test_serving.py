@@ -28,6 +28,13 @@ SIZE = st.integers(0, 10**9 - 1)
         ("execute_context_1(512)_generation_0(0)", ServingStep("prefill", 1, 512)),
         ("execute_context_1(512)_generation_31(31)", ServingStep("mixed", 32, 543)),
         ("execute_context_0(0)_generation_0(0)", ServingStep("idle", 0, 0)),
+        ("[Executor] _forward_step 7: 1 ctx reqs, 512 ctx tokens, 31 gen reqs", ServingStep("mixed", 32, 543)),
+        ("[Executor] _forward_step 8: 0 ctx reqs, 0 ctx tokens, 31 gen reqs", ServingStep("decode", 31, 31)),
+        ("[Executor] _forward_step 9: 2 ctx reqs, 96 ctx tokens, 0 gen reqs", ServingStep("prefill", 2, 96)),
+        ("[Executor] _forward_step 9: 2 ctx reqs, 0 gen reqs", ServingStep("prefill", 2)),
+        ("[Executor] _forward_step 9: 2 ctx reqs, 3 gen reqs", ServingStep("mixed", 5)),
+        ("[Executor] _forward_step: 0 ctx reqs, 4 gen reqs", ServingStep("decode", 4, 4)),
+        ("[Executor] _forward_step 1: 0 ctx reqs, 0 ctx tokens, 0 gen reqs", ServingStep("idle", 0, 0)),
     ],
 )
 def test_kind_and_size(text: str, step: ServingStep) -> None:
@@ -42,6 +49,8 @@ def test_kind_and_size(text: str, step: ServingStep) -> None:
     [
         "step[DECODE]", "step[decode bs=1]", "step [DECODE bs=1]", "step[DECODE bs=1] ", "capture_32_DECODE", "step 12",
         "execute_new_1_cached_3", "execute_context_1(512)", "execute_context_1()_generation_0(0)",
+        "[Executor] _forward_step 7", "[Executor] _forward_step 7: 1 ctx reqs",
+        "_forward_step 7: 1 ctx reqs, 2 gen reqs",
         "execute_context_1(5)_generation_0(0)\n", "step[DECODE bs=99999999999]", "",
     ],
 )  # fmt: skip
@@ -65,3 +74,4 @@ def test_any_text(text: str) -> None:
     serving_step(text)
     serving_step(f"step[{text}]")
     serving_step(f"execute_{text}")
+    serving_step(f"[Executor] _forward_step {text}")

@@ -137,6 +137,17 @@ def test_several_models_keep_their_names(tmp_path):
     ]  # fmt: skip
 
 
+def test_wrappers_are_no_layers(tmp_path):
+    """A wrapped model has the layers of the model."""
+    inner = [module("Net_0", 2, 90), module("Block_0", 5, 50), module("Linear_0", 10, 20), module("Linear_1", 60, 80)]
+    wrapped = read(
+        tmp_path, module("DistributedDataParallel_0", 0, 99), module("OptimizedModule_0", 1, 95), inner[0],
+        module("FullyShardedDataParallel_1", 3, 55), module("CheckpointWrapper_0", 4, 52), *inner[1:],
+    )  # fmt: skip
+    assert wrapped.ranges["text"].to_list() == read(tmp_path, *inner).ranges["text"].to_list()
+    assert "Block_0.Linear_0 Linear |fwd" in wrapped.ranges["text"].to_list()
+
+
 def test_modules_nest_per_thread_and_despite_rounding(tmp_path):
     """A module lies in one of its own thread, also if times cut to microseconds let it end a little later."""
     profile = read(

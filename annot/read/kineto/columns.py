@@ -55,7 +55,8 @@ _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
 _ACTIVITY: Final = {
-    **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64), "grid": pl.Int32,
+    **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
+    **dict.fromkeys(("grid", "layer"), pl.Int32),
 }  # fmt: skip
 _TABLES: Final[dict[str, dict[str, Any]]] = {
     "ranges": {
@@ -112,8 +113,11 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     correlation: int | None = None
     bytes: int | None = None
     external_lower_case: int | None = msgspec.field(name="external id", default=None)
+    node: int | None = msgspec.field(name="graph node id", default=None)
     grid: msgspec.Raw = _NO_TEXT
     block: msgspec.Raw = _NO_TEXT
+    module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
+    name: msgspec.Raw = _NO_TEXT
 
 
 class _Details:
@@ -160,18 +164,21 @@ class Columns:
 
     The tables have the columns `start` and, except for flows, `end` in ns since the base time of the file, `thread` as
     in `annot.profile` with the process in the higher bits, and `name`, an index into `names`. `kernel` of launches is
-    an index into `names`, and `grid` of launches, kernels and copies an index into `grids`.
+    an index into `names`, `grid` of launches, kernels and copies an index into `grids`, and `layer` of kernels and
+    copies an index into `layers`.
     """
 
     def __init__(self) -> None:
         self.incomplete = 0  # number of spans without a valid start or end time
         self.invalid_args = 0  # number of spans with arguments of unexpected types
+        self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()
         self._calls = _Numbers()
         self._grids = _Numbers()
+        self._layers = _Numbers()
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._counter_rows = 0
 
@@ -209,6 +216,11 @@ class Columns:
         return pl.Series("grid", [re.sub(r"[^\d, ]|(?<=,) ", "", text) for text in sizes], dtype=pl.String)
 
     @property
+    def layers(self) -> pl.DataFrame:
+        """Text and role of the unique annotations of graph nodes."""
+        return pl.DataFrame(list(self._layers), {"text": pl.String, "role": pl.String}, orient="row")
+
+    @property
     def counters(self) -> pl.DataFrame:
         """Values of the hardware counters: row (of `counter_ranges`), name and value."""
         return pl.concat([pl.DataFrame(schema=_COUNTER), *self._frames.pop("counters", [])])
@@ -238,6 +250,7 @@ class Columns:
         elif category == "kernel" or category in _COPIES:
             details = self._details(_ACTIVITY_DETAILS, events)
             details["external"] = details["external"].fill_null(details.pop("external_lower_case"))
+            del details["node"]
             self._append("kernels" if category == "kernel" else "copies", {**self._span(events), **details})
         elif category == _COUNTER_RANGE:
             rows = range(self._counter_rows, self._counter_rows + len(events))
@@ -273,6 +286,9 @@ class Columns:
         if "grid" in details.texts:
             sizes = [(bytes(one.grid), bytes(one.block)) for one in args]
             columns["grid"] = _numbered(self._grids, [size if size[0] else None for size in sizes])
+        if "module" in details.texts:
+            columns["layer"] = _numbered(self._layers, [_annotation(one) if one.node else None for one in args])
+            self.annotated += columns["layer"].count()
         return columns
 
     def _args(self, details: _Details, events: Sequence[Event]) -> list[Any]:
@@ -381,6 +397,13 @@ def _numbered(numbers: _Numbers, values: Iterable[Any]) -> pl.Series:
 def _text(value: msgspec.Raw) -> str | None:
     found = _decoded(value) if bytes(value) else None
     return found if isinstance(found, str) else None
+
+
+def _annotation(args: _ActivityArgs) -> tuple[str, str] | None:
+    """Return text and role of the annotation of a graph node; see `annot.read.kineto.graph_annotations`."""
+    module = _text(args.module)
+    text = module or _text(args.name)
+    return (text, "module" if module else "annotation") if text else None
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:

@@ -14,6 +14,7 @@ import codecs
 import re
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
@@ -25,6 +26,7 @@ from annot.labels import tag
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import link_backward, module_texts
+from annot.read.kineto.graph_annotations import captured_ranges, origins
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.notes import counted, sentences
 
@@ -41,6 +43,7 @@ _BACKWARD: Final = r"^autograd::engine::evaluate_function: |Backward\d*$"
 # In PyTorch releases of 2021, ranges of PyTorch ("ProfilerStep#5", "Optimizer.step#SGD.step") and of the user have the
 # category of operators. Names of operators do not contain "#" or a space before the first colon.
 _ANNOTATION_NAME: Final = r"^[^:]*[# ]"
+_WRAPPER: Final = r"^nn\.Module: (?:(?:FullySharded|Distributed)DataParallel|CheckpointWrapper|OptimizedModule)_\d+$"
 _PROCESS: Final = pl.col("thread") & pl.lit(~0xFFFFFF, pl.Int64)
 _COMPACT: Final = ("start", "end", "thread", "name", "external")
 _OF_OPERATIONS: Final = ("sequence", "forward", "call")
@@ -80,10 +83,10 @@ def _read(path: Path, exact: bool) -> Profile:
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
     launches = _with_grids(_listed(columns.table("launches"), base, names), grids, names["text"])
     operations = _with_base(columns.table("ranges"), base)
-    modules = _listed(columns.table("modules"), base, names)
+    modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
-    kernels = processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids))
-    copies = processes.assign(_listed(columns.table("copies"), base, names))
+    kernels = origins(processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids)))
+    copies = origins(processes.assign(_listed(columns.table("copies"), base, names)))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
@@ -92,7 +95,7 @@ def _read(path: Path, exact: bool) -> Profile:
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
     ranges = _ranges(operations, modules, names, flows, columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
-    return Profile.build(
+    profile = Profile.build(
         {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
         ranges=ranges,
         launches=_named(launches, LAUNCHES),
@@ -100,6 +103,7 @@ def _read(path: Path, exact: bool) -> Profile:
         copies=_copies(copies),
         metrics=metrics,
     )
+    return replace(profile, captured=captured_ranges(columns.layers))
 
 
 def _base(top: dict[str, Any]) -> int:
@@ -248,6 +252,7 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
 
 def _notes(columns: Columns, invalid: int, ambiguous: int) -> list[str]:
     counts = {
+        "The layers of {GPU activity} come from cuda_graph_annotations.": columns.annotated,
         "annot skipped {event} without valid start and end times.": columns.incomplete,
         "annot skipped {invalid event}.": invalid,
         "annot ignored arguments of unexpected types in {event}.": columns.invalid_args,
