@@ -21,6 +21,7 @@ from tables import ENGINE, MAIN, Rows
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, by_phase, by_step, summarize
 from annot.labels.plain_names import folded, phase_of
 from annot.read.formats import load
+from annot.report.layer_tree import layer_lines, tree_columns
 from annot.report.terminal.table import print_table
 from annot.runs.run import Run
 
@@ -222,6 +223,25 @@ def test_a_profile_without_ranges_shows_kernels(tmp_path: Path) -> None:
     assert "Time by kernel, µs" in lines
     assert not any(line.startswith(UNATTRIBUTED) for line in lines)
     assert any("Wrap training in `with annot.emit_ranges(model):`" in line for line in lines)
+
+
+@pytest.mark.parametrize("left_out", [{"depth": 0}, {"depth": 1}, {"top": 1}, {"min_share": 0.9}])
+@pytest.mark.parametrize("total", [True, False])
+def test_ranges_keep_the_phases_of_rows_left_out(left_out: dict[str, Any], total: bool) -> None:
+    """The Forward and Backward columns of a range are those of the ranges inside, whether these have rows or not."""
+    rows = Rows()
+    for number in range(2):
+        start = 100 * number
+        rows.range(f"Step {number}", start, start + 100).range("x", start + 10, start + 90)
+        rows.range("Forward", start + 20, start + 40).range("backward", start + 50, start + 80)
+        rows.kernel(start + 25, (start + 25, start + 32)).kernel(start + 55, (start + 55, start + 66))
+    report = Run(rows.build()).view(total=total, **left_out)
+    lines = layer_lines(report.rows, report.every)
+    times = 2 if total else 1
+    assert [lines[0].get("gpu_ns", *phase) for phase in (["forward"], ["backward"], [])] == [
+        7 * times, 11 * times, 18 * times,
+    ]  # fmt: skip
+    assert [column.title for column in tree_columns(report, lines)][:3] == ["Forward", "Backward", "Total"]
 
 
 def test_a_limited_depth_keeps_the_times(tmp_path: Path) -> None:
