@@ -200,6 +200,17 @@ def test_steps_after_a_warm_up_range_are_the_steps() -> None:
     assert by_layer(steady).select("layer", "calls", "gpu_ns").rows() == [("step #", 3, 15)]
 
 
+def test_warm_up_lasts_as_long_as_its_outer_range_in_its_process() -> None:
+    """A shorter warm-up range inside does not end the outer one, and another process has its own."""
+    rows = Rows().range("warm-up", 0, 60).range("warm-up kernels", 1, 5)
+    for number in range(6):
+        for thread in (MAIN, 201):
+            rows.range(f"step {number}", 10 * number + 10, 10 * number + 20, thread)
+    steps = by_step(attribute(rows.build()))
+    assert steps.filter(process=1)["warmup"].to_list() == [True] * 5 + [False]
+    assert not steps.filter(process=2)["warmup"].any()
+
+
 @pytest.mark.parametrize("name", ["zx_lm_fwd_nvtx.2024.6", "athrun_lm_attn_windows.2026.2", "pipit_saxpy_mpi.2022.2"])
 def test_the_top_level_is_the_whole(name: str, tmp_path: Path) -> None:
     """The rows at the top, with the unattributed ones, have the GPU time of the profile, each nanosecond once."""

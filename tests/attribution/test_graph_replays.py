@@ -148,6 +148,16 @@ def test_annotations_around_a_capture_are_no_layers_except_those_of_annot() -> N
     assert rows.filter(layer="act+fc")["gpu_ns"].item() == 2 + 3 + 4 + 5
 
 
+def test_nodes_without_layers_keep_those_of_their_launch() -> None:
+    """A capture without modules, as a trace without Python stacks, names no layers, and the note says so."""
+    captured, alone = capture(A), execution(_plain(A))
+    for kept in (0, 1):
+        merged = with_captures(alone, [replace(captured, ranges=captured.ranges.head(kept))])
+        outside = f"{4 - kept} of them were captured in no range of capture.json, and keep the layers of their launch."
+        assert merged.meta["notes"][1:] == [outside]
+        assert _gpu(merged) == ({"(batch)": 13, "embed": 2} if kept else _gpu(alone))
+
+
 def test_profiles_that_cannot_help_say_why() -> None:
     unnamed = capture(A)
     unnamed = replace(unnamed, launches=unnamed.launches.with_columns(kernel=pl.lit(None, pl.String)))

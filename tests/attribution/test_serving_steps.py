@@ -94,6 +94,25 @@ def test_statistics_are_of_one_kind() -> None:
     )
 
 
+@pytest.mark.parametrize("kinds", [("decode", "prefill"), ("prefill", "decode")])
+def test_the_longer_of_equally_frequent_kinds_counts(kinds: tuple[str, str]) -> None:
+    """The last step of `served` is the shortest, so the other kind takes longer in total."""
+    found = attribute(served(*[(kind, 8) for kind in kinds * 2]), steps="steady")
+    assert summarize(found)["step_kind"] == kinds[0]
+    assert found.of_steps is not None
+    assert by_step(found.of_steps(slice(1, 3)))["kind"].to_list() == [kinds[0]]
+
+
+def test_long_first_steps_are_no_warm_up() -> None:
+    """The time of a step follows its size, so that a long one is measured like the others."""
+    rows = Rows()
+    for start, end in ((0, 500), (500, 510), (510, 520), (520, 530), (530, 540)):
+        rows.range("step[DECODE bs=8]", start, end).kernel(start + 1, (start + 1, start + 4))
+    found = attribute(rows.build(), steps="steady")
+    assert by_step(found)["warmup"].to_list() == [False] * 5
+    assert by_layer(found)["gpu_ns"].to_list() == [15]
+
+
 def test_numbers_of_steps_stay() -> None:
     """Steps keep their numbers, and --steps selects among those of the kind."""
     rows = by_step(attribute(MANY, step_kind="decode"))
