@@ -19,7 +19,7 @@ from shared_data import unpacked
 from tables import ENGINE, MAIN, Rows
 
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, by_phase, by_step, summarize
-from annot.labels.plain_names import folded, phase_of
+from annot.labels.plain_names import WARM_UP, folded, phase_of
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines, tree_columns
 from annot.report.terminal.table import print_table
@@ -111,6 +111,11 @@ def test_folding_replaces_numbers_only(names: set[str]) -> None:
         assert list(result.values()).count(short) > 1
 
 
+def test_numbers_in_words_do_not_count() -> None:
+    """Layers of one class have rows of their own."""
+    assert folded({"conv1", "conv2", "x2 1", "x2 2"}) == {"x2 1": "x2 #", "x2 2": "x2 #"}
+
+
 @pytest.mark.parametrize(
     ("name", "phase"),
     [
@@ -128,16 +133,36 @@ def test_phases_by_name(name: str, phase: str) -> None:
     assert phase_of(name) == phase
 
 
+@pytest.mark.parametrize(
+    ("name", "warm"),
+    [
+        ("warmup", True), ("Warm-up Step 1", True), ("run_warm_up_3", True), ("WarmupLR.step", False),
+        ("swarmup", False), ("warm cache", False),
+    ],
+)  # fmt: skip
+def test_names_of_warm_up(name: str, warm: bool) -> None:
+    """A warm-up is a word of its own, in the usual spellings."""
+    assert bool(re.search(WARM_UP, name)) is warm
+
+
 def test_operations_are_part_of_the_range_around_them() -> None:
     """Operations have rows only outside ranges; library calls are operations."""
     rows = Rows().range("block", 0, 50).range("aten::mm, seq = 1", 5, 25).range("ncclGroupEnd", 10, 20)
     rows.range("inner", 30, 45).kernel(12, (12, 15)).kernel(35, (35, 36))
+    rows.range("MPI_Send", 31, 32).range("cublasCreate_v2", 33, 34)
     rows.range("aten::add", 60, 90, role="operator").range("aten::copy_", 65, 80, role="operator").kernel(70, (70, 77))
     attribution = attribute(rows.build())
     table = by_layer(attribution).select("layer", "gpu_ns", "gpu_self_ns").rows()
     assert table == [("block", 4, 3), ("block › inner", 1, 1), ("aten::add", 7, 7)]
     operations = dict(by_op(attribution).select("op", "gpu_self_ns").rows())
-    assert operations == {"aten::copy_": 7, "ncclGroupEnd": 3, "aten::mm": 0, "aten::add": 0}
+    assert operations == {
+        "aten::copy_": 7,
+        "ncclGroupEnd": 3,
+        "aten::mm": 0,
+        "aten::add": 0,
+        "MPI_Send": 0,
+        "cublasCreate_v2": 0,
+    }
 
 
 def test_backward_operations_follow_their_forward_operation_into_its_range() -> None:

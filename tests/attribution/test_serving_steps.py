@@ -58,6 +58,13 @@ def test_a_step_lasts_until_the_next() -> None:
     assert steps["kernels"].to_list() == [2] * 7 + [1]
 
 
+def test_the_last_step_of_a_process_ends_with_its_range() -> None:
+    rows = Rows()
+    for start, thread in ((0, 101), (20, 101), (100, 201)):
+        rows.range("step[DECODE bs=8]", start, start + 10, thread)
+    assert by_step(attribute(rows.build()))["host_ns"].to_list() == [20, 10, 10]
+
+
 @given(st.lists(st.tuples(st.sampled_from(sorted(TEXTS)), st.integers(1, 60)), min_size=1, max_size=30))
 @settings(max_examples=examples(60), deadline=None)
 def test_means_are_of_one_kind(steps: list[tuple[str, int]]) -> None:
@@ -104,13 +111,13 @@ def test_the_longer_of_equally_frequent_kinds_counts(kinds: tuple[str, str]) -> 
 
 
 def test_long_first_steps_are_no_warm_up() -> None:
-    """The time of a step follows its size, so that a long one is measured like the others."""
-    rows = Rows()
-    for start, end in ((0, 500), (500, 510), (510, 520), (520, 530), (530, 540)):
+    """The time of a step follows its size, so that a long one is measured like the others of its kind."""
+    rows = Rows().range("step[EXTEND bs=1 toks=64]", 0, 900)
+    for start, end in ((900, 1200), (1200, 1210), (1210, 1220), (1220, 1230)):
         rows.range("step[DECODE bs=8]", start, end).kernel(start + 1, (start + 1, start + 4))
     found = attribute(rows.build(), steps="steady")
-    assert by_step(found)["warmup"].to_list() == [False] * 5
-    assert by_layer(found)["gpu_ns"].to_list() == [15]
+    assert by_step(found).select("kind", "warmup").rows() == [("decode", False)] * 4
+    assert by_layer(found)["gpu_ns"].to_list() == [12]
 
 
 def test_numbers_of_steps_stay() -> None:

@@ -27,7 +27,9 @@ SIZE = st.integers(0, 10**9 - 1)
         ("step[TARGET_VERIFY bs=4]", ServingStep("target_verify", 4)),
         ("execute_context_1(512)_generation_0(0)", ServingStep("prefill", 1, 512)),
         ("execute_context_1(512)_generation_31(31)", ServingStep("mixed", 32, 543)),
+        ("execute_context_1(512)_generation_31(sq31sk99)", ServingStep("mixed", 32, 543)),
         ("execute_context_0(0)_generation_0(0)", ServingStep("idle", 0, 0)),
+        ("step[DECODE bs=2 sk=40]", ServingStep("decode", 2, 2, 40)),
     ],
 )
 def test_kind_and_size(text: str, step: ServingStep) -> None:
