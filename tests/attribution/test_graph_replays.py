@@ -153,6 +153,13 @@ def test_pieces_are_refused_unless_all_were_replayed(kept: list[int]) -> None:
     assert sum(gpu.values()) == sum(_gpu(alone).values())
 
 
+def test_pieces_that_were_captured_twice_in_different_layers() -> None:
+    """Two sequences fit, so that the layers of the piece between the head and the tail are unknown."""
+    captured = capture(HEAD, _block(0), TAIL, HEAD, _block(1), TAIL)
+    merged = with_captures(execution(*map(_plain, [HEAD, _block(0), TAIL])), [captured])
+    assert merged.meta["notes"][-1] == f"Several captured graphs with different layers match 1 graph replay. {SAME}"
+
+
 def test_pieces_of_two_captures_are_no_sequence() -> None:
     """The order of the pieces is known within a capture only."""
     captures = [capture(HEAD, _block(0), name="a.json"), capture(_block(1), TAIL, name="b.json")]
