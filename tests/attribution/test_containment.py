@@ -225,6 +225,14 @@ def test_steps_after_a_warm_up_range_are_the_steps() -> None:
     assert by_layer(steady).select("layer", "calls", "gpu_ns").rows() == [("step #", 3, 15)]
 
 
+def test_steps_that_are_all_warm_up_leave_the_whole_profile() -> None:
+    """The measured part of a program without steps of its own stays in the table."""
+    rows = Rows().range("warm-up", 0, 30).range("benchmark", 30, 40).kernel(35, (35, 42))
+    for number in range(3):
+        rows.range(f"step {number}", 10 * number, 10 * number + 10)
+    assert by_layer(attribute(rows.build(), steps="steady")).filter(layer="benchmark")["gpu_ns"].to_list() == [7]
+
+
 def test_warm_up_lasts_as_long_as_its_outer_range_in_its_process() -> None:
     """A shorter warm-up range inside does not end the outer one, and another process has its own."""
     rows = Rows().range("warm-up", 0, 60).range("warm-up kernels", 1, 5)
