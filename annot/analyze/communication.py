@@ -46,6 +46,7 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
     """
     found = collectives_of(attribution)
     rows = found.table.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    rows = rows.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0))  # the others ran outside the steps
     shown = found.exposed.group_by("row").agg(exposed_ns=pl.col("ns").sum())
     rows = rows.join(shown, on="row", how="left").with_columns(pl.col("exposed_ns").fill_null(0))
     waits = found.exposed.join(rows.select("row", "operation"), on="row")

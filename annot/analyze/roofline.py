@@ -28,7 +28,8 @@ _DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float[84]\w*)")
 _CAST: Final = ("f32", "f16", "bf16")
 _NARROW: Final = {"float8": "f8", "float4": "f4"}
 _IN_NAME: Final = re.compile(
-    r"(?P<bf16>bf16|bfloat16)|(?P<f16>(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))"
+    r"(?P<bf16>bf16|bfloat16|^Cijk_\w*_B[BS]S_)"
+    r"|(?P<f16>^Cijk_\w*_H[HS]S_|(?<![a-z])(?:f16|fp16|h(?:gemm|884|1688|16816)|half)(?![a-z]))"
     r"|(?P<f64>dgemm|f64|(?<![a-z])double(?![a-z]))|(?P<f8>e4m3|e5m2)|(?P<f6>e2m3|e3m2)|(?P<f4>e2m1|nvf4|mxf4(?!nv)|nvfp4)",
     re.IGNORECASE,
 )

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
+from annot.attribution import column_ops
 from annot.attribution.bit_layout import pair
 from annot.attribution.graph_captures import COPY, MEMSET, Captures
 from annot.profile import Profile
@@ -124,10 +125,14 @@ class _Match:
         total = sum(len(self._nodes[graph]) * times for graph, times in used.items())
         what = f"{counted(total, 'GPU activity')} in {counted(used.total(), 'graph replay')}"
         yield f"The layers of {what} come from {files}."
-        compiled = self._captures.compiled
-        inside = sum(sum(path in compiled for path in self._paths[graph]) * times for graph, times in used.items())
-        if inside:
-            yield f"{inside:,} of them are in a GraphModule of torch.compile, whose layers {files} does not name."
+        compiled, unknown = (
+            sum(sum(path in paths for path in self._paths[graph]) * times for graph, times in used.items())
+            for paths in (self._captures.compiled, {column_ops.NONE})
+        )
+        if compiled:
+            yield f"{compiled:,} of them are in a GraphModule of torch.compile, whose layers {files} does not name."
+        if unknown:
+            yield f"{unknown:,} of them were captured in no range of {files}, and keep the layers of their launch."
 
     def _difference(self, kind: int) -> str:
         """Return where a replay first differs from the captured graph with which it has most in common."""

@@ -74,13 +74,21 @@ class Line:
         return "" if not shapes else shapes[0] if len(shapes) == 1 else f"{shapes[0]} (+{len(shapes) - 1})"
 
 
-def layer_lines(rows: pl.DataFrame) -> list[Line]:
-    """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows."""
+def layer_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[Line]:
+    """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows.
+
+    `every` has all rows, for `rows` that lack some: a range without a phase keeps the phases of the ranges inside it.
+    """
     lines: dict[tuple[str, str], Line] = {}
     for row in _split(rows)[0]:
         line = lines.setdefault((row["layer"], row["module"]), Line(row["layer"] or MODEL, row["module"]))
         line.phases[row["phase"]] = row
-    return list(_walk(lines, _children(lines), None, 0))
+    walked = list(_walk(lines, _children(lines), None, 0))
+    if every is not None:
+        inside = {line.key: line.inside for line in layer_lines(every)}
+        for line in walked:
+            line.inside = inside.get(line.key, line.inside)
+    return walked
 
 
 def other_lines(rows: pl.DataFrame) -> list[Line]:
@@ -97,7 +105,7 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
         return lambda line: unit.show(line.get(column, *phases))
 
     shows: dict[str, Callable[[Line], str]] = {
-        phase: timed(time, phase) for phase in LAYER_PHASES if any(phase in line.phases for line in lines)
+        phase: timed(time, phase) for phase in LAYER_PHASES if any(line.get(time, phase) is not None for line in lines)
     }
     always = {} if shows else {"total": 0}
     shows |= {

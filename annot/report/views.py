@@ -360,6 +360,7 @@ class Report:
         shares: breakdown of the step time, for the lines above the table; empty: not computed.
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
+        every: all rows of a tree, for `rows` that lack some; None: `rows`.
     """
 
     view: View
@@ -368,6 +369,7 @@ class Report:
     shares: Mapping[str, float] = field(default_factory=dict)
     advice: Sequence[Mapping[str, Any]] = ()
     instead: Sequence[Report] = ()
+    every: pl.DataFrame | None = None
 
     @property
     def name(self) -> str:
@@ -420,8 +422,10 @@ class Report:
         meta = self.meta | {name: self.meta[name] / steps for name in _TIMES_OF_META if self.meta.get(name) is not None}
         meta["per_step"] = steps
         columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
-        rows = per_step(self.rows, columns, steps) if self.view.sums else self.rows
-        return replace(self, rows=rows, meta=meta)
+        if not self.view.sums:
+            return replace(self, meta=meta)
+        every = None if self.every is None else per_step(self.every, columns, steps)
+        return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every)
 
 
 _TIMES_OF_META: Final = (

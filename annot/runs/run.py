@@ -188,14 +188,14 @@ class Run:
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        rows = view.rows(attribution)
+        every = rows = view.rows(attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, by_layer(attribution))
         kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        report = Shown(view, rows, meta, shares, advice or (), instead)
+        report = Shown(view, rows, meta, shares, advice or (), instead, every if view.layout == "tree" else None)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report

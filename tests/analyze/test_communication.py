@@ -126,6 +126,22 @@ def test_a_collective_of_another_step() -> None:
     assert found == {"b": (0, 0, 30), "launched outside the steps": (30, 0, 0)}
 
 
+def test_a_collective_that_runs_outside_the_steps() -> None:
+    """A collective counts in the steps in which it runs: its size where it starts, its time in each of them."""
+    rows = Rows().range("Batch 0 |step", 100, 200).range("Batch 1 |step", 200, 300)
+    for layer, start in (("before", 0), ("a", 100), ("after", 120)):
+        rows.range(f"{layer} Linear |bwd", start, start + 20)
+        rows.range("Collective all_reduce@default_pg:2 [100]f32 |coll", start + 2, start + 8)
+    rows.work(ALL_REDUCE, 5, 90, 110).work(ALL_REDUCE, 105, 190, 210).work(ALL_REDUCE, 125, 220, 230)
+    profile = rows.build()
+    columns = ("calls", "time_ns", "bytes")
+    assert _by_layer(profile, *columns) == {
+        "before": (0, 10, None), "a": (1, 20, 400), "after": (1, 10, 400), NOBODY: (0, 0, None),
+    }  # fmt: skip
+    first = _by_layer(profile, *columns, steps=slice(0, 1))
+    assert first == {"a": (1, 10, 400), "launched outside the steps": (0, 10, None), NOBODY: (0, 0, None)}
+
+
 def _collectives(attribution: Attribution) -> tuple[int, int]:
     """Exposed and hidden time of the step time."""
     table = step_time(attribution).filter(pl.col("share") == "collectives")

@@ -99,6 +99,8 @@ def test_what_is_not_published_has_no_peak() -> None:
         ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<c10::Half const>>>", "f16"),
         ("void gemvNSP_kernel<double, double, double>(cublasGemvParams)", "f64"),
         ("ampere_sgemm_128x64_tn", "f32"),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x32x64_MI16x16x1_SN", "bf16 tensor"),
+        ("Cijk_Ailk_Bljk_HHS_BH_MT128x64x32_MI16x16x1_SN", "f16 tensor"),
         ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_e2m1_v_bz_TNT", "f4 tensor"),
         ("cutlass3x_sm100_bstensorop_s128x256x64gemm_block_scaled_ue8m0xe3m2_ue8m0xe2m3_f32", "f6 tensor"),
     ],

@@ -21,6 +21,7 @@ from tables import ENGINE, MAIN, Rows
 from annot.attribution import UNATTRIBUTED, attribute, by_layer, by_op, by_phase, by_step, summarize
 from annot.labels.plain_names import WARM_UP, folded, phase_of
 from annot.read.formats import load
+from annot.report.layer_tree import layer_lines, tree_columns
 from annot.report.terminal.table import print_table
 from annot.runs.run import Run
 
@@ -110,6 +111,11 @@ def test_folding_replaces_numbers_only(names: set[str]) -> None:
         assert list(result.values()).count(short) > 1
 
 
+def test_numbers_in_words_do_not_count() -> None:
+    """Layers of one class have rows of their own."""
+    assert folded({"conv1", "conv2", "x2 1", "x2 2"}) == {"x2 1": "x2 #", "x2 2": "x2 #"}
+
+
 @pytest.mark.parametrize(
     ("name", "phase"),
     [
@@ -135,16 +141,36 @@ def test_phases_by_name(name: str, phase: str) -> None:
     assert phase_of(name) == phase
 
 
+@pytest.mark.parametrize(
+    ("name", "warm"),
+    [
+        ("warmup", True), ("Warm-up Step 1", True), ("run_warm_up_3", True), ("WarmupLR.step", False),
+        ("swarmup", False), ("warm cache", False),
+    ],
+)  # fmt: skip
+def test_names_of_warm_up(name: str, warm: bool) -> None:
+    """A warm-up is a word of its own, in the usual spellings."""
+    assert bool(re.search(WARM_UP, name)) is warm
+
+
 def test_operations_are_part_of_the_range_around_them() -> None:
     """Operations have rows only outside ranges; library calls are operations."""
     rows = Rows().range("block", 0, 50).range("aten::mm, seq = 1", 5, 25).range("ncclGroupEnd", 10, 20)
     rows.range("inner", 30, 45).kernel(12, (12, 15)).kernel(35, (35, 36))
+    rows.range("MPI_Send", 31, 32).range("cublasCreate_v2", 33, 34)
     rows.range("aten::add", 60, 90, role="operator").range("aten::copy_", 65, 80, role="operator").kernel(70, (70, 77))
     attribution = attribute(rows.build())
     table = by_layer(attribution).select("layer", "gpu_ns", "gpu_self_ns").rows()
     assert table == [("block", 4, 3), ("block › inner", 1, 1), ("aten::add", 7, 7)]
     operations = dict(by_op(attribution).select("op", "gpu_self_ns").rows())
-    assert operations == {"aten::copy_": 7, "ncclGroupEnd": 3, "aten::mm": 0, "aten::add": 0}
+    assert operations == {
+        "aten::copy_": 7,
+        "ncclGroupEnd": 3,
+        "aten::mm": 0,
+        "aten::add": 0,
+        "MPI_Send": 0,
+        "cublasCreate_v2": 0,
+    }
 
 
 def test_backward_operations_follow_their_forward_operation_into_its_range() -> None:
@@ -207,6 +233,25 @@ def test_steps_after_a_warm_up_range_are_the_steps() -> None:
     assert by_layer(steady).select("layer", "calls", "gpu_ns").rows() == [("step #", 3, 15)]
 
 
+def test_steps_that_are_all_warm_up_leave_the_whole_profile() -> None:
+    """The measured part of a program without steps of its own stays in the table."""
+    rows = Rows().range("warm-up", 0, 30).range("benchmark", 30, 40).kernel(35, (35, 42))
+    for number in range(3):
+        rows.range(f"step {number}", 10 * number, 10 * number + 10)
+    assert by_layer(attribute(rows.build(), steps="steady")).filter(layer="benchmark")["gpu_ns"].to_list() == [7]
+
+
+def test_warm_up_lasts_as_long_as_its_outer_range_in_its_process() -> None:
+    """A shorter warm-up range inside does not end the outer one, and another process has its own."""
+    rows = Rows().range("warm-up", 0, 60).range("warm-up kernels", 1, 5)
+    for number in range(6):
+        for thread in (MAIN, 201):
+            rows.range(f"step {number}", 10 * number + 10, 10 * number + 20, thread)
+    steps = by_step(attribute(rows.build()))
+    assert steps.filter(process=1)["warmup"].to_list() == [True] * 5 + [False]
+    assert not steps.filter(process=2)["warmup"].any()
+
+
 @pytest.mark.parametrize("name", ["zx_lm_fwd_nvtx.2024.6", "athrun_lm_attn_windows.2026.2", "pipit_saxpy_mpi.2022.2"])
 def test_the_top_level_is_the_whole(name: str, tmp_path: Path) -> None:
     """The rows at the top, with the unattributed ones, have the GPU time of the profile, each nanosecond once."""
@@ -230,6 +275,25 @@ def test_a_profile_without_ranges_shows_kernels(tmp_path: Path) -> None:
     assert "Time by kernel, µs" in lines
     assert not any(line.startswith(UNATTRIBUTED) for line in lines)
     assert any("Wrap training in `with annot.emit_ranges(model):`" in line for line in lines)
+
+
+@pytest.mark.parametrize("left_out", [{"depth": 0}, {"depth": 1}, {"top": 1}, {"min_share": 0.9}])
+@pytest.mark.parametrize("total", [True, False])
+def test_ranges_keep_the_phases_of_rows_left_out(left_out: dict[str, Any], total: bool) -> None:
+    """The Forward and Backward columns of a range are those of the ranges inside, whether these have rows or not."""
+    rows = Rows()
+    for number in range(2):
+        start = 100 * number
+        rows.range(f"Step {number}", start, start + 100).range("x", start + 10, start + 90)
+        rows.range("Forward", start + 20, start + 40).range("backward", start + 50, start + 80)
+        rows.kernel(start + 25, (start + 25, start + 32)).kernel(start + 55, (start + 55, start + 66))
+    report = Run(rows.build()).view(total=total, **left_out)
+    lines = layer_lines(report.rows, report.every)
+    times = 2 if total else 1
+    assert [lines[0].get("gpu_ns", *phase) for phase in (["forward"], ["backward"], [])] == [
+        7 * times, 11 * times, 18 * times,
+    ]  # fmt: skip
+    assert [column.title for column in tree_columns(report, lines)][:3] == ["Forward", "Backward", "Total"]
 
 
 def test_a_limited_depth_keeps_the_times(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ def test_launches_of_other_threads_are_nodes() -> None:
     assert _gpu(merged) == _expected([A])
 
 
+def _beside(one: Profile, two: Profile, **changes: pl.Expr) -> Profile:
+    """Return both profiles in one, the second with changes in the tables that have the column."""
+    tables = {}
+    for name in ("ranges", "launches", "kernels", "copies"):
+        second: pl.DataFrame = getattr(two, name)
+        changed = {column: change for column, change in changes.items() if column in second.columns}
+        tables[name] = pl.concat([getattr(one, name), second.with_columns(**changed)])
+    return replace(one, **tables)
+
+
+def test_captures_at_the_same_time_on_two_threads() -> None:
+    """A call on a thread that captures belongs to the capture of this thread."""
+    later = {name: pl.col(name) + 7 for name in ("thread", "start", "end")}
+    captures = _beside(capture(A), capture(B), correlation=pl.col("correlation") + 1000, **later)
+    assert _gpu(with_captures(execution(_plain(A), _plain(B)), [captures])) == _expected([A, B])
+
+
 def test_capture_with_a_missing_kernel_is_refused_at_that_kernel() -> None:
     for missing in range(len(A)):
         changed = A[:missing] + A[missing + 1 :]
@@ -136,6 +153,45 @@ def test_pieces_are_refused_unless_all_were_replayed(kept: list[int]) -> None:
     assert sum(gpu.values()) == sum(_gpu(alone).values())
 
 
+def test_pieces_that_were_captured_twice_in_different_layers() -> None:
+    """Two sequences fit, so that the layers of the piece between the head and the tail are unknown."""
+    captured = capture(HEAD, _block(0), TAIL, HEAD, _block(1), TAIL)
+    merged = with_captures(execution(*map(_plain, [HEAD, _block(0), TAIL])), [captured])
+    assert merged.meta["notes"][-1] == f"Several captured graphs with different layers match 1 graph replay. {SAME}"
+
+
+def test_pieces_of_two_captures_are_no_sequence() -> None:
+    """The order of the pieces is known within a capture only."""
+    captures = [capture(HEAD, _block(0), name="a.json"), capture(_block(1), TAIL, name="b.json")]
+    merged = with_captures(execution(*map(_plain, [*PIECES[:3], TAIL])), captures)
+    assert merged.meta["notes"][-1] == f"Several captured graphs with different layers match 2 graph replays. {SAME}"
+
+
+def test_pieces_of_two_processes_are_no_sequence() -> None:
+    """The head and a block in one process, and a block and the tail in another, are not the pieces of one capture."""
+    one, two = execution(*map(_plain, PIECES[:2])), execution(*map(_plain, [PIECES[2], TAIL]))
+    merged = with_captures(_beside(one, two, process=pl.lit(2, pl.Int64)), [capture(HEAD, _block(0), _block(1), TAIL)])
+    assert merged.meta["notes"][-1] == f"Several captured graphs with different layers match 2 graph replays. {SAME}"
+
+
+def test_pieces_of_two_processes_at_the_same_time() -> None:
+    """Each process replays its pieces in order."""
+    one = execution(*map(_plain, PIECES))
+    later = {name: pl.col(name) + 37 for name in ("start", "end")}
+    (note,) = with_captures(_beside(one, one, process=pl.lit(2, pl.Int64), **later), [capture(*PIECES)]).meta["notes"]
+    assert note == "The layers of 16 GPU activities in 10 graph replays come from capture.json."
+
+
+def test_only_the_innermost_module_counts_as_compiled() -> None:
+    """A module inside a GraphModule has a name; the note counts the kernels without one."""
+    captured = capture(A)
+    texts = pl.col("text").replace("act Linear |fwd", "act GraphModule |fwd")
+    outer = captured.ranges.head(1).with_columns(id=99, text=pl.lit("net GraphModule |fwd"), start=1, end=10_000)
+    captured = replace(captured, ranges=pl.concat([captured.ranges.with_columns(texts), outer], how="vertical_relaxed"))
+    notes = with_captures(execution(_plain(A), _plain(A)), [captured]).meta["notes"]
+    assert notes[1:] == ["2 of them are in a GraphModule of torch.compile, whose layers capture.json does not name."]
+
+
 def test_annotations_around_a_capture_are_no_layers_except_those_of_annot() -> None:
     captured = capture(A)
     spans = {"process": 1, "thread": CAPTURING, "kind": "push", "role": "annotation", "start": 1, "end": 10_000}
@@ -146,6 +202,16 @@ def test_annotations_around_a_capture_are_no_layers_except_those_of_annot() -> N
     rows = by_layer(attribute(with_captures(execution(_plain(A)), [captured])))
     assert set(rows["layer"]) == {"(batch)", "act+fc", "embed", "fc", "act"}
     assert rows.filter(layer="act+fc")["gpu_ns"].item() == 2 + 3 + 4 + 5
+
+
+def test_nodes_without_layers_keep_those_of_their_launch() -> None:
+    """A capture without modules, as a trace without Python stacks, names no layers, and the note says so."""
+    captured, alone = capture(A), execution(_plain(A))
+    for kept in (0, 1):
+        merged = with_captures(alone, [replace(captured, ranges=captured.ranges.head(kept))])
+        outside = f"{4 - kept} of them were captured in no range of capture.json, and keep the layers of their launch."
+        assert merged.meta["notes"][1:] == [outside]
+        assert _gpu(merged) == ({"(batch)": 13, "embed": 2} if kept else _gpu(alone))
 
 
 def test_profiles_that_cannot_help_say_why() -> None:

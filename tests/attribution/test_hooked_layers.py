@@ -112,6 +112,42 @@ def test_hooks_inside_named_layers_are_operations() -> None:
     assert by_layer(attribute(rows.build())).select("layer", "module", "gpu_ns").rows() == [("blocks.0", "Block", 7)]
 
 
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ("+a k -a k +b k +c k -c k +d k -d", {"a": (1, 1), "c": (1, 1), "d": (1, 1)}),
+        ("+a k -a k -b k +a k -a", {"a": (2, 2)}),
+        ("k +a k +a k -a k -a k", {"a": (3, 1)}),
+        ("+a k +a' k' -a k k' -a' k'", {"a": (4, 2)}),
+        ("+ k -", {}),
+    ],
+    ids=["no post", "no pre", "repeated", "two threads", "root only"],
+)
+def test_hooks_without_a_partner(calls: str, expected: dict[str, tuple[int, int]]) -> None:
+    """A lone hook in the middle of a thread is no pass, and repeated hooks are one. (' is the thread of autograd.)"""
+    rows = Rows()
+    for at, call in enumerate(calls.split()):
+        thread = ENGINE if call.endswith("'") else MAIN
+        if call.startswith("k"):
+            rows.kernel(10 * at, (10 * at, 10 * at + 1), thread)
+        else:
+            layer = f" ({call[1]})" if call[1:] else ""
+            side = "pre" if call[0] == "+" else "post"
+            rows.range(f"FSDP::{side}_forward{layer}", 10 * at, 10 * at + 5, thread)
+    table = by_layer(attribute(rows.build())).filter(phase="forward")
+    assert {
+        layer: (gpu, calls) for layer, gpu, calls in table.select("layer", "gpu_ns", "calls").iter_rows()
+    } == expected
+
+
+def test_steps_of_fsdp1_are_operations() -> None:
+    """The steps inside FSDP1's forward pass count toward its range."""
+    rows = Rows().range("FullyShardedDataParallel.forward", 0, 50).kernel(5, (5, 9))
+    rows.range("FullyShardedDataParallel._pre_forward", 1, 10)
+    table = by_layer(attribute(rows.build())).select("layer", "phase", "gpu_self_ns")
+    assert table.rows() == [("FullyShardedDataParallel.forward", "forward", 4)]
+
+
 def test_names_of_hooks() -> None:
     """Every name that FSDP2 gives to a hook, and names of its other ranges."""
     names = (

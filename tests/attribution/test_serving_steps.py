@@ -58,6 +58,13 @@ def test_a_step_lasts_until_the_next() -> None:
     assert steps["kernels"].to_list() == [2] * 7 + [1]
 
 
+def test_the_last_step_of_a_process_ends_with_its_range() -> None:
+    rows = Rows()
+    for start, thread in ((0, 101), (20, 101), (100, 201)):
+        rows.range("step[DECODE bs=8]", start, start + 10, thread)
+    assert by_step(attribute(rows.build()))["host_ns"].to_list() == [20, 10, 10]
+
+
 @given(st.lists(st.tuples(st.sampled_from(sorted(TEXTS)), st.integers(1, 60)), min_size=1, max_size=30))
 @settings(max_examples=examples(60), deadline=None)
 def test_means_are_of_one_kind(steps: list[tuple[str, int]]) -> None:
@@ -92,6 +99,25 @@ def test_statistics_are_of_one_kind() -> None:
         "The steps are of several kinds: 4 decode (median 200 ns), 3 prefill (median 200 ns), 1 mixed (median 200 ns). "
         "Step times are those of decode steps."
     )
+
+
+@pytest.mark.parametrize("kinds", [("decode", "prefill"), ("prefill", "decode")])
+def test_the_longer_of_equally_frequent_kinds_counts(kinds: tuple[str, str]) -> None:
+    """The last step of `served` is the shortest, so the other kind takes longer in total."""
+    found = attribute(served(*[(kind, 8) for kind in kinds * 2]), steps="steady")
+    assert summarize(found)["step_kind"] == kinds[0]
+    assert found.of_steps is not None
+    assert by_step(found.of_steps(slice(1, 3)))["kind"].to_list() == [kinds[0]]
+
+
+def test_long_first_steps_are_no_warm_up() -> None:
+    """The time of a step follows its size, so that a long one is measured like the others of its kind."""
+    rows = Rows().range("step[EXTEND bs=1 toks=64]", 0, 900)
+    for start, end in ((900, 1200), (1200, 1210), (1210, 1220), (1220, 1230)):
+        rows.range("step[DECODE bs=8]", start, end).kernel(start + 1, (start + 1, start + 4))
+    found = attribute(rows.build(), steps="steady")
+    assert by_step(found).select("kind", "warmup").rows() == [("decode", False)] * 4
+    assert by_layer(found)["gpu_ns"].to_list() == [12]
 
 
 def test_numbers_of_steps_stay() -> None:

@@ -27,6 +27,7 @@ SIZE = st.integers(0, 10**9 - 1)
         ("step[TARGET_VERIFY bs=4]", ServingStep("target_verify", 4)),
         ("execute_context_1(512)_generation_0(0)", ServingStep("prefill", 1, 512)),
         ("execute_context_1(512)_generation_31(31)", ServingStep("mixed", 32, 543)),
+        ("execute_context_1(512)_generation_31(sq31sk99)", ServingStep("mixed", 32, 543)),
         ("execute_context_0(0)_generation_0(0)", ServingStep("idle", 0, 0)),
         ("[Executor] _forward_step 7: 1 ctx reqs, 512 ctx tokens, 31 gen reqs", ServingStep("mixed", 32, 543)),
         ("[Executor] _forward_step 8: 0 ctx reqs, 0 ctx tokens, 31 gen reqs", ServingStep("decode", 31, 31)),
@@ -35,6 +36,7 @@ SIZE = st.integers(0, 10**9 - 1)
         ("[Executor] _forward_step 9: 2 ctx reqs, 3 gen reqs", ServingStep("mixed", 5)),
         ("[Executor] _forward_step: 0 ctx reqs, 4 gen reqs", ServingStep("decode", 4, 4)),
         ("[Executor] _forward_step 1: 0 ctx reqs, 0 ctx tokens, 0 gen reqs", ServingStep("idle", 0, 0)),
+        ("step[DECODE bs=2 sk=40]", ServingStep("decode", 2, 2, 40)),
     ],
 )
 def test_kind_and_size(text: str, step: ServingStep) -> None:

@@ -79,7 +79,8 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
 
 def _tree(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers."""
-    lines, unit = [*layer_lines(report.rows), *other_lines(report.rows)], unit_for(report.rows[report.time]).name
+    lines = [*layer_lines(report.rows, report.every), *other_lines(report.rows)]
+    unit = unit_for(report.rows[report.time]).name
     shows = {one.title: one.show for one in tree_columns(report, lines)}
 
     def cells(line: Line, *titles: str) -> str:

@@ -121,7 +121,7 @@ def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _tree(report: Report, width: int) -> list[RenderableType]:
     """The tree of layers, with the time of each phase side by side."""
-    lines, others = layer_lines(report.rows), other_lines(report.rows)
+    lines, others = layer_lines(report.rows, report.every), other_lines(report.rows)
     unit = unit_for(report.rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
     heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
