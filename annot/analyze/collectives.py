@@ -61,6 +61,12 @@ class Collectives:
 
 def collectives_of(attribution: Attribution) -> Collectives:
     """Return the collectives of each device, and of each process without a GPU, by start."""
+    found: Collectives = attribution.kept.get("collectives") or _found(attribution)
+    attribution.kept["collectives"] = found
+    return found
+
+
+def _found(attribution: Attribution) -> Collectives:
     parts = parts_of(attribution)
     kernels = _kernels(attribution, [device for device, rows in parts.work.items() if _communicates(rows)])
     found, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0
