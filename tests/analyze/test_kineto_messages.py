@@ -58,7 +58,8 @@ def test_real_messages() -> None:
 
 _MESSAGE = st.tuples(
     st.sampled_from(["a Linear |fwd", "b Linear |fwd"]), st.sampled_from(sorted(FACTORS)),
-    st.sampled_from(sorted(BYTES)), st.integers(2, 16), st.integers(1, 1 << 33), st.integers(0, 1 << 33), st.integers(1, 500),
+    st.sampled_from(sorted(BYTES)), st.integers(2, 16), st.integers(1, 1 << 33), st.integers(0, 1 << 33),
+    st.integers(1, 500),
 )  # fmt: skip
 
 
