@@ -6,6 +6,7 @@ import gzip
 import json
 import operator
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,7 +26,7 @@ from annot.read.kineto.messages import message_text
 
 RESNET = "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz"
 BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Byte": 1, "Float8_e4m3fn": 1}
-FACTORS = {
+FACTORS: dict[str, Callable[[int], float]] = {
     "allreduce": lambda n: 2 * (n - 1) / n, "_allgather_base": lambda n: (n - 1) / n,
     "_reduce_scatter_base": lambda n: (n - 1) / n, "all_to_allv": lambda n: (n - 1) / n,
     "broadcast": lambda n: 1.0, "_reduce_oop": lambda n: 1.0, "send": lambda n: 1.0, "recv": lambda n: 1.0,

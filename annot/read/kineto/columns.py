@@ -271,7 +271,7 @@ class Columns:
     def _add_ranges(self, kind: int, events: list[Event]) -> None:
         """Append operations and annotations. Inputs are read only of operators with a known amount of work."""
         known: defaultdict[_Details, list[Event]] = defaultdict(list)
-        others = []
+        others: list[Event] = []
         for event in events:
             (known[_INPUTS[event.name]] if event.name in _INPUTS else others).append(event)
         counted = [event for members in known.values() for event in members]
