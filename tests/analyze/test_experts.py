@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from step_rows import GEMM, Rows
@@ -33,6 +33,8 @@ def _rows(calls: list[tuple[str, int, int]], *, device: bool) -> Rows:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(_CALL, max_size=12), st.booleans())
+@example([("0.mlp.experts", 3, 5), ("0.mlp.experts", 1, 5)], False)
+@example([("0.mlp.experts", 3, 5), ("0.mlp.experts", 1, 5)], True)
 def test_time_of_experts(calls: list[tuple[str, int, int]], device: bool) -> None:
     """On the GPU and on the host, the groups are those of a sum expert by expert."""
     found = {row["layer"]: row for row in by_expert(attribute(_rows(calls, device=device).build())).to_dicts()}
