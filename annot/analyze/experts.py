@@ -21,7 +21,7 @@ def by_expert(attribution: Attribution) -> pl.DataFrame:
     busiest one: compare the ranks of a run by this view.
 
     Returns:
-        layer: path of the group; phase; experts: number of experts that ran; calls, gpu_ns, host_ns: sums over the
+        path: of the group; phase; experts: number of experts that ran; calls, gpu_ns, host_ns: sums over the
         experts; mean_ns, busiest_ns: mean time of an expert, and the longest, on the GPU or else on the host; busiest:
         number of that expert, the lowest if several have it; imbalance: busiest_ns / mean_ns, null without time.
 
@@ -36,11 +36,11 @@ def by_expert(attribution: Attribution) -> pl.DataFrame:
     sums = pl.col("calls", "gpu_ns", "host_ns").sum()
     rows = rows.drop_nulls("group").group_by("group", "phase", "number", maintain_order=True).agg(sums)
     time = pl.col("gpu_ns" if (rows["gpu_ns"] > 0).any() else "host_ns")
-    table = rows.group_by(pl.col("group").alias("layer"), "phase", maintain_order=True).agg(
+    table = rows.group_by(pl.col("group").alias("path"), "phase", maintain_order=True).agg(
         sums, experts=pl.len().cast(pl.Int64), mean_ns=time.sum() // pl.len(), busiest_ns=time.max(),
         busiest=pl.col("number").filter(time == time.max()).min(),
         imbalance=pl.when(time.sum() > 0).then(time.max() * pl.len() / time.sum()),
     )  # fmt: skip
     return table.select(
-        "layer", "phase", "experts", "calls", "gpu_ns", "host_ns", "mean_ns", "busiest_ns", "busiest", "imbalance"
+        "path", "phase", "experts", "calls", "gpu_ns", "host_ns", "mean_ns", "busiest_ns", "busiest", "imbalance"
     )

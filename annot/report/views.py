@@ -201,8 +201,8 @@ _VIEWS: Final = (
         ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
          Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
          Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _from("experts", "by_expert"), heading="Time of experts, and their imbalance",
-        empty="No layers named experts.N were recorded.", keys=("layer", "phase"),
+        _from("experts", "by_expert"), heading="Time of experts, and their imbalance", label="path",
+        empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
         "detail", "layer",

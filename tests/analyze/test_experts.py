@@ -12,6 +12,7 @@ from step_rows import GEMM, Rows
 
 from annot.analyze.experts import by_expert
 from annot.attribution import attribute
+from annot.runs.run import Run
 
 _CALL = st.tuples(st.sampled_from(["0.mlp.experts", "1.mlp.local_experts"]), st.integers(0, 11), st.integers(0, 40))
 
@@ -37,7 +38,7 @@ def _rows(calls: list[tuple[str, int, int]], *, device: bool) -> Rows:
 @example([("0.mlp.experts", 3, 5), ("0.mlp.experts", 1, 5)], True)
 def test_time_of_experts(calls: list[tuple[str, int, int]], device: bool) -> None:
     """On the GPU and on the host, the groups are those of a sum expert by expert."""
-    found = {row["layer"]: row for row in by_expert(attribute(_rows(calls, device=device).build())).to_dicts()}
+    found = {row["path"]: row for row in by_expert(attribute(_rows(calls, device=device).build())).to_dicts()}
     assert set(found) == {group for group, _, _ in calls}
     timed = device and any(length for _, _, length in calls)
     for group, row in found.items():
@@ -54,3 +55,12 @@ def test_time_of_experts(calls: list[tuple[str, int, int]], device: bool) -> Non
         }  # fmt: skip
         assert {name: row[name] for name in said} == said
         assert row["gpu_ns" if timed else "host_ns"] == whole
+
+
+def test_table_of_experts() -> None:
+    """The table has a line per group and phase."""
+    lines = repr(Run(_rows([("0.mlp.experts", 3, 10), ("0.mlp.experts", 1, 30)], device=True).build()).view("expert"))
+    table = lines.splitlines()[-2:]
+    assert table[0].split()[:4] == ["Path", "Phase", "Experts", "Calls"]
+    assert table[1].split()[:4] == ["0.mlp.experts", "forward", "2", "2"]
+    assert table[1].split()[-2:] == ["1", "1.500"]
