@@ -61,6 +61,12 @@ class Collectives:
 
 def collectives_of(attribution: Attribution) -> Collectives:
     """Return the collectives of each device, and of each process without a GPU, by start."""
+    found: Collectives = attribution.kept.get("collectives") or _found(attribution)
+    attribution.kept["collectives"] = found
+    return found
+
+
+def _found(attribution: Attribution) -> Collectives:
     parts = parts_of(attribution)
     kernels = _kernels(attribution, [device for device, rows in parts.work.items() if _communicates(rows)])
     found, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0
@@ -114,9 +120,9 @@ def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> t
 
 
 def _message_ranges(forest: Forest, ranges: pl.Series) -> pl.Series:
-    """The range with the message of each collective: the innermost around the launch, or one of annot around it."""
+    """The range with the message of each collective: the innermost around the launch that is no call of a library."""
     tree, labels = forest.tree, forest.labels
-    inner = labels.select(COLLECTIVE & (pl.col("phase") != "collective")).to_series()
+    inner = labels.select(COLLECTIVE & (pl.col("phase") != "collective") & pl.col("call").is_null()).to_series()
     at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()
     while True:
         parent = tree["parent"].gather(at)
@@ -153,7 +159,7 @@ def _of_process(
 
 def _described(forest: Forest, own: pl.DataFrame) -> pl.DataFrame:
     """Add the layer, operation and message of each collective."""
-    found = messages(forest.labels["text"], own["label"])
+    found = messages(forest.labels.select(pl.coalesce("call", "text")).to_series(), own["label"])
     own = own.hstack(found.drop("operation")).with_columns(
         pl.coalesce(found["operation"], operations(own["name"])).alias("operation")
     )

@@ -1,4 +1,4 @@
-"""Operation, size and process group of collectives, from the labels of their ranges and the names of their kernels."""
+"""Operation, size and process group of collectives, from the texts of their ranges and the names of their kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Message:
 
 
 def message_of(text: str) -> Message | None:
-    """Return the message of a label of annot; None for other labels.
+    """Return the message of a label of annot, or of a call that Kineto recorded; None for other texts.
 
     Example:
         >>> message_of("Collective all_reduce@default_pg:8 [1024]f32 |coll")
@@ -59,6 +59,8 @@ def message_of(text: str) -> Message | None:
         return None
     operation, _, group = tagged.module.partition("@")
     name, _, ranks = group.rpartition(":")
+    for joined, words in _NAMES.items():  # "_allgather_base" of PyTorch's C++
+        operation = operation.removeprefix("_").replace(joined, words)
     return Message(operation, name, int(ranks) if ranks.isdecimal() else None, _bytes(tagged))
 
 
@@ -99,7 +101,7 @@ def messages(texts: pl.Series, labels: pl.Series) -> pl.DataFrame:
     """Return operation, group, ranks, bytes and factor (see `bus_factor`) of collectives; null: unknown.
 
     Args:
-        texts: the texts of all labels.
+        texts: the text of each label, or of its call.
         labels: the label of each collective, a row in `texts` or null.
     """
     known = labels.drop_nulls().unique()

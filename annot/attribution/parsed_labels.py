@@ -99,7 +99,7 @@ def _parse(text: str, role: str | None, domain: str, call: str | None, operation
     if role in ("operator", "backward"):
         name = text.removeprefix(ENGINE) or NAMELESS
         with_inputs = tag.parse(call) if call else None
-        shapes = _shapes(with_inputs) if with_inputs else None
+        shapes = _shapes(with_inputs) if with_inputs and with_inputs.phase == "op" else None
         return Label(name, phase="backward" if role == "backward" else "other", shapes=shapes, role=role)
     of_tensorflow = operations.label(text) if role is None else None
     label = _parse_tag(text) or of_tensorflow or understand(text)

@@ -14,7 +14,7 @@ from random_inputs import examples
 from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, TENSOR, Rows
 
-from annot.analyze.collectives import NOBODY
+from annot.analyze.collectives import NOBODY, collectives_of
 from annot.analyze.communication import by_communication
 from annot.analyze.messages import Message, bus_factor, message_of, operations
 from annot.analyze.run_summary import by_summary
@@ -140,6 +140,15 @@ def test_a_collective_that_runs_outside_the_steps() -> None:
     }  # fmt: skip
     first = _by_layer(profile, *columns, steps=slice(0, 1))
     assert first == {"a": (1, 10, 400), "launched outside the steps": (0, 10, None), NOBODY: (0, 0, None)}
+
+
+def test_several_reports_read_the_collectives_once() -> None:
+    """The second result is the first one, and other steps have their own."""
+    rows = Rows().range("Batch 0 |step", 0, 50).range("Batch 1 |step", 50, 100).work(ALL_REDUCE, 5, 8, 40)
+    attribution = attribute(rows.build())
+    assert collectives_of(attribution) is collectives_of(attribution)
+    assert attribution.of_steps is not None
+    assert collectives_of(attribution.of_steps(slice(1, 2))) is not collectives_of(attribution)
 
 
 def _collectives(attribution: Attribution) -> tuple[int, int]:

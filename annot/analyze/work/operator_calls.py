@@ -29,7 +29,7 @@ def operator_calls(attribution: Attribution) -> dict[Key, Calls]:
     one with known work counts. The work of a layer is unknown if one of its kernels runs outside such operators.
     """
     forest = attribution.forest
-    if not forest.labels["call"].count():
+    if not forest.labels["call"].str.ends_with("|op").any():
         return {}
     works = [_work(text, call) for text, call in forest.labels.select("text", "call").iter_rows()]
     known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(forest.tree["label"])

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
+from annot.read.kineto.messages import MESSAGE, message_text
 from annot.read.kineto.operator_calls import OPERATORS, call_text
 from annot.read.kineto.trace_events import Event
 
@@ -94,6 +95,24 @@ class _CallArgs(_RangeArgs, gc=False):
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_TEXT)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_TEXT)
 
+    def call(self, operator: str) -> tuple[Any, ...] | None:
+        """Return the function that makes the text of the call, and its arguments; None: unknown inputs."""
+        return (call_text, operator, *map(bytes, (self.dims, self.types, self.values))) if len(self.dims) else None
+
+
+class _MessageArgs(_RangeArgs, gc=False):
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=_NO_TEXT)
+    group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NO_TEXT)
+    ranks: msgspec.Raw = msgspec.field(name="Group size", default=_NO_TEXT)
+    sent: msgspec.Raw = msgspec.field(name="In msg nelems", default=_NO_TEXT)
+    received: msgspec.Raw = msgspec.field(name="Out msg nelems", default=_NO_TEXT)
+    dtype: msgspec.Raw = _NO_TEXT
+
+    def call(self, _: str) -> tuple[Any, ...] | None:
+        """The same for the message of a collective."""
+        parts = (self.collective, self.group, self.ranks, self.sent, self.received, self.dtype)
+        return (message_text, *map(bytes, parts)) if len(self.collective) else None
+
 
 class _ModuleArgs(msgspec.Struct, gc=False):
     python: int | None = msgspec.field(name="Python id", default=None)
@@ -145,7 +164,8 @@ class _Details:
 
 
 _RANGE_DETAILS: Final = _Details(_RangeArgs)
-_CALL_DETAILS: Final = _Details(_CallArgs)
+_INPUTS: Final = {MESSAGE: _Details(_MessageArgs), **dict.fromkeys(OPERATORS, _Details(_CallArgs))}
+"""How the inputs of operations are read."""
 _MODULE_DETAILS: Final = _Details(_ModuleArgs)
 _LAUNCH_DETAILS: Final = _Details(_LaunchArgs)
 _ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
@@ -206,8 +226,8 @@ class Columns:
 
     @property
     def calls(self) -> pl.Series:
-        """The unique calls of operators, as texts of `call_text`."""
-        return pl.Series("call", [call_text(*call) for call in self._calls], dtype=pl.String)
+        """The unique calls of operators and messages of collectives, as texts of `annot.labels.tag`."""
+        return pl.Series("call", [text(*parts) for text, *parts in self._calls], dtype=pl.String)
 
     @property
     def grids(self) -> pl.Series:
@@ -263,13 +283,13 @@ class Columns:
 
     def _add_ranges(self, kind: int, events: list[Event]) -> None:
         """Append operations and annotations. Inputs are read only of operators with a known amount of work."""
-        counted = [event for event in events if event.name in OPERATORS]
-        inputs: list[_CallArgs] = self._args(_CALL_DETAILS, counted) if counted else []
-        others = [event for event in events if event.name not in OPERATORS] if counted else events
-        texts = [
-            (event.name, bytes(one.dims), bytes(one.types), bytes(one.values)) if len(one.dims) else None
-            for event, one in zip(counted, inputs, strict=True)
-        ]
+        known: defaultdict[_Details, list[Event]] = defaultdict(list)
+        others: list[Event] = []
+        for event in events:
+            (known[_INPUTS[event.name]] if event.name in _INPUTS else others).append(event)
+        counted = [event for members in known.values() for event in members]
+        inputs = [one for details, members in known.items() for one in self._args(details, members)]
+        texts = [one.call(event.name) for event, one in zip(counted, inputs, strict=True)]
         members, args = counted + others, inputs + self._args(_RANGE_DETAILS, others)
         self._append("ranges", {
             **self._on_thread(members), **_argument_columns(_RANGE_DETAILS, args),

@@ -20,7 +20,7 @@ from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.layer_tree import layer_lines, other_lines
 from annot.report.tables import as_data
-from annot.report.views import Report, View
+from annot.report.views import Report, View, find_view
 from annot.util.entry_points import loaded
 from annot.util.progress import tell
 
@@ -106,6 +106,7 @@ def run_data(
     steps = layers.meta.get("per_step", 1)
     tell(_MAKING, 1, _VIEWS, "views")
     meta, peaks = layers.meta, default_peaks(attribution)
+    tables = (find_view("communication"), *loaded("annot.views", View))
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
         "advice": lambda: _columns(by_advice(attribution)),
@@ -116,7 +117,7 @@ def run_data(
         "steps": lambda: _steps(attribution, made["timeline"].start_ns),
         "kernels": lambda: _kernels(shown, steps),
         "classes": lambda: _columns(_per_step(by_class(shown), steps)),
-        "more": lambda: [_of_package(view, shown, steps) for view in loaded("annot.views", View)],
+        "more": lambda: [_table(view, shown, steps) for view in tables],
     }
     made: dict[str, Any] = {}
     for number, (key, make) in enumerate(views.items(), 2):
@@ -194,8 +195,8 @@ def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
     return found["number"].cast(pl.Int64), [text or "" for text in distinct]
 
 
-def _of_package(view: View, attribution: Attribution, steps: int) -> dict[str, Any]:
-    """A view of another package, as a table."""
+def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any]:
+    """A view as a table. The page leaves out views without rows."""
     rows = view.rows(attribution)
     if view.sums and steps > 1:
         rows = per_step(rows, view.shown, steps)

@@ -11,7 +11,9 @@ function viewsOf(data) {
     steps: ['Steps', stepsView],
     timeline: ['Timeline', timelineView],
     ...Object.fromEntries(
-      data.runs[0].more.map((one, place) => [`more${place}`, [one.heading, run => moreView(run, place)]]),
+      data.runs[0].more
+        .map((one, place) => [`more${place}`, [one.heading, run => moreView(run, place)]])
+        .filter((_, place) => data.runs.some(run => records(run.more[place].rows).length)),
     ),
     ...(data.ranks ? {ranks: ['Ranks', () => ranksView(data)]} : {}),
   };

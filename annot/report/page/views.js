@@ -215,11 +215,17 @@ function shareOf(whole) {
 }
 
 // A view of another package.
+// The first cell of a layer.
+const LAYER = {
+  value: row => row.layer || '(model)',
+  show: (value, row) => [pathName(value), ' ', name(row.module, 'module')],
+};
+
 function moreView(run, place) {
   const {heading, columns, rows} = run.more[place];
   COLUMNS[heading] = columns;
   const found = records(rows);
-  return [h('h1', {}, heading), perStep(run), sortTable(heading, columnsOf(heading, found), found)];
+  return [h('h1', {}, heading), perStep(run), sortTable(heading, columnsOf(heading, found, {layer: LAYER}), found)];
 }
 
 function ranksView(data) {
@@ -238,12 +244,7 @@ function ranksView(data) {
       sortTable(
         'Layers across ranks',
         [
-          {
-            title: 'Layer',
-            text: true,
-            value: row => row.layer || '(model)',
-            show: (value, row) => [pathName(value), ' ', name(row.module, 'module')],
-          },
+          {title: 'Layer', text: true, ...LAYER},
           ...columnsOf('across', layers, {
             spread_share: {value: row => (row.median_ns ? row.spread_ns / row.median_ns : null)},
             collective_median_ns: {value: row => row.collective_median_ns || null},
