@@ -22,6 +22,7 @@ from annot.attribution.column_ops import NONE
 from annot.attribution.layer_chains import KEY
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import loops
+from annot.util.weak_keys import once_for_each
 
 __all__ = ["NOBODY", "Collectives", "collectives_of"]
 
@@ -59,14 +60,9 @@ class Collectives:
     exposed: pl.DataFrame
 
 
+@once_for_each
 def collectives_of(attribution: Attribution) -> Collectives:
     """Return the collectives of each device, and of each process without a GPU, by start."""
-    found: Collectives = attribution.kept.get("collectives") or _found(attribution)
-    attribution.kept["collectives"] = found
-    return found
-
-
-def _found(attribution: Attribution) -> Collectives:
     parts = parts_of(attribution)
     kernels = _kernels(attribution, [device for device, rows in parts.work.items() if _communicates(rows)])
     found, exposed, count = [pl.DataFrame(schema=_COLLECTIVES)], [pl.DataFrame(schema=_EXPOSED)], 0

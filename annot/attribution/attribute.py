@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import polars as pl
@@ -59,7 +59,6 @@ class Attribution:
         memory: memory of the layers (see `annot.attribution.memory.memory_of`), or None if it was not recorded.
         source: the profile, for reports on individual GPU activities. None for tables built by hand.
         of_steps: returns the attribution of the same ranges with other steps selected.
-        kept: results of analyses by name, so that several reports read the profile once.
     """
 
     whole: Forest
@@ -79,7 +78,6 @@ class Attribution:
     memory: pl.DataFrame | None = None
     source: Source | None = None
     of_steps: Callable[[slice], Attribution] | None = None
-    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ranges(self) -> pl.DataFrame:
         """Return a row per range of the tree. A parent comes before its children.
