@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
-PYTEST_OPTIONS := --numprocesses auto --dist loadfile
+PYTEST_OPTIONS := --numprocesses auto --dist worksteal
 # One pytest process per core, each with one OpenMP thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
 TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
@@ -49,10 +49,9 @@ test: lint $(TF_VENV)/.dev
 
 test-all: test test-rest
 
-# All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many. Single files take
-# minutes, so that both cores share their tests.
-REST := -q --dist worksteal -m "slow or nsys or fuzz or hypothesis"
-WITHOUT_C := -q --dist worksteal -m "not nsys"
+# All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many.
+REST := -q -m "slow or nsys or fuzz or hypothesis"
+WITHOUT_C := -q -m "not nsys"
 test-rest: $(VENV)/.dev $(TF_VENV)/.dev
 	ANNOT_FUZZ=1 $(PYTEST) $(REST)
 	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)

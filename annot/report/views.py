@@ -197,14 +197,6 @@ _VIEWS: Final = (
         empty="No collective was recorded.", keys=_LAYER,
     ),
     View(
-        "expert", "expert",
-        ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
-         Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
-         Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _from("experts", "by_expert"), heading="Time of experts, and their imbalance", label="path",
-        empty="No layers named experts.N were recorded.", keys=("path", "phase"),
-    ),
-    View(
         "detail", "layer",
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
          "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
@@ -274,6 +266,14 @@ _VIEWS: Final = (
          "backward_ns", "optimizer_ns", "gpu_ns"),
         by_step, heading="Time by step", label="step", sums=False,
         empty="No steps were recorded. Use `for … in batches(loader)`.", keys=("step",),
+    ),
+    View(
+        "expert", "expert",
+        ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
+         Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
+         Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
+        _from("experts", "by_expert"), heading="Time of experts, and their imbalance", label="path",
+        empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
         "group", "group",
