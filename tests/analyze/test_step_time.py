@@ -176,12 +176,12 @@ def test_against_a_count_of_every_nanosecond(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
+    every_third([
         "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz", "kineto/hta_recsys_a100_cudagraph.json.gz",
         "kineto/kineto_2021_resnet50_v100_oldcats_seq.json.gz", "kineto/hta_cpu_only.json.gz",
         "nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz", "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz",
         "ncu/leleucas_bert_attention_torch_a100.csv", "xplane/tf_bert_gpu8_multi_worker.xplane.pb",
-    ],
+    ]),
 )  # fmt: skip
 def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     """Whatever the format, the shares of each device add up to its time, and what ran is not more than was busy."""

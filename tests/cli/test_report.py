@@ -404,6 +404,7 @@ def test_ranks_at_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     memory.rm("/ranks", recursive=True)
 
 
+@pytest.mark.slow
 def test_a_single_profile_on_dask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A scheduler that is not there is told of one profile too, for a table and for a page."""
     pytest.importorskip("distributed")

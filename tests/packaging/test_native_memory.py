@@ -114,6 +114,7 @@ print("survived", few, Calls.ends)
     assert int(many) == 330
 
 
+@pytest.mark.slow
 def test_functions_that_are_missing_are_named() -> None:
     """`bind` takes a dict; without a function, `Calls` raises and works once all of them are given."""
     program = """

@@ -151,6 +151,7 @@ def test_flipped_bits_in_the_frame_end_in_a_sentence(tmp_path: Path):
     assert read_frames < 400
 
 
+@pytest.mark.slow
 @needs_library
 def test_damaged_copies_of_the_real_report_are_read_or_refused(tmp_path: Path):
     whole = shared("ncu/jaxtb_cuda_graph_pdl.ncu-rep").read_bytes()

