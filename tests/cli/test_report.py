@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from matrices import every_third
 from ranked import SLOW, write_ranks
 from shared_data import shared, unpacked
 from sqlite_profile import training
@@ -340,7 +341,7 @@ def test_many_ranks(tmp_path: Path) -> None:
     assert any(line.startswith(f"Note: rank 2 is missing: {paths[2]} ") for line in lines)
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl", "json"])
+@pytest.mark.parametrize("form", every_third(["csv", "jsonl", "json"]))
 def test_missing_rank_is_named_beside_rows(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What programs get has no line for a rank that cannot be read: standard error has it, and rows stay clean."""
     paths = write_ranks(tmp_path, 2)

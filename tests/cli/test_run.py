@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import ANNOT, COLLECTORS, NO_NSYS, annot, last_line, needs_recorder, without_native, write_script
+from matrices import every_third
 
 import annot.collect.run as runner
 from annot import load
@@ -48,7 +49,7 @@ def test_status_is_the_scripts_own_and_the_profile_is_there(collector, ending, s
 
 
 @every_collector
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", every_third([signal.SIGKILL, signal.SIGTERM]))
 def test_killed_script_gives_the_shells_status(collector, number, tmp_path):
     """A script that a signal ends is 128+n; the recorder has all of it, Nsight Systems at least says what it lacks."""
     ending = f"import os; os.kill(os.getpid(), {int(number)})"
@@ -153,7 +154,7 @@ def test_ctrl_c_ends_a_script_that_does_not_care(collector, tmp_path):
 
 
 @every_collector
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize("number", every_third([signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2]))
 def test_other_signals_are_passed_on(collector, number, tmp_path):
     """What a batch system sends to annot run ends the script as it would without annot."""
     script = write_script(tmp_path, "print('ready', flush=True)\nwhile True: pass")

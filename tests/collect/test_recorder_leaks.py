@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrices import every_third
 from recorded import python, recorder, rows
 
 PROBES = """
@@ -142,7 +143,7 @@ assert block.recording.ranges == 200
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("call", ["fork", "_Fork", "syscall"])
+@pytest.mark.parametrize("call", every_third(["fork", "_Fork", "syscall"]))
 def test_children_that_python_does_not_know_of(tmp_path: Path, call: str) -> None:
     """Children of the system call itself, of libc's _Fork and of libc's fork have files of their own."""
     recorder()

@@ -150,6 +150,7 @@ def test_blocks_that_share_a_graph_have_their_own_paths(tmp_path: Path) -> None:
     assert {layer.split(".")[0] for layer, _ in inside(left_back)} == {"left"}
 
 
+@pytest.mark.slow
 def test_a_block_in_two_places_has_both_paths(tmp_path: Path) -> None:
     """A module that stands twice in its model shows where it was called, as without torch.compile."""
     block = Net().left
@@ -189,6 +190,7 @@ def test_a_function_that_is_given_blocks_does_not_guess_which_one_it_runs(tmp_pa
     assert {one.tag.phase for one in regions(captured) if one.tag} == {"forward"}
 
 
+@pytest.mark.slow
 def test_a_function_that_calls_the_model_shows_its_layers(tmp_path: Path) -> None:
     """Outside any module call the paths are the model's; what belongs to no module lies in the graph's range only."""
     model = Net()

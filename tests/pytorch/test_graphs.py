@@ -400,6 +400,7 @@ def test_roots_that_are_no_nodes(tmp_path: Path) -> None:
     capture(tmp_path, body)
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_older_than_the_notes_is_said(tmp_path: Path) -> None:
     """Whoever keeps a graph over tens of thousands of calls hears why its layers are missing."""
     model = nn.Sequential(nn.Linear(1, 1))

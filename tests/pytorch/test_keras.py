@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_epochs_batches_and_updates(tmp_path: Path) -> None:
     """Each once and in its place; the weights are the same bits; TensorFlow is not loaded."""
     result = forked.python(Path(__file__).parents[1] / "support/tf_on_torch.py", tmp_path)
@@ -36,6 +37,7 @@ def test_epochs_batches_and_updates(tmp_path: Path) -> None:
     assert texts == expected
 
 
+@pytest.mark.slow
 def test_layers(tmp_path: Path) -> None:
     """The layers of Keras have ranges like modules of PyTorch: forward, backward and update, once a step."""
     result = forked.python(Path(__file__).parents[1] / "support/keras_on_torch.py", tmp_path)

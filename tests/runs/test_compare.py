@@ -150,7 +150,7 @@ def test_no_scheduler_there(paths: list[str]) -> None:
         Ranks(paths, dask="nonsense://x").view(total=True)
 
 
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("place", every_third([0, 2]))
 def test_a_killed_worker_takes_no_result_with_it(place: int) -> None:
     """When a worker is killed, its file is named, and all others have their result."""
     names = ["a", "b", "c"]

@@ -202,6 +202,7 @@ def test_what_an_exception_leaves_open_is_closed(tmp_path: Path, failure: str) -
     assert loops(captured) == epoch(0, 1 if failure in ("callback", "interrupt") else 2)
 
 
+@pytest.mark.slow
 def test_a_stale_epoch_ends_with_the_next_use_or_the_callback(tmp_path: Path) -> None:
     """And is not taken for the one around a later evaluation."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from commands import needs_recorder
 tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
-from matrices import matrix  # noqa: E402
+from matrices import every_third  # noqa: E402
 from tf_exact import calls, deterministic, some, trained, with_and_without  # noqa: E402, F401
 from tf_recorded import recorded, same  # noqa: E402
 
@@ -34,7 +35,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "eager"), matrix(LOSSES, [False, True]))
+@pytest.mark.parametrize(("kind", "eager"), every_third(itertools.product(LOSSES, [False, True])))
 def test_losses_find_the_logits(kind: str, eager: bool, tmp_path: Path) -> None:
     """Keras's losses take the logits from `_keras_logits` or from the operation before a softmax or sigmoid."""
     loss, targets = LOSSES[kind]
@@ -86,7 +87,9 @@ class Recompute(layers.Layer):
         return own(inputs)
 
 
-@pytest.mark.parametrize(("how", "eager"), matrix(["recompute_grad", "remat", "custom_gradient"], [False, True]))
+@pytest.mark.parametrize(
+    ("how", "eager"), every_third(itertools.product(["recompute_grad", "remat", "custom_gradient"], [False, True]))
+)
 def test_recomputed_layers_have_gradients(how: str, eager: bool, tmp_path: Path) -> None:
     def program(block: Any) -> Any:
         keras.utils.set_random_seed(1)

@@ -248,6 +248,7 @@ def test_a_loop_of_ones_own(graph: bool, tmp_path: Path) -> None:
 
 
 @needs_graphs
+@pytest.mark.slow
 def test_two_replicas(tmp_path: Path) -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 

@@ -132,6 +132,7 @@ def test_what_is_saved_and_copied_has_no_ranges(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
 
 
+@pytest.mark.slow
 def test_what_is_exported_holds_no_operation_of_annot(tmp_path: Path) -> None:
     model = five_dense()
     plain = model.predict(X, verbose=0)
@@ -152,6 +153,7 @@ def test_what_is_exported_holds_no_operation_of_annot(tmp_path: Path) -> None:
     assert same([loaded.serve(tf.constant(X)).numpy().round(5)], [plain.round(5)])
 
 
+@pytest.mark.slow
 def test_xla_has_no_operations_and_says_so(tmp_path: Path) -> None:
     model = compiled("dense", optimizer="sgd", jit_compile=True)
     plain = fit(compiled("dense", optimizer="sgd", jit_compile=True), "dense")

@@ -105,6 +105,7 @@ def assert_ends_with_its_last_user(
 
 
 @pytest.mark.parametrize("mode", ["native", pytest.param("python", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_doctor_says_which_way_will_be_taken(tmp_path: Path, mode: str) -> None:
     """And does not import TensorFlow, which would take seconds."""
     environ = {"ANNOT_DISABLE_NATIVE": "1"} if mode == "python" else {"ANNOT_DISABLE_NATIVE": ""}

