@@ -1,0 +1,146 @@
+"""Bubbles of a pipeline by stage and micro-batch, from the ranges of ``torch.distributed.pipelining``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.api_calls import calls_of
+from annot.analyze.messages import COLLECTIVE
+from annot.analyze.overlap import cut, exclusive, merged, without
+from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
+
+__all__ = ["by_stage"]
+
+_ACTION: Final = (
+    r"^(?:PP:\(?(\d{1,9})(SEND_|RECV_)?([FBIW]|UNSHARD|RESHARD|REDUCE_GRAD)|(Forward|Backward) )(\d{1,9})?"
+    r"(;.*\)OVERLAP_F_B)?$"
+)
+"""``PP:0F1``, ``PP:0SEND_F1``, ``PP:(0F1;1B0)OVERLAP_F_B``; ``Forward 1`` of schedules with one stage per rank."""
+_TRANSFER: Final = r"(?i)send|recv|^Collective wait \|"
+_KINDS: Final = {"I": "B", "W": "B", "Forward": "F", "Backward": "B"}
+_PHASES: Final = {"F": "forward", "B": "backward"}
+_TIMES: Final = ("busy_ns", "bubble_ns", "transfer_ns")
+_PART: Final = {"row": pl.Int64, "pass": pl.Int64, "transfer": pl.Boolean, "start": pl.Int64, "end": pl.Int64}
+_IDS: Final = ("process", "correlation", "start", "end")
+
+
+def by_stage(attribution: Attribution) -> pl.DataFrame:
+    """Return the time of the actions of a pipeline, a row per process, stage, micro-batch and forward or backward.
+
+    A GPU activity belongs to the action that runs in its process when it is launched. It is busy time, unless it sends
+    or receives: in an action SEND or RECV, or as a kernel of NCCL. In a process without GPU activities in actions, the
+    ranges of the actions are busy, without the ranges of send, receive and their waits inside. Where activities
+    overlap, the time counts to the one that started first.
+
+    A pass, the actions of a step until their names repeat, lasts from the first start to the last end of its activities
+    of both kinds. The time of the passes in which nothing is busy is bubble. It belongs to the action that is busy
+    next, and at the end of a pass to the action that ends last.
+
+    Returns:
+        process; action, as in PyTorch (``0F1``; B, I and W are ``0B1``); phase; stage (null: unknown); microbatch
+        (null: none); calls; time_ns: busy_ns + bubble_ns, which adds up to the time of the passes; busy_ns; bubble_ns;
+        bubble_share: part of the time of the passes of the process; transfer_ns: send and receive for this
+        micro-batch, which overlaps the other times.
+
+    Example:
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> by_stage(attribute(Profile.build({}))).height
+        0
+    """
+    actions = _actions(attribution)
+    work = _activities(attribution, actions)
+    times = [pl.DataFrame(schema={"row": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)})]
+    for own in actions.partition_by("process"):
+        parts = work.join(own, on="row", how="semi", maintain_order="left")
+        times.append(_times(parts, device=True) if parts.height else _times(_on_host(attribution, own), device=False))
+    sums = pl.concat(times, how="diagonal").group_by("row").agg(pl.col(_TIMES).sum())
+    rows = actions.join(sums, on="row", how="left", maintain_order="left").group_by(
+        "process", "action", "phase", "stage", "microbatch", maintain_order=True
+    ).agg(pl.col(_TIMES).sum(), calls=(~pl.col("transfer")).sum().cast(pl.Int64))  # fmt: skip
+    rows = rows.with_columns(time_ns=pl.col("busy_ns") + pl.col("bubble_ns"))
+    whole = pl.col("time_ns").sum().over("process")
+    share = pl.when(whole > 0).then(pl.col("bubble_ns") / whole).alias("bubble_share")
+    return rows.sort("process", "stage", maintain_order=True).select(
+        "process", "action", "phase", "stage", "microbatch", "calls", "time_ns", "busy_ns", "bubble_ns", share,
+        "transfer_ns",
+    )  # fmt: skip
+
+
+def _actions(attribution: Attribution) -> pl.DataFrame:
+    """The actions of the selected steps by start: the columns of `_PART`, process, thread, and those of `_named`."""
+    forest = attribution.forest
+    names, ranges = _named(forest.labels["text"]), forest.every_range().drop_nulls()
+    if not known(attribution.meta):
+        ranges = ranges.clear()
+    ranges = ranges.filter(names["action"].is_not_null().gather(ranges["label"])).sort("start", maintain_order=True)
+    ids = forest.threads.table.select(pl.col("process").cast(pl.Int64), "process_code")[ranges["thread"]]
+    step = attribution.steps.at(ids["process_code"], ranges["start"]).alias("step")
+    rows = ranges.hstack([*ids.get_columns(), step]).hstack(names[ranges["label"]])
+    repeated = pl.int_range(pl.len()).over("process", "step", "label").alias("repeated")
+    rows = rows.with_columns(repeated, row=pl.int_range(pl.len(), dtype=pl.Int64))
+    return rows.with_columns(pl.struct("step", "repeated").rank("dense").cast(pl.Int64).alias("pass"))
+
+
+def _named(texts: pl.Series) -> pl.DataFrame:
+    """Stage, micro-batch, action, phase and transfer (it sends or receives) of each text; null: no action."""
+    group = pl.col("text").str.extract_groups(_ACTION).struct
+    kind = pl.coalesce(group[2], group[3]).replace(_KINDS)
+    name = pl.concat_str(group[0].fill_null(""), kind, group[4].fill_null(""))
+    both, overlaps, other = pl.col("text").str.extract(r"\((.*)\)"), group[5].is_not_null(), pl.lit("other")
+    phase = kind.replace_strict(_PHASES, default=other, return_dtype=pl.String)
+    return texts.to_frame("text").select(
+        stage=group[0].cast(pl.Int64), microbatch=group[4].cast(pl.Int64), transfer=group[1].is_not_null(),
+        action=pl.when(overlaps).then(both).otherwise(name), phase=pl.when(overlaps).then(other).otherwise(phase),
+    )  # fmt: skip
+
+
+def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
+    """The GPU activities launched in actions (`_PART`)."""
+    found = [pl.DataFrame(schema=_PART)]
+    if attribution.source is None or actions.is_empty():
+        return found[0]
+    calls, sends = calls_of(attribution), pl.col("name").cast(pl.String).str.contains(r"(?i)nccl\w*(?:send|recv)")
+    for block in attribution.source.work_blocks():
+        ids = [pl.col(name) if name in block.columns else pl.lit(None).alias(name) for name in _IDS]
+        rows = block.select(*(one.cast(pl.Int64) for one in ids), sends.fill_null(False).alias("sends"))
+        launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"])).alias("launched")
+        placed = _placed(rows.with_columns(launched), actions, "launched", "process")
+        found.append(placed.with_columns(pl.col("transfer") | pl.col("sends")).select(list(_PART)))
+    return pl.concat(found)
+
+
+def _placed(rows: pl.DataFrame, actions: pl.DataFrame, at: str, by: str) -> pl.DataFrame:
+    """The rows with row, pass and transfer of the action that runs at a time in the same process or thread."""
+    running = actions.select("row", "pass", "transfer", by, since="start", until="end")
+    rows = rows.drop_nulls([at, "start", "end"]).sort(at, maintain_order=True)
+    placed = rows.join_asof(running, left_on=at, right_on="since", by=by, strategy="backward", check_sortedness=False)
+    return placed.filter(pl.col(at) < pl.col("until"))
+
+
+def _on_host(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
+    """The ranges of actions, and the ranges of send and receive inside them (`_PART`)."""
+    forest = attribution.forest
+    sends = forest.labels.select(COLLECTIVE & pl.col("text").str.contains(_TRANSFER)).to_series()
+    ranges = forest.every_range()
+    placed = _placed(ranges.filter(sends.gather(ranges["label"])), actions, "start", "thread")
+    return pl.concat([actions, placed.with_columns(transfer=pl.lit(True))], how="diagonal_relaxed").select(list(_PART))
+
+
+def _times(parts: pl.DataFrame, *, device: bool) -> pl.DataFrame:
+    """Row and `_TIMES` of the actions of a process; an action has several rows. On the host, transfers are not busy."""
+    window = merged(parts.group_by("pass").agg(pl.col("start").min(), pl.col("end").max()))
+    busy = exclusive(parts.filter(~pl.col("transfer")), window).filter(pl.col("until") > pl.col("begin"))
+    busy = busy.select("row", start="begin", end="until")
+    transfers = exclusive(parts.filter("transfer"), window)
+    if not device:
+        free = without(merged(busy), merged(transfers))
+        busy = cut(free, busy["start"]).join_asof(busy.select("row", "start"), on="start")
+    ends = pl.concat([busy.select("row", end="start"), parts.select("row", "end")])
+    gaps = without(window, merged(busy)).join(ends.unique("end", keep="first", maintain_order=True), on="end")
+    ns = pl.col("end") - pl.col("start")
+    sent = transfers.select("row", transfer_ns="wall_ns")
+    return pl.concat([busy.select("row", busy_ns=ns), gaps.select("row", bubble_ns=ns), sent], how="diagonal")
