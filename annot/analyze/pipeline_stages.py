@@ -78,8 +78,9 @@ def _actions(attribution: Attribution) -> pl.DataFrame:
         ranges = ranges.clear()
     ranges = ranges.filter(names["action"].is_not_null().gather(ranges["label"])).sort("start", maintain_order=True)
     ids = forest.threads.table.select(pl.col("process").cast(pl.Int64), "process_code")[ranges["thread"]]
-    step = attribution.steps.at(ids["process_code"], ranges["start"]).alias("step")
-    rows = ranges.hstack([*ids.get_columns(), step]).hstack(names[ranges["label"]])
+    rows = ranges.hstack(ids).hstack(names[ranges["label"]])
+    step = pl.lit(0) if (steps := attribution.steps).guessed else steps.at(rows["process_code"], rows["start"])
+    rows = rows.with_columns(step.alias("step"))
     repeated = pl.int_range(pl.len()).over("process", "step", "label").alias("repeated")
     rows = rows.with_columns(repeated, row=pl.int_range(pl.len(), dtype=pl.Int64))
     return rows.with_columns(pl.struct("step", "repeated").rank("dense").cast(pl.Int64).alias("pass"))
@@ -108,26 +109,31 @@ def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame
         ids = [pl.col(name) if name in block.columns else pl.lit(None).alias(name) for name in _IDS]
         rows = block.select(*(one.cast(pl.Int64) for one in ids), sends.fill_null(False).alias("sends"))
         launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"])).alias("launched")
-        placed = _placed(rows.with_columns(launched), actions, "launched", "process")
+        rows = rows.with_columns(launched).drop_nulls().sort("launched", maintain_order=True)
+        running = actions.select("row", "pass", "transfer", "process", since="start", until="end")
+        placed = rows.join_asof(
+            running, left_on="launched", right_on="since", by="process", strategy="backward", check_sortedness=False
+        ).filter(pl.col("launched") < pl.col("until"))
         found.append(placed.with_columns(pl.col("transfer") | pl.col("sends")).select(list(_PART)))
     return pl.concat(found)
 
 
-def _placed(rows: pl.DataFrame, actions: pl.DataFrame, at: str, by: str) -> pl.DataFrame:
-    """The rows with row, pass and transfer of the action that runs at a time in the same process or thread."""
-    running = actions.select("row", "pass", "transfer", by, since="start", until="end")
-    rows = rows.drop_nulls([at, "start", "end"]).sort(at, maintain_order=True)
-    placed = rows.join_asof(running, left_on=at, right_on="since", by=by, strategy="backward", check_sortedness=False)
-    return placed.filter(pl.col(at) < pl.col("until"))
-
-
 def _on_host(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
-    """The ranges of actions, and the ranges of send and receive inside them (`_PART`)."""
+    """The ranges of actions, and send and receive inside them (`_PART`).
+
+    PyTorch's range of a transfer can last from its start in one action to the end of the wait for it in another one. It
+    counts in the action in which it ends.
+    """
     forest = attribution.forest
     sends = forest.labels.select(COLLECTIVE & pl.col("text").str.contains(_TRANSFER)).to_series()
     ranges = forest.every_range()
-    placed = _placed(ranges.filter(sends.gather(ranges["label"])), actions, "start", "thread")
-    return pl.concat([actions, placed.with_columns(transfer=pl.lit(True))], how="diagonal_relaxed").select(list(_PART))
+    ranges = ranges.filter(sends.gather(ranges["label"])).select("thread", "end", began="start").sort("end")
+    inside = ranges.join_asof(
+        actions.select("row", "pass", "thread", "start", until="end"), left_on="end", right_on="start", by="thread",
+        strategy="backward", allow_exact_matches=False, check_sortedness=False,
+    ).filter(pl.col("end") <= pl.col("until"))  # fmt: skip
+    waits = inside.with_columns(pl.max_horizontal("start", "began").alias("start"), transfer=pl.lit(True))
+    return pl.concat([actions.select(list(_PART)), waits.select(list(_PART))])
 
 
 def _times(parts: pl.DataFrame, *, device: bool) -> pl.DataFrame:

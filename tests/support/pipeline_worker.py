@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.profiler import ProfilerActivity, profile
+from torch.profiler import schedule as steps
 
 import annot
 
@@ -49,12 +50,15 @@ def main(name: str, *ranges: str) -> None:
     schedule, modules = made(name)
     data = torch.randn(BATCH, WIDTH)
     named = annot.emit_ranges(torch.nn.ModuleList(modules)) if ranges else contextlib.nullcontext()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler, named:
-        for _ in range(3):
+    options: dict[str, Any] = {
+        "schedule": steps(wait=0, warmup=1, active=3, repeat=1),
+        "on_trace_ready": lambda one: one.export_chrome_trace(f"rank{dist.get_rank()}.json"),
+    }
+    with profile(activities=[ProfilerActivity.CPU], **options) as profiler, named:
+        for _ in range(4):
             first, last = dist.get_rank() == 0, dist.get_rank() == 1
             schedule.step(*[data] * first, **({"target": data} if last else {}))
             profiler.step()
-    profiler.export_chrome_trace(f"rank{dist.get_rank()}.json")
     dist.destroy_process_group()
 
 
