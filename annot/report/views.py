@@ -277,8 +277,9 @@ _VIEWS: Final = (
     ),
     View(
         "stage", "stage",
-        (Column("process", "Process", least=140), "phase", Column("stage", "Stage"), Column("microbatch", "Micro-batch"),
-         "calls", "time_ns", Column("busy_ns", "Busy", "ns", "sum"), Column("bubble_ns", "Bubble", "ns", "sum"),
+        (Column("process", "Process", least=140), "phase", Column("stage", "Stage"),
+         Column("microbatch", "Micro-batch"), "calls", "time_ns", Column("busy_ns", "Busy", "ns", "sum"),
+         Column("bubble_ns", "Bubble", "ns", "sum"),
          Column("bubble_share", "Share", "share", "mean", full="Bubble / time of the pipeline"),
          Column("transfer_ns", "Send/recv", "ns", "sum", 90)),
         _from("pipeline_stages", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -11,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pipeline_worker
 import polars as pl
 import pytest
+import step_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
@@ -21,10 +22,12 @@ from sqlite_profile import SqliteProfile
 from step_rows import ALL_REDUCE, GEMM, Rows
 
 import annot
+from annot import load
 from annot.analyze.pipeline_stages import by_stage
 from annot.attribution import Attribution, attribute
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksReport, print_ranks
+from annot.runs.gather import Ranks
 from annot.runs.run import Run
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -88,8 +91,9 @@ def test_table() -> None:
     for step in range(4):
         rows.range(f"Batch {step} |step", 1000 * step, 1000 * step + 900)
         rows.range("PP:0F0", 1000 * step, 1000 * step + 300).range("PP:0B0", 1000 * step + 600, 1000 * step + 900)
-    lines = [line.split() for line in repr(Run(rows.build()).view("stage")).splitlines()]
-    assert "Pipeline: time and bubbles of each action, µs per step".split() in lines
+    text = repr(Run(rows.build()).view("stage"))
+    assert "\nPipeline: time and bubbles of each action, µs per step\n" in text
+    lines = [line.split() for line in text.splitlines()]
     assert ["0F0", "forward", "0", "0", "1", "0.30", "0.30", "0.00", "0.0%", "0.00"] in lines
     assert ["0B0", "backward", "0", "0", "1", "0.60", "0.30", "0.30", "33.3%", "0.00"] in lines
 
@@ -108,7 +112,44 @@ def test_ranks_are_compared_by_their_bubbles(tmp_path: Path) -> None:
     found = report.across.select("action", "ranks", "median_ns", "max_ns", "slowest").rows()
     assert found == [("0F0", 2, 0, 0, 0), ("0B0", 2, 500, 600, 2), ("1F0", 1, 0, 0, 1), ("1B0", 1, 500, 500, 1)]
     assert "Bubble by stage over 3 ranks" in plain_text(partial(print_ranks, report))
+    assert isinstance(run, Ranks)
     assert run.view("stage", rank=1, total=True).rows["action"].to_list() == ["1F0", "1B0"]
+
+
+@pytest.mark.slow
+def test_ranks_of_a_real_pipeline(tmp_path: Path) -> None:
+    """Two ranks with two stages each: the actions of the schedule in each step, and all time of the passes."""
+    pytest.importorskip("torch", reason="the pipeline needs PyTorch")
+    worker = Path(step_rows.__file__).with_name("pipeline_worker.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(annot.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    words = [*torchrun, str(worker), "ScheduleInterleaved1F1B"]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    paths = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        profile = load(path)
+        table = by_stage(attribute(profile))
+        each = {f"{stage}{kind}{one}" for stage in (rank, rank + 2) for kind in "FB" for one in range(4)}
+        others = {f"{stage}{kind}" for stage in (rank, rank + 2) for kind in ("UNSHARD", "RESHARD", "REDUCE_GRAD")}
+        assert {row[0]: row[1] for row in table.select("action", "calls").iter_rows()} == dict.fromkeys(
+            each | others, 3
+        )
+        spans = []
+        for begin, until in profile.ranges.filter(_text("ProfilerStep#")).select("start", "end").iter_rows():
+            inside = profile.ranges.filter(_text("PP:"), pl.col("start").is_between(begin, until))
+            spans.append(inside.select(pl.col("end").max() - pl.col("start").min()).item())
+        assert (len(spans), sum(spans)) == (3, table["time_ns"].sum())
+        waits = table.filter(pl.col("action").is_in([f"{rank + 2}F0", f"{rank + 2}F1"]))
+        assert (waits["bubble_ns"] > 0).all()
+        assert (waits["transfer_ns"] > 0).all()
+    report = annot.open(list(map(str, paths))).view("stage")
+    assert report.meta["per_step"] == 3
+    assert set(report.rows.select("rank", "stage").unique().iter_rows()) == {(0, 0), (0, 2), (1, 1), (1, 3)}
+
+
+def _text(start: str) -> pl.Expr:
+    return pl.col("text").str.starts_with(start)
 
 
 @dataclass(frozen=True)
