@@ -24,26 +24,22 @@ _KINDS: Final = {"I": "B", "W": "B", "Forward": "F", "Backward": "B"}
 _PHASES: Final = {"F": "forward", "B": "backward"}
 _TIMES: Final = ("busy_ns", "bubble_ns", "transfer_ns")
 _PART: Final = {"row": pl.Int64, "pass": pl.Int64, "transfer": pl.Boolean, "start": pl.Int64, "end": pl.Int64}
-_IDS: Final = ("process", "correlation", "start", "end")
 
 
 def by_stage(attribution: Attribution) -> pl.DataFrame:
     """Return the time of the actions of a pipeline, a row per process, stage, micro-batch and forward or backward.
 
-    A GPU activity belongs to the action that runs in its process when it is launched. It is busy time, unless it sends
-    or receives: in an action SEND or RECV, or as a kernel of NCCL. In a process without GPU activities in actions, the
-    ranges of the actions are busy, without the ranges of send, receive and their waits inside. Where activities
-    overlap, the time counts to the one that started first.
-
-    A pass, the actions of a step until their names repeat, lasts from the first start to the last end of its activities
-    of both kinds. The time of the passes in which nothing is busy is bubble. It belongs to the action that is busy
-    next, and at the end of a pass to the action that ends last.
+    A GPU activity belongs to the action that runs in its process when it is launched. It is busy, or a transfer: in an
+    action SEND or RECV, or a kernel of NCCL that sends or receives. Without GPU activities, the ranges of actions are
+    busy, without the transfers and their waits inside. Where activities overlap, the time counts to the one that
+    started first. A pass, the actions of a step until their names repeat, lasts from the first start to the last end of
+    its activities. Its time in which nothing is busy is bubble. It belongs to the action that is busy next, and at the
+    end of a pass to the action that ends last.
 
     Returns:
-        process; action, as in PyTorch (``0F1``; B, I and W are ``0B1``); phase; stage (null: unknown); microbatch
-        (null: none); calls; time_ns: busy_ns + bubble_ns, which adds up to the time of the passes; busy_ns; bubble_ns;
-        bubble_share: part of the time of the passes of the process; transfer_ns: send and receive for this
-        micro-batch, which overlaps the other times.
+        process; action, as in PyTorch (``0F1``; B, I and W are ``0B1``); phase; stage, microbatch (null: unknown);
+        calls; time_ns: busy_ns + bubble_ns, which adds up to the time of the passes; busy_ns; bubble_ns; bubble_share:
+        part of the time of the passes; transfer_ns: transfers for this micro-batch, which overlap the other times.
 
     Example:
         >>> from annot.attribution import attribute
@@ -106,9 +102,10 @@ def _activities(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame
         return found[0]
     calls, sends = calls_of(attribution), pl.col("name").cast(pl.String).str.contains(r"(?i)nccl\w*(?:send|recv)")
     for block in attribution.source.work_blocks():
-        ids = [pl.col(name) if name in block.columns else pl.lit(None).alias(name) for name in _IDS]
-        rows = block.select(*(one.cast(pl.Int64) for one in ids), sends.fill_null(False).alias("sends"))
-        launched = calls.start.gather(calls.rows(rows["process"], rows["correlation"])).alias("launched")
+        if not {"process", "correlation"} <= {*block.columns}:
+            continue
+        rows = block.select(pl.col("process", "start", "end").cast(pl.Int64), sends.fill_null(False).alias("sends"))
+        launched = calls.start.gather(calls.rows(block["process"], block["correlation"])).alias("launched")
         rows = rows.with_columns(launched).drop_nulls().sort("launched", maintain_order=True)
         running = actions.select("row", "pass", "transfer", "process", since="start", until="end")
         placed = rows.join_asof(
