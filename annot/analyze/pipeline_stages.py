@@ -121,7 +121,7 @@ def _on_host(attribution: Attribution, actions: pl.DataFrame) -> pl.DataFrame:
     PyTorch's range of a transfer can last from its start in one action to the end of the wait for it in another one. It
     counts in the action in which it ends.
     """
-    forest = attribution.forest
+    forest = attribution.whole  # a receive can start before the selected steps
     sends = forest.labels.select(COLLECTIVE & pl.col("text").str.contains(_TRANSFER)).to_series()
     ranges = forest.every_range()
     ranges = ranges.filter(sends.gather(ranges["label"])).select("thread", "end", began="start").sort("end")
