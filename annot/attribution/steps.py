@@ -54,6 +54,11 @@ class Steps:
     kind: str | None = None
     kinds: pl.DataFrame = field(default_factory=lambda: kinds_of(pl.DataFrame(schema=_TABLE | SIZES)))
 
+    @property
+    def guessed(self) -> bool:
+        """Whether the steps are a pattern that repeats, which is a guess."""
+        return self.found_by == _REPETITION
+
     def at(self, process: pl.Series, start: pl.Series) -> pl.Series:
         """Return the step (Int32) at each instant (ns, Int64) of a process (code, Int32), -1 outside any step."""
         if self.table.is_empty():
@@ -95,7 +100,7 @@ class Steps:
         less than half of the time or that all lie in ranges named warm-up, as in a program whose measured steps lack
         ranges.
         """
-        if self.table.is_empty() or self.found_by == _REPETITION:
+        if self.table.is_empty() or self.guessed:
             return None
         if self.found_by == _USUAL and self.table["warmup"].all():
             return None

@@ -276,6 +276,16 @@ _VIEWS: Final = (
         empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
+        "stage", "stage",
+        (Column("process", "Process", least=140), "phase", Column("stage", "Stage"),
+         Column("microbatch", "Micro-batch"), "calls", "time_ns", Column("busy_ns", "Busy", "ns", "sum"),
+         Column("bubble_ns", "Bubble", "ns", "sum"),
+         Column("bubble_share", "Share", "share", "mean", full="Bubble / time of the pipeline"),
+         Column("transfer_ns", "Send/recv", "ns", "sum", 90)),
+        _from("pipeline_stages", "by_stage"), heading="Pipeline: time and bubbles of each action", label="action",
+        empty="No actions of torch.distributed.pipelining were recorded.", keys=("action", "phase"),
+    ),
+    View(
         "group", "group",
         ("layers", "tc_eligible", "tc_used", "gpu_ns", "tc_share", "forward_ns", "backward_ns", "host_ns"),
         _from("dlprof_reports", "by_group"), heading="Total time by path, submodules included", label="group",

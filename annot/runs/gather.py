@@ -35,6 +35,8 @@ __all__ = ["RankTable", "Ranks", "rank_tables"]
 
 _COMMUNICATION: Final = "communication"
 """The view whose comparison also splits collectives into skew and transfer."""
+_TIMES: Final = {"step": "host_ns", _COMMUNICATION: "exposed_ns", "stage": "bubble_ns"}
+"""Views that are compared by a time of their own."""
 _PAGES: Final = 16
 """Maximum number of ranks with their own views in a page. The comparison includes all ranks."""
 
@@ -288,8 +290,8 @@ def _with_skew(
 
 
 def _time(by: str, *, device: bool) -> str:
-    if by in ("step", _COMMUNICATION):
-        return "host_ns" if by == "step" else "exposed_ns"
+    if by in _TIMES:
+        return _TIMES[by]
     name = "gpu_ns" if device or by == "kernel" else "host_ns"
     return name.replace("_ns", "_self_ns") if by == "op" else name
 

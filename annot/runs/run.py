@@ -164,7 +164,7 @@ class Run:
         """Return a view of the profile, to print or to write.
 
         Args:
-            by: what a row is: layer, module, kind, kernel, op, step, expert or phase; or the name of a view.
+            by: what a row is: layer, module, kind, kernel, op, step, expert, stage or phase; or the name of a view.
             columns: what to say about it: time, work, roofline, tensor, memory, communication or all.
             each: single executions instead of sums (layers and kernels).
             depth: levels of layers below the outermost; deeper layers count in their ancestor. None: all.

@@ -23,7 +23,9 @@ _Column: TypeAlias = Formatted[Mapping[str, Any]]
 
 _PER_RANK: Final = 8  # maximum number of ranks with a column each
 _ROOM: Final = 100
-_TIMES: Final = {"gpu_ns": "GPU time", "gpu_self_ns": "GPU time", "exposed_ns": "Exposed communication"}
+_TIMES: Final = {
+    "gpu_ns": "GPU time", "gpu_self_ns": "GPU time", "exposed_ns": "Exposed communication", "bubble_ns": "Bubble",
+}  # fmt: skip
 _UNEQUAL: Final = 0.1  # difference between ranks that counts as waiting, as share of the longest collective time
 
 
