@@ -33,6 +33,7 @@ _IN_NAME: Final = re.compile(
     r"|(?P<f64>dgemm|f64|(?<![a-z])double(?![a-z]))|(?P<f8>e4m3|e5m2)|(?P<f6>e2m3|e3m2)|(?P<f4>e2m1|nvf4|mxf4(?!nv)|nvfp4)",
     re.IGNORECASE,
 )
+_SINGLE: Final = re.compile(r"(?<![a-z])(?:float(?![0-9])|t?f32|fp32|s(?:gemm|cudnn)|^Cijk_\w*_SB_)", re.IGNORECASE)
 
 
 def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -52,8 +53,9 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         gpu_idle_ns, gpu_launch_ns: see `annot.analyze.gpu_activities.idle_of_nodes`.
         flops_per_s, bytes_per_s: achieved.
         precision: a name of `annot.analyze.roofs.Peaks`. It is the precision in the name of the longest kernel
-            that multiplies matrices, else the autocast dtype, else the dtype of the first floating-point input; with
-            ``tensor`` if that kernel uses Tensor Cores; null: a Triton kernel, whose name does not show it.
+            that multiplies matrices, else the autocast dtype, else the dtype of the first floating-point input, else
+            the precision in the name of the longest kernel; with ``tensor`` if that kernel uses Tensor Cores; null:
+            unknown, as for layers without kernels and dtypes, and for Triton kernels, whose names do not show it.
         roof_share: achieved performance relative to the roof at this intensity, 0 to 1.
         bound: compute, memory, launch (the device waits longer than it works, mostly for launches), host (it waits
             mostly for other CPU code, such as memory allocation) or null.
@@ -113,8 +115,8 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
     The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
     """
     roofs = [
-        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision) if peaks and precision else None
-        for precision in rows["precision"]
+        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision) if peaks else None
+        for precision in rows["precision"].fill_null("")
     ]
     bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
@@ -124,6 +126,7 @@ def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
         (pl.col("flops") / seconds).alias("flops_per_s"), (pl.col("bytes") / seconds).alias("bytes_per_s"),
     )  # fmt: skip
     by_memory = pl.col("intensity") * bandwidth <= pl.col("roof")
+    by_memory |= (pl.col("intensity") == 0) & bandwidth.is_not_null()  # whatever the precision
     share = pl.when(by_memory).then(pl.col("bytes_per_s") / bandwidth).otherwise(pl.col("flops_per_s") / pl.col("roof"))
     waits = (pl.col("gpu_idle_ns") > pl.col("time_ns")).fill_null(False)
     launches = 2 * pl.col("gpu_launch_ns") >= pl.col("gpu_idle_ns")
@@ -138,16 +141,11 @@ def _precisions(attribution: Attribution, rows: pl.DataFrame) -> pl.DataFrame:
     shapes = {(layer, module): texts for layer, module, texts in rows.select(columns).iter_rows() if texts}
     gemms, casts = _longest(attribution, MATRIX), _autocast(attribution)
     longest = _longest(attribution, ())  # fallback for layers with unknown input dtypes
-    found = [
-        (
-            *key,
-            _precision(
-                gemms.get(key) or ("" if key[:2] in shapes else longest.get(key, "")),
-                casts.get(key[:2]) or _dtype(shapes.get(key[:2], [])),
-            ),
-        )
-        for key in rows.select(KEY).rows()
-    ]
+    found: list[tuple[str | None, ...]] = []
+    for key in rows.select(KEY).rows():
+        dtype = casts.get(key[:2]) or _dtype(shapes.get(key[:2], []))
+        kernel = gemms.get(key) or ("" if dtype else longest.get(key, ""))
+        found.append((*key, _precision(kernel, dtype or ("f32" if _SINGLE.search(kernel) else None))))
     return pl.DataFrame(found, schema=dict.fromkeys((*KEY, "precision"), pl.String), orient="row")
 
 
@@ -162,21 +160,21 @@ def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
     return found
 
 
-def _precision(kernel: str, dtype: str) -> str | None:
+def _precision(kernel: str, dtype: str | None) -> str | None:
     """The precision in the name of a kernel, else the dtype of the inputs."""
     known = classify(kernel)
     if known.library == "Triton" and known.kind in MATRIX and not known.tensor_cores:
         return None
     match = _IN_NAME.search(kernel)
     precision = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
-    if not known.tensor_cores:
+    if not known.tensor_cores or precision is None:
         return precision
     return f"{'tf32' if precision == 'f32' else precision} tensor"
 
 
-def _dtype(shapes: list[str]) -> str:
+def _dtype(shapes: list[str]) -> str | None:
     match = _DTYPE.search(" ".join(shapes))
-    return "f32" if match is None else _NARROW.get(match[1][:6], match[1])
+    return None if match is None else _NARROW.get(match[1][:6], match[1])
 
 
 def _longest(attribution: Attribution, kinds: Sequence[str]) -> dict[tuple[str, str, str], str]:

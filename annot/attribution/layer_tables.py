@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import polars as pl
@@ -11,13 +11,16 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.host_times import without_unknown
-from annot.attribution.layer_chains import KEY
+from annot.attribution.layer_chains import KEY, Key
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
+from annot.labels.tag import COMPILED
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes"]
+__all__ = [
+    "by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes", "with_layers_of",
+]  # fmt: skip
 
 _SHAPES_KEPT: Final = 8
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
@@ -47,7 +50,35 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
         *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
         "kernels_total", "copies", *memory, "shapes",
     )  # fmt: skip
-    return without_unknown(rows, attribution.meta)
+    rows = without_unknown(rows, attribution.meta)
+    return with_layers_of(_models(attribution.forest.keys.names), rows, attribution)
+
+
+def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Return rows by layer in which the total times of each owner include its layers, inside its ranges or not.
+
+    `owners` has the layers that are included, and the owners themselves. Where a total time changes, busy time and span
+    are null, because layers can overlap.
+    """
+    groups = {owner: number for number, owner in enumerate(dict.fromkeys(owners.values()))}
+    names = attribution.forest.keys.names
+    of_key = [groups.get(owners.get(key, key), column_ops.NONE) for key in names]
+    crossing = [groups.get(key, column_ops.NONE) for key in names]
+    table = pl.DataFrame(list(groups), schema=dict.fromkeys(KEY, pl.String), orient="row")
+    sums = _rolled_up(attribution, table, of_key, crossing).select(*KEY, *_INCLUSIVE)
+    found = rows.update(without_unknown(sums, attribution.meta), on=KEY)
+    spans = [name for name in ("gpu_busy_ns", "gpu_span_ns") if name in rows.columns]
+    return found.with_columns(
+        pl.when(found["gpu_ns"].eq_missing(rows["gpu_ns"])).then(name).alias(name) for name in spans
+    )
+
+
+def _models(names: Sequence[Key]) -> dict[Key, Key]:
+    """Return the row of the model for each layer of a phase that it has. Empty if there is no model, or several."""
+    found = [key for key in names if not key[0] and key[1] and key[2] in _LAYER_PHASES]
+    models = {phase: ("", module, phase) for _, module, phase in found if not module.startswith(COMPILED)}
+    several = len({module for _, module, _ in models.values()}) != 1
+    return {} if several else {key: models[key[2]] for key in names if key[1] and key[2] in models}
 
 
 def by_module(attribution: Attribution) -> pl.DataFrame:
@@ -139,10 +170,13 @@ def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:
     return pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row"), of_key
 
 
-def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
+def _rolled_up(
+    attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int], crossing: Sequence[int] | None = None
+) -> pl.DataFrame:
     """Sum up nodes by group of their key. A layer inside itself counts once.
 
-    The result has the columns of the groups, group (its number), `_OWN`, `_INCLUSIVE` and start.
+    `crossing` has the groups of crossing ranges; None: `of_key`. The result has the columns of the groups, group (its
+    number), `_OWN`, `_INCLUSIVE` and start.
     """
     nodes = attribution.nodes
     of_node = [of_key[key] for key in attribution.forest.nodes.keys]
@@ -154,7 +188,7 @@ def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[
     sums = table.filter(pl.col("group") != column_ops.NONE).group_by("group").agg(
         pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min()
     )  # fmt: skip
-    sums = _with_crossing(attribution, sums, of_key)
+    sums = _with_crossing(attribution, sums, of_key if crossing is None else crossing)
     shown = (pl.col("calls") > 0) | (pl.col("kernels_total") > 0) | (pl.col("copies") > 0) | (pl.col("gpu_ns") > 0)
     numbered = groups.with_columns(group=pl.int_range(pl.len()))
     return sums.filter(shown).join(numbered, on="group", how="left")

@@ -171,11 +171,13 @@ class Formatted(Generic[_Row]):
         title: heading, with the unit of time if the column has its own.
         show: formats the cell of a row.
         least: minimum width of the terminal for the column to appear.
+        spare: whether the column is hidden before others that do not fit: a time that is 0 in all rows.
     """
 
     title: str
     show: Callable[[_Row], str]
     least: int = 0
+    spare: bool = False
 
 
 def formatted(
@@ -209,7 +211,8 @@ def _formatted(
         title, show = f"{title} {unit.name}", unit.show
     elif column.unit == "of total":
         return Formatted(title, lambda row: share(row[name], whole or 0), column.least)
-    return Formatted(title, lambda row: show(row[name]), column.least)
+    spare = column.unit in ("ns", "own ns") and not any(row[name] for row in rows)
+    return Formatted(title, lambda row: show(row[name]), column.least, spare)
 
 
 def _plain(value: Any) -> str:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import UNATTRIBUTED
+from annot.attribution import UNATTRIBUTED, Attribution, by_layer
+from annot.attribution.layer_tables import with_layers_of
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.plain_names import phase_of
@@ -127,24 +128,25 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
     return columns
 
 
-def at_depth(rows: pl.DataFrame, depth: int, layers: pl.DataFrame | None = None) -> pl.DataFrame:
+def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.DataFrame:
     """Return rows in which each layer below a depth is part of its ancestor at that depth.
 
-    The rows of an ancestor and of the layers below it combine as their columns say. Its calls are its own. Its
-    inclusive times are its own, or the sum of the self times, if layers outside its calls have paths below its path.
-    Rows without a layer stay.
+    The rows of an ancestor and of the layers below it combine as their columns say. Its calls are its own. Its total
+    times include the layers below it, also where these run outside its calls. Rows without a layer stay.
 
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
         depth: number of levels to keep below the outermost layers; 0 keeps these only.
-        layers: rows of all layers, for `rows` that lack some; None: `rows`.
+        attribution: the profile of the rows.
     """
-    owners: dict[_Key, Line] = {}
+    lines: dict[_Key, Line] = {}
     above: list[Line] = []
-    for line in layer_lines(rows if layers is None else layers):
+    layers = by_layer(attribution)
+    for line in layer_lines(layers):
         above[line.depth :] = [line]
-        owners[line.key] = above[min(line.depth, depth)]
-    names = [_owner(key, owners.get(key[:2])) for key in rows.select(_ROW).iter_rows()]
+        lines[line.key] = above[min(line.depth, depth)]
+    owners = {key: _owner(key, lines.get(key[:2])) for key in layers.select(_ROW).iter_rows()}
+    names = [owners[key] for key in rows.select(_ROW).iter_rows()]
     owner = pl.DataFrame(names, schema=dict.fromkeys(_ROW, pl.String), orient="row")
     is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
     table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
@@ -152,12 +154,8 @@ def at_depth(rows: pl.DataFrame, depth: int, layers: pl.DataFrame | None = None)
     merged = combined(table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name != "calls"])
     own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
     merged = merged.join(table.group_by(keys, maintain_order=True).agg(own), on=keys, how="left", nulls_equal=True)
-    sums = [
-        pl.max_horizontal(name, self_name)
-        for name, self_name in (("gpu_ns", "gpu_self_ns"), ("host_ns", "host_self_ns"))
-        if {name, self_name} <= {*rows.columns}
-    ]
-    return merged.with_columns(sums).select(rows.columns)
+    last = {key: owner for key, owner in owners.items() if key[:2] in lines and lines[key[:2]].depth == depth}
+    return with_layers_of(last, merged.select(rows.columns), attribution)
 
 
 def _owner(key: tuple[str, str, str], line: Line | None) -> tuple[str, str, str]:

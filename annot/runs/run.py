@@ -192,7 +192,7 @@ class Run:
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
-            rows = at_depth(rows, depth, by_layer(attribution))
+            rows = at_depth(rows, depth, attribution)
         kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
         report = Shown(view, rows, meta, shares, advice or (), instead, every if view.layout == "tree" else None)

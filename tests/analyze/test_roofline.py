@@ -111,6 +111,37 @@ def test_precision_is_what_a_kernel_says(kernel: str, precision: str) -> None:
     assert layer_roofline(attribute(profile.build()), None)["precision"].to_list() == [precision]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "precision"),
+    [
+        ("rmsnorm_kernel", None),
+        ("Cijk_Alik_Bljk_SB_MT64x64x8", "f32"),
+        ("vectorized_elementwise_kernel<4, float, float>", "f32"),
+        ("vectorized_elementwise_kernel<4, float16_copy>", None),
+        ("softmax<c10::BFloat16, float>", "bf16"),
+        ("cutlass_tensorop_s1688gemm_tf32", "tf32 tensor"),
+    ],
+)
+def test_precision_without_dtypes_is_what_a_kernel_says_or_unknown(kernel: str, precision: str | None) -> None:
+    """Neither a container nor a layer whose kernels do not tell has a precision, and so no share of a roof."""
+    rows = Rows().range("net Sequential |fwd", 0, 100).range("net.0 RMSNorm |fwd", 10, 30)
+    attribution = attribute(rows.kernel(15, (20, 40), name=kernel).build())
+    table = layer_roofline(attribution, peaks_of_device(A100))
+    assert table.select("module", "precision").rows() == [("Sequential", None), ("RMSNorm", precision)]
+    assert table["roof_share"].to_list() == table["bound"].to_list() == [None, None]
+
+
+def test_without_a_precision_only_the_bandwidth_is_a_roof() -> None:
+    """A lookup of integers is memory-bound. Its backward pass computes, so its roof is that of given peaks only."""
+    rows = Rows().range("e Embedding [8]i64 num=100 dim=8 |fwd", 0, 9).kernel(1, (10, 20), name="gather")
+    rows.range("e Embedding [8]i64 num=100 dim=8 |bwd", 20, 29).kernel(21, (30, 40), name="scatter")
+    attribution = attribute(rows.build())
+    unknown, given = (layer_roofline(attribution, one) for one in (peaks_of_device(A100), given_peaks(1e12, 1e12)))
+    assert unknown.select("precision", "bound").rows() == [(None, "memory"), (None, None)]
+    assert unknown["roof_share"].is_null().to_list() == [False, True]
+    assert given.select("precision", "bound").rows() == [(None, "memory"), (None, "memory")]
+
+
 def test_kernels_tell_the_precision_where_no_shape_does() -> None:
     """All layers of the BERT of bfloat16 compute in it, also those that multiply no matrices."""
     path = shared("kineto/tracelens_h100_bert_small_nnmodule.json.gz")

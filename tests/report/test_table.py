@@ -366,6 +366,24 @@ def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
     assert heads == ["Step", "Time", "Data", "Forward", "Backward", "Optimizer"]
 
 
+def test_times_of_0_leave_their_room_to_others(tmp_path: Path) -> None:
+    """If the columns do not fit, those of times that are 0 in every row go first. A wide table has them."""
+    profile = SqliteProfile()
+    for number in range(3):
+        start = 1_000_000_000 * number
+        profile.range(
+            f"execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk{number + 32_785}sqsq32sqsk32785)",
+            start,
+            start + 500_000_000,
+        )
+        profile.call(start + 1000, start + 2000, number + 1)
+        profile.kernel(start + 3000, start + 9_000_000, number + 1)
+    path = profile.write(tmp_path / "x")
+    narrow, wide = (_table(path, width, "step")[1].split() for width in (80, 120))
+    assert narrow == ["Step", "Kind", "Requests", "Tokens", "Context", "Time", "GPU"]
+    assert wide == [*narrow[:-1], "Data", "Forward", "Backward", "Optimizer", "GPU"]
+
+
 def test_time_that_only_the_clock_attributes(tmp_path: Path) -> None:
     """Work launched by a thread without ranges has a column of its own, which is there only if there is such work."""
     profile = SqliteProfile()

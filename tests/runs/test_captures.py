@@ -101,6 +101,20 @@ def test_vllm_is_as_fine_as_the_modules_of_its_capture_and_says_so() -> None:
     assert rows["GraphModule_0.GraphModule_0"] > 0
 
 
+@pytest.mark.parametrize(("pair", "outside"), [(SGLANG, ["LogitsProcessor_0", "Sampler_0"]),
+                                               (VLLM, ["LogitsProcessor_0"])], ids=["sglang", "vllm"])  # fmt: skip
+def test_the_model_includes_its_layers_outside_the_graph(pair: tuple[str, str], outside: list[str]) -> None:
+    """The rows directly below the model add up to its total time, which `depth` keeps."""
+    run = Run(with_captures(_loaded(pair[0]), [_loaded(pair[1])]))
+    rows = run.view(total=True).rows.filter(phase="forward")
+    below = rows.filter(pl.col("layer") != "", ~pl.col("layer").str.contains(r"\."))
+    model = rows.filter(layer="").row(0, named=True)
+    assert set(outside) < set(below["layer"])
+    assert model["gpu_ns"] == below["gpu_ns"].sum() <= run.meta["gpu_ns"]
+    assert model["gpu_busy_ns"] is None
+    assert run.view(depth=0, total=True).rows.filter(layer="", phase="forward")["gpu_ns"].item() == model["gpu_ns"]
+
+
 @pytest.mark.parametrize(("pair", "other"), [(SGLANG, VLLM), (VLLM, SGLANG)], ids=["sglang", "vllm"])
 def test_the_capture_of_another_model_is_refused_and_changes_nothing(
     pair: tuple[str, str], other: tuple[str, str]

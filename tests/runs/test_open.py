@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrices import matrix
+from random_inputs import examples
 from ranked import write_ranks
 from sqlite_profile import SqliteProfile, training
 from tables import Rows
 
 import annot
+from annot.attribution import attribute, by_layer
 from annot.cli.main import main
+from annot.labels.layer_path import within
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
 from annot.report.layer_tree import at_depth, layer_lines
 from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, View, find_view, views
@@ -238,24 +242,43 @@ def test_ranks_have_the_longest_rows_only(tmp_path: Path) -> None:
     assert (longer["median_ns"] >= 0.2 * ranks.view("layer").meta["across"]["gpu_ns"]["median"]).all()
 
 
-@given(st.lists(st.lists(st.sampled_from("ab"), max_size=4), max_size=8, unique_by=tuple), st.integers(0, 4))
-def test_depth_keeps_the_sums(paths: list[list[str]], depth: int) -> None:
-    """Whatever the tree and the depth, self times add up, and no layer is deeper."""
-    rows = pl.DataFrame(
-        [{"layer": ".".join(path), "module": "M", "phase": "forward", "gpu_ns": 7, "gpu_self_ns": 3} for path in paths],
-        schema={
-            "layer": pl.String,
-            "module": pl.String,
-            "phase": pl.String,
-            "gpu_ns": pl.Int64,
-            "gpu_self_ns": pl.Int64,
-        },
-    )
-    kept = at_depth(rows, depth)
-    assert kept["gpu_self_ns"].sum() == rows["gpu_self_ns"].sum()
-    assert kept["gpu_ns"].to_list() == [max(7, own) for own in kept["gpu_self_ns"]]
-    assert max((line.depth for line in layer_lines(kept)), default=0) <= depth
-    assert kept.height == at_depth(kept, depth).height <= rows.height
+@settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "a.b", "a.b.c", "d", "d.e"]), st.integers(0, 3)), max_size=8))
+def test_total_times_by_brute_force(calls: list[tuple[str, int]]) -> None:
+    """Layers run inside their ancestors, inside others, and outside. A row has the kernels of its layers, once each."""
+    rows, stack, kernels, now = Rows(), list[tuple[str, int]](), list[tuple[int, list[str]]](), 0
+
+    def close(ranges: int) -> None:
+        nonlocal now
+        for _ in range(min(ranges, len(stack))):
+            path, start = stack.pop()
+            rows.range(f"{path or 'Forward'} M |fwd", start, now := now + 1)
+
+    for number, (path, ended) in enumerate(calls):
+        close(ended)
+        stack.append((path, now := now + 1))
+        rows.kernel(now := now + 1, (100 * number, 101 * number + 1))
+        kernels.append((number + 1, [name for name, _ in stack]))
+    close(len(stack))
+    attribution = attribute(rows.build())
+    layers, total = by_layer(attribution), sum(ns for ns, _ in kernels)
+    known = {name for _, around in kernels for name in around}
+    model = {""} & known
+    expected = Counter[str]()
+    for ns, around in kernels:
+        expected.update(dict.fromkeys(model.union(around), ns))
+    assert dict(layers.select("layer", "gpu_ns").iter_rows()) == dict(expected)
+    for depth in range(4):
+        above = {path: [one for one in ("", *within(path)) if one in known][: depth + 1][-1] for path in known}
+        expected.clear()
+        for ns, around in kernels:
+            expected.update(dict.fromkeys(model.union(above[path] for path in around), ns))
+        kept = at_depth(layers, depth, attribution)
+        assert dict(kept.select("layer", "gpu_ns").iter_rows()) == dict(expected)
+        assert kept["gpu_self_ns"].sum() == total
+        assert not model or expected[""] == total
+        assert max((line.depth for line in layer_lines(kept)), default=0) <= depth
+        assert kept.equals(at_depth(kept, depth, attribution))
 
 
 def test_values_are_combined_by_their_column() -> None:

@@ -40,7 +40,8 @@ def fitted_table(
     Args:
         title: heading of the labels.
         labels: first cell of each row.
-        columns: columns of numbers. Columns that do not fit, or that are empty in every row, are hidden.
+        columns: columns of numbers. Columns that are empty in every row are hidden. Of columns that do not fit, the
+            spare ones are hidden first, then the last.
         rows: input of the columns; None is an empty line.
         width: width of the terminal in columns.
         shapes: last cell of each row; may be empty.
@@ -56,7 +57,10 @@ def fitted_table(
     widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
     wanted = min(room, max((label.cell_len for label in labels), default=0))
     while len(shown) > _FEW and width - sum(widths) - gap * len(shown) < wanted:
-        shown, widths, cells = shown[:-1], widths[:-1], [row[:-1] for row in cells]
+        kept = [place for place, column in enumerate(shown) if not column.spare] or [*range(len(shown))]
+        kept = kept if len(kept) < len(shown) else kept[:-1]
+        shown, widths = [shown[place] for place in kept], [widths[place] for place in kept]
+        cells = [[row[place] for place in kept] for row in cells]
     left = width - sum(widths) - gap * len(shown)
     label = max(_LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]
