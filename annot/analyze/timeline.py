@@ -80,12 +80,20 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
 
 def _blocks(attribution: Attribution, tracks: Tracks) -> Iterator[pl.DataFrame]:
     """The events with the columns of `_EVENTS`, in which `lane` is the number of the track."""
-    labels = attribution.forest.labels.select(pl.col("text").cast(pl.Categorical), "key")
+    labels = attribution.forest.labels.select(_shown_text().cast(pl.Categorical).alias("text"), "key")
     for kind, block in range_blocks(attribution):
         block = block.drop("lane", strict=False)  # what overlaps in a lane has rows of its own
         yield _compact(block.hstack(labels[block["label"]]), tracks.of(kind, block))
     for block in activity_blocks(attribution):
         yield _compact(block.rename({"name": "text"}), tracks.of("stream", block))
+
+
+def _shown_text() -> pl.Expr:
+    """The texts of ranges. Those of annot end in a word instead of their code: backward, recompute, or none."""
+    text = pl.col("text").cast(pl.String)
+    for code, word in {"bwd": " backward", "re": " recompute", "[a-z]+": ""}.items():
+        text = pl.when("layered").then(text.str.replace(rf" \|{code}$", word)).otherwise(text)
+    return text
 
 
 def _compact(block: pl.DataFrame, track: pl.Series) -> pl.DataFrame:
