@@ -21,6 +21,10 @@ _EVENTS: Final = {
     "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
     "key": pl.Int32,
 }  # fmt: skip
+_ENDINGS: Final = {
+    r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2", r" \|bwd$": " backward", r" \|re$": " recompute",
+    r" \|[a-z]+$": "",
+}  # fmt: skip
 _LANES: Final = 64
 _ROWS: Final = 24
 """Maximum number of rows in a lane; deeper events share the last row."""
@@ -89,11 +93,11 @@ def _blocks(attribution: Attribution, tracks: Tracks) -> Iterator[pl.DataFrame]:
 
 
 def _shown_text() -> pl.Expr:
-    """The texts of ranges. Those of annot end in a word instead of their code: backward, recompute, or none."""
+    """The texts of ranges. Those of annot end in a word, as in ``fc Linear backward``, and not in their code."""
     text = pl.col("text").cast(pl.String)
-    for code, word in {"bwd": " backward", "re": " recompute", "[a-z]+": ""}.items():
-        text = pl.when("layered").then(text.str.replace(rf" \|{code}$", word)).otherwise(text)
-    return text
+    for ending, shown in _ENDINGS.items():
+        text = text.str.replace(ending, shown)
+    return pl.when("plain").then("text").otherwise(text)
 
 
 def _compact(block: pl.DataFrame, track: pl.Series) -> pl.DataFrame:

@@ -11,8 +11,10 @@ ERRORS: Final = "annot_ascii"
 """Name of the error handler for `codecs`: the character of `ASCII`, or else a question mark."""
 ASCII: Final = {
     ord(char): plain
-    for chars, plain in (("−–─", "-"), ("├┤┌┐└┘┬┴┼", "+"), ("│", "|"), ("±", "+-"), ("→", "->"), ("µ", "u"), ("…", "~"),
-                         ("›", ">"), ("×", "x"), ("·", "."), ("²", "^2"))
+    for plain, chars in {
+        "-": "−–─", "+": "├┤┌┐└┘┬┴┼", "|": "│", ">": "›►", "v": "▼", ".": "░·", "#": "▒", "~": "…", "u": "µ", "x": "×",
+        "+-": "±", "->": "→", "<-": "←", "^2": "²",
+    }.items()
     for char in chars
 }  # fmt: skip
 """What stands for a character. Characters that fill tables and drawings have one character, to keep their columns."""
