@@ -21,6 +21,10 @@ _EVENTS: Final = {
     "lane": pl.Int32, "row": pl.Int32, "start_ns": pl.Int64, "length_ns": pl.Int64, "text": pl.Categorical,
     "key": pl.Int32,
 }  # fmt: skip
+_ENDINGS: Final = {
+    r"^(Backward|Recompute)( .*)? \|[a-z]+$": "$1$2", r" \|bwd$": " backward", r" \|re$": " recompute",
+    r" \|[a-z]+$": "",
+}  # fmt: skip
 _LANES: Final = 64
 _ROWS: Final = 24
 """Maximum number of rows in a lane; deeper events share the last row."""
@@ -80,12 +84,20 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
 
 def _blocks(attribution: Attribution, tracks: Tracks) -> Iterator[pl.DataFrame]:
     """The events with the columns of `_EVENTS`, in which `lane` is the number of the track."""
-    labels = attribution.forest.labels.select(pl.col("text").cast(pl.Categorical), "key")
+    labels = attribution.forest.labels.select(_shown_text().cast(pl.Categorical).alias("text"), "key")
     for kind, block in range_blocks(attribution):
         block = block.drop("lane", strict=False)  # what overlaps in a lane has rows of its own
         yield _compact(block.hstack(labels[block["label"]]), tracks.of(kind, block))
     for block in activity_blocks(attribution):
         yield _compact(block.rename({"name": "text"}), tracks.of("stream", block))
+
+
+def _shown_text() -> pl.Expr:
+    """The texts of ranges. Those of annot end in a word, as in ``fc Linear backward``, and not in their code."""
+    text = pl.col("text").cast(pl.String)
+    for ending, shown in _ENDINGS.items():
+        text = text.str.replace(ending, shown)
+    return pl.when("plain").then("text").otherwise(text)
 
 
 def _compact(block: pl.DataFrame, track: pl.Series) -> pl.DataFrame:

@@ -100,4 +100,4 @@ def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> Non
     from annot.report.page.render import as_page
 
     data = comparison_data(a, b, (args.a, args.b), args.by)
-    output.write(args.output, [as_page(data, f"{args.a} → {args.b} · annot")], force=args.force)
+    output.show_page(as_page(data, f"{args.a} → {args.b} · annot"), args)

@@ -6,13 +6,16 @@ import argparse
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NoReturn
 
-__all__ = ["main", "make_parser", "with_command"]
+from annot.util.ascii import ERRORS
 
-_COMMANDS: Final = {
+__all__ = ["COMMANDS", "main", "make_parser", "with_command"]
+
+COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
     "report": "print the time of each layer in a profile; annot PROFILE is short for it",
     "compare": "compare two profiles layer by layer: speedup with its uncertainty",
@@ -20,11 +23,14 @@ _COMMANDS: Final = {
     "sweep": "run a command with every combination of parameters, and write a table and charts",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
+    "completion": "print a script that completes commands and options in bash, zsh or tcsh",
 }
-_REPORTING: Final = {
+"""Commands with a line of help."""
+_OPTIONAL: Final = {
     "polars": "polars", "rich": "rich", "msgspec": "msgspec", "adbc_driver_sqlite": "adbc-driver-sqlite",
+    "shtab": "'annot[completion]'",
 }  # fmt: skip
-"""Modules that only reports need, and their packages."""
+"""Modules that only some commands need, and their packages."""
 _EXAMPLES: Final = """\
 examples:
   annot run -- python train.py                            profile a script, then print its layers
@@ -65,8 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         `annot compare --fail-above`; 130: Ctrl-C. `annot run` returns the status of its command.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # the locale may lack characters such as µ
-        sys.stdout.reconfigure(errors="replace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # the locale may lack characters such as µ
+            stream.reconfigure(errors=ERRORS)
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -104,9 +111,9 @@ def _dispatch(words: list[str]) -> int:
     except AnnotError as error:
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except ModuleNotFoundError as error:  # installed without the packages for reports
-        if error.name not in _REPORTING:
+        if error.name not in _OPTIONAL:
             raise
-        return _fail(f"annot {args.verb} needs {error.name}: pip install {_REPORTING[error.name]}")
+        return _fail(f"annot {args.verb} needs {error.name}: pip install {_OPTIONAL[error.name]}")
 
 
 def with_command(words: list[str]) -> list[str]:
@@ -118,12 +125,30 @@ def with_command(words: list[str]) -> list[str]:
 
 def _is_profile(word: str) -> bool:
     """Return whether a word is a file, a pattern or a URL, and not a command."""
-    return word not in _COMMANDS and (os.path.exists(word) or any(mark in word for mark in "./*?"))
+    return word not in COMMANDS and (os.path.exists(word) or any(mark in word for mark in "./*?"))
 
 
-def make_parser(command: str | None) -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the options of one command: only its module is imported."""
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors suggest the nearest name for a misspelt command, value or option."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # report it here: the parser of the program lacks the options of its commands
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        import difflib
+
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)", message)
+        names = re.findall(r"[\w-]+", message.partition("choose from")[2]) or list(self._option_string_actions)
+        near = difflib.get_close_matches(wrong[1], names, 1) if wrong else []
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
+
+
+def make_parser(*commands: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the command line, with the options of some commands: only their modules are imported."""
+    parser = _Parser(
         prog="annot",
         description="Profile deep-learning models and attribute the time to layers, forward and backward.",
         epilog=_EXAMPLES,
@@ -131,11 +156,11 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", title="commands")
-    for name, summary in _COMMANDS.items():
+    for name, summary in COMMANDS.items():
         verb = verbs.add_parser(
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
-        if name == command:
+        if name in commands:
             module = importlib.import_module(f"annot.cli.{name}")
             verb.description = module.__doc__
             module.add_arguments(verb)

@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from annot.errors import AnnotError
+from annot.util.whole_files import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
     from annot.runs.run import Run
 
 __all__ = [
-    "UsageError", "add_output_arguments", "add_step_arguments", "check_output", "deliver", "number_type", "opened",
-    "say", "settle_format", "write",
+    "UsageError", "add_output_arguments", "add_step_arguments", "check_output", "console_for", "deliver", "number_type",
+    "opened", "say", "settle_format", "show_page",
 ]  # fmt: skip
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
 _ENDINGS = {
     ".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".html": "html",
-    ".htm": "html", ".json.gz": "trace",
+    ".htm": "html", ".json.gz": "trace", ".txt": "table",
 }  # fmt: skip
 """Formats by the suffix of OUT."""
+_UNLIMITED = 1 << 20
+"""Width of output that is no terminal, in columns: names stay whole."""
 
 
 class UsageError(AnnotError):
@@ -44,6 +47,8 @@ def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.set_defaults(formats=choices)
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="file to write; default: standard output")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
+    if "html" in more:
+        parser.add_argument("--open", action="store_true", help="open the page in the browser (needs -o OUT.html)")
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +70,19 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settle_format(args: argparse.Namespace) -> None:
-    """Set the format from the suffix of OUT, if --format is not given; raise `UsageError` if it needs OUT."""
+    """Set the format from the suffix of OUT, if --format is not given.
+
+    Raises `UsageError` if the suffix is unknown, or if the format needs OUT.
+    """
     if args.format is None:
         name = args.output.name.lower() if args.output is not None else ""
-        found = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), "table")
-        args.format = found if found in args.formats else "table"
+        known = {ending: form for ending, form in _ENDINGS.items() if form in args.formats}
+        found = next((form for ending, form in known.items() if name.endswith(ending)), None)
+        if found is None and (suffix := Path(name).suffix):
+            raise UsageError(f"annot {args.verb} writes no {suffix} files: use {', '.join(known)}, or --format")
+        args.format = found or "table"
+    if getattr(args, "open", False) and (args.format != "html" or args.output is None):
+        raise UsageError("--open shows a page: use it with -o OUT.html")
     if args.format in ("parquet", "html", "trace", "tensorboard", "nsys-rep") and args.output is None:
         raise UsageError(f"--format {args.format} needs -o OUT")
 
@@ -93,30 +106,37 @@ def opened(path: str, args: argparse.Namespace) -> Run:
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
     """Print the report or write it to OUT, in the selected format; `show` prints the table to a console."""
-    from rich.console import Console as RichConsole
-
     if args.output is None and args.format == "table":
-        show(RichConsole())
+        show(console_for(sys.stdout))
         return
     content = _rendered(report, show, args.format)
     if args.output is None:
         sys.stdout.buffer.writelines(content)  # UTF-8 in any locale, for other programs
     else:
-        write(args.output, content, force=args.force)
+        write_file(args.output, content, force=args.force)
+
+
+def show_page(page: bytes, args: argparse.Namespace) -> None:
+    """Write a page to OUT, and open it in the browser with --open."""
+    write_file(args.output, [page], force=args.force)
+    if args.open:
+        import webbrowser
+
+        if not webbrowser.open(args.output.resolve().as_uri()):
+            say(f"no browser was found: open {args.output} yourself")
+
+
+def console_for(stream: TextIO) -> Console:
+    """Return a console of the width of the terminal or of COLUMNS. Without both, it cuts no names."""
+    from rich.console import Console
+
+    limited = stream.isatty() or "COLUMNS" in os.environ
+    return Console(file=stream, width=None if limited else _UNLIMITED)
 
 
 def say(line: str) -> None:
     """Print a message of annot to standard error."""
     print(f"annot: {line}", file=sys.stderr, flush=True)
-
-
-def write(path: Path, content: Iterable[bytes], *, force: bool) -> None:
-    """Write a file in parts; replace an existing file if `force`."""
-    try:
-        with path.open("wb" if force else "xb") as file:
-            file.writelines(content)
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> Iterable[bytes]:
@@ -126,7 +146,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> It
     if form == "parquet":
         return [as_parquet(report)]
     if form == "table":
-        return [plain_text(show).encode()]
+        return [plain_text(show, _UNLIMITED).encode()]
     return (part.encode() for part in {"json": as_json, "jsonl": as_jsonl, "csv": as_csv}[form](report))
 
 

@@ -261,7 +261,7 @@ def _write_profile(args: argparse.Namespace) -> None:
         data = run_one(partial(page_of, selection=selection), paths[0], dask=args.dask)
     else:
         data = Ranks(paths, selection, workers=args.workers, dask=args.dask).page(args.rank)
-    output.write(args.output, [as_page(data, f"{data['source']} · annot")], force=args.force)
+    output.show_page(as_page(data, f"{data['source']} · annot"), args)
 
 
 def _export(run: Run, args: argparse.Namespace) -> None:

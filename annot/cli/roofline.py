@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -131,11 +132,11 @@ def _cuda() -> bool:
 
 
 def _print_peaks(peaks: Peaks) -> None:
-    from rich.console import Console, Group
+    from rich.console import Group
 
     from annot.report.terminal.roofline import peak_lines
 
-    Console().print(Group(*peak_lines(peaks)))
+    output.console_for(sys.stdout).print(Group(*peak_lines(peaks)))
 
 
 def _amount(text: str) -> float:

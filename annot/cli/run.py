@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import say
+from annot.cli.output import console_for, say
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
@@ -93,10 +93,8 @@ def _conclude(outcome: Outcome, *, report: bool) -> int:
 def _print_report(profile: Path) -> None:
     """Print the report. An error in the report is a message and does not change the exit status."""
     try:
-        from rich.console import Console
-
         from annot.cli.report import print_report
 
-        print_report(profile, Console(stderr=not sys.stdout.isatty()))
+        print_report(profile, console_for(sys.stdout if sys.stdout.isatty() else sys.stderr))
     except (AnnotError, ModuleNotFoundError) as error:
         say(f"no report: {error}")

@@ -33,12 +33,14 @@ import argparse
 import json
 import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from annot.cli.output import say, write
+from annot.cli.output import console_for, say
+from annot.util.whole_files import write_file
 
 if TYPE_CHECKING:
     import polars as pl
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     runs = per_run(table, sweep.parameters, sweep.parameter("batch"))
     for name, chart in charts(sweep, table, runs, args.against and read_runs(args.against)).items():
         path = folder / f"{name}.svg"
-        write(path, [as_svg(chart).encode()], force=True)
+        write_file(path, [as_svg(chart).encode()], force=True)
         say(f"wrote {path}")
     _print_runs(runs, table)
     say(f"wrote {folder / 'table.parquet'}")
@@ -140,7 +142,6 @@ def _results(sweep: Sweep, folder: Path, *, retry: bool) -> list[Result]:
 
 def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
     """Print parameters, step time and throughput of each run, then the failures."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -155,7 +156,7 @@ def _print_runs(runs: pl.DataFrame, table: pl.DataFrame) -> None:
         speed = "" if row["items_per_s"] is None else f"{row['items_per_s']:,.1f}"
         values = ("" if row[name] is None else printable(str(row[name])) for name in parameters)
         shown.add_row(*map(Text, (*values, unit.show(row["step_ns"]), speed)))
-    Console().print(shown)
+    console_for(sys.stdout).print(shown)
     if unknown := runs["flops"].null_count():
         say(f"{unknown} of {runs.height} runs have layers with unknown work and are not in the roofline chart")
     failed = table.filter(table["problem"].is_not_null())["run"].n_unique()

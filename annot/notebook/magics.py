@@ -1,7 +1,8 @@
 """Magic ``%annot`` for IPython and Jupyter, loaded with ``%load_ext annot``.
 
 %%annot net                 record the cell with ranges for the layers of `net`, and show the layers
-%%annot -o run.sqlite       record the cell and keep the profile
+%%annot -o run.sqlite       record the cell and keep the profile; replaces a recording of annot, so that the cell can
+                            run again, and another file with --force only
 %annot run.sqlite           show the layers of a profile
 """
 
@@ -78,6 +79,8 @@ def _record_cell(shell: Any, line: str, cell: str) -> Layers | None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--force", action="store_true")
     args = _parse(parser, line)
+    if args.output is not None and args.output.exists() and not args.force:
+        args.force = _is_recording(args.output)
     models = [_model(shell, name) for name in args.models]
     with tempfile.TemporaryDirectory(prefix="annot-") as folder:
         path = args.output or Path(folder) / "cell.sqlite"
@@ -88,6 +91,18 @@ def _record_cell(shell: Any, line: str, cell: str) -> Layers | None:
             return layers(path)
     print("annot: the cell has no ranges. Name a model (%%annot net), or use emit_ranges(net) or trace in the cell")
     return None
+
+
+def _is_recording(path: Path) -> bool:
+    """Return whether a file is a recording of annot; raise `AnnotError` for another file."""
+    from annot.read.formats import source
+
+    try:
+        if str(source(path).meta["producer"]).startswith("annot "):
+            return True
+    except AnnotError:  # no profile
+        pass
+    raise AnnotError(f"{path} exists and is no recording of annot: use another name, or replace it with --force")
 
 
 def _model(shell: Any, name: str) -> Any:

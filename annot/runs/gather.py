@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
@@ -30,6 +29,7 @@ from annot.runs.skew import (
     with_collectives,
     work_time,
 )
+from annot.util.whole_files import write_file
 
 __all__ = ["RankTable", "Ranks", "rank_tables"]
 
@@ -180,13 +180,14 @@ class Ranks:
         from annot.report.page.render import as_page
 
         data = self.page()
-        Path(path).write_bytes(as_page(data, f"{data['source']} · annot"))
+        write_file(path, [as_page(data, f"{data['source']} · annot")], force=True)
 
     def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
         """Write a view as JSON; sums by default."""
         from annot.report.export.json_csv_parquet import as_json
 
-        Path(path).write_text("".join(as_json(self.view(by, **{"total": True} | options))), encoding="utf-8")
+        parts = as_json(self.view(by, **{"total": True} | options))
+        write_file(path, (part.encode() for part in parts), force=True)
 
     @cached_property
     def _usable(self) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
 from annot.util.progress import tell
+from annot.util.whole_files import write_file
 
 __all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
 
@@ -224,13 +225,14 @@ class Run:
         """
         from annot.report.page.render import as_page
 
-        _write(path, as_page(self.page(), f"{self.path} · annot"))
+        write_file(path, [as_page(self.page(), f"{self.path} · annot")], force=True)
 
     def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
         """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
         from annot.report.export.json_csv_parquet import as_json
 
-        _write(path, "".join(as_json(self.view(by, **{"total": True} | options))).encode())
+        parts = as_json(self.view(by, **{"total": True} | options))
+        write_file(path, (part.encode() for part in parts), force=True)
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline for Perfetto and chrome://tracing; compressed if the name ends in .gz.
@@ -407,10 +409,3 @@ def correlate(
     if isinstance(profile, str | os.PathLike):
         raise TypeError(f"profile must be a Profile, as returned by annot.load, got {type(profile).__name__}")
     return by_layer(Run(profile, Selection(domain, steps, step_range, step_kind)).attribution)
-
-
-def _write(path: str | os.PathLike[str], content: bytes) -> None:
-    try:
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise AnnotError(f"{path} cannot be written: {error.strerror}") from None

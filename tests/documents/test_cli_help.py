@@ -10,7 +10,7 @@ import pytest
 from annot.cli.guide import CHAPTERS, chapter
 from annot.cli.main import main, make_parser, with_command
 
-VERBS = ("run", "report", "compare", "roofline", "sweep", "doctor", "guide")
+VERBS = ("run", "report", "compare", "roofline", "sweep", "doctor", "guide", "completion")
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -47,7 +47,7 @@ def test_parser_refuses_what_is_no_option():
 def test_help_lists_every_verb(capsys):
     """Each verb has its line, and all fit 120 columns."""
     shown = help_of(capsys)
-    assert [verb for verb in VERBS if not re.search(rf"^    {verb} ", shown, re.MULTILINE)] == []
+    assert [verb for verb in VERBS if not re.search(rf"^    {verb}\b", shown, re.MULTILINE)] == []
     for verb in VERBS:
         assert max(map(len, help_of(capsys, verb).splitlines())) <= 160
 

@@ -205,7 +205,42 @@ def test_line_magic(shell: Any, trained: Path, capsys: pytest.CaptureFixture[str
     assert "Traceback" not in said
 
 
+def test_table_appears_once(shell: Any, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel of Jupyter the text of a table is a text, and nothing is displayed beside it."""
+    import rich.console
+
+    class ZMQInteractiveShell(type(shell)):  # type: ignore[misc]
+        """The name by which rich knows the kernel of Jupyter."""
+
+    monkeypatch.setattr(rich.console, "get_ipython", lambda: ZMQInteractiveShell.__new__(ZMQInteractiveShell), False)
+    shown: list[Any] = []
+    monkeypatch.setattr(type(shell.display_pub), "publish", lambda publisher, data, **_: shown.append(data))
+    formats, _ = shell.display_formatter.format(layers(trained))
+    assert "\nGPU time by layer" in formats["text/plain"]
+    assert formats["text/html"].count("<table") == 1
+    assert shown == []
+
+
 needs_recorder = pytest.mark.skipif(recorder_library() is None, reason="the recorder was not built")
+
+
+@needs_recorder
+def test_cell_runs_again(shell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`-o` replaces the recording of the last run, and no other file without `--force`."""
+    cell = "%%annot -o {}\nfrom annot import trace\nwith trace('{}'):\n    pass"
+    for name in ("first", "second"):
+        assert shell.run_cell(cell.format("kept.sqlite", name)).success
+        assert layers(tmp_path / "kept.sqlite").table["layer"].to_list() == [name]
+    (tmp_path / "mine.txt").write_text("precious")
+    training(device=False).write(tmp_path / "nsys.sqlite")
+    for name in ("mine.txt", "nsys.sqlite"):
+        before = (tmp_path / name).read_bytes()
+        assert not shell.run_cell(cell.format(name, "third")).success
+        said = f"UsageError: {name} exists and is no recording of annot: use another name, or replace it with --force"
+        assert said in capsys.readouterr().err
+        assert (tmp_path / name).read_bytes() == before
+    assert shell.run_cell(cell.format("mine.txt --force", "fourth")).success
+    assert layers(tmp_path / "mine.txt").table["layer"].to_list() == ["fourth"]
 
 
 @needs_recorder

@@ -161,6 +161,20 @@ def test_long_paths_show_their_ends(fresh: Page, tmp_path: Path) -> None:
     assert fresh.run(ends) == [["dense_0", True, True], ["dense_1", True, True]]
 
 
+def test_short_paths_have_no_gap(fresh: Page, tmp_path: Path) -> None:
+    """Characters of a path follow each other: `module` with a part of its own for the `m` is not `m odule`."""
+    rows = Rows()
+    for number, path in enumerate(("module.classifier.1", "module.features.10", "module.encoder.layers.0.fc")):
+        rows.range(f"{path} Linear |fwd", 1000 * number, 1000 * number + 900)
+    fresh.open(page_of(rows.build(), tmp_path), "summary")
+    texts = "(one => [...one.childNodes].map(part => { const range = document.createRange();"
+    texts += "range.selectNodeContents(part); return range.getBoundingClientRect(); }))"
+    gaps = f"[...document.querySelectorAll('ol.top bdi')].map({texts}).map(boxes =>"
+    gaps += " Math.max(0, ...boxes.slice(1).map((box, place) => box.left - boxes[place].right)))"
+    assert len(fresh.texts("ol.top bdi.name")) == 3
+    assert max(fresh.run(gaps)) < 1
+
+
 def test_no_share_of_nothing(fresh: Page, tmp_path: Path) -> None:
     """Kernels whose lengths nobody knows have no bar and no share beside their time."""
     fresh.open(page_of(Rows().kernel(None, (10, 10)).build(), tmp_path), "summary")

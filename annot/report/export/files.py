@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from annot.attribution import Attribution, summarize
+from annot.util.whole_files import created
 
 __all__ = ["write_tensorboard", "write_trace_file"]
 
@@ -25,8 +24,12 @@ def write_trace_file(attribution: Attribution, source: str, path: Path, *, force
     from annot.report.export.chrome_trace import write_trace
 
     meta = summarize(attribution) | {"source": source}
-    with _created(path, force=force) as file:
-        write_trace(Events(attribution), meta, file.write)
+    with created(path, force=force) as file:
+        if path.suffix != ".gz":
+            write_trace(Events(attribution), meta, file.write)
+            return
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+            write_trace(Events(attribution), meta, cast(BinaryIO, packed).write)
 
 
 def write_tensorboard(attribution: Attribution, source: str, folder: Path, *, force: bool) -> None:
@@ -35,21 +38,5 @@ def write_tensorboard(attribution: Attribution, source: str, folder: Path, *, fo
 
     content = b"".join(event_file(attribution, source))  # before mkdir, so that an error leaves no folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _created(folder / FILE, force=force) as file:
+    with created(folder / FILE, force=force) as file:
         file.write(content)
-
-
-@contextmanager
-def _created(path: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Open a new file, compressed if it ends in .gz; remove it after an error."""
-    with path.open("wb" if force else "xb") as file:
-        try:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                    yield cast(BinaryIO, packed)
-            else:
-                yield file
-        except BaseException:
-            if path.is_file():  # not a pipe or device
-                path.unlink()
-            raise

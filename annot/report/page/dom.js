@@ -35,10 +35,12 @@ function name(text, className = 'name') {
   return text === '' ? null : h('bdi', {class: className, title: text}, text);
 }
 
-// A path. A path that does not fit is cut before its last TAIL characters, which differ most between layers.
-const TAIL = 18;
+// A path. A path that does not fit is cut before its last TAIL characters, which differ most between layers. The part
+// before them has a minimum width, which fewer characters than HEAD_LEAST would leave empty: `module` would read `m odule`.
+const TAIL = 18,
+  HEAD_LEAST = 6;
 function pathName(text) {
-  if (text.length <= TAIL) return name(text);
+  if (text.length < TAIL + HEAD_LEAST) return name(text);
   const end = [...text].slice(-TAIL).join('');
   const parts = [text.slice(0, text.length - end.length), end].map(part => h('span', {}, part));
   return h('bdi', {class: 'name path', title: text}, parts);

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from annot.report.columns import Formatted
 from annot.report.units import printable
+from annot.util.ascii import ASCII
 
 __all__ = ["FULL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text"]
 
@@ -24,10 +25,11 @@ _LABEL: Final = 12  # minimum width of the names, in columns
 _FEW: Final = 3  # columns that always stay
 
 
-def plain_text(show: Callable[[Console], None]) -> str:
-    """Return what a function prints, 120 characters wide and without colors."""
+def plain_text(show: Callable[[Console], None], width: int = FULL) -> str:
+    """Return what a function prints, `width` characters wide and without colors."""
     text = StringIO()
-    show(Console(file=text, width=FULL, color_system=None, force_terminal=False))
+    # Otherwise rich prints into the output of a notebook's cell, instead of into `text`.
+    show(Console(file=text, width=width, color_system=None, force_terminal=False, force_jupyter=False))
     return text.getvalue()
 
 
@@ -90,12 +92,12 @@ class _Table:
     gap: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        space = " " * self.gap
+        space, plain = " " * self.gap, ASCII if options.ascii_only else {}
         style: Style | None = console.get_style("bold")
         for label, numbers, end in self.lines:
             yield from _drawn(_cut(label, self.label, pad=True), console)
-            cells = (space + number.rjust(wide) for number, wide in zip(numbers, self.widths, strict=True))
-            yield Segment("".join(cells), style)
+            cells = zip((number.translate(plain) for number in numbers), self.widths, strict=True)
+            yield Segment("".join(space + number.rjust(wide) for number, wide in cells), style)
             if end is not None:
                 yield Segment(space)
                 yield from _drawn(_cut(end, self.end), console)

@@ -76,7 +76,8 @@ def print_nsight(report: NsightReport, console: Console) -> None:
     """Print a report; the width of the console selects the columns."""
     first, others = _COLUMNS[report.name]
     rows = report.rows.head(_SHOWN).to_dicts()
-    columns = [Formatted(name, _shown(name), least) for name, least in others]
+    longest = max(_NAME_WIDTH, console.width // 4)
+    columns = [Formatted(name, _shown(name, longest), least) for name, least in others]
     labels = [Text(printable(row[first] or "(no range)")) for row in rows]
     heading = Text(f"{report.name}, with the rules of Nsight Systems", style="bold")
     console.print(heading, fitted_table(first, labels, columns, rows, console.width), sep="\n")
@@ -85,12 +86,12 @@ def print_nsight(report: NsightReport, console: Console) -> None:
         console.print(Text(f"Note: {printable(note)}", style="yellow"))
 
 
-def _shown(name: str) -> Callable[[dict[str, Any]], str]:
+def _shown(name: str, longest: int) -> Callable[[dict[str, Any]], str]:
     def show(row: dict[str, Any]) -> str:
         value = row[name]
         if isinstance(value, str):
             text = printable(value)
-            return text if len(text) <= _NAME_WIDTH else f"{text[: _NAME_WIDTH - 1]}…"
+            return text if len(text) <= longest else f"{text[: longest - 1]}…"
         return "" if value is None else f"{value:,}"
 
     return show

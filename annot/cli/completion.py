@@ -1,0 +1,42 @@
+"""Print a script that completes the commands and options of annot in a shell.
+
+The package shtab makes the script: pip install 'annot[completion]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+__all__ = ["add_arguments", "run"]
+
+_EXAMPLES: Final = """\
+examples:
+  annot completion bash > ~/.local/share/bash-completion/completions/annot
+  annot completion zsh > ~/.zfunc/_annot
+  annot completion tcsh > ~/.annot.completion.csh
+"""
+_FILES: Final = ("PROFILE", "A", "B", "OUT", "TRACE", "CONFIG", "OTHER", "COMMAND")
+"""Arguments that are files, by metavar."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `annot completion`."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell that runs the script")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script."""
+    import shtab
+
+    from annot.cli.main import COMMANDS, make_parser
+
+    parser = make_parser(*COMMANDS)
+    verbs: Any = next(action.choices for action in parser._actions if action.choices)
+    for action in (action for verb in verbs.values() for action in verb._actions):
+        if action.metavar in _FILES:
+            action.complete = shtab.FILE
+    script = shtab.complete(parser, args.shell)
+    print(script.replace("complete -o ", "complete -o default -o "))  # bash: `annot PROFILE` completes files
+    return 0
