@@ -17,9 +17,11 @@ from typing import Any, Protocol, Self
 from annot import native
 from annot.errors import AnnotError
 
+_SITE = Path(__file__).parent / "site"
+
 __all__ = [
-    "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "resolve_command", "run_child",
-    "shell_status",
+    "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "environment", "resolve_command",
+    "run_child", "shell_status",
 ]  # fmt: skip
 
 
@@ -45,6 +47,8 @@ class Job:
     """Absolute path of a new folder beside `out` for recorded data; removed after `out` is written."""
     say: Callable[[str], None] = field(repr=False)
     """Receives messages for the user, one line each."""
+    layers: bool = False
+    """Whether Python processes of the command emit ranges of all their models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,18 @@ def _hint(name: str) -> str:
     if not os.path.isfile(name):
         return ""
     return f"; run the file as {shlex.join(['python', name] if name.endswith('.py') else [os.path.join('.', name)])}"
+
+
+def environment(job: Job, **prepared: str) -> dict[str, str]:
+    """Return the environment of the command: `prepared`, and what Python's start-up module `site` needs."""
+    if job.layers:
+        prepared["ANNOT_LAYERS"] = "1"
+    if prepared.keys() & {"ANNOT_LAYERS", "ANNOT_TORCH_TRACE"}:
+        before = os.environ.get("PYTHONPATH")
+        prepared["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SITE), before]))
+        if before is not None:
+            prepared["ANNOT_PYTHONPATH"] = before
+    return {**os.environ, **prepared}
 
 
 def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
