@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         say("error: COMMAND is missing: annot run -- python train.py")
         return 2
     try:
-        outcome = collect(command, choose(args.collector), out=args.output, force=args.force, layers=args.layers, say=say)
+        outcome = collect(
+            command, choose(args.collector), out=args.output, force=args.force, layers=args.layers, say=say
+        )
     except CommandError as error:
         say(f"error: {error}")
         return error.status

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from annot.collect.nsys import NsysCollector, report_of
 from annot.collect.parts_folder import PartsFolder
-from annot.collect.run import Collected, Collector, CommandError, Job, built_recorder, environment, resolve_command, run_child
+from annot.collect.run import Collected, Collector, CommandError, Job, built_recorder, resolve_command, run_child
 from annot.errors import AnnotError
 from annot.util.installed_tools import find_nsys, python_of
 
@@ -21,6 +21,7 @@ __all__ = ["COLLECTORS", "Collector", "CommandError", "Outcome", "choose", "coll
 
 COLLECTORS = ("auto", "nsys", "recorder", "torch")
 """Names that `choose` accepts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -46,8 +47,7 @@ class RecorderCollector:
         """Run the command with the recorder loaded; see `annot.collect.run.Collector.run`."""
         library = built_recorder()
         job.say(f"recording with {library}")
-        environ = environment(job, NVTX_INJECTION64_PATH=library, ANNOT_RECORD_DIR=str(job.parts))
-        return run_child(job, environ=environ)
+        return run_child(job, NVTX_INJECTION64_PATH=library, ANNOT_RECORD_DIR=str(job.parts))
 
     def convert(self, job: Job, status: int) -> Collected:
         """Assemble the files of all processes; see `annot.collect.run.Collector.convert`."""
@@ -87,8 +87,7 @@ class TorchCollector:
                 "or a script with Python in its first line (#!)"
             )
         job.say("running under torch.profiler")
-        environ = environment(job, ANNOT_ENABLE="1", ANNOT_TORCH_TRACE=str(self._trace(job)))
-        return run_child(job, environ=environ)
+        return run_child(job, ANNOT_ENABLE="1", ANNOT_TORCH_TRACE=str(self._trace(job)))
 
     def convert(self, job: Job, status: int) -> Collected:
         """Check the trace and move it to ``job.out``; see `annot.collect.run.Collector.convert`."""

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -116,12 +116,17 @@ def environment(job: Job, **prepared: str) -> dict[str, str]:
     return {**os.environ, **prepared}
 
 
-def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
-    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it."""
+def run_child(job: Job, **prepared: str) -> int:
+    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it.
+
+    `prepared` are variables of its environment.
+    """
     with Relay(shared_group=True) as relay:
         try:
             # Inherited files stay open, as in a shell. Files that Python opens are close-on-exec (PEP 446).
-            child = subprocess.Popen(job.command, executable=job.executable, env=environ, close_fds=False)
+            child = subprocess.Popen(
+                job.command, executable=job.executable, env=environment(job, **prepared), close_fds=False
+            )
         except OSError as error:
             raise CommandError(f"{job.executable} cannot be executed: {error.strerror}", 126) from None
         relay.to(child.send_signal)
