@@ -24,6 +24,7 @@ __all__ = ["add_arguments", "run"]
 _EXAMPLES = """\
 examples:
   annot run -- python train.py
+  annot run --layers -- python train.py                  # ranges of all layers, without changes to the script
   annot run -o run.sqlite --force -- python train.py --epochs 1
   annot run --collector recorder -- python -m package.train
   annot run --collector torch -o trace.json.gz -- python train.py
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from annot.collect.collectors import COLLECTORS
 
     parser.epilog = _EXAMPLES
-    parser.usage = "annot run [-o OUT] [--collector NAME] [--force] [--no-report] -- COMMAND ..."
+    parser.usage = "annot run [-o OUT] [--collector NAME] [--layers] [--force] [--no-report] -- COMMAND ..."
     parser.add_argument(
         "-o", "--output", type=Path, metavar="OUT",
         help="profile to write; default: the first unused name of annot1.sqlite, annot2.sqlite, ... in the current "
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="nsys: Nsight Systems, records ranges and GPU activity and keeps its report beside OUT; recorder: annot's "
         "recorder, records ranges only; torch: torch.profiler in the first Python process, writes a Chrome trace "
         "(compressed if OUT ends in .gz); auto: nsys if installed, else recorder; default: auto",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layers", action="store_true",
+        help="emit ranges of every PyTorch and Keras model that is called, as `annot.emit_ranges(model)` does, until "
+        "the script makes its first block of emit_ranges",
     )  # fmt: skip
     force = "replace an existing OUT, and OUT.parts of a killed run"
     parser.add_argument("--force", action="store_true", help=force)
@@ -63,24 +69,26 @@ def run(args: argparse.Namespace) -> int:
         say("error: COMMAND is missing: annot run -- python train.py")
         return 2
     try:
-        outcome = collect(command, choose(args.collector), out=args.output, force=args.force, say=say)
+        outcome = collect(
+            command, choose(args.collector), out=args.output, force=args.force, layers=args.layers, say=say
+        )
     except CommandError as error:
         say(f"error: {error}")
         return error.status
-    return _conclude(outcome, report=not args.no_report)
+    return _conclude(outcome, report=not args.no_report, layers=args.layers)
 
 
-def _conclude(outcome: Outcome, *, report: bool) -> int:
+def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> int:
     if outcome.collected is None:
         say(f"error: {outcome.problem}")
         return outcome.status or 1
     for note in outcome.collected.notes:
         say(note)
     if not outcome.collected.ranges:
-        say(
-            f"no ranges were recorded in {outcome.out}. Wrap training in `with annot.emit_ranges(model):`, or find the "
-            "cause with annot doctor"
-        )
+        advice = "Wrap training in `with annot.emit_ranges(model):`, use `annot run --layers`"
+        if layers:
+            advice = "No Python process that can import annot called a PyTorch or Keras model. Check the command"
+        say(f"no ranges were recorded in {outcome.out}. {advice}, or find the cause with annot doctor")
         return outcome.status
     if outcome.status:
         say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")

@@ -22,8 +22,6 @@ __all__ = ["COLLECTORS", "Collector", "CommandError", "Outcome", "choose", "coll
 COLLECTORS = ("auto", "nsys", "recorder", "torch")
 """Names that `choose` accepts."""
 
-_SITE = Path(__file__).parent / "site"
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -49,8 +47,7 @@ class RecorderCollector:
         """Run the command with the recorder loaded; see `annot.collect.run.Collector.run`."""
         library = built_recorder()
         job.say(f"recording with {library}")
-        recording = {"NVTX_INJECTION64_PATH": library, "ANNOT_RECORD_DIR": str(job.parts)}
-        return run_child(job, environ={**os.environ, **recording})
+        return run_child(job, NVTX_INJECTION64_PATH=library, ANNOT_RECORD_DIR=str(job.parts))
 
     def convert(self, job: Job, status: int) -> Collected:
         """Assemble the files of all processes; see `annot.collect.run.Collector.convert`."""
@@ -90,11 +87,7 @@ class TorchCollector:
                 "or a script with Python in its first line (#!)"
             )
         job.say("running under torch.profiler")
-        path = os.pathsep.join(filter(None, [str(_SITE), os.environ.get("PYTHONPATH")]))
-        prepared = {"PYTHONPATH": path, "ANNOT_ENABLE": "1", "ANNOT_TORCH_TRACE": str(self._trace(job))}
-        if "PYTHONPATH" in os.environ:
-            prepared["ANNOT_PYTHONPATH"] = os.environ["PYTHONPATH"]
-        return run_child(job, environ={**os.environ, **prepared})
+        return run_child(job, ANNOT_ENABLE="1", ANNOT_TORCH_TRACE=str(self._trace(job)))
 
     def convert(self, job: Job, status: int) -> Collected:
         """Check the trace and move it to ``job.out``; see `annot.collect.run.Collector.convert`."""
@@ -148,6 +141,7 @@ def collect(
     *,
     out: Path | None = None,
     force: bool = False,
+    layers: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Run a command under a collector and write the profile.
@@ -159,6 +153,7 @@ def collect(
         collector: collector from `choose`.
         out: path of the profile; None: the first unused name of annot1, annot2, ... in the current folder.
         force: replace an existing `out`.
+        layers: emit ranges of all models that the command calls, see `annot.collect.model_search`.
         say: receives progress messages, one line each.
 
     Raises:
@@ -167,7 +162,7 @@ def collect(
     """
     executable = resolve_command(command)
     target, parts = _reserve(out, collector, force)
-    job = Job(tuple(command), executable, target, parts.path, say)
+    job = Job(tuple(command), executable, target, parts.path, say, layers)
     try:
         status = collector.run(job)
     except AnnotError:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from annot.collect import nsys_launcher
-from annot.collect.run import Collected, Job, Relay, shell_status
+from annot.collect.run import Collected, Job, Relay, environment, shell_status
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
 
@@ -144,7 +144,9 @@ def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:
     with _Streams() as streams, open(job.parts / "nsys.log", "wb") as log:
         command = [*profile, *streams.launcher(), job.executable, *job.command]
         # In a separate process group, because nsys kills the script on Ctrl-C instead of letting it exit.
-        nsys = subprocess.Popen(command, stdout=log, stderr=log, close_fds=False, process_group=0)
+        nsys = subprocess.Popen(
+            command, stdout=log, stderr=log, close_fds=False, process_group=0, env=environment(job)
+        )  # fmt: skip
         script = streams.script_id(nsys.pid)
         if script is None:
             nsys.wait()

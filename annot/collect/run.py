@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,9 +17,11 @@ from typing import Any, Protocol, Self
 from annot import native
 from annot.errors import AnnotError
 
+_SITE = Path(__file__).parent / "site"
+
 __all__ = [
-    "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "resolve_command", "run_child",
-    "shell_status",
+    "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "environment", "resolve_command",
+    "run_child", "shell_status",
 ]  # fmt: skip
 
 
@@ -45,6 +47,8 @@ class Job:
     """Absolute path of a new folder beside `out` for recorded data; removed after `out` is written."""
     say: Callable[[str], None] = field(repr=False)
     """Receives messages for the user, one line each."""
+    layers: bool = False
+    """Whether Python processes of the command emit ranges of all their models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,29 @@ def _hint(name: str) -> str:
     return f"; run the file as {shlex.join(['python', name] if name.endswith('.py') else [os.path.join('.', name)])}"
 
 
-def run_child(job: Job, *, environ: Mapping[str, str]) -> int:
-    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it."""
+def environment(job: Job, **prepared: str) -> dict[str, str]:
+    """Return the environment of the command: `prepared`, and what Python's start-up module `site` needs."""
+    if job.layers:
+        prepared["ANNOT_LAYERS"] = "1"
+    if prepared.keys() & {"ANNOT_LAYERS", "ANNOT_TORCH_TRACE"}:
+        before = os.environ.get("PYTHONPATH")
+        prepared["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_SITE), before]))
+        if before is not None:
+            prepared["ANNOT_PYTHONPATH"] = before
+    return {**os.environ, **prepared}
+
+
+def run_child(job: Job, **prepared: str) -> int:
+    """Run the command of `job` with the streams of this process, and return its exit status as a shell reports it.
+
+    `prepared` are variables of its environment.
+    """
     with Relay(shared_group=True) as relay:
         try:
             # Inherited files stay open, as in a shell. Files that Python opens are close-on-exec (PEP 446).
-            child = subprocess.Popen(job.command, executable=job.executable, env=environ, close_fds=False)
+            child = subprocess.Popen(
+                job.command, executable=job.executable, env=environment(job, **prepared), close_fds=False
+            )
         except OSError as error:
             raise CommandError(f"{job.executable} cannot be executed: {error.strerror}", 126) from None
         relay.to(child.send_signal)

@@ -10,9 +10,10 @@ import keras
 from annot.emit.patches import Patches
 from annot.keras.callback import AnnotCallback
 
-__all__ = ["FitLoops"]
+__all__ = ["LOOPS", "FitLoops", "call"]
 
-_METHODS: Final = ("fit", "evaluate", "predict")
+LOOPS: Final = ("fit", "evaluate", "predict")
+"""Methods of a model that loop over batches."""
 
 
 class FitLoops:
@@ -27,17 +28,17 @@ class FitLoops:
 
     def install(self) -> None:
         """Wrap the methods. A method in the `__dict__` of the model itself stays as it is."""
-        for name in _METHODS:
+        for name in LOOPS:
             original = getattr(self._model, name, None)
             if callable(original) and name not in vars(self._model):
-                self._patches.wrap(self._model, name, _call)
+                self._patches.wrap(self._model, name, call)
 
     def remove(self) -> None:
         """Remove the wrappers. A wrapper that other code has wrapped in turn stays and only calls the original."""
         self._patches.undo()
 
 
-def _call(original: Any, *args: Any, **kwargs: Any) -> Any:
+def call(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call `fit`, `evaluate` or `predict` with an `AnnotCallback` added, if one can be added.
 
     A subclass may define `fit` with ``*args, **kwargs``, as in KerasHub. A `CallbackList` comes from Keras's own `fit`,

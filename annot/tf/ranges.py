@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from annot.emit import client
+from annot.emit import client, search
 from annot.emit.layer_filter import Selection, choose
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
@@ -24,7 +24,7 @@ from annot.tf.layer_calls import Layers, LayerWrapper, Mode, Options
 from annot.tf.step_functions import StepFunctions
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "emit_ranges"]
+__all__ = ["EmitRanges", "emit_ranges", "found_block"]
 
 
 def emit_ranges(
@@ -93,11 +93,18 @@ def emit_ranges(
     if mode not in (None, "names", "ops", "python"):
         raise ValueError(f'mode must be "names", "ops", "python" or None, got {mode!r}')
     choice = choose(include, exclude, depth, base=keras.Layer, base_name="keras.Layer", separator=SEPARATOR)
-    without_tool = mode == "names"
-    if mode is None:
-        mode = "names" if tf.config.list_physical_devices("GPU") and cuda.without_ranges() is None else "ops"
-    options = Options(forward, backward, shapes, choice, mode, optimizer, data)
-    return EmitRanges(model, options, schedule, without_tool=without_tool)
+    search.end()
+    options = Options(forward, backward, shapes, choice, mode or _default_mode(), optimizer, data)
+    return EmitRanges(model, options, schedule, without_tool=mode == "names")
+
+
+def found_block(model: keras.Layer) -> EmitRanges:
+    """Return a block for a model that annot has found. It does not end the search as `emit_ranges` does."""
+    return EmitRanges(model, Options(mode=_default_mode()))
+
+
+def _default_mode() -> Mode:
+    return "names" if tf.config.list_physical_devices("GPU") and cuda.without_ranges() is None else "ops"
 
 
 class EmitRanges(SwitchedBlock):

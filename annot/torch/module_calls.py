@@ -26,10 +26,13 @@ from annot.emit.shapes import spec_of, tensors_in
 from annot.torch import autograd_nodes, greenlets
 from annot.torch.backward_hooks import BackwardHooks, Frame, device_of, visit
 from annot.torch.module_paths import OPTIMIZED
-from annot.torch.module_sites import Loss, Site, Sites, autocast_dtype, is_tensor
+from annot.torch.module_sites import Site, Sites, autocast_dtype, is_tensor
 from annot.torch.node_owners import DEPTH, SITE, Invocation, Notes, ThreadNotes, thread_notes
 
-__all__ = ["FOR_C", "Calls", "hide_from_profiler", "install", "left_behind", "pass_over", "patched_call", "watcher"]
+__all__ = [
+    "FOR_C", "Calls", "bookkeeping", "hide_from_profiler", "install", "left_behind", "pass_over", "patched_call",
+    "watcher",
+]  # fmt: skip
 
 _peek: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -84,7 +87,7 @@ class Calls(BackwardHooks):
         """Return the site of a module with several paths, of one added to its model later, or of a loss."""
         around = parent or (self._open_in_backward() if self._frames else None)
         if site is None:
-            if around is None and not isinstance(module, Loss) and type(module).__name__ != OPTIMIZED:
+            if around is None and not isinstance(module, self._sites.roots) and type(module).__name__ != OPTIMIZED:
                 return None
             return self._sites.discover(module, None if around is None else around[SITE])
         return site if around is None else site.near(around[SITE].layer)
@@ -361,7 +364,6 @@ def if_recomputed(
 
 
 FOR_C: Final[dict[str, Any]] = {
-    "Loss": Loss,
     "bury": bury,
     "current_thread": autograd_nodes.current_thread,
     "device_of": device_of,

@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 
 __all__ = [
-    "MAX_PATHS", "OPTIMIZED", "class_name", "hides_inner", "inner", "is_keras", "join", "path_to", "paths", "unwrapped",
+    "MAX_PATHS", "OPTIMIZED", "children", "class_name", "hides_inner", "inner", "is_keras", "join", "path_to", "paths",
+    "unwrapped",
 ]  # fmt: skip
 
 OPTIMIZED: Final = "OptimizedModule"
@@ -50,8 +51,8 @@ def paths(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
                 yield path, module
             continue
         yield path, module
-        children = [(join(path, name), child, above) for name, child in _children(module) if id(child) not in above]
-        pending.extend(reversed(children))
+        below = [(join(path, name), child, above) for name, child in children(module) if id(child) not in above]
+        pending.extend(reversed(below))
 
 
 def path_to(module: torch.nn.Module, holder: torch.nn.Module, *, deep: bool) -> tuple[str, torch.nn.Module] | None:
@@ -78,7 +79,7 @@ def _path_below(top: torch.nn.Module, module: torch.nn.Module, *, deep: bool) ->
     seen = {id(top)}
     while pending:
         path, here = pending.pop()
-        for name, child in _children(here):
+        for name, child in children(here):
             if child is module:
                 return join(path, name)
             if deep and id(child) not in seen:
@@ -142,7 +143,7 @@ def is_keras(module: object) -> bool:
     return keras is not None and isinstance(module, getattr(keras, "Layer", ()))
 
 
-def _children(module: Any) -> Iterable[tuple[str, Any]]:
+def children(module: Any) -> Iterable[tuple[str, Any]]:
     """Return names and modules of the children."""
     if is_keras(module):
         from annot.keras.layer_paths import named_sublayers

@@ -23,7 +23,7 @@ from annot.torch.module_paths import MAX_PATHS, class_name, hides_inner, inner, 
 from annot.util.locks import fork_safe
 from annot.util.lru_cache import Recent
 
-__all__ = ["LOSS", "Loss", "Model", "Numbered", "Shown", "Site", "Sites", "numbered"]
+__all__ = ["LOSS", "Loss", "Model", "Numbered", "Shown", "Site", "Sites", "is_power_of_two", "numbered"]
 
 Loss: Final = torch.nn.modules.loss._Loss
 """Base class of PyTorch's losses. A loss is a layer even outside a model."""
@@ -164,6 +164,8 @@ class Sites:
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
+        self.roots: type[torch.nn.Module] = Loss  # class of the modules that may get a site without a caller
+        self._find_model: Callable[[torch.nn.Module], None] | None = None
         self._lock = fork_safe(threading.RLock)  # several threads may discover modules at the same time
         self.by_id: dict[int, Site | None] = {}
         self.dead: list[Reference] = []
@@ -175,6 +177,11 @@ class Sites:
         self._misses: Counter[int] = Counter()  # by caller: number of modules not found in the model
         self._layers: dict[str, Site] = {}  # site by path
         self._generated = Numbered(self._has)  # generated paths, which end in the name of a class
+
+    def search(self, find_model: Callable[[torch.nn.Module], None] | None) -> None:
+        """Call `find_model` with every module that is called outside the models. None: end this."""
+        self._find_model = find_model
+        self.roots = Loss if find_model is None else torch.nn.Module
 
     def open(self, model: Model) -> None:
         """Name the model of an entered block, paused or not. Repeated calls have no effect.
@@ -249,7 +256,8 @@ class Sites:
 
         A wrapper of `torch.compile` gets the path of the module inside. Any other module is searched in the layer that
         calls it, then in the whole model. If it is in neither, for example a global, its path is that of the caller
-        with its class name, provided it has parameters or children. Without a caller, only a loss gets a site.
+        with its class name, provided it has parameters or children. Without a caller, a loss gets a site, and during
+        a `search` any module of a model.
         """
         note = "a module that was added to its model later runs without a range"
         return guard.attempt(self._discover, module, caller, otherwise=None, note=note)
@@ -258,6 +266,10 @@ class Sites:
         if id(module) in self.by_id:
             return None
         original = inner(module)
+        if caller is None and not isinstance(original, Loss):
+            self._look_for_model(original)
+        if id(module) in self.by_id:
+            return self.by_id[id(module)]
         wrapped = self.by_id.get(id(original)) if original is not module else None
         if wrapped is not None:
             return self._add(module, wrapped.layer, wrapped.model) if hides_inner(module) else None
@@ -271,16 +283,22 @@ class Sites:
                 return None
             return self._find(module, parent, caller)
 
+    def _look_for_model(self, module: torch.nn.Module) -> None:
+        with self._lock:
+            if self._find_model is not None and id(module) not in self.by_id:
+                self._find_model(module)
+                self._exclude(module)  # if it is in no model, search only once
+
     def _should_search(self, module: torch.nn.Module) -> bool:
         """Return whether to search a module again: only at call 1, 2, 4, 8 and so on, because a search is slow."""
         ident = id(module)
         known, calls = self._outside.get(ident) or (self._watched(module), 0)
         self._outside[ident] = known, calls + 1
-        return _is_power_of_two(calls + 1)
+        return is_power_of_two(calls + 1)
 
     def _find(self, module: torch.nn.Module, parent: torch.nn.Module, caller: Site) -> Site | None:
         # Limits the searches of the whole model for layers that create new modules in each call.
-        deep = _is_power_of_two(self._misses[id(parent)] + 1)
+        deep = is_power_of_two(self._misses[id(parent)] + 1)
         root = caller.model.root() if deep else None
         for holder, path in ((parent, caller.layer), (root, caller.model.path(""))):
             found = path_to(module, holder, deep=deep) if holder is not None else None
@@ -451,5 +469,6 @@ class Numbered:
         self._free.clear()
 
 
-def _is_power_of_two(count: int) -> bool:
+def is_power_of_two(count: int) -> bool:
+    """Return whether a positive number is a power of two."""
     return count & (count - 1) == 0

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from annot import native
-from annot.emit import client, guard, layer_filter
+from annot.emit import client, guard, layer_filter, search
 from annot.emit.capture_window import NO_CUDA
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
 from annot.emit.open_ranges import OpenRanges
@@ -22,6 +22,7 @@ from annot.labels.tag import Phase
 from annot.torch import collectives, data_loader, greenlets, module_calls, optimizer
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
+from annot.torch.found_models import FoundModels
 from annot.torch.memory import Meter, counter_for
 from annot.torch.module_calls import FOR_C, Calls, patched_call
 from annot.torch.module_paths import inner, is_keras
@@ -30,7 +31,7 @@ from annot.torch.operations import Operations
 from annot.torch.patches import Patches
 from annot.util.locks import fork_safe
 
-__all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges"]
+__all__ = ["EmitRanges", "TrainerRanges", "choose", "emit_ranges", "find_models"]
 
 choose: Final = functools.partial(layer_filter.choose, base=torch.nn.Module, base_name="torch.nn.Module")
 """`annot.emit.layer_filter.choose` for dotted paths and subclasses of `torch.nn.Module`."""
@@ -126,7 +127,14 @@ def emit_ranges(
         raise TypeError(f"name must be a str or None, got {name!r}")
     choice = choose(include, exclude, depth)
     options = Options(forward, backward, optimizer, shapes, choice, memory, ops, data, collectives, compiled, name)
+    search.end()
     return EmitRanges(model, options, schedule)
+
+
+def find_models() -> None:
+    """Emit ranges of every model that the program calls, until it makes a block of `emit_ranges` itself."""
+    if client.enabled():
+        _INSTALLED.find_models()
 
 
 class EmitRanges(SwitchedBlock):
@@ -200,6 +208,20 @@ class Installed:
         self._calls: Any = None
         self._undo: list[Any] = []
 
+    def find_models(self) -> None:
+        """Install the patches, and add the models that are called. `annot.emit.search.end` undoes both."""
+        with self._lock:
+            found = FoundModels(self._sites)
+            self._undo += [self._sites.clear, found.close]
+            search.on_end(self._end_search)
+            self._install(Options(), None)
+            self._sites.search(found.find)
+
+    def _end_search(self) -> None:
+        with self._lock:
+            self._sites.search(None)
+            undo_all(self._undo)
+
     def open(self, block: EmitRanges, root: torch.nn.Module, options: Options) -> None:
         """Name the model of an entered block. Repeated calls have no effect."""
         with self._lock:
@@ -229,7 +251,7 @@ class Installed:
             first = not self._blocks
             model = self._blocks[block] = self._named(block, root, options)
             if first:
-                self._install(root, options)
+                self._install(options, counter_for(root) if options.memory else None)
             self._sites.add_model(model)
         if not model.held:
             client.warn_once(
@@ -252,8 +274,7 @@ class Installed:
         if self._calls is not None:
             self._calls.forget()
 
-    def _install(self, model: torch.nn.Module, options: Options) -> None:
-        counter = counter_for(model) if options.memory else None
+    def _install(self, options: Options, counter: Any) -> None:
         fast = native.emitter() if counter is None and module_calls.left_behind() is not patched_call else None
         kind = Calls
         if fast is not None:

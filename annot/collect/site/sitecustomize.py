@@ -1,7 +1,8 @@
-"""Startup module for `annot run --collector torch`, which Python's site module imports from PYTHONPATH.
+"""Startup module for `annot run` with `--collector torch` or `--layers`, which Python imports from PYTHONPATH.
 
-It removes its folder from the module path and the environment, so that the script and its children do not see it.
-Then it sets up the profiler and runs the user's own `sitecustomize`, if there is one.
+It removes its folder from the module path, so that the script does not see it, and from the environment, unless the
+children of the script search for models too. Then it sets up the profiler and the search for models, and runs the
+user's own `sitecustomize`, if there is one.
 """
 
 import importlib.machinery
@@ -13,6 +14,8 @@ import sys
 def _remove_from_path() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    if "ANNOT_LAYERS" in os.environ:
+        return
     before = os.environ.pop("ANNOT_PYTHONPATH", None)
     if before is None:
         os.environ.pop("PYTHONPATH", None)
@@ -41,6 +44,19 @@ def _prepare_profiler() -> None:
     profile_when_imported(output)
 
 
+def _prepare_search() -> None:
+    if "ANNOT_LAYERS" not in os.environ:
+        return
+    try:
+        from annot.collect.model_search import search_when_imported
+    except ModuleNotFoundError as error:
+        if error.name != "annot":  # tools with a Python of their own do not need it
+            print(f"annot: layers have no ranges in {sys.executable}: {error}", file=sys.stderr)
+        return
+    search_when_imported()
+
+
 _remove_from_path()
 _prepare_profiler()
+_prepare_search()
 _run_original()

@@ -52,6 +52,14 @@ static int is_optimized(PyObject *module) {
     return same;
 }
 
+/* Whether a call of this module outside of all models may get a site. */
+static int has_root_site(Calls *self, PyObject *module) {
+    PyObject *kind = PyObject_GetAttr(self->sites, annot_its.roots);
+    int is_root = kind && PyObject_TypeCheck(module, (PyTypeObject *)kind);
+    Py_XDECREF(kind);
+    return is_root;
+}
+
 /* New reference to the site of a module; NULL without an exception if there is none. */
 static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     PyObject *id = PyLong_FromVoidPtr(module);
@@ -62,7 +70,7 @@ static PyObject *site_of(Calls *self, PyObject *module, Notes *notes) {
     if (site)
         return Py_NewRef(site);
     Invocation *around = caller(notes);
-    if (!around && !PyObject_TypeCheck(module, (PyTypeObject *)annot_its.loss) && !is_optimized(module))
+    if (!around && !has_root_site(self, module) && !is_optimized(module))
         return NULL;
     PyObject *site_around = around ? around->site : Py_None;
     PyObject *found = PyObject_CallMethodObjArgs(self->sites, annot_its.discover, module, site_around, NULL);
@@ -254,7 +262,7 @@ static int look_up(void) {
         if (!(*objects[i].target = annot_get(objects[i].module, objects[i].path)))
             return -1;
     struct { PyObject **target; const char *name; } bound[] = {
-        {&annot_its.loss, "Loss"}, {&annot_its.signature, "signature"}, {&annot_its.remember, "remember"},
+        {&annot_its.signature, "signature"}, {&annot_its.remember, "remember"},
         {&annot_its.if_recomputed, "if_recomputed"}, {&annot_its.bury, "bury"}, {&annot_its.is_node, "is_node"},
         {&annot_its.device_of, "device_of"}, {&annot_its.visit, "visit"},
         {&annot_its.current_thread, "current_thread"},
@@ -271,6 +279,7 @@ static int look_up(void) {
         {&annot_its.hooked, "annot hook"}, {&annot_its.next_functions, "next_functions"},
         {&annot_its.sequence, "_sequence_nr"}, {&annot_its.register_dict, "_register_hook_dict"},
         {&annot_its.register_prehook, "register_prehook"}, {&annot_its.discover, "discover"},
+        {&annot_its.roots, "roots"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].target = PyUnicode_InternFromString(names[i].name)))

@@ -94,10 +94,10 @@ int annot_add_notes(void);
 
 /* Objects of PyTorch and annot/torch, and interned attribute names; looked up once. */
 typedef struct {
-    PyObject *current_node, *function, *any_autocast, *tensor, *parameter, *plain_call, *loss;
+    PyObject *current_node, *function, *any_autocast, *tensor, *parameter, *plain_call;
     PyObject *signature, *remember, *if_recomputed, *is_node, *current_thread, *grad_mode, *device_of, *visit, *bury;
     PyObject *by_id, *dead, *near, *cache, *elsewhere, *events, *layer, *shapes, *compiled_call, *call_impl, *grad_fn,
-        *metadata, *edges, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover;
+        *metadata, *edges, *hooked, *next_functions, *sequence, *register_dict, *register_prehook, *discover, *roots;
 } Names;
 
 extern Names annot_its;
