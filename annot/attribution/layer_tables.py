@@ -15,7 +15,6 @@ from annot.attribution.layer_chains import KEY, Key
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
-from annot.labels.tag import COMPILED
 from annot.util.weak_keys import once_for_each
 
 __all__ = [
@@ -50,8 +49,7 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
         *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
         "kernels_total", "copies", *memory, "shapes",
     )  # fmt: skip
-    rows = without_unknown(rows, attribution.meta)
-    return with_layers_of(_models(attribution.forest.keys.names), rows, attribution)
+    return without_unknown(rows, attribution.meta)
 
 
 def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
@@ -71,14 +69,6 @@ def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: A
     return found.with_columns(
         pl.when(found["gpu_ns"].eq_missing(rows["gpu_ns"])).then(name).alias(name) for name in spans
     )
-
-
-def _models(names: Sequence[Key]) -> dict[Key, Key]:
-    """Return the row of the model for each layer of a phase that it has. Empty if there is no model, or several."""
-    found = [key for key in names if not key[0] and key[1] and key[2] in _LAYER_PHASES]
-    models = {phase: ("", module, phase) for _, module, phase in found if not module.startswith(COMPILED)}
-    several = len({module for _, module, _ in models.values()}) != 1
-    return {} if several else {key: models[key[2]] for key in names if key[1] and key[2] in models}
 
 
 def by_module(attribution: Attribution) -> pl.DataFrame:

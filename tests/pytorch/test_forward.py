@@ -433,7 +433,7 @@ def test_modules_outside_the_model_do_not_have_it_searched_again_and_again(
             return self.hidden[0](x)
 
     looked_at = 0
-    children = module_paths._children
+    children = module_paths.children
 
     def counting(module: nn.Module) -> Iterable[tuple[str, Any]]:
         nonlocal looked_at
@@ -441,7 +441,7 @@ def test_modules_outside_the_model_do_not_have_it_searched_again_and_again(
         return children(module)
 
     model = Uses()
-    monkeypatch.setattr(module_paths, "_children", counting)
+    monkeypatch.setattr(module_paths, "children", counting)
     forward(model, lambda: [model(torch.ones(1, 3)) for _ in range(10)])
     assert looked_at < 6000
 
