@@ -13,12 +13,13 @@ import keras
 from annot.emit import guard
 from annot.emit.patches import Patches
 from annot.keras import fit_loops
+from annot.util.weak_keys import WeakKeys
 
 __all__ = ["FoundModels"]
 
 _CALLS: Final = ("__call__", "train_on_batch", "test_on_batch", "predict_on_batch")
 _MOST: Final = 8
-"""Maximum number of models with an open block, because a block keeps its model alive."""
+"""Maximum number of models with an open block, because a block keeps its model alive. Later models close the first."""
 
 
 class FoundModels:
@@ -31,7 +32,8 @@ class FoundModels:
 
     def __init__(self, make_block: Callable[[Any], AbstractContextManager[Any]] | None) -> None:
         self._make_block = make_block
-        self._blocks: deque[tuple[Any, AbstractContextManager[Any]]] = deque()
+        self._blocks: deque[AbstractContextManager[Any]] = deque()
+        self._known: WeakKeys[Any, bool] = WeakKeys()  # a model whose block was closed is not found again
         self._thread = threading.local()
         self._patches = Patches()
 
@@ -44,7 +46,7 @@ class FoundModels:
         """Undo the patches, and leave the blocks."""
         self._patches.undo()
         while self._blocks:
-            self._blocks[-1][1].__exit__(None, None, None)
+            self._blocks[-1].__exit__(None, None, None)
             self._blocks.pop()
 
     def _call(self, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,10 +65,11 @@ class FoundModels:
             self._thread.is_inside = False
 
     def _find(self, model: Any) -> None:
-        if self._make_block is None or any(one is model for one, _ in self._blocks):
+        if self._make_block is None or self._known.get(model):
             return
         block = self._make_block(model)
         block.__enter__()
-        self._blocks.append((model, block))
+        self._known[model] = True
+        self._blocks.append(block)
         if len(self._blocks) > _MOST:
-            self._blocks.popleft()[1].__exit__(None, None, None)
+            self._blocks.popleft().__exit__(None, None, None)

@@ -33,6 +33,8 @@ class FoundModels:
         Models that are added at the same time all have their class names as prefixes of their paths, as if
         `emit_ranges` was entered for each of them before the first call.
         """
+        if is_keras(module) and not hasattr(module, "fit"):
+            return  # Keras calls the layers of a model with symbolic tensors to build it
         for model in [one for one in self._models if one.root() is None]:
             self._close(model)
         self._finds[type(module)] += 1
@@ -59,7 +61,7 @@ class FoundModels:
     def _is_new(self, root: torch.nn.Module) -> bool:
         """Return whether a module has no site yet, and has parameters. An unbuilt model of Keras has none."""
         has_parameters = next(root.parameters(), None) is not None
-        return self._sites.by_id.get(id(root)) is None and (has_parameters or (is_keras(root) and hasattr(root, "fit")))
+        return self._sites.by_id.get(id(root)) is None and (has_parameters or is_keras(root))
 
 
 def _models_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -68,7 +70,7 @@ def _models_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     parents: dict[int, torch.nn.Module] = {}
     for one in modules:
         # A graph of torch.compile or torch.fx also contains modules of the model that it was traced from.
-        if getattr(one, "_modules", None) and not isinstance(one, torch.fx.GraphModule):
+        if hasattr(one, "_modules") and not isinstance(one, torch.fx.GraphModule):
             for _, child in children(one):
                 parents.setdefault(id(child), one)
     groups = [group for optimizer in _instances(torch.optim.Optimizer) for group in optimizer.param_groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -219,3 +220,25 @@ def test_torch_collector_has_the_layers_too(tmp_path: Path) -> None:
     done = annot("run", *options, "--", sys.executable, "train.py", cwd=tmp_path, PYTHONPATH=os.environ["PYTHONPATH"])
     assert done.returncode == 0, done.stderr
     assert "0 Linear [4,3]f32 out=8 |fwd" in load(tmp_path / "out.json").ranges["text"].to_list()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed")
+def test_keras_on_pytorch(tmp_path: Path) -> None:
+    """A Keras model has its layers, epochs and batches from its first fit on, each once."""
+    program = """
+import importlib.util
+import os
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, numpy
+layers = [keras.Input((3,)), keras.layers.Dense(4, name="fc"), keras.layers.Dense(4, name="out")]
+model = keras.Sequential(layers)
+models = [model]
+model.compile("sgd", "mse", jit_compile=False)
+def train():
+    model.fit(numpy.ones((8, 3)), numpy.ones((8, 4)), batch_size=4, epochs=2, verbose=0)
+"""
+    found, _, _ = ran(tmp_path / "found", SEARCH + program + WITHOUT)
+    expected, _, _ = ran(tmp_path / "block", program + WITH)
+    assert found == expected
+    assert sum(text.endswith("|epoch") for text in found) == 2
