@@ -55,7 +55,9 @@ static int is_optimized(PyObject *module) {
 /* Whether a call of this module outside of all models may get a site. */
 static int has_root_site(Calls *self, PyObject *module) {
     PyObject *kind = PyObject_GetAttr(self->sites, annot_its.roots);
-    int is_root = kind && PyObject_TypeCheck(module, (PyTypeObject *)kind);
+    int is_root = kind && PyType_Check(kind) && PyObject_TypeCheck(module, (PyTypeObject *)kind);
+    if (!kind)
+        PyErr_Clear();
     Py_XDECREF(kind);
     return is_root;
 }
