@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -217,7 +216,7 @@ def test_torch_collector_has_the_layers_too(tmp_path: Path) -> None:
     """The trace of torch.profiler has the ranges of the found model."""
     (tmp_path / "train.py").write_text(MLP + WITHOUT)
     options = ["--layers", "--collector", "torch", "--no-report", "-o", "out.json"]
-    done = annot("run", *options, "--", sys.executable, "train.py", cwd=tmp_path, PYTHONPATH=os.environ["PYTHONPATH"])
+    done = annot("run", *options, "--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 Linear [4,3]f32 out=8 |fwd" in load(tmp_path / "out.json").ranges["text"].to_list()
 
