@@ -135,5 +135,6 @@ with emit_ranges(torch.nn.Linear(2, 2)) as block:
     done = forked.python(program, env={**os.environ, "ANNOT_ENABLE": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "TypeError functions must be a dict, got <class 'int'>", "RuntimeError bind() did not receive Loss", "works",
+        "TypeError functions must be a dict, got <class 'int'>", "RuntimeError bind() did not receive signature",
+        "works",
     ]  # fmt: skip
