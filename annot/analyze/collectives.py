@@ -116,7 +116,7 @@ def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> t
 
 
 def _message_ranges(forest: Forest, ranges: pl.Series) -> pl.Series:
-    """The range with the message of each collective: the innermost around the launch that is no call of a library."""
+    """The range with the message of each collective: the innermost around its launch, after calls of libraries."""
     tree, labels = forest.tree, forest.labels
     inner = labels.select(COLLECTIVE & (pl.col("phase") != "collective") & pl.col("call").is_null()).to_series()
     at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()

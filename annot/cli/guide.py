@@ -15,12 +15,16 @@ from typing import Final
 __all__ = ["CHAPTERS", "add_arguments", "chapter", "run"]
 
 CHAPTERS: Final = {
-    "architecture": "the packages of annot, the life of a range and of a kernel",
+    "installation": "requirements, extras, the demonstration",
+    "recording": "scripts, functions, notebooks, Nsight Systems; missing ranges; costs",
+    "reports": "tables, files, roofline, comparisons, sweeps, many ranks",
     "pytorch": "ranges in PyTorch: coverage, setup, limitations",
     "tensorflow": "ranges in TensorFlow and Keras: modes, callbacks, sessions, operations",
     "attribution": "how time is attributed to layers, and its limits",
+    "migrating": "what to write instead of the ranges of other tools",
     "tags": "the grammar of range labels, for tools that write or read them",
     "schemas": "columns of the tables in JSON, CSV and Parquet, and their stability",
+    "architecture": "the packages of annot, the life of a range and of a kernel",
     "extending": "how to add a reader, a view, an advice rule or the formula of a layer",
 }
 _EXAMPLES: Final = """\

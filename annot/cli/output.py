@@ -31,7 +31,7 @@ _ENDINGS = {
 }  # fmt: skip
 """Formats by the suffix of OUT."""
 _UNLIMITED = 1 << 20
-"""Width of output that is no terminal, in columns: names stay whole."""
+"""Width of output to a file or a pipe, in columns, so that names stay whole."""
 
 
 class UsageError(AnnotError):

@@ -100,9 +100,9 @@ def _is_recording(path: Path) -> bool:
     try:
         if str(source(path).meta["producer"]).startswith("annot "):
             return True
-    except AnnotError:  # no profile
+    except AnnotError:  # another format
         pass
-    raise AnnotError(f"{path} exists and is no recording of annot: use another name, or replace it with --force")
+    raise AnnotError(f"{path} exists, and another program wrote it: use another name, or replace it with --force")
 
 
 def _model(shell: Any, name: str) -> Any:

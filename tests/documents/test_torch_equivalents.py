@@ -1,4 +1,4 @@
-"""What README.md says to write instead of other tools' lines: each line runs, and gives the ranges."""
+"""What `annot guide migrating` says to write instead of other tools' lines: each line runs, and gives the ranges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ nn = torch.nn
 
 import annot  # noqa: E402
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "annot/guide/migrating.md"
 LAYERS = {"Sequential>", "0>", "engine<", "Sequential<", "0<"}
 
 # With each right-hand side: what stands below or after it, and the ranges that it must give.
@@ -35,8 +35,8 @@ ROWS: dict[str, tuple[str, set[str]]] = {
 
 
 def equivalents() -> list[str]:
-    """The right-hand column of the table in README.md."""
-    section = README.read_text(encoding="utf-8").partition("## Coming from")[2].partition("\n#")[0]
+    """The right-hand column of the table."""
+    section = GUIDE.read_text(encoding="utf-8")
     # The lines of nvtx-plugins have equivalents in TensorFlow, see test_tf_trace.py and test_tf_callback.py.
     rows = section.partition("| nvtx-plugins")[0].splitlines()
     cells = [line.rsplit("|", 2)[1] for line in rows if line.startswith("|")]

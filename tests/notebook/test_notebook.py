@@ -236,7 +236,7 @@ def test_cell_runs_again(shell: Any, tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in ("mine.txt", "nsys.sqlite"):
         before = (tmp_path / name).read_bytes()
         assert not shell.run_cell(cell.format(name, "third")).success
-        said = f"UsageError: {name} exists and is no recording of annot: use another name, or replace it with --force"
+        said = f"UsageError: {name} exists, and another program wrote it: use another name, or replace it with --force"
         assert said in capsys.readouterr().err
         assert (tmp_path / name).read_bytes() == before
     assert shell.run_cell(cell.format("mine.txt --force", "fourth")).success

@@ -1,7 +1,7 @@
 """Layers of replayed graph nodes, which `torch.profiler` writes with ``cuda_graph_annotations`` into a trace.
 
-The arguments of an annotated activity have, besides ``graph node id``, the text of `mark_kernels` as ``name``, or the
-path of a module as ``module_fqn`` (torchtitan). A layer becomes a range in which another profile captured the graph.
+The arguments of an annotated activity have ``graph node id`` and the layer: ``name`` has the text of `mark_kernels`,
+``module_fqn`` the path of a module (torchtitan). A layer becomes a range in which another profile captured the graph.
 """
 
 from __future__ import annotations
