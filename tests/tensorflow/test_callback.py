@@ -166,7 +166,8 @@ def failing_data() -> Iterator[Any]:
 def bad_layer(*callbacks: Any, eagerly: bool) -> None:
     x, y = samples(3)
     x[BATCH] = 10.0
-    model = network(keras.layers.Dense(3), Fails(), keras.layers.Dense(1), run_eagerly=eagerly)
+    layers = keras.layers.Dense(3, kernel_initializer="identity"), Fails(), keras.layers.Dense(1)
+    model = network(*layers, run_eagerly=eagerly)
     model.fit(x, y, batch_size=BATCH, verbose=0, shuffle=False, callbacks=list(callbacks))
 
 
