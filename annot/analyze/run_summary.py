@@ -7,10 +7,11 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
+from annot.analyze.cpu_parts import COMPUTED, layers_of_parts
 from annot.analyze.dlprof_reports import layers_in
 from annot.analyze.gpu_activities import KEY
-from annot.analyze.step_parts import WORK
-from annot.analyze.step_time import SHARES, step_time
+from annot.analyze.step_parts import WORK, parts_of
+from annot.analyze.step_time import meanings, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
 from annot.attribution.attribute import Attribution
@@ -22,6 +23,8 @@ _SCHEMA: Final = {
     "section": pl.String, "item": pl.String, "count": pl.Int64, "ns": pl.Int64, "share": pl.Float64,
     "hidden_ns": pl.Int64, "text": pl.String,
 }  # fmt: skip
+_LAYERS: Final = 5
+"""Layers in each part of the step; the others are one row."""
 _Row: TypeAlias = tuple[str, str, int | None, int | None, float | None, int | None, str]
 
 
@@ -33,7 +36,10 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         numbers):
 
         ``time``     wall: step time without warm-up, summed over devices; each of `annot.analyze.step_time.SHARES`,
-                     which add up to it; hidden_ns: time overlapped by the shares above
+                     without a GPU of `annot.analyze.cpu_parts.PARTS`, which add up to it; hidden_ns: time overlapped by
+                     the shares above
+        ``parts``    forward, backward and optimizer of processes without a GPU: the longest layers, and the others;
+                     ns of an item add up to that of ``time``; share: of step time; text: layer and class
         ``gpu``      busy: time of GPU activities in the steps, as share of step time; tensor_cores: time of kernels on
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
                      eligible layers
@@ -45,7 +51,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
     """
     sections = (_steps, _layers, _kernels, _system)
     times = step_time(attribution)
-    rows = [*_time(times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
+    rows = [*_time(attribution, times), *_parts(attribution, times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -57,15 +63,33 @@ def _row(
     return section, item, count, ns, share, hidden, text
 
 
-def _time(table: pl.DataFrame) -> list[_Row]:
+def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     by_share = table.group_by("share").agg(pl.col("ns", "hidden_ns").sum())
     sums = {share: (ns, hidden) for share, ns, hidden in by_share.iter_rows()}
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
     rows = [_row("time", "wall", devices, wall, wall)]
-    for share in SHARES:
+    for share in meanings(attribution):
         ns, hidden = sums.get(share, (0, 0))
         rows.append(_row("time", share, None, ns, wall, hidden=hidden))
+    return rows
+
+
+def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
+    """The longest layers in each part of the steps of processes without a GPU."""
+    if not (table["share"] == COMPUTED[0]).any():
+        return []
+    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, parts_of(attribution))
+    rows = []
+    for part in COMPUTED:
+        found = layers.filter(pl.col("part") == part)
+        for layer, module, ns in found.head(_LAYERS).select("layer", "module", "ns").iter_rows():
+            name = layer or ("(model)" if module and part != "optimizer" else "" if module else "(outside layers)")
+            rows.append(_row("parts", part, None, ns, wall, text=f"{name} {module}".strip()))
+        others = found.slice(_LAYERS)
+        if others.height:
+            text = "1 other layer" if others.height == 1 else f"{others.height:,} other layers"
+            rows.append(_row("parts", part, others.height, int(others["ns"].sum()), wall, text=text))
     return rows
 
 
