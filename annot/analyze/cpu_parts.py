@@ -12,7 +12,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.overlap import exclusive, merged, without
-from annot.analyze.step_parts import COLLECTIVE_NAME, Device, Intervals, Parts, intervals_of
+from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, Parts, intervals_of
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE
 from annot.attribution.host_times import known

@@ -44,14 +44,21 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
                      eligible layers
         ``steps``    all, warmup, and median, min, max and spread (interquartile range) of step times
-        ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
+        ``layers``   without GPU activity only host; all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
                      host: CPU self time
         ``kernels``  all, tensor_cores, other; and copies
         ``system``   format, producer, devices
+
+        A profile without GPU activity lacks ``gpu`` and ``kernels``.
     """
-    sections = (_steps, _layers, _kernels, _system)
     times = step_time(attribution)
-    rows = [*_time(attribution, times), *_parts(attribution, times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
+    rows = [*_time(attribution, times), *_parts(attribution, times)]
+    if attribution.names.height:
+        of_gpu = (*_layers(attribution), *_host(attribution), *_kernels(attribution))
+        rows += [*_gpu(attribution, times), *_steps(attribution), *of_gpu]
+    else:
+        rows += [*_steps(attribution), *_host(attribution)]
+    rows += _system(attribution)
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -84,8 +91,7 @@ def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     for part in COMPUTED:
         found = layers.filter(pl.col("part") == part)
         for layer, module, ns in found.head(_LAYERS).select("layer", "module", "ns").iter_rows():
-            name = layer or ("(model)" if module and part != "optimizer" else "" if module else "(outside layers)")
-            rows.append(_row("parts", part, None, ns, wall, text=f"{name} {module}".strip()))
+            rows.append(_row("parts", part, None, ns, wall, text=_name(part, layer, module)))
         others = found.slice(_LAYERS)
         if others.height:
             text = "1 other layer" if others.height == 1 else f"{others.height:,} other layers"
@@ -93,12 +99,19 @@ def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     return rows
 
 
+def _name(part: str, layer: str, module: str) -> str:
+    if not layer and not module:
+        return "(outside layers)"
+    return f"{layer or ('' if part == 'optimizer' else '(model)')} {module}".strip()
+
+
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     work = tensor_core_work(attribution).filter("kernel")
     eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(KEY)
     of_eligible = int(work.join(eligible, on=KEY, how="semi")["gpu_ns"].sum())
     used = work.filter("tensor_cores")
-    ran = steps.filter(pl.col("share").is_in(WORK))
+    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
+    ran = steps.filter(pl.col("share").is_in(WORK) & ~on_cpu)
     devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
     tc_ns, calls = int(used["gpu_ns"].sum()), int(used["calls"].sum())
     return [
@@ -131,11 +144,14 @@ def _layers(attribution: Attribution) -> list[_Row]:
         part = rows.filter(which)
         layers = part.select("layer", "module").n_unique() if part.height else 0
         found.append(_row("layers", name, layers, int(part["gpu_self_ns"].sum()), whole))
-    if known(attribution.meta):
-        times = by_layer(attribution)
-        host_ns = int(layers_in(times)["host_self_ns"].sum())
-        found.append(_row("layers", "host", None, host_ns, int(times["host_self_ns"].sum())))
     return found
+
+
+def _host(attribution: Attribution) -> list[_Row]:
+    if not known(attribution.meta):
+        return []
+    times = by_layer(attribution)
+    return [_row("layers", "host", None, int(layers_in(times)["host_self_ns"].sum()), int(times["host_self_ns"].sum()))]
 
 
 def _kernels(attribution: Attribution) -> list[_Row]:

@@ -53,7 +53,9 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 
     If all ranks are equal, the profile itself gets them too.
     """
-    facts = _with_facts(meta, {key: dict(zip(("rank", "world_size"), rank, strict=True)) for key, rank in ranks.items()})
+    facts = _with_facts(
+        meta, {key: dict(zip(("rank", "world_size"), rank, strict=True)) for key, rank in ranks.items()}
+    )
     different = set(ranks.values())
     return facts | (dict(zip(("rank", "world_size"), *different, strict=True)) if len(different) == 1 else {})
 
