@@ -44,12 +44,12 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
                      eligible layers
         ``steps``    all, warmup, and median, min, max and spread (interquartile range) of step times
-        ``layers``   without GPU activity only host; all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
+        ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
                      host: CPU self time
         ``kernels``  all, tensor_cores, other; and copies
         ``system``   format, producer, devices
 
-        A profile without GPU activity lacks ``gpu`` and ``kernels``.
+        A profile without GPU activity lacks ``gpu``, ``kernels`` and the GPU self time of ``layers``.
     """
     times = step_time(attribution)
     rows = [*_time(attribution, times), *_parts(attribution, times)]

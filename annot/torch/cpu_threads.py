@@ -17,7 +17,8 @@ _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 
 def say_threads() -> None:
     """Emit the mark of `annot.labels.marks.format_cpu`, unless the process uses CUDA."""
-    if not torch.cuda.is_initialized():
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
         guard.attempt(lambda: client.mark(client.event(format_cpu(_facts()), few=True)), otherwise=None)
 
 

@@ -62,7 +62,8 @@ def _computing(facts: Facts) -> float:
 
 def small_layers(facts: Facts) -> Advice | None:
     """Calls of layers that are too short to be worth their overhead."""
-    rows = facts.layers.filter(pl.col("phase").is_in(_LAYERS), pl.col("calls") > 0, pl.col("host_self_ns") > 0)
+    named = (pl.col("layer") != "") | (pl.col("module") != "")
+    rows = facts.layers.filter(named & pl.col("phase").is_in(_LAYERS), pl.col("calls") > 0, pl.col("host_self_ns") > 0)
     short = rows.filter(pl.col("host_self_ns") < _SHORT_NS * pl.col("calls"))
     whole = int(rows["host_self_ns"].sum())
     share = _computing(facts) * int(short["host_self_ns"].sum()) / whole if whole else 0.0
@@ -132,7 +133,8 @@ def fusion(facts: Facts) -> Advice | None:
 
 def optimizer(facts: Facts) -> Advice | None:
     """An optimizer that updates parameters in several passes, where PyTorch has a fused one."""
-    if facts.on_device or facts.shares["optimizer"] < 0.03:
+    # Recordings without the mark about threads are too old to say whether a step is fused.
+    if facts.on_device or not facts.cpu or facts.shares["optimizer"] < 0.03:
         return None
     texts = facts.attribution.forest.labels.filter(pl.col("phase") == "optimizer")["text"]
     steps = [one for one in map(parse, texts) if one is not None and one.module in _WITH_FUSED and not one.layer]
@@ -144,8 +146,9 @@ def optimizer(facts: Facts) -> Advice | None:
     if share < 0.03:
         return None
     name = rows["module"][0]
-    params = slow[name] if isinstance(slow[name], tuple) else (slow[name],)
-    of = f" of {sum(one for one in params if isinstance(one, int)):,} parameters" if None not in params else ""
+    found = slow[name]
+    params = sum(one for one in (found if isinstance(found, tuple) else (found,)) if isinstance(one, int))
+    of = f" of {params:,} parameters" if params else ""
     return Advice(
         "optimizer",
         "Use the fused optimizer, which updates a parameter in one pass over memory.",
@@ -228,13 +231,14 @@ def stragglers(facts: Facts) -> Advice | None:
     if facts.on_device or len(lengths) < 2 or lengths[-1] < 1.2 * (median := lengths[(len(lengths) - 1) // 2]):
         return None
     process, longest, wall = times.row(-1)
+    steps = 1e6 * max(facts.steps.height / len(lengths), 1)
     ranks = {one["process"]: one.get("rank") for one in facts.attribution.meta.get("processes") or ()}
     who = f"process {process}" if ranks.get(process) is None else f"rank {ranks[process]}"
     return Advice(
         "stragglers",
         "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",
-        f"{who} computes for {longest / wall:.0%} of its steps, the median of {len(lengths)} processes for "
-        f"{median / wall:.0%}",
+        f"{who} computes for {longest / steps:,.1f} ms in each step, the median of {len(lengths)} processes for "
+        f"{median / steps:,.1f} ms",
         f"annot report {facts.source} --by-process",
         (longest - median) / wall,
     )
