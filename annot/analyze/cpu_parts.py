@@ -19,22 +19,23 @@ from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["COMPUTED", "OUTSIDE", "PARTS", "going_on_without_gpu", "layers_of_parts", "phase_times"]
+__all__ = ["COMPUTED", "OTHER", "OUTSIDE", "PARTS", "going_on_without_gpu", "layers_of_parts", "phase_times"]
 
+OTHER: Final = "other_ranges"
+OUTSIDE: Final = "outside_ranges"
 PARTS: Final = {
     "forward": "a thread computes the forward pass",
     "backward": "a thread computes the backward pass, and forwards that checkpointing runs again",
     "optimizer": "a thread updates parameters or zeroes gradients",
     "collectives": "the process waits in collectives and computes no phase (exposed communication)",
     "data": "a thread waits for data",
-    "other_ranges": "the process is inside other ranges, such as those of @trace or the operations of a loss",
-    "outside_ranges": "the process is outside any range",
+    OTHER: "the process is inside other ranges, such as those of @trace or the operations of a loss",
+    OUTSIDE: "the process is outside any range",
 }
 """Parts of a step on a CPU in order of precedence, and what a thread of the process does meanwhile."""
 
 COMPUTED: Final = ("forward", "backward", "optimizer")
 """Parts that compute. Communication behind them is hidden."""
-OUTSIDE: Final = "outside_ranges"
 
 _PHASES: Final = {"forward": 0, "backward": 1, "recompute": 1, "optimizer": 2, "data": 3, "collective": 3}
 _REST: Final = 3
@@ -48,7 +49,7 @@ def going_on_without_gpu(attribution: Attribution, parts: Parts, process: int | 
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
     computed, host = phase_times(attribution).filter(mine), parts.host
     going_on: dict[str, Intervals] = {name: _of_part(computed, code) for code, name in enumerate(COMPUTED)}
-    for name, kind in (("collectives", "collectives"), ("data", "data"), ("other_ranges", "ranges")):
+    for name, kind in (("collectives", "collectives"), ("data", "data"), (OTHER, "ranges")):
         going_on[name] = _of_kind(host[kind], mine)
     return going_on
 

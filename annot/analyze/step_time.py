@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.cpu_parts import COMPUTED, OUTSIDE, PARTS, going_on_without_gpu
+from annot.analyze.cpu_parts import COMPUTED, OTHER, OUTSIDE, PARTS, going_on_without_gpu
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.overlap import exclusive, merged
 from annot.analyze.step_parts import (
@@ -54,7 +54,8 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     rows = shares_of_devices(parts or parts_of(attribution), partial(_going_on, attribution))
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
     rest = pl.when(on_cpu & (pl.col("share") == "idle")).then(pl.lit(OUTSIDE)).otherwise("share")
-    return rows.with_columns(rest.alias("share"))
+    overlapped = pl.when(pl.col("share") != OTHER).then("hidden_ns").otherwise(0)  # other ranges contain the phases
+    return rows.with_columns(rest.alias("share"), overlapped.alias("hidden_ns"))
 
 
 def meanings(attribution: Attribution) -> dict[str, str]:

@@ -6,6 +6,7 @@ function layersOfParts(run) {
   if (!rows.length) return null;
   const single = row => row.count === null;
   const shown = [...sorted(rows.filter(single), row => row.ns, true), ...rows.filter(row => !single(row))];
+  const steps = run.meta.per_step || 1;
   const longest = Math.max(...rows.map(row => row.ns));
   return panel(
     'Layers in the parts of the step',
@@ -17,8 +18,9 @@ function layersOfParts(run) {
           'li',
           {},
           h('span', {class: `key part-${row.item}`}, row.item),
+          ' ',
           name(row.text),
-          h('span', {class: 'value'}, `${duration(row.ns)} · ${percent(row.share)}`),
+          h('span', {class: 'value'}, `${duration(row.ns / steps)} · ${percent(row.share)}`),
           h(
             'div',
             {class: 'bar', 'aria-hidden': 'true'},
@@ -27,6 +29,6 @@ function layersOfParts(run) {
         ),
       ),
     ),
-    h('p', {class: 'hint'}, 'Shares of the time of the steps. The times of a part add up to its time above.'),
+    h('p', {class: 'hint'}, 'Shares of the time of the steps. Those of a part add up to its share above.'),
   );
 }
