@@ -1,7 +1,8 @@
 """The collectives of the steps, and the layers that wait for them.
 
 Time of a collective is exposed while no compute kernel runs on its device. An exposed nanosecond belongs to the
-collective that started first, and to the next compute kernel of the device, which waits.
+collective that started first, and to the next compute kernel of the device, which waits. In a process without a GPU,
+time is exposed while no thread computes a phase, and the layer around the range of the collective waits.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.cpu_parts import phase_times
 from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.messages import COLLECTIVE, messages, operations
-from annot.analyze.overlap import cut, exclusive, merged, without
+from annot.analyze.overlap import cut, exclusive, merged, within, without
 from annot.analyze.step_parts import Device, Parts, by_device, intervals_of, parts_of
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.attribute import Attribution
@@ -69,7 +71,7 @@ def collectives_of(attribution: Attribution) -> Collectives:
     for device, times in parts.windows.partition_by("process", "device", as_dict=True).items():
         window = merged(intervals_of(times))
         if parts.of_device(device).is_empty():
-            own, waits = _of_process(attribution.whole, parts, device, window)
+            own, waits = _of_process(attribution, parts, device, window)
         else:
             own, waits = _of_device(attribution.forest, kernels.get(device, pl.DataFrame(schema=_KERNELS)), window)
         process, number = (pl.lit(one, pl.Int64) for one in device)
@@ -140,16 +142,19 @@ def _exposed(own: pl.DataFrame, free: pl.DataFrame, compute: pl.DataFrame) -> pl
 
 
 def _of_process(
-    forest: Forest, parts: Parts, device: Device, window: pl.DataFrame
+    attribution: Attribution, parts: Parts, device: Device, window: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The same of a process without a GPU, from its ranges of collectives: all of it is exposed."""
+    """The same of a process without a GPU, from its ranges of collectives."""
+    forest = attribution.whole
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
     rows = parts.host["collectives"].filter(mine, pl.col("end") >= pl.col("start"))
     rows = exclusive(rows.with_columns(forest.labels["text"].gather(rows["label"]).alias("name")), window)
     own, layers = _described(forest, rows), forest.layers()[forest.labels["key"].gather(rows["label"])]
     crossing = rows["node"].is_null()  # such a range has no node
     own = own.with_columns(pl.when(crossing).then(layers[name]).otherwise(name).alias(name) for name in KEY)
-    exposed = own.select(*KEY, row=pl.int_range(pl.len()), ns="wall_ns")
+    free = without(window, merged(phase_times(attribution).filter(mine)))
+    length = within(own["until"], free) - within(own["begin"], free)
+    exposed = own.select(*KEY, length.alias("ns"), row=pl.int_range(pl.len()))
     return own, exposed.filter(pl.col("ns") > 0)
 
 

@@ -29,7 +29,7 @@ def by_communication(attribution: Attribution) -> pl.DataFrame:
 
     The time is that of the steps without warm-up, as in `annot.analyze.step_time.step_time`. Where collectives overlap,
     the time counts to the one that started first. A collective inside a layer counts to the layer around it. Without a
-    GPU, the ranges of collectives are exposed, and the layers around them wait.
+    GPU, ranges of collectives are exposed while no thread computes a phase, and the layers around them wait.
 
     Returns:
         layer, module, phase; operations: launched here, the longest first; calls; time_ns: exposed_ns + hidden_ns;

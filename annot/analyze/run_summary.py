@@ -7,10 +7,11 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
+from annot.analyze.cpu_parts import COMPUTED, layers_of_parts
 from annot.analyze.dlprof_reports import layers_in
 from annot.analyze.gpu_activities import KEY
-from annot.analyze.step_parts import WORK
-from annot.analyze.step_time import SHARES, step_time
+from annot.analyze.step_parts import WORK, parts_of
+from annot.analyze.step_time import meanings, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
 from annot.attribution.attribute import Attribution
@@ -22,6 +23,8 @@ _SCHEMA: Final = {
     "section": pl.String, "item": pl.String, "count": pl.Int64, "ns": pl.Int64, "share": pl.Float64,
     "hidden_ns": pl.Int64, "text": pl.String,
 }  # fmt: skip
+_LAYERS: Final = 5
+"""Layers in each part of the step; the others are one row."""
 _Row: TypeAlias = tuple[str, str, int | None, int | None, float | None, int | None, str]
 
 
@@ -33,7 +36,10 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         numbers):
 
         ``time``     wall: step time without warm-up, summed over devices; each of `annot.analyze.step_time.SHARES`,
-                     which add up to it; hidden_ns: time overlapped by the shares above
+                     without a GPU of `annot.analyze.cpu_parts.PARTS`, which add up to it; hidden_ns: time overlapped by
+                     the shares above
+        ``parts``    forward, backward and optimizer of processes without a GPU: the longest layers, and the others;
+                     ns of an item add up to that of ``time``; share: of step time; text: layer and class
         ``gpu``      busy: time of GPU activities in the steps, as share of step time; tensor_cores: time of kernels on
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
                      eligible layers
@@ -42,10 +48,17 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
                      host: CPU self time
         ``kernels``  all, tensor_cores, other; and copies
         ``system``   format, producer, devices
+
+        A profile without GPU activity lacks ``gpu``, ``kernels`` and the GPU self time of ``layers``.
     """
-    sections = (_steps, _layers, _kernels, _system)
     times = step_time(attribution)
-    rows = [*_time(times), *_gpu(attribution, times), *(row for section in sections for row in section(attribution))]
+    rows = [*_time(attribution, times), *_parts(attribution, times)]
+    if attribution.names.height:
+        of_gpu = (*_layers(attribution), *_host(attribution), *_kernels(attribution))
+        rows += [*_gpu(attribution, times), *_steps(attribution), *of_gpu]
+    else:
+        rows += [*_steps(attribution), *_host(attribution)]
+    rows += _system(attribution)
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -57,16 +70,39 @@ def _row(
     return section, item, count, ns, share, hidden, text
 
 
-def _time(table: pl.DataFrame) -> list[_Row]:
+def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     by_share = table.group_by("share").agg(pl.col("ns", "hidden_ns").sum())
     sums = {share: (ns, hidden) for share, ns, hidden in by_share.iter_rows()}
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
     rows = [_row("time", "wall", devices, wall, wall)]
-    for share in SHARES:
+    for share in meanings(attribution):
         ns, hidden = sums.get(share, (0, 0))
         rows.append(_row("time", share, None, ns, wall, hidden=hidden))
     return rows
+
+
+def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
+    """The longest layers in each part of the steps of processes without a GPU."""
+    if not (table["share"] == COMPUTED[0]).any():
+        return []
+    wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, parts_of(attribution))
+    rows = []
+    for part in COMPUTED:
+        found = layers.filter(pl.col("part") == part)
+        for layer, module, ns in found.head(_LAYERS).select("layer", "module", "ns").iter_rows():
+            rows.append(_row("parts", part, None, ns, wall, text=_name(part, layer, module)))
+        others = found.slice(_LAYERS)
+        if others.height:
+            text = "1 other layer" if others.height == 1 else f"{others.height:,} other layers"
+            rows.append(_row("parts", part, others.height, int(others["ns"].sum()), wall, text=text))
+    return rows
+
+
+def _name(part: str, layer: str, module: str) -> str:
+    if not layer and not module:
+        return "(outside layers)"
+    return f"{layer or ('' if part == 'optimizer' else '(model)')} {module}".strip()
 
 
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
@@ -74,7 +110,8 @@ def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     eligible = layer_tensor_cores(attribution).filter("tc_eligible").select(KEY)
     of_eligible = int(work.join(eligible, on=KEY, how="semi")["gpu_ns"].sum())
     used = work.filter("tensor_cores")
-    ran = steps.filter(pl.col("share").is_in(WORK))
+    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
+    ran = steps.filter(pl.col("share").is_in(WORK) & ~on_cpu)
     devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
     tc_ns, calls = int(used["gpu_ns"].sum()), int(used["calls"].sum())
     return [
@@ -107,11 +144,14 @@ def _layers(attribution: Attribution) -> list[_Row]:
         part = rows.filter(which)
         layers = part.select("layer", "module").n_unique() if part.height else 0
         found.append(_row("layers", name, layers, int(part["gpu_self_ns"].sum()), whole))
-    if known(attribution.meta):
-        times = by_layer(attribution)
-        host_ns = int(layers_in(times)["host_self_ns"].sum())
-        found.append(_row("layers", "host", None, host_ns, int(times["host_self_ns"].sum())))
     return found
+
+
+def _host(attribution: Attribution) -> list[_Row]:
+    if not known(attribution.meta):
+        return []
+    times = by_layer(attribution)
+    return [_row("layers", "host", None, int(layers_in(times)["host_self_ns"].sum()), int(times["host_self_ns"].sum()))]
 
 
 def _kernels(attribution: Attribution) -> list[_Row]:

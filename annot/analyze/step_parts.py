@@ -17,6 +17,7 @@ from annot.attribution.host_times import known
 from annot.labels.plain_names import WARM_UP
 
 __all__ = [
+    "COLLECTIVE_NAME",
     "WORK",
     "Device",
     "Intervals",
@@ -38,6 +39,9 @@ _Host: TypeAlias = Mapping[str, pl.DataFrame]
 
 WORK: Final = ("tensor_cores", "kernels", "collectives", "copies")
 """Kinds of GPU activities in order of precedence."""
+
+COLLECTIVE_NAME: Final = r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$"
+"""Text of the range of a collective: a range of annot, or an operation named by its backend."""
 
 _WINDOWS: Final = {"process": pl.Int64, "device": pl.Int64, "start": pl.Int64, "end": pl.Int64}
 _SHARES: Final = {
@@ -235,9 +239,7 @@ def _host_ranges(attribution: Attribution) -> _Host:
     if not known(attribution.meta):
         ranges = ranges.clear()
     process = forest.threads.table["process"].gather(ranges["thread"])
-    # A collective is a range of annot, or an operation named by its backend.
-    named = pl.col("text").str.contains(r"^(?:c10d::|nccl:|gloo:|mpi:)|\|coll$")
-    collective = (pl.col("phase") == "collective") | named
+    collective = (pl.col("phase") == "collective") | pl.col("text").str.contains(COLLECTIVE_NAME)
     labels = forest.labels.select("phase", "loop", collective=collective)[ranges["label"]]
     rows = pl.concat([ranges.with_columns(process), labels], how="horizontal")
     data = pl.col("phase") == "data"

@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.cpu_parts import COMPUTED, OTHER, OUTSIDE, PARTS, going_on_without_gpu
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.overlap import exclusive, merged
 from annot.analyze.step_parts import (
@@ -23,19 +24,19 @@ from annot.analyze.step_parts import (
 from annot.attribution.attribute import Attribution
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["SHARES", "step_time", "step_work"]
+__all__ = ["SHARES", "meanings", "step_time", "step_work"]
 
 SHARES: Final = {
     "tensor_cores": "a kernel runs on Tensor Cores",
     "kernels": "another kernel runs, except collectives",
-    "collectives": "only collectives run (exposed communication); without a GPU: the process is in a collective",
+    "collectives": "only collectives run (exposed communication)",
     "copies": "only copies and memsets run",
     "data": "the GPU is idle while a thread waits for data",
     "launch": "the GPU is idle while its next activity is being launched",
     "host": "the GPU is idle and nothing is being launched: the CPU is inside a range (CPU-bound)",
     "idle": "the GPU is idle and the CPU is outside any range",
 }
-"""Shares of step time in order of precedence."""
+"""Shares of the step time of a device in order of precedence. A process without a GPU has the shares of `PARTS`."""
 
 
 @once_for_each
@@ -45,20 +46,32 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     The step time is that of `annot.analyze.step_parts.parts_of`, without warm-up. Each device of a process has a
     breakdown of the whole step time of the process.
 
-    The columns are process; device (null: the process uses no device); share: one of `SHARES`; ns: time of the share;
-    hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
-    the sum of ns over the shares of a device. All are Int64 except share.
+    The columns are process; device (null: the process uses no device); share: one of `SHARES`, or of
+    `annot.analyze.cpu_parts.PARTS` for a process without GPU activities; ns: time of the share; hidden_ns: time
+    overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time, the sum of ns
+    over the shares of a device. All are Int64 except share.
     """
-    return shares_of_devices(parts or parts_of(attribution), _going_on)
+    rows = shares_of_devices(parts or parts_of(attribution), partial(_going_on, attribution))
+    on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
+    rest = pl.when(on_cpu & (pl.col("share") == "idle")).then(pl.lit(OUTSIDE)).otherwise("share")
+    overlapped = pl.when(pl.col("share") != OTHER).then("hidden_ns").otherwise(0)  # other ranges contain the phases
+    return rows.with_columns(rest.alias("share"), overlapped.alias("hidden_ns"))
 
 
-def _going_on(parts: Parts, device: Device) -> dict[str, Intervals]:
-    """The intervals of each of `SHARES` of one device, or of the process if it uses no device."""
+def meanings(attribution: Attribution) -> dict[str, str]:
+    """Return the shares of `step_time` of a profile in order of precedence, and what each of them means."""
+    found = set(step_time(attribution)["share"])
+    shown = {name: text for each in (SHARES, PARTS) if found.issuperset(each) for name, text in each.items()}
+    return shown or SHARES
+
+
+def _going_on(attribution: Attribution, parts: Parts, device: Device) -> dict[str, Intervals]:
+    """The intervals of each share of one device, or of the process if it uses no device."""
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
     here, host = parts.of_device(device), parts.host
-    going_on: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
     if here.is_empty():
-        going_on["collectives"] = lambda: host["collectives"].filter(mine)
+        return going_on_without_gpu(attribution, parts, device[0])
+    going_on: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
     going_on["data"] = lambda: host["data"].filter(mine)
     going_on["launch"] = lambda: launching(here)
     going_on["host"] = lambda: host["ranges"].filter(mine)

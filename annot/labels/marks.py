@@ -1,6 +1,9 @@
-"""Texts of annot's marks: ranks, memory, and name scopes of TensorFlow.
+"""Texts of annot's marks: ranks, threads, memory, and name scopes of TensorFlow.
 
 ``Rank 3 of 8``: rank of the process and number of ranks.
+
+``CPU threads=2 cores=4 ranks=1 backend=gloo``: threads that an operation of the framework uses, cores that the process
+may use, ranks that share them, and the backend of the default process group. Unknown facts are left out.
 
 ``memory change |rss``, ``memory peak |cuda:0``: the payload is the number of bytes. A memory mark precedes the end of
 the range it belongs to. `change` is the difference between the memory in use at the end and at the start of the range.
@@ -15,15 +18,19 @@ scope. The scope of a layer can differ from its path, because TensorFlow appends
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, Literal
 
 from annot.labels import tag
 
 __all__ = [
-    "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "format_memory", "format_rank", "format_scope", "parse_memory",
-    "parse_rank", "parse_scope",
+    "CPU", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "format_cpu", "format_memory", "format_rank", "format_scope",
+    "parse_cpu", "parse_memory", "parse_rank", "parse_scope",
 ]  # fmt: skip
+
+CPU: Final = "CPU "
+"""Prefix of marks about the threads of a process."""
 
 MEMORY: Final = "memory"
 """NVTX category of memory marks."""
@@ -37,6 +44,8 @@ SCOPE: Final = "Scope "
 SCOPES_FILE: Final = "annot_scopes.txt"
 """File with a scope mark per line, for profiles without NVTX marks. It is in the folder of the profile or a parent."""
 
+_FACTS: Final = {"threads": r"\d{1,6}", "cores": r"\d{1,6}", "ranks": r"\d{1,6}", "backend": r"\w{1,32}"}
+_CPU: Final = re.compile(CPU.rstrip() + "".join(f"(?: {name}=({value}))?" for name, value in _FACTS.items()))
 _RANK: Final = re.compile(r"Rank (\d{1,9}) of (\d{1,9})")
 _MEMORY: Final = re.compile(r"memory (change|peak) \|(rss|cuda:[0-9]+)")
 _SCOPE: Final = re.compile(rf"{SCOPE}(\S+) = (.+)", re.DOTALL)
@@ -64,6 +73,30 @@ def parse_rank(text: str) -> tuple[int, int] | None:
         return None
     rank, world_size = int(match[1]), int(match[2])
     return (rank, world_size) if rank < world_size and text == format_rank(rank, world_size) else None
+
+
+def format_cpu(facts: Mapping[str, int | str]) -> str:
+    """Return the text of a mark about the threads of a process. The facts are threads, cores, ranks and backend.
+
+    Example:
+        >>> format_cpu({"threads": 2, "cores": 4})
+        'CPU threads=2 cores=4'
+    """
+    return CPU.rstrip() + "".join(f" {name}={facts[name]}" for name in _FACTS if name in facts)
+
+
+def parse_cpu(text: str) -> dict[str, int | str] | None:
+    """Return the facts of a mark about the threads of a process, or None for other texts.
+
+    Example:
+        >>> parse_cpu("CPU threads=2 cores=4 backend=gloo"), parse_cpu("CPU cores=many")
+        ({'threads': 2, 'cores': 4, 'backend': 'gloo'}, None)
+    """
+    match = _CPU.fullmatch(text)
+    if match is None:
+        return None
+    found = {name: value for name, value in zip(_FACTS, match.groups(), strict=True) if value is not None}
+    return {name: value if name == "backend" else int(value) for name, value in found.items()}
 
 
 def format_memory(figure: Literal["change", "peak"], source: str) -> str:

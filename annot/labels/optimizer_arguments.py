@@ -18,7 +18,7 @@ Row: TypeAlias = tuple[int, str, frozenset[tuple[str, Value]]]
 
 
 def switched_on(given: Mapping[str, object], *, decoupled: bool = False) -> frozenset[tuple[str, Value]]:
-    """Return the hyperparameters of a parameter group that add work.
+    """Return the hyperparameters of a parameter group that add work, and whether its step is fused.
 
     Tensors are ignored, because reading one would synchronize with its device.
 
@@ -33,6 +33,8 @@ def switched_on(given: Mapping[str, object], *, decoupled: bool = False) -> froz
     on: set[tuple[str, Value]] = {(name, True) for name in NUMBERS if _is_on(given.get(name))}
     if _is_on(given.get("weight_decay")):
         on.add(("weight_decay", "decoupled" if decoupled else True))
+    if given.get("fused") is True:
+        on.add(("fused", True))
     return frozenset(on)
 
 
@@ -64,7 +66,7 @@ def arguments(rows: Iterable[Row]) -> tuple[tuple[str, Value], ...]:
     columns: list[tuple[str, list[Value]]] = [("params", list(kinds.values()))]
     if any(dtype != "f32" for dtype, _ in kinds):
         columns.append(("dtype", [dtype for dtype, _ in kinds]))
-    for name in (*NUMBERS, "weight_decay"):
+    for name in (*NUMBERS, "weight_decay", "fused"):
         values: list[Value] = [dict(on).get(name, False) for _, on in kinds]
         if any(values):
             columns.append((name, values))

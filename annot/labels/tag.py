@@ -36,6 +36,7 @@ __all__ = [
     "FUSED",
     "NOTE",
     "PHASES",
+    "WORKER",
     "Phase",
     "Scalar",
     "Tag",
@@ -57,6 +58,9 @@ NOTE: Final = "Note: "
 
 COMPILED: Final = "CompiledGraph"
 """Module of the range of a compiled graph, followed by ``#`` and the number of the graph."""
+
+WORKER: Final = "Worker"
+"""Module of the ranges in which workers of a DataLoader fetch a batch, as in ``Data Worker 3 |data``."""
 
 FUSED: Final = "+"
 """Separator of the layers and of the classes of a fused kernel."""

@@ -16,7 +16,8 @@ and, if it differs from the default,
     host_times  bool          false: the file lacks host times, and the times of ranges and launches are only an order
                               (0, 1, 2, ...)
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
-    processes     list[dict]  process, pid and name of each process; rank and world_size if known
+    processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
+                              backend; see `annot.labels.marks`) if known
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems

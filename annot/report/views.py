@@ -47,6 +47,7 @@ class View:
         label: column of the first cell; ``layer`` also shows the module class.
         end: text column at the end of each line.
         empty: text of a table without rows.
+        gpu: what the table is about, if it needs a profile with GPU activity, such as ``Kernels``.
         layout: ``tree`` indents layers and shows their phases side by side, ``rows`` prints a line per row.
         sums: whether rows are sums over the steps, which tables show per step.
         calls: whether `rows` needs the names of API calls.
@@ -67,6 +68,7 @@ class View:
     label: str = "layer"
     end: str = ""
     empty: str = "No layers were recorded. Use emit_ranges(model)."
+    gpu: str = ""
     layout: Literal["tree", "rows", "advice"] = "rows"
     sums: bool = True
     calls: bool = False
@@ -153,7 +155,11 @@ def _grouped(view: View, *keys: str) -> Rows:
 
 
 _LAYER: Final = ("layer", "module", "phase")
-_NO_KERNELS: Final = "No GPU activity was recorded."
+_NEED_GPU: Final = (
+    "{} need a profile with GPU activity: run on a machine with a GPU under Nsight Systems or torch.profiler."
+)
+_KERNELS: Final = "Kernels"
+_TENSOR_CORES: Final = "Tensor Cores"
 _NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
 _SHARE: Final = Column("main_ns", "Share", "of total")
 _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
@@ -186,6 +192,7 @@ _VIEWS: Final = (
         "tensor_core", "layer",
         ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
         _from("dlprof_reports", "by_tensor_core"), "tensor", "Tensor Cores by layer", end="reason", calls=True,
+        gpu=_TENSOR_CORES,
     ),
     View("memory", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer", "layers",
          empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
@@ -222,6 +229,7 @@ _VIEWS: Final = (
         ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
          "host_ns"),
         _from("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", calls=True,
+        gpu=_TENSOR_CORES,
     ),
     View(
         "phase", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,
@@ -233,26 +241,26 @@ _VIEWS: Final = (
          "Roofline by phase", plural="phases", label="phase", calls=True),
     View(
         "kernel", "kernel", ("calls", "gpu_ns=Total", _SHARE, "mean_ns", "min_ns", "max_ns", "layers", "kind"),
-        _kernels, heading="Time by kernel", label="name", empty=_NO_KERNELS, keys=("name", "kernel"),
+        _kernels, heading="Time by kernel", label="name", gpu=_KERNELS, keys=("name", "kernel"),
     ),
     View("kernel_tensor", "kernel", ("calls", "gpu_ns", _SHARE, "kind", "library", "tensor_cores"), _kernels, "tensor",
-         "Tensor Cores by kernel", "kernels", "name", empty=_NO_KERNELS),
+         "Tensor Cores by kernel", "kernels", "name", gpu=_KERNELS),
     View(
         "kernel_roofline", "kernel",
         ("time_ns", "flops", "bytes", "intensity", "flops_per_s", "bytes_per_s", "precision", "roof_share", "bound"),
         _kernel_roofline, "roofline", "Roofline by kernel", "kernels", "name",
-        empty="No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.",
+        empty="No kernel has counters for FLOPs and bytes. Use ncu --set full --nvtx.", gpu=_KERNELS,
     ),
     View(
         "iteration", "kernel",
         ("step", "phase", "kind", "tensor_cores", "device", "stream", "gpu_ns", "launch_ns"),
-        _from("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", empty=_NO_KERNELS,
+        _from("dlprof_reports", "by_iteration"), "each", "Executions of kernels and copies", gpu=_KERNELS,
         end="name", sums=False, calls=True,
     ),
     View(
         "class", "kind", ("library", "tensor_cores", "gpu_ns=Time", _SHARE, "calls", "names", "layers"),
         _from("kernel_kinds", "by_class"), heading="GPU time by kind of kernel", plural="classes", label="kind",
-        empty=_NO_KERNELS, calls=True,
+        gpu=_KERNELS, calls=True,
     ),
     View(
         "op", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
@@ -410,6 +418,13 @@ class Report:
         """Column of `rows` to sort by: total time, or self time in tables without a total."""
         names = (self.time, self.time.replace("_ns", "_self_ns"), "self_ns", "time_ns")
         return next((name for name in names if name in self.rows.columns), "")
+
+    @property
+    def nothing(self) -> str:
+        """The sentence in place of a table that has no rows, or that needs GPU activity; empty: there is a table."""
+        if self.view.gpu and self.time != "gpu_ns":
+            return _NEED_GPU.format(self.view.gpu)
+        return self.view.empty if self.rows.is_empty() else ""
 
     @property
     def each_step(self) -> str:

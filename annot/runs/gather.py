@@ -23,7 +23,7 @@ from annot.runs.run import ALL, Run, Selection
 from annot.runs.skew import (
     across_ranks,
     arrivals,
-    collective_work,
+    collective_time,
     skew_of,
     spread_of,
     with_collectives,
@@ -67,7 +67,7 @@ class RankTable:
         rank: number recorded in the profile; None: unknown.
         process: process id, if the file is split by process.
         report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
-            collective_ns and collectives: GPU time and number of communication kernels (NCCL, RCCL).
+            collective_ns and collectives from `annot.runs.skew.collective_time`.
         collectives: `annot.analyze.collectives.Collectives.table`, for the view of communication.
     """
 
@@ -231,7 +231,7 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     attribution = run.attribution_for(views()[view], total=total)
     report = run.view(view, total=total)
     steps = report.meta.get("per_step", 1)
-    collectives = collective_work(attribution).select(pl.col("gpu_ns", "calls").sum()).row(0)
+    collectives = collective_time(attribution)
     rows = with_collectives(report.rows, attribution, views()[view], steps)
     collective_ns = collectives[0] if steps == 1 else collectives[0] / steps
     meta = report.meta | {"collective_ns": collective_ns, "collectives": collectives[1]}

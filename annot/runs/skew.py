@@ -8,50 +8,82 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.messages import COLLECTIVE
 from annot.attribution.attribute import Attribution
+from annot.attribution.column_ops import inside
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.layer_chains import KEY
 from annot.report.views import View
 
 __all__ = [
-    "across_ranks", "arrivals", "collective_work", "skew_of", "spread_of", "with_collectives", "work_time",
+    "across_ranks", "arrivals", "collective_time", "skew_of", "spread_of", "with_collectives", "work_time",
 ]  # fmt: skip
 
 _COLLECTIVE: Final = r"(?i)(^|[\s:])(nccl|rccl|msccl)"
 """Kernels of NCCL, RCCL and MSCCL of all versions: ncclDevKernel_AllReduce..., ncclKernel_..., ncclAllReduceRing..."""
 
 
-def collective_work(attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `Attribution.names` that are communication kernels (NCCL, RCCL)."""
-    return attribution.names.filter(_is_collective())
+def collective_time(attribution: Attribution) -> tuple[int, int]:
+    """Return the time (ns) in collectives and their number.
+
+    They are the communication kernels (NCCL, RCCL), or in a profile without GPU activity the ranges of collectives.
+    """
+    if _on_gpu(attribution):
+        kernels = attribution.names.filter(_is_collective())
+        return int(kernels["gpu_ns"].sum()), int(kernels["calls"].sum())
+    ranges = attribution.nodes.filter(_waits(attribution))
+    return int(ranges["host_self_ns"].sum()), int(ranges["calls"].sum())
 
 
 def with_collectives(rows: pl.DataFrame, attribution: Attribution, view: View, steps: int) -> pl.DataFrame:
-    """Return the rows of a view with `collective_ns`, the part of gpu_ns in collectives; null: unknown.
+    """Return the rows of a view with `collective_ns`, the part of their main time in collectives; null: unknown.
 
-    `steps` is the number of steps by which the times of the rows are divided.
+    The main time is gpu_ns, or host_ns in a profile without GPU activity. `steps` is the number of steps by which the
+    times of the rows are divided.
     """
     if view.name == "kernel":
         return rows.with_columns(pl.when(_is_collective()).then("gpu_ns").otherwise(0).alias("collective_ns"))
     if view.name not in ("layer", "module", "phase"):
         return rows.with_columns(pl.lit(None, pl.Int64).alias("collective_ns"))
-    times = collective_work(attribution).group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_self_ns"))
-    nodes = attribution.nodes.drop("gpu_self_ns").with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
-    nodes = nodes.join(times, on="node", how="left", maintain_order="left").drop("node")
-    nodes = nodes.with_columns(pl.col("gpu_self_ns").fill_null(0))
-    zeros = pl.zeros(attribution.crossing_gpu_ns.len(), pl.Int64, eager=True)
-    part = view.rows(replace(attribution, nodes=nodes, crossing_gpu_ns=zeros))
-    time = pl.col("gpu_ns") if steps == 1 else pl.col("gpu_ns") / steps
+    name = "gpu_ns" if _on_gpu(attribution) else "host_ns"
+    part = view.rows(_only_collectives(attribution))
+    time = pl.col(name) if steps == 1 else pl.col(name) / steps
     part = part.select(*view.keys, time.alias("collective_ns"))
     return rows.join(part, on=list(view.keys), how="left", maintain_order="left")
 
 
+def _only_collectives(attribution: Attribution) -> Attribution:
+    """Return the attribution without the times outside collectives."""
+    if not _on_gpu(attribution):
+        own = pl.when(_waits(attribution)).then("host_self_ns").otherwise(0)
+        nodes = attribution.nodes.with_columns(host_self_ns=own, host_overlap_ns=pl.lit(0, pl.Int64))
+        forest = replace(attribution.forest, crossing=attribution.forest.crossing.clear())
+        return replace(attribution, nodes=nodes, forest=forest, crossing_gpu_ns=attribution.crossing_gpu_ns.clear())
+    kernels = attribution.names.filter(_is_collective())
+    times = kernels.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_self_ns"))
+    nodes = attribution.nodes.drop("gpu_self_ns").with_row_index("node").with_columns(pl.col("node").cast(pl.Int32))
+    nodes = nodes.join(times, on="node", how="left", maintain_order="left").drop("node")
+    nodes = nodes.with_columns(pl.col("gpu_self_ns").fill_null(0))
+    zeros = pl.zeros(attribution.crossing_gpu_ns.len(), pl.Int64, eager=True)
+    return replace(attribution, nodes=nodes, crossing_gpu_ns=zeros)
+
+
+def _on_gpu(attribution: Attribution) -> bool:
+    return bool(attribution.nodes.select((pl.col("kernels") + pl.col("copies")).sum()).item())
+
+
+def _waits(attribution: Attribution) -> pl.Series:
+    """Return which nodes are ranges of collectives, or lie in one (Boolean)."""
+    own = attribution.forest.layers_of_nodes().select(found=COLLECTIVE).to_series()
+    return own | inside(own, attribution.nodes["parent"])
+
+
 def work_time(time: str) -> pl.Expr:
-    """Return the time by which ranks are compared: `time`, without collectives if it is GPU time.
+    """Return the time by which ranks are compared: the GPU or host time `time` without collectives.
 
     A slow rank makes the other ranks wait in collectives. Their collectives are long, and its own are short.
     """
-    if time.startswith("gpu_"):
+    if time.startswith(("gpu_", "host_")):
         return pl.col(time) - pl.col("collective_ns").fill_null(0)
     return pl.col(time)
 
@@ -103,7 +135,7 @@ def skew_of(collectives: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
         rank, layer, module, phase, skew_ns, transfer_ns of the collectives that start in the steps.
     """
     parts = [table.select(pl.lit(rank, pl.Int64).alias("rank"), *_SEQUENCE) for rank, table in collectives.items()]
-    rows = pl.concat(parts).filter(pl.col("device").is_not_null()).sort("rank", "start", maintain_order=True)
+    rows = pl.concat(parts).sort("rank", "start", maintain_order=True)
     same = ("operation", "group")
     one_device = (pl.col("device").n_unique().over("rank") == 1).alias("one_device")
     rows = rows.with_columns(one_device, number=pl.int_range(pl.len()).over("rank", *same))

@@ -13,10 +13,7 @@ from annot.emit import client
 from annot.labels import tag
 from annot.torch.patches import Patches
 
-__all__ = ["WORKER", "install", "run_worker"]
-
-WORKER: Final = "Worker"
-"""Module name in the ranges of worker processes, as in ``Data Worker 3 |data``."""
+__all__ = ["install", "run_worker"]
 
 _run_worker: Final[Any] = getattr(_utils.worker, "_worker_loop", None)
 
@@ -52,4 +49,4 @@ def _fetching(*_: Any) -> Any:
 
 @functools.cache
 def _event(number: int | None) -> Any:
-    return client.event(tag.format(tag.Tag(module=WORKER, phase="data", step=number)), category="data", few=True)
+    return client.event(tag.format(tag.Tag(module=tag.WORKER, phase="data", step=number)), category="data", few=True)

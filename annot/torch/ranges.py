@@ -19,7 +19,7 @@ from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
 from annot.labels.tag import Phase
-from annot.torch import collectives, data_loader, greenlets, module_calls, optimizer
+from annot.torch import collectives, cpu_threads, data_loader, greenlets, module_calls, optimizer
 from annot.torch.autograd_engine import Engine
 from annot.torch.compiled import Compiled
 from annot.torch.found_models import FoundModels
@@ -309,6 +309,7 @@ class Installed:
         if options.collectives:
             collectives.install(patches)
         collectives.say_rank()
+        cpu_threads.say_threads()
 
     def _install_keras(self) -> None:
         """Patch the optimizers of Keras if its backend is PyTorch. They do not derive from `torch.optim.Optimizer`."""

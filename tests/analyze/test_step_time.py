@@ -14,7 +14,9 @@ from ranked import ordered_only
 from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, TENSOR, Rows
 
+from annot.analyze.cpu_parts import COMPUTED, PARTS, layers_of_parts
 from annot.analyze.overlap import shares
+from annot.analyze.step_parts import parts_of
 from annot.analyze.step_time import SHARES, step_time
 from annot.attribution import attribute
 from annot.read.formats import load
@@ -51,9 +53,9 @@ def test_waits_for_data_between_steps_belong_to_the_step_after() -> None:
     """Time between steps counts as far as somebody waits for data; a validation in between does not."""
     rows = Rows().range("Batch 0 |step", 0, 10).range("Data |data", 10, 16).range("Batch 1 |step", 20, 30)
     rows.range("validate", 30, 90).range("Data |data", 92, 95).range("Batch 2 |step", 95, 100)
-    assert _shares(rows) == {"data": 9, "idle": 25}
-    assert _shares(rows, steps=slice(1, 2)) == {"data": 6, "idle": 10}
-    assert _shares(rows, steps=slice(2, 3)) == {"data": 3, "idle": 5}
+    assert _shares(rows) == {"data": 9, "outside_ranges": 25}
+    assert _shares(rows, steps=slice(1, 2)) == {"data": 6, "outside_ranges": 10}
+    assert _shares(rows, steps=slice(2, 3)) == {"data": 3, "outside_ranges": 5}
 
 
 def test_each_device_shares_out_the_time_of_its_process() -> None:
@@ -67,10 +69,29 @@ def test_each_device_shares_out_the_time_of_its_process() -> None:
 
 
 def test_without_a_device_collectives_are_those_of_the_host() -> None:
-    """On a CPU the ranges of collectives are exposed communication."""
+    """On a CPU the ranges of collectives are exposed communication, and no part of the phase around them."""
     rows = Rows().range("Batch 0 |step", 0, 100).range("Backward |bwd", 10, 60)
-    rows.range("Collective all_reduce@default_pg:2 |coll", 40, 70)
-    assert _shares(rows) == {"collectives": 30, "host": 30, "idle": 40}
+    rows.range("Collective all_reduce@default_pg:2 |coll", 40, 60)
+    assert _shares(rows) == {"collectives": 20, "backward": 30, "outside_ranges": 50}
+    rows.range("fc Linear |fwd", 45, 52, thread=1)  # communication behind it is hidden
+    assert _shares(rows) == {"collectives": 13, "backward": 30, "forward": 7, "outside_ranges": 50}
+
+
+def test_the_parts_of_a_step_on_a_cpu() -> None:
+    """Ranges and operations belong to the phase around them, waits inside a phase to none of it."""
+    rows = Rows().range("Data |data", 0, 10).range("Batch 0 |step", 10, 200)
+    rows.range("Forward Net |fwd", 20, 80).range("fc Linear |fwd", 25, 50).range("aten::mm", 30, 40)
+    rows.range("Data |data", 60, 65).range("metrics", 80, 90).range("Backward |bwd", 90, 150)
+    rows.range("fc Linear |re", 95, 110).range("fc Linear |bwd", 85, 140, thread=1).range("c10d::allreduce_", 120, 130)
+    rows.range("Optimizer SGD |opt", 150, 160).range("aten::add_", 152, 155)
+    assert _shares(rows) == {
+        "forward": 55, "backward": 65, "optimizer": 10, "data": 15, "other_ranges": 5, "outside_ranges": 50,
+    }  # fmt: skip
+    layers = layers_of_parts(attribute(rows.build()), parts_of(attribute(rows.build())))
+    assert layers.rows() == [
+        ("backward", "fc", "Linear", 55), ("forward", "", "Net", 30), ("forward", "fc", "Linear", 25),
+        ("backward", "", "", 10), ("optimizer", "", "SGD", 10),
+    ]  # fmt: skip
 
 
 def test_without_steps_the_time_is_that_of_kernels() -> None:
@@ -101,6 +122,51 @@ def test_without_host_times_only_devices_count() -> None:
     """Where the host knows only an order of things, the time is that from the first to the last piece of work."""
     table = step_time(attribute(ordered_only())).filter(pl.col("ns") > 0)
     assert table.select("share", "ns").rows() == [("kernels", 40)]
+
+
+def _nested(chance: random.Random, rows: Rows, thread: int, start: int, end: int, depth: int = 0) -> None:
+    """Add ranges of any phase, nested to a depth of 4."""
+    at = start
+    while at < end and depth < 4:
+        begin = at + chance.randrange(6)
+        at = begin + chance.randrange(1, 25)
+        if at <= end:
+            text = chance.choice(list(PHASES))
+            rows.range(text, begin, at, thread=thread)
+            _nested(chance, rows, thread, begin, at, depth + 1)
+
+
+PHASES = {
+    "a Linear |fwd": "forward", "a Linear |bwd": "backward", "b Linear |re": "backward",
+    "Optimizer SGD |opt": "optimizer", "Data |data": "data", "Collective all_reduce |coll": "collectives",
+    "gloo:all_reduce": "collectives", "aten::mm": "", "metrics": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", every_third(range(30)))
+def test_parts_against_a_count_of_every_nanosecond(seed: int) -> None:
+    """On a CPU, with nested ranges on several threads, parts and their layers are those of each nanosecond."""
+    chance, rows = random.Random(seed), Rows().range("Batch 0 |step", 0, 200)
+    for thread in (1, 2, 3)[: chance.randrange(1, 4)]:
+        _nested(chance, rows, thread, 0, 200)
+    expected: Counter[str] = Counter()
+    for at in range(200):
+        going_on, computed = set(), set()
+        for thread in (11, 12, 13):
+            open_ = [row for row in rows.ranges if row["thread"] == thread and row["start"] <= at < row["end"]]
+            phases = [PHASES[row["text"]] for row in open_]
+            going_on |= {phase or "other_ranges" for phase in phases} - set(COMPUTED)
+            computed |= set([phase for phase in phases if phase][-1:]) & set(COMPUTED)
+        expected[next((part for part in PARTS if part in going_on | computed), "outside_ranges")] += 1
+    one = attribute(rows.build())
+    found = {share: ns for share, ns in step_time(one).select("share", "ns").iter_rows() if ns}
+    layers = layers_of_parts(one, parts_of(one)).group_by("part").agg(pl.col("ns").sum())
+    assert dict(layers.iter_rows()) == {part: ns for part, ns in found.items() if part in COMPUTED}
+    computed_ns = {part: ns for part, ns in expected.items() if part in COMPUTED}
+    assert {part: ns for part, ns in found.items() if part in COMPUTED} == computed_ns
+    assert sum(found.values()) == 200
+    for part in ("collectives", "data"):
+        assert found.get(part, 0) == expected[part]
 
 
 def _random(chance: random.Random) -> Rows:
@@ -136,6 +202,7 @@ def _reference(rows: Rows) -> Counter[tuple[int | None, str]]:
         for which in ("step", "data")
     }
     other = [(row["start"], row["end"]) for row in mine if not row["text"].endswith(("|step", "|data"))]
+    forward = [(row["start"], row["end"]) for row in mine if row["text"].endswith("|fwd")]
     steps = sorted(spans["step"])
     later = sorted(end - start for start, end in steps[len(steps) // 2 :])
     quick = [start for start, end in steps if end - start <= 1.5 * later[len(later) // 2]]
@@ -150,6 +217,7 @@ def _reference(rows: Rows) -> Counter[tuple[int | None, str]]:
     work = [(row, KINDS[row.get("name", "copy")]) for row in [*rows.kernels, *rows.copies] if row["process"] == 1]
     launched = {row["correlation"]: row["start"] for row in rows.launches}
     found: Counter[tuple[int | None, str]] = Counter()
+    work_of_process = bool(work)
     for device in sorted({row["device"] for row, _ in work}) or [None]:
         here = [(row, kind) for row, kind in work if row["device"] == device]
         for at in range(200):
@@ -158,7 +226,11 @@ def _reference(rows: Rows) -> Counter[tuple[int | None, str]]:
             busy = {kind for row, kind in here if row["start"] <= at < row["end"]}
             pending = any(launched.get(row["correlation"], at + 1) <= at < row["start"] for row, _ in here)
             true = {"launch": pending, "data": within(at, spans["data"]), "host": within(at, other)}
-            first = next((share for share in SHARES if share in busy or true.get(share)), "idle")
+            if work_of_process:
+                first = next((share for share in SHARES if share in busy or true.get(share)), "idle")
+            else:
+                true |= {"forward": within(at, forward), "other_ranges": true["host"]}
+                first = next((part for part in PARTS if true.get(part)), "outside_ranges")
             found[device, first] += 1
     return found
 
@@ -170,7 +242,9 @@ def test_against_a_count_of_every_nanosecond(seed: int) -> None:
     table = step_time(attribute(rows.build()))
     found = {(device, share): ns for device, share, ns in table.select("device", "share", "ns").iter_rows() if ns}
     assert found == dict(_reference(rows))
-    assert table["share"].unique(maintain_order=True).to_list() == list(SHARES)
+    assert table["share"].unique(maintain_order=True).to_list() == list(
+        SHARES if rows.kernels or rows.copies else PARTS
+    )
     assert (table.group_by("device").agg(pl.col("ns").sum() - pl.col("wall_ns").first())["ns"] == 0).all()
 
 

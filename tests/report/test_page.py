@@ -111,11 +111,11 @@ def test_damaged_data_is_said(page: Page, tmp_path: Path, trained: Path) -> None
     [
         (lambda: Profile.build({}), {
             "summary": "The profile is empty", "layers": "No layers were recorded. Use emit_ranges",
-            "kernels": "No GPU activity",
+            "kernels": "The profile is empty",
             "steps": "No steps", "timeline": "Nothing to show", "roofline": "The work of the layers is unknown",
         }),
         (lambda: Rows().range("fc Linear [4,8]f32 |fwd", 0, 900).build(), {
-            "summary": "All times are host times", "layers": "Host time in µs, 1 line", "kernels": "No GPU activity",
+            "summary": "forward fc Linear", "layers": "Host time in µs, 1 line", "kernels": "Layers in the parts",
             "timeline": "1 event in 1 lane",
         }),
         (lambda: Rows().kernel(None, (10, 90)).build(), {
@@ -128,8 +128,9 @@ def test_damaged_data_is_said(page: Page, tmp_path: Path, trained: Path) -> None
     ids=["empty", "cpu", "no layers", "no host times"],
 )  # fmt: skip
 def test_profiles_that_lack_something(fresh: Page, tmp_path: Path, profile: Any, said: dict[str, str]) -> None:
-    """Each view says what there is not, and how to have it."""
+    """Each view says what there is not, and how to have it. Kernels have a view in a profile with GPU activity."""
     fresh.open(page_of(profile(), tmp_path))
+    assert ("Kernels" in fresh.text("nav")) == (profile().kernels.height > 0)
     for view in VIEWS:
         fresh.go(view)
         assert said.get(view, "") in fresh.text("main")

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import polars as pl
 
 from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.idle import idle_calls, idle_time
 from annot.analyze.kernel_kinds import MATRIX, with_classes
@@ -20,7 +21,7 @@ from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.attribution.steps import of_main_kind
-from annot.labels.tag import Tag, parse
+from annot.labels.tag import WORKER, Tag, parse
 
 __all__ = ["Advice", "Facts", "Rule"]
 
@@ -91,8 +92,26 @@ class Facts:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Fraction of step time (0 to 1) of each of `annot.analyze.step_time.SHARES`."""
+        """Fraction of step time (0 to 1) of each share of `annot.analyze.step_time.step_time`."""
         return _of_wall(self.step_time, "share")
+
+    @cached_property
+    def cpu_layers(self) -> pl.DataFrame:
+        """The table of `annot.analyze.cpu_parts.layers_of_parts`."""
+        return layers_of_parts(self.attribution, self.parts)
+
+    @cached_property
+    def cpu(self) -> dict[str, int | str]:
+        """Threads, cores, ranks and backend (see `annot.labels.marks`) of the process that trains; empty: unknown."""
+        trains = set(self.parts.windows["process"])
+        processes = self.attribution.meta.get("processes") or ()
+        return next((one["cpu"] for one in processes if "cpu" in one and one["process"] in trains), {})
+
+    @cached_property
+    def workers(self) -> int:
+        """Number of worker processes of DataLoaders."""
+        labels = self.attribution.forest.labels.filter((pl.col("phase") == "data") & (pl.col("module") == WORKER))
+        return labels["number"].n_unique()
 
     @cached_property
     def idle(self) -> dict[str, float]:

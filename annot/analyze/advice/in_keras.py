@@ -23,6 +23,8 @@ _CODE: Final = {
     "fusion": _XLA,
     "short_kernels": _XLA,
     "optimizer": _XLA,
+    "small_layers": _XLA,
+    "double_precision": 'keras.config.set_floatx("float32")',
 }
 _ACTIONS: Final = {
     "data_loading": "Load data in parallel and prefetch it before the step needs it.",

@@ -6,6 +6,7 @@ from typing import Final
 
 import polars as pl
 
+from annot.analyze.advice import cpu
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.step_parts import WORK
@@ -21,6 +22,8 @@ _SHORT_NS = 10_000
 
 def data_loading(facts: Facts) -> Advice | None:
     """Steps in which devices, or the process if it uses none, wait for data."""
+    if not facts.on_device:
+        return cpu.data_loading(facts)
     share = facts.shares["data"]
     if share < 0.1:
         return None
@@ -156,7 +159,7 @@ def stragglers(facts: Facts) -> Advice | None:
     busy = facts.step_time.filter(pl.col("share").is_in(WORK)).group_by("process", "device")
     rows = busy.agg(pl.col("ns").sum().alias("busy_ns"), pl.col("wall_ns").first()).filter(pl.col("busy_ns") > 0)
     times = rows["busy_ns"].sort().to_list()
-    if len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
+    if not facts.on_device or len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
     process, device, longest, wall = rows.sort("busy_ns", descending=True).row(0)
     return Advice(
@@ -171,14 +174,16 @@ def stragglers(facts: Facts) -> Advice | None:
 
 def collectives(facts: Facts) -> Advice | None:
     """Exposed communication: ranks exchange data or wait for the slowest rank."""
+    if not facts.on_device:
+        return cpu.waiting_for_ranks(facts)
     share = facts.shares["collectives"]
     if share < 0.05:
         return None
-    where = "in collectives while no other kernel runs" if facts.on_device else "in collectives"
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and overlap communication with the backward pass.",
-        f"{share:.0%} of step time is spent {where}, including the wait for the slowest rank",
+        f"{share:.0%} of step time is spent in collectives while no other kernel runs, including the wait for the "
+        "slowest rank",
         "annot report 'run_rank*.sqlite'\n"
         "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
         share,

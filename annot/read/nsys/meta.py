@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.labels.marks import MEMORY, SCOPE, parse_rank
+from annot.labels.marks import CPU, MEMORY, SCOPE, parse_cpu, parse_rank
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
 from annot.read.notes import sentences
 from annot.read.nsys.schema import Tables
 
-__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_ranks"]
+__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_ranks"]
 
 _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
@@ -53,15 +53,25 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
 
     If all ranks are equal, the profile itself gets them too.
     """
-    if not ranks:
-        return meta
-    processes = {process["process"]: process for process in meta.get("processes", ())}
-    for process, (rank, world_size) in ranks.items():
-        known = processes.get(process) or _named(process, {})
-        processes[process] = known | {"rank": rank, "world_size": world_size}
-    facts = meta | {"processes": [processes[process] for process in sorted(processes)]}
+    facts = _with_facts(
+        meta, {key: dict(zip(("rank", "world_size"), rank, strict=True)) for key, rank in ranks.items()}
+    )
     different = set(ranks.values())
     return facts | (dict(zip(("rank", "world_size"), *different, strict=True)) if len(different) == 1 else {})
+
+
+def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) -> dict[str, Any]:
+    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_cpu` as ``cpu`` of processes."""
+    return _with_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
+
+
+def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    if not facts:
+        return meta
+    processes = {process["process"]: process for process in meta.get("processes", ())}
+    for process, more in facts.items():
+        processes[process] = (processes.get(process) or _named(process, {})) | more
+    return meta | {"processes": [processes[process] for process in sorted(processes)]}
 
 
 def notes_of_recorder(tables: Tables) -> list[str]:
@@ -106,6 +116,7 @@ class AnnotMarks:
 
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
+        self.cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
         self.notes: list[str] = []  # sentences for the report
         self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
         self.has_memory = False  # whether the marks include those of `annot.labels.marks`
@@ -124,3 +135,6 @@ class AnnotMarks:
         ranks = own.filter(text.str.starts_with("Rank ")).sort("start")
         known = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
         self.ranks |= {process: rank for process, rank in known if rank is not None}
+        cpus = own.filter(text.str.starts_with(CPU)).sort("start")
+        facts = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
+        self.cpus |= {process: fact for process, fact in facts if fact is not None}

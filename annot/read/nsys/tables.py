@@ -26,7 +26,7 @@ from annot.profile import (
 )
 from annot.read.notes import sentences
 from annot.read.nsys import nvtx_events
-from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_ranks
+from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_cpus, with_ranks
 from annot.read.nsys.schema import (
     ACTIVITY,
     Tables,
@@ -145,7 +145,8 @@ class Export:
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         meta |= {"scopes": self._annot_marks.scopes} if self._annot_marks.scopes else {}
-        return with_ranks(meta | ({"processes": known} if known else {}), self._annot_marks.ranks) | {"notes": notes}
+        meta = with_cpus(meta | ({"processes": known} if known else {}), self._annot_marks.cpus)
+        return with_ranks(meta, self._annot_marks.ranks) | {"notes": notes}
 
     def last_launch(self) -> int | None:
         """Return the end of the last API call in ns; see `annot.profile.Source`."""

@@ -13,7 +13,7 @@ from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
 from annot.analyze.run_summary import by_summary
-from annot.analyze.step_time import SHARES
+from annot.analyze.step_time import meanings
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.attribution import Attribution, by_kernel, by_step, summarize
@@ -130,7 +130,7 @@ def run_data(
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
         "rows": _columns(rows), "lines": _lines(rows),
-        "shares": SHARES, "peaks": None if peaks is None else peaks.as_meta(), **made,
+        "shares": meanings(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ function viewsOf(data) {
   return {
     summary: ['Summary', summaryView],
     layers: ['Layers', layersView],
-    kernels: ['Kernels', kernelsView],
+    ...(data.runs.some(run => run.kernels.total) ? {kernels: ['Kernels', kernelsView]} : {}),
     roofline: ['Roofline', rooflineView],
     steps: ['Steps', stepsView],
     timeline: ['Timeline', timelineView],

@@ -7,7 +7,7 @@ function summaryView(run) {
     perStep(run),
     cards(run, rows),
     shareOfSteps(run, rows),
-    h('div', {class: 'columns'}, topLayers(run), topKernels(run)),
+    h('div', {class: 'columns'}, topLayers(run), run.kernels.total ? topKernels(run) : layersOfParts(run)),
     advicePanel(run),
     notesPanel(run),
     aboutPanel(run),
@@ -163,7 +163,6 @@ function selfBars(run, line, longest) {
 
 function topKernels(run) {
   const rows = records(run.kernels).slice(0, 10);
-  if (!rows.length) return panel('Kernels', emptyText('No GPU activity was recorded. All times are host times.'));
   return panel(
     'Kernels with the most time',
     h(

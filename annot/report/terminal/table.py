@@ -82,9 +82,8 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
         return _advice_lines(rows.to_dicts()) if rows.height else [Text(view.empty, style="dim")]
-    if rows.is_empty():
-        empty = "No GPU activity was recorded." if view.group == "tensor" and not report.meta["kernels"] else view.empty
-        return [Text(heading, style="bold"), Text(empty, style="dim")]
+    if report.nothing:
+        return [Text(heading, style="bold"), Text(report.nothing, style="dim")]
     if view.layout == "tree":
         return _tree(report, width)
     single = view.group == "each"

@@ -1,0 +1,250 @@
+"""Advice rules for processes without a GPU: threads, ranks, small layers, precision, code outside the phases."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.bottlenecks import step_batches
+from annot.analyze.collectives import collectives_of
+from annot.analyze.cpu_parts import COMPUTED
+from annot.analyze.work import by_layer_with_work
+from annot.labels.tag import parse
+
+__all__ = ["RULES", "data_loading", "waiting_for_ranks"]
+
+_SHORT_NS: Final = 30_000
+"""A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
+_WITH_FUSED: Final = {"Adam": 0.1, "AdamW": 0.1, "SGD": 0.3}
+"""Optimizers with a fused step on CPUs, and the least part of their time that it took in measurements: 0.1 to 0.2 of
+Adam and AdamW, 0.3 (small parameters) to 0.9 of SGD (PyTorch 2.13, 2 cores)."""
+_LAYERS: Final = ("forward", "backward", "recompute")
+
+
+def threads(facts: Facts) -> Advice | None:
+    """Fewer threads than cores, or ranks whose threads compete for cores."""
+    cpu, computing = facts.cpu, _computing(facts)
+    if computing < 0.2 or not {"threads", "cores"} <= cpu.keys():
+        return None
+    count, cores, ranks = (int(cpu.get(name, 1)) for name in ("threads", "cores", "ranks"))
+    each = max(1, cores // ranks)
+    if count * ranks <= cores and count >= each:
+        return None
+    of_rank = f" in each of {ranks} ranks" if ranks > 1 else ""
+    busy = f"and {computing:.0%} of step time computes forward, backward and optimizer"
+    if count < each:
+        return Advice(
+            "threads",
+            "Compute with all cores.",
+            f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
+            f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
+            computing * (1 - count / each),
+        )
+    return Advice(
+        "threads",
+        "Give each thread its own core.",
+        f"PyTorch computes with {_counted(count, 'thread')}{of_rank} on {_counted(cores, 'core')}, {busy}",
+        f"torch.set_num_threads({each})      # or OMP_NUM_THREADS={each}",
+        computing + facts.shares["collectives"],
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _computing(facts: Facts) -> float:
+    """Share of step time in which the process computes a phase; 0 on a GPU."""
+    return 0.0 if facts.on_device else sum(facts.shares[part] for part in COMPUTED)
+
+
+def small_layers(facts: Facts) -> Advice | None:
+    """Calls of layers that are too short to be worth their overhead."""
+    named = (pl.col("layer") != "") | (pl.col("module") != "")
+    rows = facts.layers.filter(named & pl.col("phase").is_in(_LAYERS), pl.col("calls") > 0, pl.col("host_self_ns") > 0)
+    short = rows.filter(pl.col("host_self_ns") < _SHORT_NS * pl.col("calls"))
+    whole = int(rows["host_self_ns"].sum())
+    share = _computing(facts) * int(short["host_self_ns"].sum()) / whole if whole else 0.0
+    calls = int(short["calls"].sum())
+    each = calls / max(facts.all_steps.height, 1)
+    if share < 0.2 or each < 10:
+        return None
+    names = short.filter(pl.col("layer") != "").sort("host_self_ns", descending=True)["layer"]
+    sizes = [size for _, size in step_batches(facts.attribution)]
+    size = max(set(sizes), key=sizes.count) if sizes else None
+    batch = "" if size is None else f"\nDataLoader(dataset, batch_size={2 * size})      # {size} now"
+    return Advice(
+        "small_layers",
+        "Give each call more work: fuse small layers, or use larger batches.",
+        f"{share:.0%} of step time is spent in {each:,.0f} calls of layers per step that take "
+        f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs each, which is mostly Python and dispatch",
+        f"model = torch.compile(model){batch}",
+        share, names.unique(maintain_order=True).head(5).to_list(),
+    )  # fmt: skip
+
+
+def double_precision(facts: Facts) -> Advice | None:
+    """Layers that compute in 64 bits."""
+    double = [layer for layer, tags in facts.tags.items() if all(one.tensors[0].dtype == "f64" for one in tags)]
+    share = _share_of_layers(facts, double)
+    if share < 0.1:
+        return None
+    return Advice(
+        "double_precision",
+        "Compute in float32.",
+        f"{share:.0%} of step time is spent in layers whose inputs are float64, which has half the throughput",
+        "model = model.float()\nx = x.float()",
+        share / 2, double[:5],
+    )  # fmt: skip
+
+
+def _share_of_layers(facts: Facts, layers: list[str]) -> float:
+    """Share of step time of layers, without those inside them; 0 on a GPU."""
+    if facts.on_device or not layers or not facts.wall_ns:
+        return 0.0
+    times = facts.cpu_layers.filter(pl.col("part") != "optimizer", pl.col("layer").is_in(layers))
+    return float(times["ns"].sum() / facts.wall_ns)
+
+
+def fusion(facts: Facts) -> Advice | None:
+    """Layers that move more bytes than they compute FLOPs, and whose calls are long enough to be worth it."""
+    if facts.on_device:
+        return None
+    work = by_layer_with_work(facts.attribution)
+    low = (pl.col("flops") > 0) & (pl.col("flops") < pl.col("bytes"))
+    long = pl.col("host_self_ns") >= _SHORT_NS * pl.col("calls")
+    rows = work.filter((pl.col("phase") == "forward") & (pl.col("module") != "") & low & long)
+    layers = rows.sort("host_self_ns", "layer", descending=[True, False])["layer"].to_list()
+    share = _share_of_layers(facts, layers)
+    if share < 0.1:
+        return None
+    modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
+    return Advice(
+        "fusion",
+        "Fuse memory-bound layers: compile the model.",
+        f"{share:.0%} of step time is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
+        f"({', '.join(modules['module'].head(4))})",
+        "model = torch.compile(model)",
+        share, layers[:5],
+    )  # fmt: skip
+
+
+def optimizer(facts: Facts) -> Advice | None:
+    """An optimizer that updates parameters in several passes, where PyTorch has a fused one."""
+    # Recordings without the mark about threads are too old to say whether a step is fused.
+    if facts.on_device or not facts.cpu or facts.shares["optimizer"] < 0.03:
+        return None
+    texts = facts.attribution.forest.labels.filter(pl.col("phase") == "optimizer")["text"]
+    steps = [one for one in map(parse, texts) if one is not None and one.module in _WITH_FUSED and not one.layer]
+    slow = {one.module: dict(one.arguments).get("params") for one in steps if "fused" not in dict(one.arguments)}
+    rows = facts.cpu_layers.filter(
+        pl.col("part") == "optimizer", pl.col("layer") == "", pl.col("module").is_in(list(slow))
+    )
+    share = float(rows["ns"].sum() / facts.wall_ns) if facts.wall_ns else 0.0
+    if share < 0.03:
+        return None
+    name = rows["module"][0]
+    found = slow[name]
+    params = sum(one for one in (found if isinstance(found, tuple) else (found,)) if isinstance(one, int))
+    of = f" of {params:,} parameters" if params else ""
+    return Advice(
+        "optimizer",
+        "Use the fused optimizer, which updates a parameter in one pass over memory.",
+        f"{share:.0%} of step time is spent in steps of {name}{of} without fused=True",
+        f"torch.optim.{name}(model.parameters(), ..., fused=True)",
+        share * (1 - _WITH_FUSED[name]),
+    )
+
+
+def outside_phases(facts: Facts) -> Advice | None:
+    """Time of the steps outside forward, backward, optimizer, communication and data loading."""
+    inside, outside = facts.shares["other_ranges"], facts.shares["outside_ranges"]
+    if _computing(facts) == 0 or inside + outside < 0.2:
+        return None
+    found = [
+        f"{share:.0%} {where}" for share, where in ((inside, "in other ranges"), (outside, "outside any range"))
+        if share >= 0.005
+    ]  # fmt: skip
+    return Advice(
+        "outside_phases",
+        "Find out what the loop does between forward, backward, optimizer and data loading.",
+        f"{inside + outside:.0%} of step time lies outside these phases: {', '.join(found)}",
+        'with annot.trace("metrics"):      # around each part of the loop\n    ...',
+        inside + outside,
+    )
+
+
+def data_loading(facts: Facts) -> Advice | None:
+    """Steps in which the process waits for data."""
+    share = facts.shares["data"]
+    if share < 0.1:
+        return None
+    steps = max(facts.steps.height, 1)
+    wait, rest = (part * facts.wall_ns / steps / 1e6 for part in (share, 1 - share))
+    workers, most = facts.workers, int(facts.cpu.get("cores", 8))
+    needed = (workers + 1) + math.floor(share / max(1 - share, 0.01))  # at the speed of one more fetch per step
+    by = f"{_counted(workers, 'worker')} of the DataLoader" if workers else "the process itself"
+    return Advice(
+        "data_loading",
+        "Load data in more worker processes."
+        if workers
+        else "Load data in worker processes, before the step needs it.",
+        f"{share:.0%} of step time is spent waiting for data, {wait:,.1f} ms in each of {facts.steps.height:,} steps, "
+        f"while the rest takes {rest:,.1f} ms; {by} fetches it",
+        f"DataLoader(dataset, num_workers={min(needed, most)}, persistent_workers=True)",
+        share,
+    )
+
+
+def waiting_for_ranks(facts: Facts) -> Advice | None:
+    """Communication between ranks on CPUs while no phase computes."""
+    share = facts.shares["collectives"]
+    if share < 0.05:
+        return None
+    found = collectives_of(facts.attribution)
+    waits = found.exposed.join(
+        found.table.with_row_index("row").select(pl.col("row").cast(pl.Int64), "operation"), "row"
+    )
+    waits = waits.with_columns(pl.col("operation").str.strip_suffix(".wait"))
+    longest = waits.group_by("operation").agg(pl.col("ns").sum()).sort("ns", "operation", descending=[True, False])
+    name = " ".join(filter(None, (str(facts.cpu.get("backend", "")), longest["operation"][0])))
+    in_backward = int(waits.filter(pl.col("phase") == "backward")["ns"].sum())
+    backward = in_backward + facts.shares["backward"] * facts.wall_ns
+    of_it = f", {in_backward / backward:.0%} of the backward pass" if in_backward else ""
+    return Advice(
+        "collectives",
+        "Find the rank that the others wait for, and communicate less often.",
+        f"{share:.0%} of step time is spent waiting for ranks in {name}{of_it}",
+        "annot report 'run_rank*.sqlite' --columns communication      # which rank is late\n"
+        "with model.no_sync():      # accumulate the gradients of several batches",
+        share,
+    )
+
+
+def stragglers(facts: Facts) -> Advice | None:
+    """A process that computes for much longer than the others of the run."""
+    of_cpu = facts.step_time.filter(pl.col("share").is_in(COMPUTED))
+    times = of_cpu.group_by("process").agg(pl.col("ns").sum(), pl.col("wall_ns").first()).sort("ns", "process")
+    lengths = times["ns"].to_list()
+    if facts.on_device or len(lengths) < 2 or lengths[-1] < 1.2 * (median := lengths[(len(lengths) - 1) // 2]):
+        return None
+    process, longest, wall = times.row(-1)
+    steps = 1e6 * max(facts.steps.height / len(lengths), 1)
+    ranks = {one["process"]: one.get("rank") for one in facts.attribution.meta.get("processes") or ()}
+    who = f"process {process}" if ranks.get(process) is None else f"rank {ranks[process]}"
+    return Advice(
+        "stragglers",
+        "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",
+        f"{who} computes for {longest / steps:,.1f} ms in each step, the median of {len(lengths)} processes for "
+        f"{median / steps:,.1f} ms",
+        f"annot report {facts.source} --by-process",
+        (longest - median) / wall,
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    threads, small_layers, fusion, double_precision, optimizer, outside_phases, stragglers,
+)  # fmt: skip

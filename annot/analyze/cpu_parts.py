@@ -1,0 +1,156 @@
+"""Parts of the steps of a process without a GPU: the phases that its threads compute, and the layers in them.
+
+A phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward belongs to the
+data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the phase around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.overlap import exclusive, merged, without
+from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, Parts, intervals_of
+from annot.attribution.attribute import Attribution
+from annot.attribution.column_ops import NONE
+from annot.attribution.host_times import known
+from annot.attribution.range_trees import Forest
+from annot.util.weak_keys import once_for_each
+
+__all__ = ["COMPUTED", "OTHER", "OUTSIDE", "PARTS", "going_on_without_gpu", "layers_of_parts", "phase_times"]
+
+OTHER: Final = "other_ranges"
+OUTSIDE: Final = "outside_ranges"
+PARTS: Final = {
+    "forward": "a thread computes the forward pass",
+    "backward": "a thread computes the backward pass, and forwards that checkpointing runs again",
+    "optimizer": "a thread updates parameters or zeroes gradients",
+    "collectives": "the process waits in collectives and computes no phase (exposed communication)",
+    "data": "a thread waits for data",
+    OTHER: "the process is inside other ranges, such as those of @trace or the operations of a loss",
+    OUTSIDE: "the process is outside any range",
+}
+"""Parts of a step on a CPU in order of precedence, and what a thread of the process does meanwhile."""
+
+COMPUTED: Final = ("forward", "backward", "optimizer")
+"""Parts that compute. Communication behind them is hidden."""
+
+_PHASES: Final = {"forward": 0, "backward": 1, "recompute": 1, "optimizer": 2, "data": 3, "collective": 3}
+_REST: Final = 3
+"""Code of the ranges in which a thread waits, and of those outside the phases."""
+_SEGMENTS: Final = {"process": pl.Int64, "start": pl.Int64, "end": pl.Int64, "part": pl.Int8, "node": pl.Int32}
+_LAYERS: Final = {"part": pl.String, "layer": pl.String, "module": pl.String, "ns": pl.Int64}
+
+
+def going_on_without_gpu(attribution: Attribution, parts: Parts, process: int | None) -> dict[str, Intervals]:
+    """Return the intervals of each of `PARTS` of a process, except the last one."""
+    mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
+    computed, host = phase_times(attribution).filter(mine), parts.host
+    going_on: dict[str, Intervals] = {name: _of_part(computed, code) for code, name in enumerate(COMPUTED)}
+    for name, kind in (("collectives", "collectives"), ("data", "data"), (OTHER, "ranges")):
+        going_on[name] = _of_kind(host[kind], mine)
+    return going_on
+
+
+def _of_part(computed: pl.DataFrame, code: int) -> Intervals:
+    return lambda: intervals_of(computed.filter(pl.col("part") == code))
+
+
+def _of_kind(rows: pl.DataFrame, mine: pl.Expr) -> Intervals:
+    return lambda: rows.filter(mine)
+
+
+@once_for_each
+def phase_times(attribution: Attribution) -> pl.DataFrame:
+    """Return the times in which threads compute: process, start, end (ns), part (index in `COMPUTED`)."""
+    return _segments(attribution, by_node=False).drop("node")
+
+
+def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+    """Return the time of each layer in the parts of `COMPUTED`: part, layer, module, ns, the longest first.
+
+    Only processes without GPU activities count. The times of a part add up to its share of
+    `annot.analyze.step_time.step_time`. Where layers of several threads overlap, the time counts to the part that
+    comes first in `PARTS`, then to the layer that starts first.
+    """
+    segments = _segments(attribution, by_node=True)
+    found = [pl.DataFrame(schema=_LAYERS)]
+    layers = attribution.forest.layers_of_nodes()
+    for (process, device), times in parts.windows.partition_by("process", "device", as_dict=True).items():
+        if parts.of_device((process, device)).is_empty():
+            mine = segments.filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64)))
+            found += _layers(mine, merged(intervals_of(times)), layers)
+    sums = pl.concat(found).group_by("part", "layer", "module").agg(pl.col("ns").sum())
+    return sums.filter(pl.col("ns") > 0).sort("ns", "part", "layer", "module", descending=[True, False, False, False])
+
+
+def _layers(segments: pl.DataFrame, free: pl.DataFrame, layers: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    for code, part in enumerate(COMPUTED):
+        rows = segments.filter(pl.col("part") == code)
+        shares = exclusive(rows, free).select("node", ns="wall_ns")
+        known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
+        of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
+        yield of_nodes.with_columns(shares["ns"], part=pl.lit(part)).select(list(_LAYERS))
+        free = without(free, merged(rows))
+
+
+def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
+    """The times in which a phase of `COMPUTED` is the innermost on a thread, split by layer if `by_node`."""
+    forest = attribution.whole
+    if not known(attribution.meta):
+        return pl.DataFrame(schema=_SEGMENTS)
+    tree = forest.tree.select("thread", "start", "end", "parent", part=_parts(forest), node="path")
+    parent = tree.select(pl.when(pl.col("parent") >= 0).then("parent")).to_series()
+    outer = tree.select(
+        outer=pl.col("part").gather(parent).fill_null(_REST), outer_node=pl.col("node").gather(parent).fill_null(NONE)
+    )
+    tree = tree.hstack(outer)
+    changes = pl.col("part") != pl.col("outer")
+    if by_node:
+        changes |= pl.col("node") != pl.col("outer_node")
+    count = forest.thread_range_count
+    found = [_innermost(tree.head(count).filter(changes)), tree.slice(count).filter(changes), _crossing(forest)]
+    rows = pl.concat([one.select("thread", "start", "end", "part", "node") for one in found])
+    process = forest.threads.table["process"].gather(rows["thread"])
+    rows = rows.with_columns(process).filter(pl.col("part") != _REST, pl.col("end") > pl.col("start"))
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in _SEGMENTS.items())
+
+
+def _parts(forest: Forest) -> pl.Series:
+    """The part (index in `COMPUTED`, or `_REST`) of each range of the tree: its own, or that of the range around it."""
+    part = _own_part(forest).gather(forest.tree["label"]).alias("part")
+    above = forest.tree["parent"]
+    while True:  # each round doubles the distance to the range above
+        open_ = part.is_null() & (above >= 0)
+        if not open_.any():
+            return part.fill_null(_REST)
+        at = above.to_frame("at").select(pl.when(pl.col("at") >= 0).then("at")).to_series()
+        part = part.zip_with(part.is_not_null(), part.gather(at))
+        above = above.gather(at).fill_null(NONE)
+
+
+def _own_part(forest: Forest) -> pl.Series:
+    """The part of each label; null: that of the range around it."""
+    phase = pl.col("phase").replace_strict(_PHASES, default=None, return_dtype=pl.Int8)
+    named = pl.when(pl.col("text").str.contains(COLLECTIVE_NAME)).then(pl.lit(_REST, pl.Int8))
+    return forest.labels.select(part=pl.coalesce(named, phase)).to_series()
+
+
+def _innermost(changes: pl.DataFrame) -> pl.DataFrame:
+    """Cut nested ranges of threads into the times in which each is the innermost: thread, start, end, part, node."""
+    rows = changes.filter(pl.col("end") > pl.col("start")).with_columns(row=pl.int_range(pl.len()))
+    starts = rows.select("thread", pl.lit(1).alias("opens"), "row", "part", "node", time="start")
+    ends = rows.select(
+        "thread", pl.lit(0).alias("opens"), -pl.col("row"), part="outer", node="outer_node", time="end"
+    ).select(starts.columns)
+    # At the same time, inner ranges end before outer ones, and then outer ranges start before inner ones.
+    events = pl.concat([starts, ends]).sort("thread", "time", "opens", "row")
+    following = pl.col("time").shift(-1).over("thread")
+    return events.select("thread", "part", "node", start="time", end=following).drop_nulls("end")
+
+
+def _crossing(forest: Forest) -> pl.DataFrame:
+    part = _own_part(forest).gather(forest.crossing["label"]).fill_null(_REST).alias("part")
+    return forest.crossing.select("thread", "start", "end", part, node=pl.lit(NONE, pl.Int32))

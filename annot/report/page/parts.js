@@ -1,0 +1,34 @@
+// The layers in the parts of the step of a profile without GPU activity.
+
+// The forward, backward and optimizer of the steps by layer, the longest first. The others of each part come last.
+function layersOfParts(run) {
+  const rows = records(run.summary).filter(row => row.section === 'parts');
+  if (!rows.length) return null;
+  const single = row => row.count === null;
+  const shown = [...sorted(rows.filter(single), row => row.ns, true), ...rows.filter(row => !single(row))];
+  const steps = run.meta.per_step || 1;
+  const longest = Math.max(...rows.map(row => row.ns));
+  return panel(
+    'Layers in the parts of the step',
+    h(
+      'ol',
+      {class: 'top'},
+      shown.map(row =>
+        h(
+          'li',
+          {},
+          h('span', {class: `key part-${row.item}`}, row.item),
+          ' ',
+          name(row.text),
+          h('span', {class: 'value'}, `${duration(row.ns / steps)} · ${percent(row.share)}`),
+          h(
+            'div',
+            {class: 'bar', 'aria-hidden': 'true'},
+            withWidth(h('span', {class: `part-${row.item}`}), (100 * row.ns) / longest),
+          ),
+        ),
+      ),
+    ),
+    h('p', {class: 'hint'}, 'Shares of the time of the steps. Those of a part add up to its share above.'),
+  );
+}

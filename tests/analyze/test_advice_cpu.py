@@ -1,0 +1,109 @@
+"""Advice for processes without a GPU: each rule has a profile where it speaks, and one just below its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from step_rows import Rows
+
+from annot.analyze.advice import Advice, advise, cpu
+from annot.attribution import attribute
+from annot.profile import Profile
+
+CPU = {"threads": 2, "cores": 2}
+WAIT = "Collective all_reduce.wait@default_pg:2 |coll"
+
+
+def _profile(
+    forward: int = 500_000, *, text: str = "fc Linear [64,1024]f32 out=64 |fwd", calls: int = 1, data: int = 0,
+    wait: int = 0, rest: int = 0, adam: int = 0, fused: bool = False, cpu: dict[str, Any] | None = None, slow: int = 1,
+) -> Profile:  # fmt: skip
+    """Four steps of each of two processes, of which the second computes `slow` times as long. Times are in ns."""
+    rows = Rows()
+    for process in (1, 2):
+        at = 0
+        for step in range(4):
+            rows.range("Data |data", at, at + data, process)
+            begin, at = at + data, at + data
+            for _ in range(calls):
+                rows.range(text, at, at + forward // calls * (slow if process == 2 else 1), process)
+                at = rows.ranges[-1]["end"]
+            rows.range("Backward |bwd", at, at + 1000 + wait, process).range(WAIT, at + 1000, at + 1000 + wait, process)
+            at += 1000 + wait
+            name = f"Optimizer Adam params=1000{' fused=True' if fused else ''} |opt"
+            rows.range(name, at, at + adam, process)
+            at += adam + rest
+            rows.range(f"Batch {step} |step", begin, at, process)
+    facts = CPU if cpu is None else cpu
+    return rows.build(processes=[{"process": number, "pid": number, "name": "", "cpu": facts} for number in (1, 2)])
+
+
+def _said(profile: Profile) -> dict[str, Advice]:
+    return {advice.rule: advice for advice in advise(attribute(profile))}
+
+
+CASES: dict[str, tuple[Callable[[], Profile], Callable[[], Profile]]] = {
+    "threads": (lambda: _profile(cpu={"threads": 1, "cores": 4}), lambda: _profile(cpu={"threads": 4, "cores": 4})),
+    "small_layers": (lambda: _profile(300_000, calls=20), lambda: _profile(800_000, calls=20)),
+    "fusion": (
+        lambda: _profile(text="act ReLU [64,1024]f32 |fwd"), lambda: _profile(90_000, text="act ReLU [64,1024]f32 |fwd",
+                                                                              rest=900_000),
+    ),
+    "double_precision": (
+        lambda: _profile(text="fc Linear [64,1024]f64 out=64 |fwd"),
+        lambda: _profile(90_000, text="fc Linear [64,1024]f64 out=64 |fwd", rest=900_000),
+    ),
+    "optimizer": (lambda: _profile(adam=100_000), lambda: _profile(adam=100_000, fused=True)),
+    "outside_phases": (lambda: _profile(rest=200_000), lambda: _profile(rest=100_000)),
+    "stragglers": (lambda: _profile(slow=2), lambda: _profile()),
+    "data_loading": (lambda: _profile(data=100_000), lambda: _profile(data=40_000)),
+    "collectives": (lambda: _profile(wait=100_000), lambda: _profile(wait=20_000)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_rule_speaks_and_is_silent(rule: str) -> None:
+    """A rule speaks with numbers and something to try where its evidence is, and says nothing below the threshold."""
+    speaks, silent = (_said(build()) for build in CASES[rule])
+    assert rule in speaks
+    assert any(char.isdigit() for char in speaks[rule].evidence)
+    assert speaks[rule].code
+    assert 0 < speaks[rule].saves <= 1
+    assert rule not in silent
+
+
+def test_every_rule_has_a_case() -> None:
+    """No rule goes without a test."""
+    assert {rule.__name__ for rule in cpu.RULES} <= set(CASES)
+
+
+def test_evidence_has_the_numbers() -> None:
+    """The numbers are those of the profile."""
+    one = _said(_profile(499_000, wait=500_000, cpu=CPU | {"ranks": 2, "backend": "gloo"}))
+    assert one["collectives"].evidence == (
+        "50% of step time is spent waiting for ranks in gloo all_reduce, 100% of the backward pass"
+    )
+    assert one["threads"].evidence == (
+        "PyTorch computes with 2 threads in each of 2 ranks on 2 cores, and 50% of step time computes forward, "
+        "backward and optimizer"
+    )
+    assert "OMP_NUM_THREADS=1" in one["threads"].code
+    data = _said(_profile(499_000, data=1_500_000))["data_loading"]
+    assert data.evidence == (
+        "75% of step time is spent waiting for data, 1.5 ms in each of 8 steps, while the rest takes 0.5 ms; the "
+        "process itself fetches it"
+    )
+    assert "num_workers=2," in data.code
+    few = _said(_profile(cpu={"threads": 1, "cores": 4}))["threads"]
+    assert few.saves == pytest.approx(0.75)
+    small = _said(_profile(300_000, calls=20))["small_layers"]
+    assert "20 calls of layers per step that take 15 µs each" in small.evidence
+    assert "batch_size=128)      # 64 now" in small.code
+
+
+def test_a_waiting_process_is_no_straggler() -> None:
+    """Ranks are compared by the time in which they compute, which a wait is no part of."""
+    found = _said(_profile(499_000, slow=2, wait=100_000))["stragglers"]
+    assert found.evidence == "process 2 computes for 1.0 ms in each step, the median of 2 processes for 0.5 ms"
