@@ -25,11 +25,12 @@ _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""
 _IDLE: Final = {
     "data": "waiting for data",
-    "launch": "between launches",
-    "host": "while the CPU is inside ranges",
-    "idle": "while the CPU is outside any range",
+    "synchronisation": "because the CPU waits for it",
+    "launch": "waiting for launches",
+    "allocation": "while the CPU allocates its memory",
+    "python": "while the CPU runs other code",
 }
-"""What the idle shares of `annot.analyze.step_time.SHARES` say."""
+"""What each of `annot.analyze.idle.CAUSES` says."""
 _ON_CPU: Final = {
     "data": "waiting for data takes",
     "collectives": "communication takes",
@@ -85,7 +86,7 @@ def verdict(facts: Facts) -> str:
     if not facts.on_device:
         clauses = _on_cpu(table)
     else:
-        clauses = [_busy(rows), *_work(rows, facts)]
+        clauses = [_busy(rows, facts), *_work(rows, facts)]
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
 
@@ -102,8 +103,8 @@ def _subject(rows: _Rows, facts: Facts) -> str:
 
 
 def _device(rows: _Rows, facts: Facts) -> str:
-    """The devices that ran kernels or copies in the steps."""
-    count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
+    """The devices that ran kernels or copies in the steps, or without times in the run."""
+    count = rows["gpu", "busy"]["count"] if facts.wall_ns else facts.attribution.device_busy.height
     if not count:
         return "CPU"
     names = {str(device.get("name") or "") for device in facts.attribution.meta.get("devices") or ()}
@@ -113,15 +114,16 @@ def _device(rows: _Rows, facts: Facts) -> str:
     return f"{count} × {name}" if name else f"{count} GPUs"
 
 
-def _busy(rows: _Rows) -> str:
+def _busy(rows: _Rows, facts: Facts) -> str:
     """How much of the time devices are idle, and mostly why."""
-    gpu, verb = ("the GPU", "s") if rows["gpu", "busy"]["count"] == 1 else ("the GPUs", "")
-    busy = rows["gpu", "busy"]["share"]
-    if 1 - busy < _LEAST / 2:
-        return f"{gpu} {'is' if verb else 'are'} busy {busy:.0%}"
-    cause, most = max(((name, rows["time", name]["share"]) for name in _IDLE), key=lambda one: one[1])
-    why = f", mostly {_IDLE[cause]}" if most > (1 - busy) / 2 else ""
-    return f"{gpu} idle{verb} {1 - busy:.0%}{why}"
+    busy = rows["gpu", "busy"]
+    idle, several = 1 - busy["share"], busy["count"] > 1
+    gpu = "the GPUs" if several else "the GPU"
+    if idle < _LEAST / 2:
+        return f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"
+    cause = max(_IDLE, key=lambda name: facts.idle[name])
+    why = f", mostly {_IDLE[cause]}" if facts.idle[cause] > idle / 2 else ""
+    return f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"
 
 
 def _work(rows: _Rows, facts: Facts) -> list[str]:

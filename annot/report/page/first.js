@@ -52,14 +52,15 @@ function stepParts(run, rows) {
 }
 
 function wholeText(run, wall) {
-  const {meta} = run,
-    warmup = meta.step_ns?.warmup;
+  const {meta} = run;
   let of = run.time === 'gpu_ns' ? 'the time from the first to the last kernel' : 'the time of the run';
-  if (meta.step_kinds.length > 1) of = `the time of ${meta.step_kind} steps`;
-  else if (meta.steps) of = `the time of ${plural(meta.steps - (warmup ?? 0), 'step')}`;
-  const devices = wall.count > 1 ? `, added up over ${wall.count} devices` : '';
-  return `${duration(wall.ns)}, ${of}${warmup ? ' without warm-up' : ''}${devices}`;
+  if (meta.steps) of = `the time of the ${meta.step_kinds.length > 1 ? `${meta.step_kind} ` : ''}steps`;
+  const warmup = meta.step_ns?.warmup ? ' without warm-up' : '';
+  return `${duration(wall.ns)}, ${of}${warmup}${wall.count > 1 ? `, added up over ${wall.count} devices` : ''}`;
 }
+
+// What a name of a part does not say by itself.
+const REMARKS = {collectives: 'exposed', launch: 'next launch', host: 'CPU-bound', idle: 'CPU outside ranges'};
 
 function partWords(key) {
   return key.replaceAll('_', ' ');
@@ -121,6 +122,7 @@ function partsLegend(heading_, parts) {
           {title: one.meaning},
           svg('svg', {class: 'parts', width: 14, height: 14, 'aria-hidden': 'true'}, partRects(one.key, 0, 14, 14)),
           h('span', {}, partWords(one.key)),
+          heading_ && REMARKS[one.key] && h('span', {class: 'meaning'}, `(${REMARKS[one.key]})`),
           h('strong', {}, percent(one.share)),
         ),
       ),
