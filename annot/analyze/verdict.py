@@ -36,7 +36,6 @@ _ON_CPU: Final = {
     "collectives": "communication takes",
     "forward": "forward takes",
     "backward": "backward takes",
-    "recompute": "recomputing forwards takes",
     "optimizer": "the optimizer takes",
     "idle": "code outside any range takes",
     "outside_ranges": "code outside any range takes",
@@ -104,7 +103,7 @@ def _subject(rows: _Rows, facts: Facts) -> str:
 
 def _device(rows: _Rows, facts: Facts) -> str:
     """The devices that ran kernels or copies in the steps, or without times in the run."""
-    count = rows["gpu", "busy"]["count"] if facts.wall_ns else facts.attribution.device_busy.height
+    count = rows["gpu", "busy"]["count"] if facts.on_device else 0 if facts.wall_ns else len(facts.attribution.device_busy)
     if not count:
         return "CPU"
     names = {str(device.get("name") or "") for device in facts.attribution.meta.get("devices") or ()}
@@ -189,8 +188,8 @@ def _on_cpu(table: pl.DataFrame) -> list[str]:
 
 def _without_times(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
-    kernels, used = rows["kernels", "all"], rows["kernels", "tensor_cores"]
-    if not kernels["ns"]:
+    kernels, used = (rows.get(("kernels", name)) for name in ("all", "tensor_cores"))
+    if not kernels or not used or not kernels["ns"]:
         return ""
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
     share = used["ns"] / kernels["ns"]
