@@ -82,10 +82,7 @@ def verdict(facts: Facts) -> str:
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
         return _without_times(rows, facts)
-    if not facts.on_device:
-        clauses = _on_cpu(table)
-    else:
-        clauses = [_busy(rows, facts), *_work(rows, facts)]
+    clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
 
@@ -102,10 +99,10 @@ def _subject(rows: _Rows, facts: Facts) -> str:
 
 
 def _device(rows: _Rows, facts: Facts) -> str:
-    """The devices that ran kernels or copies in the steps, or without times in the run."""
-    count = rows["gpu", "busy"]["count"] if facts.on_device else 0 if facts.wall_ns else len(facts.attribution.device_busy)
-    if not count:
+    """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
+    if facts.wall_ns and not facts.on_device:
         return "CPU"
+    count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
     names = {str(device.get("name") or "") for device in facts.attribution.meta.get("devices") or ()}
     name = _BRAND.sub("", next(iter(names))) if len(names) == 1 else ""
     if count == 1:
@@ -181,7 +178,7 @@ def _on_cpu(table: pl.DataFrame) -> list[str]:
     (item, share), *others = parts
     layers = table.filter(pl.col("section") == "parts", pl.col("item") == item, pl.col("count").is_null())
     longest = layers.sort("ns", descending=True).select("text", "share").head(1).rows()
-    layer = _named(*longest[0], share) if longest else ""
+    layer = "".join(_named(name, part, share) for name, part in longest)
     more = [f"{_ON_CPU[name]} {part:.0%}" for name, part in others if name in _WAITS]
     return [f"{_ON_CPU.get(item, 'code inside ranges takes')} {share:.0%}{layer}", *more]
 
