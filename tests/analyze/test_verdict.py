@@ -70,7 +70,9 @@ def _steps(*, on_device: bool = True, kernel: str = "ampere_sgemm_128x64_tn") ->
     for step in range(3):
         zero = step * 200 * US
         rows.range(f"Batch {step} |step", zero, zero + 100 * US)
-        rows.range("fc1 Linear |fwd", zero + US, zero + 40 * US).range("fc2 Linear |fwd", zero + 41 * US, zero + 99 * US)
+        rows.range("fc1 Linear |fwd", zero + US, zero + 40 * US).range(
+            "fc2 Linear |fwd", zero + 41 * US, zero + 99 * US
+        )
         if on_device:
             rows.kernel(zero + 2 * US, (zero + 10 * US, zero + 30 * US), name=kernel)
             rows.kernel(zero + 42 * US, (zero + 50 * US, zero + 90 * US), name=kernel)
