@@ -16,6 +16,7 @@ from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
+from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_summary"]
 
@@ -28,6 +29,7 @@ _LAYERS: Final = 5
 _Row: TypeAlias = tuple[str, str, int | None, int | None, float | None, int | None, str]
 
 
+@once_for_each
 def by_summary(attribution: Attribution) -> pl.DataFrame:
     """Return the items of DLProf's summary, a row each.
 
@@ -47,7 +49,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
                      host: CPU self time
         ``kernels``  all, tensor_cores, other; and copies
-        ``system``   format, producer, devices
+        ``system``   format, producer, software (name and version of each), devices
 
         A profile without GPU activity lacks ``gpu``, ``kernels`` and the GPU self time of ``layers``.
     """
@@ -170,4 +172,5 @@ def _system(attribution: Attribution) -> list[_Row]:
     meta: dict[str, Any] = attribution.meta
     names = Counter(str(device.get("name", "unknown")) for device in meta.get("devices") or ())
     rows = [_row("system", name, None, None, text=str(meta.get(name, ""))) for name in ("format", "producer")]
+    rows += [_row("system", "software", None, None, text=" ".join(one)) for one in meta.get("software", {}).items()]
     return rows + [_row("system", "device", count, None, text=name) for name, count in names.items()]

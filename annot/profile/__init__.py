@@ -16,6 +16,7 @@ and, if it differs from the default,
     host_times  bool          false: the file lacks host times, and the times of ranges and launches are only an order
                               (0, 1, 2, ...)
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
+    software      dict        versions by name, such as {"CUDA": "12.4"}
     processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
                               backend; see `annot.labels.marks`) if known
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`

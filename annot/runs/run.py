@@ -152,6 +152,14 @@ class Run:
         """A row per piece of advice: what to change, the most it saves, evidence, code and layers."""
         return find_view("advice").rows(self.attribution_with_calls)
 
+    @cached_property
+    def verdict(self) -> str:
+        """One sentence: the time of a step, the device, and where most of this time goes; empty: unknown times."""
+        from annot.analyze.advice import Facts
+        from annot.analyze.verdict import verdict
+
+        return verdict(Facts(self.attribution_with_calls))
+
     @property
     def meta(self) -> dict[str, Any]:
         """Totals and notes; see `annot.attribution.summarize`."""
@@ -186,6 +194,8 @@ class Run:
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
+        if advice is not None or view.name == "summary":
+            meta["verdict"] = self.verdict
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")

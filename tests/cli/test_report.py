@@ -39,7 +39,8 @@ def test_table_on_standard_output(source: Path) -> None:
     """The default is the table of layers, without colour where there is no terminal, with nothing on stderr."""
     result = _annot("report", source, COLUMNS="80")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("GPU per step, mean of 2: 3.480 ms = ")
+    assert result.stdout.startswith("Step 1.97 ms on one GPU: ")
+    assert "\nGPU per step, mean of 2: 3.480 ms = " in result.stdout
     assert "\n\nGPU time by layer, ms per step\nLayer " in result.stdout
     assert "\x1b" not in result.stdout
 
@@ -70,8 +71,8 @@ def test_output_file(source: Path, tmp_path: Path, form: str, capsys: pytest.Cap
         ("out.parquet", b"PAR1"),
         ("out.html", b"<!doctype html>"),
         ("out.json.gz", b"\x1f\x8b"),
-        ("out.txt", b"GPU per step"),
-        ("csv", b"GPU per step"),
+        ("out.txt", b"Step 1.97 ms"),
+        ("csv", b"Step 1.97 ms"),
     ],
 )
 def test_format_is_what_the_name_ends_in(source: Path, tmp_path: Path, name: str, begins: bytes) -> None:

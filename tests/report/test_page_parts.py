@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def _luminance(colour: str) -> float:
 
 
 def test_colours_can_be_told_apart() -> None:
-    """Texts have the contrast of WCAG AA (4.5), bars and borders that of graphics (3), light and dark."""
+    """Texts have the contrast of WCAG AA (4.5), phases that of graphics (3) and differ in gray, light and dark."""
     blocks = re.findall(r":root(?:\[data-theme=\"dark\"\])? \{(.*?)\n\}", STYLE.read_text(), re.DOTALL)
     for block in blocks[:2]:
         colour = dict(re.findall(r"--([\w-]+):\s+(#[0-9a-f]{6})", block))
@@ -30,9 +31,14 @@ def test_colours_can_be_told_apart() -> None:
             bright, dim = sorted((_luminance(colour[one]), _luminance(colour[other])), reverse=True)
             return (bright + 0.05) / (dim + 0.05)
 
+        phases = ("forward", "backward", "recompute", "optimizer", "data", "other")
+        busy = ("part-tensor", "part-kernels", "part-collectives", "part-copies")  # those of idle time have hatches
+        for fills in (phases, busy):
+            assert min(contrast(one, other) for one, other in combinations(fills, 2)) >= 1.15  # in gray
+        assert len({colour[fill] for fill in (*phases, *busy)}) == 10  # a phase is no part of the step
         for text in ("text", "muted", "accent", "good", "bad"):
             assert min(contrast(text, ground) for ground in ("page", "surface", "hover")) >= 4.5, text
-        for fill in ("forward", "backward", "recompute", "optimizer", "data", "other"):
+        for fill in phases:
             assert min(contrast(fill, ground) for ground in ("page", "surface")) >= 3, fill
             assert contrast("on-fill", fill) >= 4.5, fill
 

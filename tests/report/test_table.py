@@ -50,6 +50,9 @@ def host_only(tmp_path: Path) -> Path:
 
 GOLDEN = {
     "device 60": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes
+        to float32 matrix multiplications outside Tensor Cores, most
+        of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
              unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
@@ -81,6 +84,8 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "device 80": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
@@ -108,6 +113,7 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "device 200": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
@@ -134,6 +140,7 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,  # noqa: E501
     "host 80": """\
+        Step 1.97 ms on CPU: code inside ranges takes 84%.
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges,
@@ -156,6 +163,7 @@ GOLDEN = {
 
     """,
     "host 200": """\
+        Step 1.97 ms on CPU: code inside ranges takes 84%.
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% data, 1.9% other ranges
@@ -177,6 +185,8 @@ GOLDEN = {
 
     """,
     "module": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
@@ -202,6 +212,8 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "phase": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
@@ -222,6 +234,8 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "kernel": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
@@ -245,6 +259,8 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "step": """\
+        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
@@ -406,7 +422,7 @@ def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
     path = profile.write(tmp_path / "x")
     lines = _table(path, 80, "step")
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "warm-up"], ["1", "100.00"], ["2", "104.00"]]
-    assert _printed(path, 80, "step").splitlines()[1:3] == [
+    assert _printed(path, 80, "step").splitlines()[2:4] == [
         "Steps: 5 (batch ranges), median 102.00 µs, IQR 3.00 µs, 100.00 to 104.00 µs,",
         "       excluding 1 warm-up step",
     ]

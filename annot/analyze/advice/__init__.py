@@ -22,13 +22,14 @@ COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 }  # fmt: skip
 
 
-def advise(attribution: Attribution) -> list[Advice]:
+def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]:
     """Return the advice for a profile, the largest possible saving first.
 
     The rules are `RULES` and those of other packages (entry points of the group ``annot.advice``).
 
     Args:
         attribution: the profile.
+        facts: quantities of the profile, if they exist already.
 
     Example:
         >>> from annot.attribution import attribute
@@ -36,7 +37,7 @@ def advise(attribution: Attribution) -> list[Advice]:
         >>> advise(attribute(Profile.build({})))
         []
     """
-    facts = Facts(attribution)
+    facts = facts or Facts(attribution)
     rules = (*RULES, *loaded("annot.advice", ("__call__",)))
     found = [advice for rule in rules if (advice := rule(facts)) is not None]
     # The layers of Keras are paths joined by /, with a class.
@@ -46,7 +47,7 @@ def advise(attribution: Attribution) -> list[Advice]:
     return sorted(found, key=lambda advice: -advice.saves)
 
 
-def by_advice(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `Advice`."""
-    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution)]
+def by_advice(attribution: Attribution, facts: Facts | None = None) -> pl.DataFrame:
+    """Return a row per suggestion: rule, advice, evidence, code, saves (0 to 1), layers; see `advise`, `Advice`."""
+    rows = [[getattr(advice, name) for name in COLUMNS] for advice in advise(attribution, facts)]
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")

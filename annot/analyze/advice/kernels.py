@@ -11,7 +11,7 @@ from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.labels.tag import Tag
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "outside_matrix_units"]
 
 _LAYOUT: Final = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_|genericReformat::|tensorTransform"
 """Names of layout conversion kernels in cuDNN, MIOpen (`batched_transpose_…`) and TensorRT."""
@@ -37,14 +37,9 @@ _SMALL: Final = ("elementwise", "normalisation", "softmax", "reduction")
 
 def mixed_precision(facts: Facts) -> Advice | None:
     """Matrix multiplications in float32 on a device with Tensor Cores."""
-    if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
-        return None
-    named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
-    single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
-    low = pl.col("name").str.contains(_LOW) | (~named & pl.col("layer").is_in(_computing_in(facts, _HALF)))
-    predicate = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
-    share = facts.share(predicate)
-    if share < 0.05:
+    predicate = outside_matrix_units(facts)
+    share = 0.0 if predicate is None else facts.share(predicate)
+    if predicate is None or share < 0.05:
         return None
     units = matrix_units(facts.attribution.meta)
     bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
@@ -59,6 +54,19 @@ def mixed_precision(facts: Facts) -> Advice | None:
         _AUTOCAST if bfloat else _SCALED,
         share * (1 - relative), facts.layers_of(predicate),
     )  # fmt: skip
+
+
+def outside_matrix_units(facts: Facts) -> pl.Expr | None:
+    """Return which rows of `Facts.work` are float32 matrix multiplications outside Tensor Cores.
+
+    None: the device has no Tensor Cores.
+    """
+    if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
+        return None
+    named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
+    single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
+    low = pl.col("name").str.contains(_LOW) | (~named & pl.col("layer").is_in(_computing_in(facts, _HALF)))
+    return pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
 
 
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:

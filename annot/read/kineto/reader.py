@@ -235,7 +235,7 @@ def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 
 def _machine(top: dict[str, Any]) -> dict[str, Any]:
-    """Return devices, rank and world size from the trace, for `Profile.meta`."""
+    """Return devices, software, rank and world size from the trace, for `Profile.meta`."""
     found: dict[str, Any] = {}
     devices = top.get("deviceProperties")
     if isinstance(devices, list) and devices:
@@ -245,9 +245,23 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
             if isinstance(device, dict)
         ]
     distributed = top.get("distributedInfo")
+    if software := _software(top, distributed):
+        found["software"] = software
     if isinstance(distributed, dict):
         found |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
     return found
+
+
+def _software(top: dict[str, Any], distributed: Any) -> dict[str, str]:
+    """Return the versions of CUDA, HIP and NCCL from the trace."""
+    cuda, hip = top.get("cuda_runtime_version"), top.get("hip_runtime_version")
+    nccl = distributed.get("nccl_version") if isinstance(distributed, dict) else None
+    found = {
+        "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}" if type(cuda) is int and cuda > 0 else "",
+        "HIP": f"{hip // 10**7}.{hip // 10**5 % 100}.{hip % 10**5}" if type(hip) is int and hip > 0 else "",
+        "NCCL": nccl if isinstance(nccl, str) else "",
+    }
+    return {name: version for name, version in found.items() if version}
 
 
 def _notes(columns: Columns, invalid: int, ambiguous: int) -> list[str]:

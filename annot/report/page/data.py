@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.advice import by_advice
+from annot.analyze.advice import Facts, by_advice
 from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
@@ -16,6 +16,7 @@ from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import meanings
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
+from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.layer_tree import layer_lines, other_lines
@@ -109,7 +110,7 @@ def run_data(
     tables = (find_view("communication"), *loaded("annot.views", View))
     # Views with the highest memory use come first, while little else is in memory.
     views: dict[str, Callable[[], Any]] = {
-        "advice": lambda: _columns(by_advice(attribution)),
+        "findings": lambda: _findings(attribution),
         "summary": lambda: _columns(by_summary(attribution)),
         "timeline": lambda: timeline(attribution, events),
         "layer_steps": lambda: _layer_steps(attribution, rows),
@@ -123,6 +124,7 @@ def run_data(
     for number, (key, make) in enumerate(views.items(), 2):
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
+    made["verdict"], made["advice"] = made.pop("findings")
     made["timeline"] = _timeline(attribution, rows, made["timeline"])
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
@@ -132,6 +134,12 @@ def run_data(
         "rows": _columns(rows), "lines": _lines(rows),
         "shares": meanings(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
+
+
+def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]]]:
+    """The verdict and the advice, which need the same quantities."""
+    facts = Facts(attribution)
+    return verdict(facts), _columns(by_advice(attribution, facts))
 
 
 def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
         title = report.view.heading
     head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
     return (
-        f'<div class="annot-layers"><style>{_STYLE}</style><div class="annot-rows"><table>'
+        f'<div class="annot-layers"><style>{_STYLE}</style>{_verdict(report)}<div class="annot-rows"><table>'
         f"<caption>{_plain(title)}{report.each_step}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"{''.join(_below(report))}{''.join(_picture(name, chart) for name, chart in (charts or {}).items())}</div>"
     )
@@ -112,6 +112,11 @@ def _bar(line: Line, report: Report) -> str:
     widths = [(kind, min(100.0, 100 * ns / whole)) for kind, ns in parts if ns > 0]
     inside = "".join(f'<span class="annot-{kind}" style="width:{width:.2f}%"></span>' for kind, width in widths)
     return f'<div class="annot-bar" role="img" aria-label="{share(total, whole)} of total time">{inside}</div>'
+
+
+def _verdict(report: Report) -> str:
+    text = report.meta.get("verdict")
+    return f"<p><strong>{_plain(text)}</strong></p>" if text else ""
 
 
 def _below(report: Report) -> Iterator[str]:

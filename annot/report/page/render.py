@@ -23,7 +23,7 @@ __all__ = ["as_page"]
 
 _SCRIPTS: Final = (
     "units.js", "dom.js", "table.js", "model.js", "tree.js", "layer.js", "plots.js", "summary.js", "parts.js",
-    "views.js", "timeline.js", "timeline_input.js", "compare.js", "shell.js",
+    "views.js", "timeline.js", "timeline_input.js", "compare.js", "first.js", "help.js", "shell.js",
 )  # fmt: skip
 _COMPRESSED: Final = 200_000
 """Length of the JSON (characters) from which the data is compressed."""

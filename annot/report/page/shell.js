@@ -73,6 +73,7 @@ function frame(page) {
       {class: 'tools'},
       ranks,
       field('Theme', choice('theme', Object.entries(THEMES), stored() ?? 'auto', store)),
+      helpTools(page),
     ),
   ];
 }

@@ -1,9 +1,9 @@
-// The summary view: totals, time breakdown, longest layers and kernels, advice, notes.
+// The summary view: the first screen, totals, time breakdown, longest layers and kernels, more advice, notes.
 
 function summaryView(run) {
   const rows = new Map(records(run.summary).map(row => [`${row.section} ${row.item}`, row]));
   return [
-    h('h1', {}, 'Summary'),
+    firstScreen(run, rows),
     perStep(run),
     cards(run, rows),
     shareOfSteps(run, rows),
@@ -50,25 +50,10 @@ function shareOfSteps(run, rows) {
   const parts = Object.entries(run.shares)
     .map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)}))
     .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
-  const words = key => key.replace('_', ' ');
   const whole = run.meta.steps ? 'the steps' : 'the run';
   const devices = wall.count > 1 ? ` on ${wall.count} devices` : '';
   return panel(
     `Time breakdown of ${whole}`,
-    h(
-      'div',
-      {
-        class: 'bar tall',
-        role: 'img',
-        'aria-label': parts.map(one => `${words(one.key)} ${percent(one.share)}`).join(', '),
-      },
-      parts.map(one =>
-        withWidth(
-          h('span', {class: `part-${one.key}`, title: `${words(one.key)} ${percent(one.share)}`}),
-          100 * one.share,
-        ),
-      ),
-    ),
     h(
       'div',
       {class: 'scroll'},
@@ -95,7 +80,7 @@ function shareOfSteps(run, rows) {
             h(
               'tr',
               {},
-              h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, words(one.key))),
+              h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, partWords(one.key))),
               h('td', {class: 'number'}, duration(one.ns)),
               h('td', {class: 'number'}, percent(one.share)),
               h('td', {class: 'number'}, one.hidden_ns ? duration(one.hidden_ns) : ''),
@@ -187,8 +172,8 @@ function topKernels(run) {
 }
 
 function advicePanel(run) {
-  const found = records(run.advice);
-  return panel('Advice', found.length ? adviceList(run, found) : emptyText('No rule applies to this profile.'));
+  const others = records(run.advice).slice(BEST);
+  return others.length > 0 && panel('More advice', adviceList(run, others));
 }
 
 function notesPanel(run) {

@@ -31,7 +31,9 @@ _ROOM: Final = 28
 
 def print_table(report: Report, console: Console) -> None:
     """Print a report; the width of the console selects the columns."""
-    above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
+    verdict = report.meta.get("verdict")
+    above: list[RenderableType] = [Text(printable(verdict), style="bold")] if verdict else []
+    above += [Hanging(f"{head}: ", text) for head, text in totals(report)]
     below = _advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
     tables = [line for one in report.instead for line in (*_tables(one, console.width), Text())]
     tables = tables or [*_tables(report, console.width), Text()]

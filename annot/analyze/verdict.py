@@ -1,0 +1,201 @@
+"""One sentence about a profile: the time of a step, the device, and where most of this time goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import polars as pl
+
+from annot.analyze.advice import Facts
+from annot.analyze.advice.kernels import outside_matrix_units
+from annot.analyze.kernel_kinds import MATRIX
+from annot.analyze.run_summary import by_summary
+from annot.analyze.tensor_cores import matrix_units
+from annot.attribution import UNATTRIBUTED
+
+__all__ = ["verdict"]
+
+_Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
+
+_LEAST: Final = 0.1
+"""Share of the step from which a part is worth a clause."""
+_LEAST_LAYER: Final = 0.05
+"""Share of the step from which a layer is worth its name."""
+_IDLE: Final = {
+    "data": "waiting for data",
+    "synchronisation": "because the CPU waits for it",
+    "launch": "waiting for launches",
+    "allocation": "while the CPU allocates its memory",
+    "python": "while the CPU runs other code",
+}
+"""What each of `annot.analyze.idle.CAUSES` says."""
+_ON_CPU: Final = {
+    "data": "waiting for data takes",
+    "collectives": "communication takes",
+    "forward": "forward takes",
+    "backward": "backward takes",
+    "optimizer": "the optimizer takes",
+    "idle": "code outside any range takes",
+    "outside_ranges": "code outside any range takes",
+}
+"""What the shares of a process without a GPU say; others are code inside ranges."""
+_WAITS: Final = ("data", "collectives")
+_KINDS: Final = {
+    "gemm": "matrix multiplications",
+    "convolution": "convolutions",
+    "attention": "attention",
+    "elementwise": "elementwise kernels",
+    "reduction": "reductions",
+    "normalisation": "normalisation",
+    "softmax": "softmax",
+    "embedding": "embedding lookups",
+    "copy": "copies and casts",
+    "random": "random numbers",
+    "optimizer": "parameter updates",
+}
+"""Kinds of kernels in words, except collectives and unknown ones."""
+_BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
+_UNITS: Final = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
+
+
+def verdict(facts: Facts) -> str:
+    """Return a sentence with the time of a step, the device, and where most of this time goes.
+
+    Percentages are shares of the step time, as in `annot.analyze.run_summary.by_summary`. The sentence names a part of
+    at least 10 %, and a layer of at least 5 %. It is empty for a profile without times.
+
+    Args:
+        facts: quantities of the profile.
+
+    Example:
+        >>> import polars as pl
+        >>> from annot.attribution import attribute
+        >>> from annot.profile import Profile
+        >>> ranges = {"id": [1], "process": [1], "thread": [1], "domain": ["annot"], "kind": ["push"],
+        ...           "text": ["fc Linear |fwd"], "start": [0], "end": [900_000]}
+        >>> verdict(Facts(attribute(Profile.build({}, ranges=pl.DataFrame(ranges))))).partition(":")[0]
+        'Run 900 µs on CPU'
+    """
+    table = by_summary(facts.attribution)
+    rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
+    if not rows["time", "wall"]["ns"]:
+        return _without_times(rows, facts)
+    clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table)
+    said = f": {', and '.join(clauses)}" if clauses else ""
+    return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
+
+
+def _subject(rows: _Rows, facts: Facts) -> str:
+    """The time of a step; without steps that of the run on one device."""
+    step = rows.get(("steps", "median"))
+    if step is None:
+        wall = rows["time", "wall"]
+        return f"Run {_time(wall['ns'] / wall['count'])}"
+    kind = next(iter(facts.attribution.steps.steady()["kind"]), None)
+    name = f"{kind} step" if kind else "step"
+    return f"{name[0].upper()}{name[1:]} {_time(step['ns'])}"
+
+
+def _device(rows: _Rows, facts: Facts) -> str:
+    """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
+    if facts.wall_ns and not facts.on_device:
+        return "CPU"
+    count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
+    names = {str(device.get("name") or "") for device in facts.attribution.meta.get("devices") or ()}
+    name = _BRAND.sub("", next(iter(names))) if len(names) == 1 else ""
+    if count == 1:
+        return name or "one GPU"
+    return f"{count} × {name}" if name else f"{count} GPUs"
+
+
+def _busy(rows: _Rows, facts: Facts) -> str:
+    """How much of the time devices are idle, and mostly why."""
+    busy = rows["gpu", "busy"]
+    idle, several = 1 - busy["share"], busy["count"] > 1
+    gpu = "the GPUs" if several else "the GPU"
+    if idle < _LEAST / 2:
+        return f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"
+    cause = max(_IDLE, key=lambda name: facts.idle[name])
+    why = f", mostly {_IDLE[cause]}" if facts.idle[cause] > idle / 2 else ""
+    return f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"
+
+
+def _work(rows: _Rows, facts: Facts) -> list[str]:
+    """The part of the GPU work that a change could avoid, else the most frequent kind of kernels."""
+    units = matrix_units(facts.attribution.meta)
+    slow = outside_matrix_units(facts)
+    found: list[tuple[float, str, pl.Expr | None]] = [
+        (rows["time", "collectives"]["share"], "to exposed communication", None),
+        (rows["time", "copies"]["share"], "to copies that overlap no kernel", None),
+    ]
+    if slow is not None:
+        found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
+    share, words, which = max(found, key=lambda part: part[0])
+    if share < _LEAST:
+        share, words, which = _longest_kind(facts, units)
+    if share < _LEAST:
+        return []
+    layer = "" if which is None else _layer(facts, which, share)
+    return [f"{share:.0%} goes {words}{layer}"]
+
+
+def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
+    """The share, the words and the kernels of the kind of kernels that takes most of the step."""
+    kernels = facts.work.filter(pl.col("kernel") & pl.col("kind").is_in(list(_KINDS)))
+    sums = kernels.group_by("kind", "tensor").agg(pl.col("wall_ns").sum()).sort("wall_ns", "kind", descending=True)
+    if sums.is_empty():
+        return 0.0, "", pl.lit(value=False)
+    kind, tensor, _ = sums.row(0)
+    which = pl.col("kernel") & (pl.col("kind") == kind) & (pl.col("tensor") == tensor)
+    where = f" on {units}" if tensor and kind in MATRIX else ""
+    return facts.share(which), f"to {_KINDS[kind]}{where}", which
+
+
+def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
+    """The layer with the most time in matching GPU activities, and its share of the step."""
+    rows = facts.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
+    sums = rows.group_by("layer", "module").agg(pl.col("wall_ns").sum())
+    if sums.is_empty():
+        return ""
+    layer, module, ns = sums.sort("wall_ns", "layer", descending=[True, False]).row(0)
+    return _named(f"{layer} {module}".strip(), ns / facts.wall_ns, whole)
+
+
+def _named(name: str, share: float, whole: float) -> str:
+    if share < _LEAST_LAYER:
+        return ""
+    return f", {'most of it in' if share > whole / 2 else 'led by'} {name} ({share:.0%})"
+
+
+def _on_cpu(table: pl.DataFrame) -> list[str]:
+    """The longest part of the steps of processes without a GPU, its longest layer, and long waits."""
+    time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
+    parts = time.sort("ns", descending=True).select("item", "share").rows()
+    if not parts:
+        return []
+    (item, share), *others = parts
+    layers = table.filter(pl.col("section") == "parts", pl.col("item") == item, pl.col("count").is_null())
+    longest = layers.sort("ns", descending=True).select("text", "share").head(1).rows()
+    layer = "".join(_named(name, part, share) for name, part in longest)
+    more = [f"{_ON_CPU[name]} {part:.0%}" for name, part in others if name in _WAITS]
+    return [f"{_ON_CPU.get(item, 'code inside ranges takes')} {share:.0%}{layer}", *more]
+
+
+def _without_times(rows: _Rows, facts: Facts) -> str:
+    """The sentence of a profile that has durations of kernels only."""
+    kernels, used = (rows.get(("kernels", name)) for name in ("all", "tensor_cores"))
+    if not kernels or not used or not kernels["ns"]:
+        return ""
+    names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
+    share = used["ns"] / kernels["ns"]
+    units = matrix_units(facts.attribution.meta)
+    return f"{names} take {_time(kernels['ns'])} on {_device(rows, facts)}: {share:.0%} of it runs on {units}."
+
+
+def _time(ns: float) -> str:
+    """A time (ns) with three significant digits."""
+    unit, size = next((one for one in _UNITS if ns >= one[1]), ("ns", 1))
+    value = ns / size
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"

@@ -1,0 +1,160 @@
+"""The verdict: its numbers are those of the summary and the advice, and it claims what the profile shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from shared_data import shared, unpacked
+from sqlite_profile import training
+from tables import MAIN, Rows
+
+from annot.analyze.advice import Facts, by_advice
+from annot.analyze.run_summary import by_summary
+from annot.analyze.verdict import verdict
+from annot.attribution import attribute
+from annot.cli.main import main
+from annot.profile import Profile
+from annot.read.formats import load
+from annot.runs.run import Run
+
+US = 1000
+REAL = (
+    "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", "nsys/zx_lm_fwd_nvtx.2024.6.sqlite.gz",
+    "nsys/athrun_lm_attn_windows.2026.2.sqlite.gz", "nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz",
+    "nsys/pipit_saxpy_mpi.2022.2.sqlite.gz", "kineto/hta_alexnet_a100_train.json.gz",
+    "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz", "kineto/tracelens_h100_bert_small_nnmodule.json.gz",
+    "kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz", "kineto/hta_cpu_only.json.gz",
+    "kineto/graph_pairs/sglang_decode/execution.json.gz", "kineto/graph_pairs/vllm_decode_full/execution.json.gz",
+    "kineto/kineto_2021_resnet50_v100_oldcats_seq.json.gz", "xplane/tf_bert_gpu8_multi_worker.xplane.pb",
+)  # fmt: skip
+_NS = {"s": 10**9, "ms": 10**6, "µs": 10**3, "ns": 1}
+
+
+def _of(profile: Profile) -> str:
+    return verdict(Facts(attribute(profile)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL, ids=lambda name: Path(name).name.partition(".")[0])
+def test_numbers_are_those_of_the_summary(name: str, tmp_path: Path) -> None:
+    """The time is that of the median step or of the run, each percentage a share of the step time."""
+    path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)
+    attribution = attribute(load(path))
+    facts, summary = Facts(attribution), by_summary(attribution)
+    text = verdict(facts)
+    found = re.fullmatch(r"(Run|\w* ?[sS]tep) ([\d.,]+) (s|ms|µs|ns) on ([^:]+)(?:: (.+))?\.", text)
+    assert found, text
+    item = {(section, item): (count, ns) for section, item, count, ns in summary.select(summary.columns[:4]).rows()}
+    count, wall = item["time", "wall"]
+    expected = wall / count if found[1] == "Run" else item["steps", "median"][1]
+    assert float(found[2].replace(",", "")) * _NS[found[3]] == pytest.approx(expected, rel=0.006)
+    busy = facts.work["wall_ns"].sum() / facts.wall_ns  # without overlaps, from single activities
+    known = {busy, 1 - busy} if facts.on_device else set()
+    known |= set(summary.filter(pl.col("section").is_in(["time", "parts"]))["share"].drop_nulls())
+    for keys in (["kind", "tensor"], ["kind", "tensor", "layer", "module"], ["matrix", "tensor", "layer", "module"]):
+        sums = facts.work.filter("kernel").group_by(keys).agg(pl.col("wall_ns").sum())["wall_ns"]
+        known |= {ns / facts.wall_ns for ns in sums}
+    evidence = " ".join(by_advice(attribution)["evidence"])
+    said = {int(number) for number in re.findall(r"(\d+)% of step time", evidence)} | {
+        round(100 * share) for share in known
+    }
+    assert {int(number) for number in re.findall(r"(\d+)%", text)} <= said
+
+
+def _steps(*, on_device: bool = True, kernel: str = "ampere_sgemm_128x64_tn") -> Rows:
+    """Three steps of 100 µs, in each of which two layers launch kernels of 20 and 40 µs."""
+    rows = Rows()
+    for step in range(3):
+        zero = step * 200 * US
+        rows.range(f"Batch {step} |step", zero, zero + 100 * US)
+        rows.range("fc1 Linear |fwd", zero + US, zero + 40 * US).range(
+            "fc2 Linear |fwd", zero + 41 * US, zero + 99 * US
+        )
+        if on_device:
+            rows.kernel(zero + 2 * US, (zero + 10 * US, zero + 30 * US), name=kernel)
+            rows.kernel(zero + 42 * US, (zero + 50 * US, zero + 90 * US), name=kernel)
+    return rows
+
+
+def test_idle_time_and_matrix_multiplications() -> None:
+    """60 of 100 µs are float32 matrix multiplications, 40 of them of one layer; the rest is idle before launches."""
+    device = {"name": "NVIDIA GeForce RTX 3070 Ti", "computeMajor": 8, "computeMinor": 6}
+    assert _of(_steps().build(devices=[device])) == (
+        "Step 100 µs on RTX 3070 Ti: the GPU idles 40%, mostly waiting for launches, and 60% goes to float32 matrix "
+        "multiplications outside Tensor Cores, most of it in fc2 Linear (40%)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("ampere_fp16_s16816gemm_fp16_128x64", "matrix multiplications on Tensor Cores"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "elementwise kernels"),
+    ],
+)
+def test_work_without_a_known_problem_is_named_by_its_kind(kernel: str, words: str) -> None:
+    """Kernels that use Tensor Cores are no reason for advice, and the layer is still named."""
+    text = _of(_steps(kernel=kernel).build())
+    assert text.endswith(f", and 60% goes to {words}, most of it in fc2 Linear (40%).")
+    assert text.startswith("Step 100 µs on one GPU: ")
+
+
+def test_unknown_kernels_are_no_claim() -> None:
+    """A kernel whose name says nothing has no kind: the sentence ends with the idle time."""
+    assert _of(_steps(kernel="k").build()) == "Step 100 µs on one GPU: the GPU idles 40%, mostly waiting for launches."
+
+
+def test_a_busy_device_and_several() -> None:
+    """Without idle time the device is busy; two devices are counted, and so are their equal names."""
+    rows = Rows().kernel(0, (0, 50 * US)).kernel(1, (0, 50 * US), device=1)
+    assert _of(rows.build()) == "Run 50.0 µs on 2 GPUs: the GPUs are busy 100%."
+    devices = [{"name": "NVIDIA H100"}] * 8
+    assert _of(rows.build(devices=devices)).startswith("Run 50.0 µs on 2 × H100: ")
+
+
+def test_waiting_for_data_is_the_cause() -> None:
+    """The GPU is idle while a thread waits for data."""
+    rows = Rows().range("Data |data", 10 * US, 90 * US).kernel(1, (0, 10 * US)).kernel(95 * US, (95 * US, 100 * US))
+    assert "the GPU idles 85%, mostly waiting for data" in _of(rows.build())
+
+
+def test_a_profile_on_the_cpu() -> None:
+    """Without GPU activity the device is the CPU, and the long wait for data is a part of the step."""
+    rows = Rows()
+    for step in range(3):
+        zero = step * 100 * US
+        rows.range("Data |data", zero, zero + 40 * US).range(f"Batch {step} |step", zero + 40 * US, zero + 100 * US)
+        rows.range("fc Linear |fwd", zero + 41 * US, zero + 99 * US)
+    assert re.fullmatch(r"Step 60\.0 µs on CPU: .+ and waiting for data takes 40%\.", _of(rows.build()))
+
+
+def test_profiles_without_times() -> None:
+    """Durations of kernels without clock times have a sum; nothing at all has no sentence."""
+    assert _of(Profile.build({})) == ""
+    rows = Rows().range("fc Linear |fwd", 0, 9, MAIN).kernel(1, (2, 8), name="volta_h884gemm_128x64")
+    assert "on Tensor Cores" in _of(rows.build(host_times=False))
+
+
+def test_reports_begin_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal, the summary, JSON and notebooks have the sentence of the run; other views of files have none."""
+    path = str(training(device=True).write(tmp_path / "run.sqlite"))
+    run = Run(path)
+    assert run.verdict.startswith("Step 1.97 ms on one GPU: the GPU is busy 9")
+    for options in ([], ["--by", "summary"], ["--by", "kernel"]):
+        assert main(["report", path, *options]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == run.verdict
+    assert run.view(brief=True).meta["verdict"] == run.verdict
+    assert f"<strong>{run.verdict}</strong>" in run._repr_html_()
+    assert "verdict" not in run.view("step").meta
+
+
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
+    """A layer's name in the sentence is text in HTML and in the terminal."""
+    rows = Rows().range("<b>&\x1b[31m Linear |fwd", 0, 90 * US).kernel(1, (2, 80 * US), name="ampere_sgemm_128x64_tn")
+    shown = Run(rows.build()).view(brief=True)
+    assert "<b>" in shown.meta["verdict"]
+    assert "<b>" not in shown._repr_html_()
+    assert "\x1b" not in repr(shown)

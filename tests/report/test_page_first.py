@@ -1,0 +1,135 @@
+"""The first screen of the HTML page, its help, and its colours in print, in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from chromium import Page
+from report_pages import page_of
+from shared_data import shared, unpacked
+from tables import Rows
+
+from annot.read.formats import load
+from annot.runs.run import Run
+
+pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
+REAL = (
+    "nsys/jsun_lm_fwd_bwd.2025.1.sqlite.gz", "nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz",
+    "kineto/graph_pairs/sglang_decode/execution.json.gz", "kineto/graph_pairs/vllm_decode_full/execution.json.gz",
+    "kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz", "kineto/hta_cpu_only.json.gz",
+)  # fmt: skip
+OUTSIDE = """
+    [...document.querySelectorAll('h1.verdict, .machine li, svg.parts, .keys li, .best li > *')].filter(one => {
+        const box = one.getBoundingClientRect();
+        return box.top < 0 || box.left < 0 || box.bottom > innerHeight || box.right > innerWidth || !box.height;
+    }).map(one => one.outerHTML.slice(0, 200))
+"""
+
+
+@pytest.mark.parametrize("name", REAL, ids=lambda name: Path(name).parent.name + Path(name).name.partition(".")[0])
+def test_the_answer_is_on_the_first_screen(fresh: Page, tmp_path: Path, name: str) -> None:
+    """At 1440×900, verdict, devices, bar, legend and the best three pieces of advice need no scrolling."""
+    run = Run(unpacked(name, tmp_path) if name.startswith("nsys") else shared(name))
+    run.to_html(out := tmp_path / "page.html")
+    fresh.open(out, width=1440, height=900)
+    assert fresh.text("h1") == run.verdict
+    assert fresh.run(OUTSIDE) == []
+    rows = run.advice.head(3)
+    assert fresh.texts(".best h3") == rows["advice"].to_list()
+    widths = fresh.run("[...document.querySelectorAll('.panel > svg.parts g')].map(one => one.getBBox().width)")
+    assert sum(widths) == pytest.approx(fresh.run("document.querySelector('svg.parts').clientWidth"), abs=3)
+    shares = [float(text.removesuffix("%")) for text in fresh.texts(".keys strong")]
+    assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares) + 0.01)
+
+
+def test_devices_and_software(fresh: Page, tmp_path: Path) -> None:
+    """Names and versions of a trace stand below the verdict."""
+    run = Run(shared("kineto/graph_pairs/sglang_decode/execution.json.gz"))
+    assert load(Path(run.path)).meta["software"] == {"HIP": "7.2.53211", "NCCL": "2.27.7"}
+    run.to_html(out := tmp_path / "page.html")
+    fresh.open(out)
+    assert fresh.texts(".machine li")[:3] == ["AMD Instinct MI300X", "HIP 7.2.53211", "NCCL 2.27.7"]
+
+
+def test_a_profile_without_times_has_a_heading(fresh: Page, tmp_path: Path) -> None:
+    """Where nothing is known, the heading is that of the view."""
+    fresh.open(page_of(Rows().build(), tmp_path))
+    assert fresh.text("h1") == "Summary"
+    assert "No rule of advice applies" in fresh.text("main")
+
+
+def test_further_advice_and_code(fresh: Page, tmp_path: Path) -> None:
+    """The code of the best advice unfolds, the other advice is below."""
+    run = Run(shared("kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz"))
+    run.to_html(out := tmp_path / "page.html")
+    fresh.open(out, width=1440, height=900)
+    assert fresh.run("document.querySelector('.best pre').checkVisibility()") is False
+    fresh.click(".best summary")
+    assert fresh.text(".best pre") == run.advice["code"][0]
+    assert fresh.texts(".advice li > strong") == run.advice["advice"][3:].to_list()
+
+
+def test_help_opens_by_key_and_button(fresh: Page, trained: Path) -> None:
+    """? opens the help, except while the reader types; Escape and the button close it, and the focus returns."""
+    fresh.open(trained, "layers")
+    is_open = "document.getElementById('help').open"
+    fresh.run("document.getElementById('search').focus()")
+    fresh.press("?")
+    assert fresh.run(is_open) is False
+    fresh.run("document.getElementById('search').blur()")
+    fresh.press("?")
+    fresh.wait(is_open)
+    text = fresh.text("#help")
+    for word in ("Self time", "Phase", "Tensor Cores", "Attributed", "Exposed", "Warm-up", "tensor cores", "Timeline"):
+        assert word in text
+    fresh.press("Escape")
+    fresh.wait(f"!{is_open}")
+    fresh.click("button.help")
+    fresh.wait(is_open)
+    fresh.click("#help button")
+    fresh.wait(f"!{is_open}")
+    assert fresh.run("document.activeElement.className") == "help"
+    assert fresh.run("document.querySelectorAll('#help dt').length") == fresh.run(
+        "document.querySelectorAll('#help dd').length"
+    )
+
+
+def test_bars_print_without_backgrounds(fresh: Page, tmp_path: Path) -> None:
+    """The bar of the parts and those of the layers have their colours on paper."""
+    Run(shared("kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz")).to_html(out := tmp_path / "page.html")
+    fresh.open(out)
+    document = base64.b64decode(fresh.send("Page.printToPDF", printBackground=False)["data"])
+    painted = set()
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", document, re.DOTALL):
+        try:
+            painted |= {
+                "#" + "".join(f"{round(255 * float(part)):02x}" for part in colour)
+                for colour in re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) rg\b", zlib.decompress(stream))
+            }
+        except zlib.error:
+            continue
+    read = "name => getComputedStyle(document.documentElement).getPropertyValue(name)"
+    for name in ("part-tensor", "part-kernels", "part-collectives", "part-host", "forward", "backward"):
+        assert fresh.run(f"({read})('--{name}')") in painted, name
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing(fresh: Page, tmp_path: Path, dark: bool) -> None:
+    """The first screen and the help have no violation of the rules of axe-core."""
+    package = find_spec("axe_core_python")
+    if package is None or package.origin is None:
+        pytest.skip("needs axe-core: pip install axe-core-python")
+    Run(shared("kineto/hta_resnet_ddp_a100_fwdbwd_gua.json.gz")).to_html(out := tmp_path / "page.html")
+    fresh.open(out, width=1440, height=900, dark=dark)
+    fresh.run(f"{Path(package.origin).with_name('axe.min.js').read_text()}; 0")
+    violations = "axe.run(document).then(found => found.violations.map(one => [one.id, one.nodes[0].html]))"
+    assert fresh.run(violations) == []
+    fresh.press("?")
+    fresh.wait("document.getElementById('help').open")
+    assert fresh.run(violations) == []
