@@ -27,7 +27,7 @@ _TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
 _BELOW: Final = 3
 """Pieces of advice below a table."""
 _ROOM: Final = 28
-_FOLDED: Final = 22
+_FOLDED: Final = 20
 """Width that the columns of a table leave for its labels (characters), and those of a layer table with folds."""
 
 
