@@ -122,9 +122,9 @@ def spread_of(fold: Line, time: str) -> Spread | None:
 
 def index_of(line: Line, fold: Line) -> str:
     """Return what the stars of a fold stand for in one of its layers: ``17``, or ``17.5`` for two."""
-    pattern = re.escape(fold.key[0].partition(FUSED)[0]).replace(r"\*", r"(\d+)")
-    found = re.fullmatch(pattern, line.key[0].partition(FUSED)[0])
-    return ".".join(found.groups()) if found else ""
+    names = zip(*(re.split("[./]", one.key[0].partition(FUSED)[0]) for one in (fold, line)), strict=False)
+    found = [_INDEX.fullmatch(name) for pattern, name in names if pattern.endswith("*")]
+    return ".".join(one[2] if one else "0" for one in found)
 
 
 def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
@@ -195,11 +195,44 @@ def _inner(lines: Iterable[Line]) -> _Inner:
 def _merged(node: _Node, inner: _Inner) -> list[_Node]:
     """The nodes inside a node: the same layer inside each of its lines is one node."""
     found: dict[_Key, _Node] = {}
+    names = _names(node, inner)
     for line in node.lines:
         for one in inner[id(line)]:
             path, module = _moved(one.key[0], line.key[0], node.path), _class(one)
+            if name := names.get(id(one)):
+                path = path.removesuffix(layer_path.last(path)) + name
             found.setdefault((path, module), _Node(path, module, [])).lines.append(one)
     return list(found.values())
+
+
+def _names(node: _Node, inner: _Inner) -> dict[int, str]:
+    """Return the names of layers in the first line, for layers that torch.profiler or Keras number over the model.
+
+    `Linear_0` and `Linear_1` of the first block are `Linear_6` and `Linear_7` of the second: the order counts.
+    """
+    numbered: dict[_Key, list[list[tuple[int, str, Line]]]] = {}
+    for place, line in enumerate(node.lines):
+        for one in inner[id(line)]:
+            stem, number = _numbered(layer_path.last(one.key[0]))
+            parts = numbered.setdefault((stem, one.module), [[] for _ in node.lines])
+            parts[place].append((number, layer_path.last(one.key[0]), one))
+    found: dict[int, str] = {}
+    for parts in numbered.values():
+        names = [name for part in parts for _, name, _ in part]
+        if len(set(names)) < len(names) or all(number < 0 for part in parts for number, _, _ in part):
+            continue
+        known: list[str] = []
+        for part in parts:
+            for place, (_, name, one) in enumerate(sorted(part, key=lambda each: each[0])):
+                known += [name] if place == len(known) else []
+                found[id(one)] = known[place]
+    return found
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Split the name of a layer into its stem and its number; -1: without one."""
+    stem, _, number = name.rpartition("_")
+    return (stem, int(number)) if stem and number.isdecimal() else (name, -1)
 
 
 def _class(line: Line) -> str:
@@ -244,7 +277,7 @@ def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str]
 def _patterns(node: _Node, above: str) -> Iterator[str]:
     """Yield the path with a star for each index below the parent layer, the innermost first."""
     line = node.lines[0]
-    if not node.module or node.module == COMPILED or FUSED in node.path:
+    if node.module == COMPILED or FUSED in node.path:
         return
     if layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
         return
@@ -252,8 +285,9 @@ def _patterns(node: _Node, above: str) -> Iterator[str]:
     parts = re.split(r"([./])", node.path[begin:])
     for place in range(len(parts) - 1, -1, -2):
         found = _INDEX.fullmatch(parts[place])
-        if found and (found[1] in ("",) or found[1].endswith("_") or node.module not in _CONTAINERS):
-            yield node.path[:begin] + "".join([*parts[:place], f"{found[1]}*", *parts[place + 1 :]])
+        stem = found[1] if found else f"{parts[place]}_"  # Keras numbers the second layer of a class first
+        if not stem or stem.endswith("_") or node.module not in _CONTAINERS:
+            yield node.path[:begin] + "".join([*parts[:place], f"{stem}*", *parts[place + 1 :]])
 
 
 def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:

@@ -131,7 +131,7 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     rows = [*lines, *gap, *others]
     labels = [_line_label(line) if line else Text() for line in rows]
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
-    room = {"room": _FOLDED} if any(line.members for line in lines) else {}
+    room = {"room": max(_FOLDED, width // 4)} if any(line.members for line in lines) else {}
     table = fitted_table("Layer", labels, shown_columns(report, lines), rows, width, shapes, **room)
     return [heading, table]
 
