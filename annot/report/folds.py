@@ -70,7 +70,8 @@ def with_groups(rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: S
     names = [(*key, group) for key, group in found.items()]
     table = pl.DataFrame(names, schema=dict.fromkeys(("layer", "module", "group"), pl.String), orient="row")
     kept = rows.select(pl.exclude("group"))
-    return kept.join(table, on=["layer", "module"], how="left", maintain_order="left")
+    joined = kept.join(table, on=["layer", "module"], how="left", maintain_order="left")
+    return joined.select(*kept.columns[:-1], "group", kept.columns[-1])  # shapes stay the last column
 
 
 def shown_lines(report: Report) -> list[Line]:
@@ -356,7 +357,9 @@ def _fold(path: str, members: list[Line], above: Line | None) -> Line:
         label = path[len(above.key[0]) + len(layer_path.INSIDE if layer_path.INSIDE in path else ".") :]
     count = "" if above is not None and len(above.members) == len(members) else f"×{len(members):,}"
     phases = dict.fromkeys(phase for line in members for phase in line.phases)
-    rows = {phase: _sum([line.phases[phase] for line in members if phase in line.phases], path) for phase in phases}
+    rows: dict[str, Mapping[str, Any]] = {
+        phase: _sum([line.phases[phase] for line in members if phase in line.phases], path) for phase in phases
+    }
     module = first.module if len({line.module for line in members}) == 1 else _class(first)
     return Line(label, module, first.depth, rows, members=members, count=count, place=first.place)
 

@@ -104,14 +104,6 @@ def _kernels(attribution: Attribution) -> pl.DataFrame:
     return with_unknown_tensor_cores(with_classes(by_kernel(attribution)))
 
 
-def _layers(attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `by_layer_with_work` with the fold of each layer."""
-    from annot.analyze.work import by_layer_with_work
-    from annot.report.folds import with_groups
-
-    return with_groups(by_layer_with_work(attribution))
-
-
 def _work(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_work`, with measured work if the profile has hardware counters."""
     from annot.analyze.measured_work import with_measured
@@ -187,7 +179,7 @@ _VIEWS: Final = (
     View(
         "layer", "layer",
         (*_TIMES[:-1], "gpu_busy_ns", "host_self_ns", "gpu_by_time_ns"),
-        _layers, heading="Time by layer", layout="tree", keys=_LAYER,
+        _from("work", "by_layer_with_work"), heading="Time by layer", layout="tree", keys=_LAYER,
     ),
     _WORK,
     _ROOFLINE,

@@ -131,8 +131,8 @@ class Run:
 
     @cached_property
     def layers(self) -> pl.DataFrame:
-        """Rows of `annot.correlate`, with FLOPs, bytes and parameters."""
-        return find_view("layer").rows(self.attribution)
+        """Rows of `annot.correlate`, with FLOPs, bytes and parameters, and the fold of each layer."""
+        return with_groups(find_view("layer").rows(self.attribution))
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
@@ -195,7 +195,7 @@ class Run:
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        every = rows = view.rows(attribution)
+        every = rows = with_groups(view.rows(attribution)) if view.layout == "tree" else view.rows(attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")

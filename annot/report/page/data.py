@@ -160,7 +160,7 @@ def _lines(rows: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
 def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
     """The folds, with their members as places of lines. The places of folds follow those of the lines, from `first`."""
     places = {id(line): place for place, line in enumerate(lines)}
-    found = []
+    found: list[dict[str, Any]] = []
     for fold, above in every_fold(lines):
         places[id(fold)] = first + len(found)
         members = [places[id(line)] for line in fold.members]

@@ -82,3 +82,16 @@ function largestParts(run, number) {
   return {numbers, whole, places: sorted(found, place => numbers[place].self, true).slice(0, number)};
 }
 const OUTER = ['(epoch)', '(batch)', '(unattributed)'];
+
+// The name of a part: the path of a layer, or the title of another line, such as Optimizer.
+function partName(line) {
+  return line.other ? line.label : title(line);
+}
+
+function partLink(run, place) {
+  return isFold(run, place) ? '#layers' : `#layer/${place}`;
+}
+
+function foldSize(line) {
+  return line.members && h('span', {class: 'count'}, ` ×${count(line.members.length)}`);
+}

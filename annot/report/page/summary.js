@@ -127,10 +127,10 @@ function topLayers(run) {
         h(
           'li',
           {},
-          h('a', {href: isFold(run, line.place) ? '#layers' : `#layer/${line.place}`}, pathName(partName(line))),
+          h('a', {href: partLink(run, line.place)}, pathName(partName(line))),
           ' ',
           line.module && name(line.module, 'module'),
-          line.members && ` ×${count(line.members.length)}`,
+          foldSize(line),
           h(
             'span',
             {class: 'value'},
@@ -142,11 +142,6 @@ function topLayers(run) {
     ),
     h('p', {}, h('a', {href: '#layers'}, 'All layers')),
   );
-}
-
-// The name of a part: the path of a layer, or the title of another line, such as Optimizer.
-function partName(line) {
-  return line.other ? line.label : title(line);
 }
 
 function timeAndShare(ns, whole) {

@@ -14,7 +14,7 @@ from annot.analyze.work import not_counted
 from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import MODEL, Line, other_lines, row_label
-from annot.report.terminal.layout import FULL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
+from annot.report.terminal.layout import FULL, LABEL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
 from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
 from annot.report.views import Report
@@ -131,8 +131,8 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     rows = [*lines, *gap, *others]
     labels = [_line_label(line) if line else Text() for line in rows]
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
-    room = {"room": max(_FOLDED, width // 4)} if any(line.members for line in lines) else {}
-    table = fitted_table("Layer", labels, shown_columns(report, lines), rows, width, shapes, **room)
+    room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
+    table = fitted_table("Layer", labels, shown_columns(report, lines), rows, width, shapes, room=room)
     return [heading, table]
 
 
