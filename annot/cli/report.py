@@ -54,6 +54,7 @@ examples:
   annot run.sqlite
   annot run.sqlite --by kernel --steps 3:20
   annot run.sqlite --columns work
+  annot run.sqlite --expand layers.7
   annot run.sqlite --by module --columns roofline --top 10
   annot run.sqlite --by kernel --each --format csv
   annot run.sqlite -o layers.csv
@@ -87,6 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
     parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
+    parser.add_argument(
+        "--expand", action="append", nargs="?", const="", metavar="PATH",
+        help="show repeated layers at PATH (layers, layers.7) one by one instead of as one line; repeatable; without "
+        "PATH, which then stands after PROFILE: all layers",
+    )  # fmt: skip
     parser.add_argument("--top", type=_positive, metavar="N", help="show the N longest rows only")
     percent = output.number_type(
         "from 0 to 100", lambda part: 0 <= part <= 100, lambda text: float(text.removesuffix("%"))
@@ -185,7 +191,7 @@ def _positive(text: str) -> int:
     return number
 
 
-_VIEW_OPTIONS = ("by", "columns", "each", "depth", "top", "min_share", "sort", "total", "per_step")
+_VIEW_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share", "sort", "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
 _STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture")
 _NSYS_OPTIONS = ("rule", "report")
@@ -213,6 +219,8 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
             return f"--rule nsight needs exactly one PROFILE, got {len(args.profiles)}"
     elif args.report is not None:
         return f"--report {args.report} needs --rule nsight"
+    if args.expand is not None and args.format != "table":
+        return f"--expand cannot be combined with --format {args.format}: files have a row for each layer"
     if args.workers and args.dask not in (None, "local"):
         return "--workers cannot be combined with a Dask scheduler, which has its own workers: use it with --dask local"
     return _view_problem(args)
@@ -220,7 +228,7 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _view_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a view that does not exist. Name the new spelling of an old one."""
-    if not (args.by or args.columns or args.each or args.depth is not None):
+    if not (args.by or args.columns or args.each or args.depth is not None or args.expand):
         return None
     from annot.report.views import OTHER_NAMES, find_view
 
@@ -230,6 +238,8 @@ def _view_problem(args: argparse.Namespace) -> str | None:
         return f"--{error}"
     if args.depth is not None and (view.by != "layer" or not view.sums):
         return f"--depth cannot be combined with {'--each' if args.each else f'--by {args.by}'}: it sums layers"
+    if args.expand is not None and view.layout != "tree":
+        return f"--expand cannot be combined with --by {view.by} --columns {view.group}: it needs the times of layers"
     if args.by in OTHER_NAMES:
         print(f"annot: --by {args.by} is now {OTHER_NAMES[args.by]}", file=sys.stderr)
     return None
@@ -307,6 +317,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
     options: dict[str, Any] = {
         "by": args.by or "layer", "columns": args.columns or "time", "each": args.each, "depth": args.depth,
         "top": args.top, "min_share": (args.min_share or 0) / 100, "sort": args.sort or "order",
+        "expand": tuple(args.expand or ()),
         "total": args.total or (args.format != "table" and not args.per_step),
         "brief": args.format in ("table", "json", "parquet"),
     }  # fmt: skip

@@ -44,6 +44,9 @@ class Line:
         depth: indentation level.
         phases: rows of the report by phase.
         inside: lines of the ranges directly inside, for a range of a program (see `annot.attribution.containment`).
+        place: position among the lines in the order of the rows.
+        members: lines of the layers that a fold stands for (see `annot.report.folds`); empty: one layer.
+        count: number of these layers in words, such as ``×200``; empty: as many as the fold around it.
     """
 
     label: str
@@ -51,6 +54,9 @@ class Line:
     depth: int = 0
     phases: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     inside: list[Line] = field(default_factory=list)
+    place: int = 0
+    members: list[Line] = field(default_factory=list)
+    count: str = ""
 
     def get(self, column: str, *phases: str) -> Any:
         """Return the sum of a column over the given phases, or over all phases; None if every value is null.
@@ -82,7 +88,9 @@ def layer_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[L
     """
     lines: dict[tuple[str, str], Line] = {}
     for row in _split(rows)[0]:
-        line = lines.setdefault((row["layer"], row["module"]), Line(row["layer"] or MODEL, row["module"]))
+        line = lines.setdefault(
+            (row["layer"], row["module"]), Line(row["layer"] or MODEL, row["module"], place=len(lines))
+        )
         line.phases[row["phase"]] = row
     walked = list(_walk(lines, _children(lines), None, 0))
     if every is not None:

@@ -18,6 +18,7 @@ from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names, per_step
+from annot.report.selected_rows import at_least, longest, longest_first
 from annot.util.entry_points import loaded
 
 __all__ = [
@@ -387,6 +388,7 @@ class Report:
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
+        tree: the rows that a tree shows, where a fold counts as one row; None: `rows`.
     """
 
     view: View
@@ -396,11 +398,17 @@ class Report:
     advice: Sequence[Mapping[str, Any]] = ()
     instead: Sequence[Report] = ()
     every: pl.DataFrame | None = None
+    tree: pl.DataFrame | None = None
 
     @property
     def name(self) -> str:
         """Plural of the subject, such as `layers`."""
         return self.view.plural
+
+    @property
+    def tree_rows(self) -> pl.DataFrame:
+        """The rows that a tree shows."""
+        return self.rows if self.tree is None else self.tree
 
     @property
     def time(self) -> str:
@@ -437,18 +445,23 @@ class Report:
         """Return the report in order of appearance, or with the longest rows first if `sort` is "time"."""
         if sort == "order" or not self.column:
             return self
-        return replace(self, rows=self.rows.sort(self.column, descending=True, nulls_last=True, maintain_order=True))
+        tree = None if self.tree is None else longest_first(self.tree, self.column)
+        rows = self.rows.sort(self.column, descending=True, nulls_last=True, maintain_order=True)
+        return replace(self, rows=rows, tree=tree)
 
     def top(self, number: int) -> Self:
         """Return the report with the longest rows only, longest first."""
-        return replace(self, rows=self.sorted("time").rows.head(number))
+        tree = None if self.tree is None else longest(self.tree, self.column, number)
+        return replace(self, rows=self.sorted("time").rows.head(number), tree=tree)
 
     def at_least(self, share: float) -> Self:
         """Return the report without the rows below a share (0 to 1) of the total time; others keep their order."""
         whole = self.whole
         if not self.column or not whole:
             return self
-        return replace(self, rows=self.rows.filter(pl.col(self.column).fill_null(0) >= share * whole))
+        tree = None if self.tree is None else at_least(self.tree, self.column, share * whole)
+        rows = self.rows.filter(pl.col(self.column).fill_null(0) >= share * whole)
+        return replace(self, rows=rows, tree=tree)
 
     def per_step(self, steps: int) -> Self:
         """Return the report with sums divided by a number of steps."""
@@ -457,8 +470,8 @@ class Report:
         columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
         if not self.view.sums:
             return replace(self, meta=meta)
-        every = None if self.every is None else per_step(self.every, columns, steps)
-        return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every)
+        every, tree = (None if one is None else per_step(one, columns, steps) for one in (self.every, self.tree))
+        return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every, tree=tree)
 
 
 _TIMES_OF_META: Final = (

@@ -134,8 +134,8 @@ class Ranks:
         view = find_view(by, columns, each=options.get("each", False))
         if rank is not None:
             return self.rank(rank).view(by, columns, sort=sort, total=total, **options)
-        if not view.keys or options.get("depth") is not None:
-            names = [f"--{name}" for name in ("each", "depth") if options.get(name) not in (None, False)]
+        if not view.keys or options.get("depth") is not None or options.get("expand"):
+            names = [f"--{name}" for name in ("each", "depth", "expand") if options.get(name) not in (None, False, ())]
             what = names[0] if names else f"--by {by}" + (f" --columns {columns}" if view.name != by else "")
             raise AnnotError(f"{what} needs a single rank: use --rank N")
         report = self._compared(view, total).at_least(options.get("min_share") or 0.0)

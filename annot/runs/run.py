@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from annot.attribution.attribute import STEADY
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
+from annot.report.folds import with_groups
 from annot.report.layer_tree import at_depth
 from annot.report.views import ORDERS, Order, Report, View, find_view
 from annot.runs.captures import with_capture_files
@@ -129,8 +131,8 @@ class Run:
 
     @cached_property
     def layers(self) -> pl.DataFrame:
-        """Rows of `annot.correlate`, with FLOPs, bytes and parameters."""
-        return find_view("layer").rows(self.attribution)
+        """Rows of `annot.correlate`, with FLOPs, bytes and parameters, and the fold of each layer."""
+        return with_groups(find_view("layer").rows(self.attribution))
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
@@ -168,7 +170,7 @@ class Run:
     def view(
         self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
         top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False,
+        brief: bool = False, expand: Sequence[str] = (),
     ) -> Shown:  # fmt: skip
         """Return a view of the profile, to print or to write.
 
@@ -183,12 +185,16 @@ class Run:
             total: sums over the selected steps or the whole profile; false: the mean of a step without warm-up, if
                 the profile has steps.
             brief: also make the breakdown of the step time and the advice, if the profile is small.
+            expand: paths of layers, such as ``layers`` or ``layers.7``, that the layer table shows one by one
+                instead of in folds; ``""``: all layers.
 
         Raises:
             AnnotError: the profile cannot be read, or lacks the selected steps.
             ValueError: the view does not exist, or an argument has an unknown value.
         """
         view = find_view(by, columns, each=each)
+        if expand and view.layout != "tree":
+            raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
         if sort not in ORDERS:
             raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
         attribution = self.attribution_for(view, total=total)
@@ -199,14 +205,15 @@ class Run:
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        every = rows = view.rows(attribution)
+        every = rows = with_groups(view.rows(attribution)) if view.layout == "tree" else view.rows(attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, attribution)
         kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        report = Shown(view, rows, meta, shares, advice or (), instead, every if view.layout == "tree" else None)
+        trees = (every, with_groups(rows, every, expand) if expand else rows) if view.layout == "tree" else ()
+        report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report

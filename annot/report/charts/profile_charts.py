@@ -9,11 +9,14 @@ import polars as pl
 from annot.analyze.roofline import layer_roofline
 from annot.attribution import Attribution, by_step
 from annot.report.charts.chart import Chart, Series
-from annot.report.layer_tree import LAYER_PHASES, MODEL
+from annot.report.folds import with_groups
+from annot.report.layer_tree import LAYER_PHASES, row_label
 
 __all__ = ["pictures"]
 
 _LAYERS: Final = 20
+_BESIDE: Final = ("optimizer", "data")
+"""Phases outside layers that the chart of layers has, too."""
 _STEP_TIMES: Final = ("host_ns", "forward_ns", "backward_ns", "optimizer_ns", "data_ns", "gpu_ns")
 _NAMES: Final = {"host_ns": "step", "gpu_ns": "GPU"}
 
@@ -45,11 +48,14 @@ def _steps(steps: pl.DataFrame) -> Chart:
 
 
 def _layers(rows: pl.DataFrame) -> Chart:
-    """The layers with the most self time, by phase, in ms."""
+    """The layers, folds, optimizers and data waits with the most self time, by phase, in ms."""
     time = "gpu_self_ns" if rows["gpu_self_ns"].sum() else "host_self_ns"
-    layers = rows.filter(pl.col("phase").is_in(LAYER_PHASES) & ((pl.col("layer") != "") | (pl.col("module") != "")))
-    name = pl.when(pl.col("layer") == "").then(pl.lit(MODEL)).otherwise("layer")
-    layers = layers.select(name.alias("layer"), "phase", (pl.col(time) / 1e6).alias("ms")).drop_nulls("ms")
+    named = (pl.col("layer") != "") | (pl.col("module") != "")
+    is_shown = pl.col("phase").is_in(_BESIDE) | (pl.col("phase").is_in(LAYER_PHASES) & named)
+    layers = with_groups(rows).filter(is_shown)
+    names = [row["group"] or row_label(row)[0] for row in layers.rows(named=True)]
+    layers = layers.select(pl.Series("layer", names, pl.String), "phase", (pl.col(time) / 1e6).alias("ms"))
+    layers = layers.drop_nulls("ms")
     layers = layers.group_by("phase", "layer", maintain_order=True).agg(pl.col("ms").sum())
     sums = layers.group_by("layer", maintain_order=True).agg(pl.col("ms").sum()).filter(pl.col("ms") > 0)
     longest = sums.sort("ms", descending=True, maintain_order=True).head(_LAYERS)["layer"].to_list()

@@ -19,7 +19,8 @@ from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.layer_tree import layer_lines, other_lines
+from annot.report.folds import every_fold, index_of
+from annot.report.layer_tree import Line, layer_lines, other_lines
 from annot.report.tables import as_data
 from annot.report.views import Report, View, find_view
 from annot.util.entry_points import loaded
@@ -131,7 +132,7 @@ def run_data(
         "units": matrix_units(attribution.meta),
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(rows), "lines": _lines(rows),
+        "rows": _columns(rows), **_lines(rows),
         "shares": meanings(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
@@ -147,19 +148,36 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
     return meta | {"source": source, "devices": devices}
 
 
-def _lines(rows: pl.DataFrame) -> list[dict[str, Any]]:
-    """The lines of the layer table, with the row index of each phase."""
+def _lines(rows: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The lines of the layer table, with the row index of each phase, and the folds of repeated layers."""
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
-    return [
+    layers, others = layer_lines(rows), other_lines(rows)
+    lines = [
         {
             "label": line.label, "module": line.module, "depth": line.depth,
             "layer": next(iter(line.phases.values()))["layer"],
             "rows": {phase: index[row["layer"], row["module"], phase] for phase, row in line.phases.items()},
             "other": other,
         }
-        for other, lines in ((False, layer_lines(rows)), (True, other_lines(rows)))
-        for line in lines
+        for other, some in ((False, layers), (True, others))
+        for line in some
     ]  # fmt: skip
+    return {"lines": lines, "folds": _folds(layers, len(lines))}
+
+
+def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
+    """The folds, with their members as places of lines. The places of folds follow those of the lines, from `first`."""
+    places = {id(line): place for place, line in enumerate(lines)}
+    found: list[dict[str, Any]] = []
+    for fold, above in every_fold(lines):
+        places[id(fold)] = first + len(found)
+        members = [places[id(line)] for line in fold.members]
+        found.append({
+            "label": fold.label, "module": fold.module, "layer": fold.key[0], "count": fold.count,
+            "parent": -1 if above is None else places[id(above)], "members": members,
+            "indices": [index_of(line, fold) for line in fold.members],
+        })  # fmt: skip
+    return found
 
 
 def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:

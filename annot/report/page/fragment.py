@@ -13,7 +13,8 @@ from typing import Final
 
 from annot.report.charts.chart import Chart, as_svg
 from annot.report.columns import formatted
-from annot.report.layer_tree import Line, layer_lines, other_lines, row_label, tree_columns
+from annot.report.folds import shown_columns, shown_lines
+from annot.report.layer_tree import Line, other_lines, row_label
 from annot.report.totals import totals
 from annot.report.units import printable, share, unit_for
 from annot.report.views import Report
@@ -79,23 +80,28 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
 
 def _tree(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers."""
-    lines = [*layer_lines(report.rows, report.every), *other_lines(report.rows)]
+    lines = [*shown_lines(report), *other_lines(report.tree_rows)]
     unit = unit_for(report.rows[report.time]).name
-    shows = {one.title: one.show for one in tree_columns(report, lines)}
+    columns = shown_columns(report, lines)
+    shows = {one.title: one.show for one in columns}
+    spread = [one.title for one in columns if one.title.split()[0] in _SPREAD]
 
     def cells(line: Line, *titles: str) -> str:
         return "".join(f"<td>{shows[title](line) if title in shows else ''}</td>" for title in titles)
 
     rows = "".join(
         f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
-        f"{_label(line.label, line.module)}</td>{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
-        f"{cells(line, 'Calls', 'Kernels')}<td>{_plain(line.input)}</td></tr>"
+        f"{_label(line.label, f'{line.module} {line.count}'.strip())}</td>"
+        f"{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
+        f"{cells(line, *spread, 'Calls', 'Kernels')}<td>{_plain(line.input)}</td></tr>"
         for line in lines
     )
-    return ["Layer", *(f"{title}, {unit}" for title in _TIMES), "Share", "", "Calls", "Kernels", "Input"], rows
+    heads = [*(f"{title}, {unit}" for title in _TIMES), "Share", "", *spread, "Calls", "Kernels", "Input"]
+    return ["Layer", *heads], rows
 
 
 _TIMES: Final = ("Forward", "Backward", "Total", "Self")
+_SPREAD: Final = ("Median", "Slowest", "Index", "IQR")
 
 
 def _label(path: str, beside: str) -> str:

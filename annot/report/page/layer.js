@@ -208,9 +208,9 @@ function layerSteps(run, line) {
 }
 
 function childrenOf(run, place) {
-  const children = run.children[place];
+  const children = placesInside(run, place);
   if (!children.length) return null;
-  const {numbers} = measured(run, {...NOTHING});
+  const {numbers} = withFolds(run, measured(run, {...NOTHING}), NOTHING);
   const longest = Math.max(1, ...children.map(child => numbers[child].total ?? 0));
   return panel(
     'Child layers',
@@ -220,11 +220,12 @@ function childrenOf(run, place) {
         {
           title: 'Layer',
           text: true,
-          value: child => run.lines[child].label,
+          value: child => lineAt(run, child).label,
           show: (value, child) => [
-            h('a', {href: `#layer/${child}`}, name(value)),
+            h('a', {href: partLink(run, child)}, name(value)),
             ' ',
-            name(run.lines[child].module, 'module'),
+            name(lineAt(run, child).module, 'module'),
+            foldSize(lineAt(run, child)),
           ],
         },
         {title: 'Time', value: child => numbers[child].total, show: duration},

@@ -99,17 +99,12 @@ function shareOfSteps(run, rows) {
 }
 
 function topLayers(run) {
-  const {numbers, whole} = measured(run, {...NOTHING});
-  const leaves = run.lines.filter(line => !line.other && numbers[line.place].self > 0);
-  const best = sorted(
-    leaves.length ? leaves : run.lines.filter(line => numbers[line.place].self > 0),
-    line => numbers[line.place].self,
-    true,
-  ).slice(0, 10);
+  const {numbers, whole, places} = largestParts(run, 10);
+  const best = places.map(place => lineAt(run, place));
   if (!best.length) return panel('Layers', emptyText('No ranges were recorded. Use emit_ranges(model).'));
   const longest = numbers[best[0].place].self;
   return panel(
-    'Layers with the most self time',
+    'Layers and other parts with the most self time',
     h(
       'ol',
       {class: 'top'},
@@ -117,9 +112,10 @@ function topLayers(run) {
         h(
           'li',
           {},
-          h('a', {href: `#layer/${line.place}`}, pathName(title(line))),
+          h('a', {href: partLink(run, line.place)}, pathName(partName(line))),
           ' ',
           line.module && name(line.module, 'module'),
+          foldSize(line),
           h(
             'span',
             {class: 'value'},
@@ -139,10 +135,12 @@ function timeAndShare(ns, whole) {
 
 function selfBars(run, line, longest) {
   const self = run.rows[run.time.replace('_ns', '_self_ns')];
-  return Object.entries(line.rows).map(
-    ([phase, row]) =>
-      self[row] > 0 &&
-      withWidth(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * self[row]) / longest),
+  const sums = {};
+  for (const place of line.members ?? [line.place])
+    for (const [phase, row] of Object.entries(run.lines[place].rows)) sums[phase] = (sums[phase] ?? 0) + (self[row] ?? 0);
+  return Object.entries(sums).map(
+    ([phase, ns]) =>
+      ns > 0 && withWidth(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * ns) / longest),
   );
 }
 

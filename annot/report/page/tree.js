@@ -6,6 +6,7 @@ function layersView(run, state) {
     by: -1,
     down: true,
     open: initiallyOpen(run),
+    single: new Set(),
     folded: new Set(),
     filtered: false,
     all: false,
@@ -26,14 +27,22 @@ function layersView(run, state) {
     filters,
     status,
     holder,
-    h('p', {class: 'hint'}, 'Arrow keys: move, fold and unfold. Enter: open the layer. /: search.'),
+    h('p', {class: 'hint'}, 'Arrow keys: move, fold and unfold. Enter: open the layer, or list repeated layers. /: search.'),
   ];
 }
 
 // The lines that are unfolded at first: all of a small model, the upper levels of a large one.
 function initiallyOpen(run) {
-  const deepest = run.lines.length <= 300 ? Infinity : 2;
-  return new Set(run.lines.filter(line => line.depth < deepest).map(line => line.place));
+  const all = [];
+  const visit = (places, depth) => {
+    for (const place of places) {
+      all.push([place, depth]);
+      visit(placesInside(run, place), depth + 1);
+    }
+  };
+  visit(placesInside(run, -1), 0);
+  const deepest = all.length <= 300 ? Infinity : 2;
+  return new Set(all.filter(([, depth]) => depth < deepest).map(([place]) => place));
 }
 
 function treeFilters(run, state, draw) {
@@ -115,13 +124,19 @@ function treeColumns(run, shown) {
   const present = phase => shown.numbers.some(one => known(one[phase]));
   const unit = unitFor(shown.numbers.map(one => one.total)),
     host = unitFor(shown.numbers.map(one => one.host)),
+    each = unitFor(shown.numbers.map(one => one.slowest)),
     device = shown.time === 'gpu_ns';
   const timed = {show: value => inUnit(unit, value)};
+  const ofEach = key => ({title: `${titleOf('tree', key)} ${each.name}`, show: value => inUnit(each, value)});
   const columns = columnsOf('tree', shown.numbers, {
     ...Object.fromEntries(PHASES.map(phase => [phase, present(phase) && timed])),
     total: timed,
     self: timed,
     share: {value: one => one.total, show: value => share(value, shown.whole)},
+    median: ofEach('median'),
+    slowest: ofEach('slowest'),
+    index: {text: false},
+    iqr: ofEach('iqr'),
     calls: present('calls') && {},
     kernels: run.time === 'gpu_ns' && present('kernels') && {show: value => count(value || null)},
     host: device &&
@@ -131,22 +146,22 @@ function treeColumns(run, shown) {
 }
 
 function drawTree(run, state, tree, holder, status, draw) {
-  const shown = measured(run, state.filters);
+  const shown = withFolds(run, measured(run, state.filters), state.filters);
   const {columns, unit} = treeColumns(run, shown);
   const all = [
-    {title: 'Layer', text: true, value: place => title(run.lines[place])},
+    {title: 'Layer', text: true, value: place => title(lineAt(run, place))},
     ...columns.map(column => ({
       ...column,
       value: place => column.value(shown.numbers[place]),
       class: `col-${column.name}`,
     })),
   ];
-  const {places, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
+  const {places, around, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
   if (!places.includes(tree.focus)) tree.focus = places[0] ?? -1;
-  const layers = shown.numbers.filter((one, place) => !run.lines[place].other && one.total);
+  const layers = shown.numbers.filter((one, place) => !lineAt(run, place).other && one.total);
   const longest = Math.max(1, ...(layers.length ? layers : shown.numbers).map(one => one.total ?? 0));
   const part = tree.all ? places : places.slice(0, LINES);
-  const context = {run, shown, columns: all, longest, tree, draw, found};
+  const context = {run, shown, columns: all, longest, tree, draw, around};
   const head = h(
     'tr',
     {},
@@ -181,7 +196,7 @@ function drawTree(run, state, tree, holder, status, draw) {
   const kept =
     run.layer_steps.kept < run.layer_steps.steps ? `; the page has the first ${count(run.layer_steps.kept)} steps` : '';
   status.textContent = run.lines.length
-    ? `${what} time in ${unit.name}, ${plural(found.size, 'line')} of ${count(run.lines.length)}${kept}`
+    ? `${what} time in ${unit.name}, ${plural(found, 'line')} of ${count(run.lines.length)}${kept}`
     : 'No layers were recorded. Use emit_ranges(model).';
 }
 
@@ -191,34 +206,59 @@ function legend(shown) {
   return keys.map(key => h('span', {class: `key ${key}`}, key));
 }
 
-// The visible lines in order: lines that match and their parents, without folded ones.
+// The visible lines in order: lines that match and their parents, without folded ones. `around` has their depths and
+// parents: a layer that is listed in a fold is a level deeper than in its model.
 function visible(run, filters, tree, shown, value) {
-  const found = new Set(),
-    needed = new Set();
-  run.lines.forEach(line => {
-    if (!shown.numbers[line.place].matches) return;
-    found.add(line.place);
-    for (let at = line.place; at >= 0 && !needed.has(at); at = run.lines[at].parent) needed.add(at);
-  });
   tree.filtered = Boolean(filters.search.trim() || filters.module || filters.phase);
-  const places = [];
-  const ordered = siblings => (value ? sorted(siblings, value, tree.down) : siblings);
-  const visit = siblings => {
-    for (const place of ordered(siblings.filter(one => needed.has(one)))) {
+  const needed = neededPlaces(run, shown.numbers);
+  const places = [],
+    around = new Map();
+  const visit = (inside, parent) => {
+    const some = inside.filter(place => needed.has(place));
+    for (const place of value ? sorted(some, value, tree.down) : some) {
       places.push(place);
-      if (isOpen(tree, place)) visit(run.children[place]);
+      around.set(place, {parent, depth: parent < 0 ? 0 : around.get(parent).depth + 1});
+      if (isOpen(tree, place)) visit(placesInside(run, place, isSingle(run, tree, shown, needed, place)), place);
     }
   };
-  visit(run.top.filter(place => !run.lines[place].other));
-  visit(run.top.filter(place => run.lines[place].other));
-  return {places, found};
+  visit(placesInside(run, -1), -1);
+  visit(
+    run.top.filter(place => run.lines[place].other),
+    -1,
+  );
+  return {places, around, found: run.lines.filter(line => shown.numbers[line.place].matches).length};
+}
+
+// The lines and folds that match, and all around them.
+function neededPlaces(run, numbers) {
+  const needed = new Set(),
+    foldsOf = new Map();
+  run.folds.forEach((fold, number) => {
+    for (const member of fold.members) foldsOf.set(member, [...(foldsOf.get(member) ?? []), run.lines.length + number]);
+  });
+  const pending = numbers.flatMap((one, place) => (one.matches ? [place] : []));
+  while (pending.length) {
+    const place = pending.pop();
+    if (place < 0 || needed.has(place)) continue;
+    needed.add(place);
+    pending.push(lineAt(run, place).parent, ...(foldsOf.get(place) ?? []));
+  }
+  return needed;
+}
+
+// Whether a fold lists its members: if the user says so, or if only single members match.
+function isSingle(run, tree, shown, needed, place) {
+  if (!isFold(run, place)) return false;
+  const some = at => shown.numbers[at].matches || placesInside(run, at).some(some);
+  return tree.single.has(place) || (tree.filtered && needed.has(place) && !some(place));
 }
 
 function treeRow(place, context, before) {
-  const {run, shown, columns, longest, tree, draw, found} = context;
-  const line = run.lines[place],
+  const {run, shown, columns, longest, tree, draw, around} = context;
+  const line = lineAt(run, place),
+    {depth, parent} = around.get(place),
     numbers = shown.numbers[place],
-    inner = run.children[place].length > 0;
+    inner = hasInside(run, tree, place);
   const opened_ = inner && isOpen(tree, place);
   const fold = inner
     ? h(
@@ -236,23 +276,32 @@ function treeRow(place, context, before) {
         opened_ ? '▾' : '▸',
       )
     : h('span', {class: 'fold'});
-  const label = h('a', {href: `#layer/${place}`, tabindex: '-1'}, name(line.label));
+  const label = isFold(run, place)
+    ? foldLabel(line, tree, draw)
+    : h('a', {href: `#layer/${place}`, tabindex: '-1'}, name(isFold(run, parent) ? title(line) : line.label));
   const first = h(
     'th',
     {scope: 'row', role: 'rowheader', class: 'text'},
-    h('div', {class: 'label'}, fold, label, line.module && name(line.module, 'module')),
+    h(
+      'div',
+      {class: 'label'},
+      fold,
+      label,
+      line.module && name(line.module, 'module'),
+      line.count && h('span', {class: 'count'}, line.count),
+    ),
   );
-  first.firstChild.style.setProperty('--depth', Math.min(line.depth, 12));
-  const gap = line.other && before !== undefined && !run.lines[before].other ? ' gap' : '';
+  first.firstChild.style.setProperty('--depth', Math.min(depth, 12));
+  const gap = line.other && before !== undefined && !lineAt(run, before).other ? ' gap' : '';
   return h(
     'tr',
     {
       role: 'row',
       'data-place': place,
-      'aria-level': line.depth + 1,
+      'aria-level': depth + 1,
       'aria-expanded': inner ? String(opened_) : null,
       tabindex: tree.focus === place ? '0' : '-1',
-      class: (found.has(place) ? '' : 'context') + gap,
+      class: (numbers.matches ? '' : 'context') + gap,
       onfocus: () => {
         tree.focus = place;
       },
@@ -263,6 +312,35 @@ function treeRow(place, context, before) {
       .slice(1)
       .map(column => h('td', {role: 'gridcell', class: cellClass(column)}, column.show(column.value(place)))),
   );
+}
+
+// Whether there are lines inside. A fold whose layers have none lists them.
+function hasInside(run, tree, place) {
+  return placesInside(run, place, tree.single.has(place)).length > 0;
+}
+
+// The label of a fold: a button that lists its layers one by one, or sums up again what is inside them.
+function foldLabel(fold, tree, draw) {
+  return h(
+    'button',
+    {
+      type: 'button',
+      class: 'link',
+      tabindex: '-1',
+      'aria-pressed': String(tree.single.has(fold.place)),
+      title: tree.single.has(fold.place) ? 'Show the layers as one' : `Show all ${count(fold.members.length)} one by one`,
+      onclick: () => {
+        listMembers(tree, fold.place);
+        draw();
+      },
+    },
+    name(fold.label),
+  );
+}
+
+function listMembers(tree, place) {
+  if (!tree.single.delete(place)) tree.single.add(place);
+  if (!isOpen(tree, place)) toggle(tree, place);
 }
 
 function bars(numbers, longest) {
@@ -288,7 +366,7 @@ function toggle(tree, place) {
 function treeKeyPressed(event, context) {
   const row = event.target.closest('tbody tr');
   if (!row || event.target !== row) return;
-  const {run, tree, draw} = context,
+  const {run, tree, draw, around} = context,
     place = Number(row.dataset.place);
   const to = element => {
     if (element?.dataset.place) focusRow(tree, row, element);
@@ -297,7 +375,7 @@ function treeKeyPressed(event, context) {
     draw();
     document.querySelector(`tr[data-place="${place}"]`)?.focus();
   };
-  const inner = run.children[place].length > 0;
+  const inner = hasInside(run, tree, place);
   const act = {
     ArrowDown: () => to(row.nextElementSibling),
     ArrowUp: () => to(row.previousElementSibling),
@@ -315,10 +393,13 @@ function treeKeyPressed(event, context) {
       if (inner && isOpen(tree, place)) {
         toggle(tree, place);
         again();
-      } else to(row.parentNode.querySelector(`tr[data-place="${run.lines[place].parent}"]`));
+      } else to(row.parentNode.querySelector(`tr[data-place="${around.get(place).parent}"]`));
     },
     Enter: () => {
-      location.hash = `#layer/${place}`;
+      if (isFold(run, place)) {
+        listMembers(tree, place);
+        again();
+      } else location.hash = `#layer/${place}`;
     },
   }[event.key];
   if (!act) return;

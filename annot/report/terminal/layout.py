@@ -17,11 +17,11 @@ from annot.report.columns import Formatted
 from annot.report.units import printable
 from annot.util.ascii import ASCII
 
-__all__ = ["FULL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text"]
+__all__ = ["FULL", "LABEL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text"]
 
 NARROW, WIDE, FULL = 76, 100, 120
 """Terminal widths (columns) from which tables show more columns."""
-_LABEL: Final = 12  # minimum width of the names, in columns
+LABEL: Final = 12  # minimum width of the names, in columns
 _FEW: Final = 3  # columns that always stay
 
 
@@ -35,7 +35,7 @@ def plain_text(show: Callable[[Console], None], width: int = FULL) -> str:
 
 def fitted_table(
     title: str, labels: Sequence[Text], columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int,
-    shapes: Sequence[Text] = (), last: str = "Input", most: int | None = None, room: int = _LABEL,
+    shapes: Sequence[Text] = (), last: str = "Input", most: int | None = None, room: int = LABEL,
 ) -> RenderableType:  # fmt: skip
     """Return a table that never truncates numbers. Labels and shapes share the remaining width.
 
@@ -64,7 +64,7 @@ def fitted_table(
         shown, widths = [shown[place] for place in kept], [widths[place] for place in kept]
         cells = [[row[place] for place in kept] for row in cells]
     left = width - sum(widths) - gap * len(shown)
-    label = max(_LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
+    label = max(LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
     heads = [column.title for column in shown]
     ends: Sequence[Text | None] = [None] * len(cells)
     input_ = 0
@@ -151,7 +151,7 @@ class Hanging:
     style: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        lines = Text(self.text, self.style).wrap(console, max(options.max_width - len(self.head), _LABEL))
+        lines = Text(self.text, self.style).wrap(console, max(options.max_width - len(self.head), LABEL))
         for number, line in enumerate(lines):
             line.rstrip()
             yield Text(" " * len(self.head) if number else self.head, self.style).append_text(line)

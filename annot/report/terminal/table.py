@@ -12,8 +12,9 @@ from rich.text import Text
 
 from annot.analyze.work import not_counted
 from annot.report.columns import Formatted, formatted
-from annot.report.layer_tree import MODEL, Line, layer_lines, other_lines, row_label, tree_columns
-from annot.report.terminal.layout import FULL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
+from annot.report.folds import shown_columns, shown_lines
+from annot.report.layer_tree import MODEL, Line, other_lines, row_label
+from annot.report.terminal.layout import FULL, LABEL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
 from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
 from annot.report.views import Report
@@ -26,7 +27,8 @@ _TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
 _BELOW: Final = 3
 """Pieces of advice below a table."""
 _ROOM: Final = 28
-"""Width that the columns of a table leave for its labels (characters)."""
+_FOLDED: Final = 20
+"""Width that the columns of a table leave for its labels (characters), and those of a layer table with folds."""
 
 
 def print_table(report: Report, console: Console) -> None:
@@ -122,7 +124,7 @@ def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _tree(report: Report, width: int) -> list[RenderableType]:
     """The tree of layers, with the time of each phase side by side."""
-    lines, others = layer_lines(report.rows, report.every), other_lines(report.rows)
+    lines, others = shown_lines(report), other_lines(report.tree_rows)
     unit = unit_for(report.rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
     heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
@@ -130,12 +132,16 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     rows = [*lines, *gap, *others]
     labels = [_line_label(line) if line else Text() for line in rows]
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
-    return [heading, fitted_table("Layer", labels, tree_columns(report, lines), rows, width, shapes)]
+    room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
+    table = fitted_table("Layer", labels, shown_columns(report, lines), rows, width, shapes, room=room)
+    return [heading, table]
 
 
 def _line_label(line: Line) -> Text:
     label = Text("  " * line.depth + printable(line.label))
-    return label.append(f" {printable(line.module)}", style="cyan") if line.module else label
+    if line.module:
+        label.append(f" {printable(line.module)}", style="cyan")
+    return label.append(f" {line.count}") if line.count else label
 
 
 def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:

@@ -1,0 +1,378 @@
+"""Repeated layers as one line: ``layers.0`` to ``layers.199`` of one class are the fold ``layers.* Block ×200``.
+
+Folds are found here only. The terminal and notebooks show `shown_lines`, the page takes `every_fold`, files have the
+column ``group`` of `with_groups`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any, Final
+
+import polars as pl
+
+from annot.labels import layer_path
+from annot.labels.tag import COMPILED, FUSED
+from annot.report.columns import COLUMNS, Formatted
+from annot.report.layer_tree import Line, is_layer, layer_lines, tree_columns
+from annot.report.tables import TREE, head
+from annot.report.units import unit_for
+from annot.report.views import Report
+
+__all__ = ["Spread", "every_fold", "index_of", "shown_columns", "shown_lines", "spread_of", "with_groups"]
+
+_LEAST: Final = 5
+"""Number of equal siblings that fold. Image models (ResNet, Swin, ConvNeXt) have four stages, which differ in
+resolution and are read one by one; stacks of blocks are longer."""
+_CONTAINERS: Final = ("Sequential", "ModuleList", "ModuleDict")
+"""Classes that do not tell layers apart: `layer1` to `layer5` of a class of their own are blocks, of these they may be
+stages."""
+_INDEX: Final = re.compile(r"(.*?)(\d+)")
+_Key = tuple[str, str]
+_Inner = Mapping[int | None, list[Line]]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the times of the layers in a fold differ (ns).
+
+    Args:
+        median: the median.
+        slowest: the longest.
+        index: index of the slowest.
+        iqr: interquartile range.
+    """
+
+    median: float
+    slowest: float
+    index: str
+    iqr: float
+
+
+def with_groups(rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: Sequence[str] = ()) -> pl.DataFrame:
+    """Return rows with the column ``group``: the fold of the layer, such as ``layers.*.attn``; null outside folds.
+
+    Args:
+        rows: rows by layer, module and phase.
+        every: the rows of all layers, for `rows` without some; None: `rows`.
+        expand: paths of layers that stay out of folds, with all layers inside; ``""``: all layers.
+
+    Raises:
+        ValueError: the profile has no layer at a path of `expand`.
+    """
+    lines = layer_lines(rows if every is None else every)
+    found = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
+    _check(expand, lines, found)
+    names = [(*key, group) for key, group in found.items()]
+    table = pl.DataFrame(names, schema=dict.fromkeys(("layer", "module", "group"), pl.String), orient="row")
+    kept = rows.select(pl.exclude("group"))
+    joined = kept.join(table, on=["layer", "module"], how="left", maintain_order="left")
+    return joined.select(*kept.columns[:-1], "group", kept.columns[-1])  # shapes stay the last column
+
+
+def shown_lines(report: Report) -> list[Line]:
+    """Return the lines of the layer table in depth-first order, with folds."""
+    lines = layer_lines(report.tree_rows, report.every)
+    groups = ((line.key, next(iter(line.phases.values())).get("group")) for line in lines)
+    return _folded(lines, {key: group for key, group in groups if group is not None})
+
+
+def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
+    """Return the columns of the layer table. With folds, their spread comes before the self time."""
+    columns = tree_columns(report, lines)
+    spreads = {id(line): spread_of(line, report.time) for line in lines if line.members}
+    known = [spread for spread in spreads.values() if spread]
+    if not known:
+        return columns
+    unit, whole = unit_for(spread.slowest for spread in known), unit_for(report.rows[report.time])
+
+    def column(name: str, show: Callable[[Spread], str]) -> Formatted[Line]:
+        def cell(line: Line) -> str:
+            spread = spreads.get(id(line))
+            return show(spread) if spread else ""
+
+        own = "" if name == "index" or unit.name == whole.name else f" {unit.name}"
+        return head(TREE[name], cell, title=f"{TREE[name].title}{own}")
+
+    added = [
+        column("median", lambda spread: unit.show(spread.median)),
+        column("slowest", lambda spread: unit.show(spread.slowest)),
+        column("index", lambda spread: spread.index),
+        column("iqr", lambda spread: unit.show(spread.iqr)),
+    ]
+    titles = [one.title for one in columns]
+    own, share = (columns[titles.index(TREE[name].title)] for name in ("self", "share"))
+    before, after = columns[: titles.index(own.title)], columns[titles.index(share.title) + 1 :]
+    return [*before, share, *added, own, *after]
+
+
+def spread_of(fold: Line, time: str) -> Spread | None:
+    """Return how the times of the layers in a fold differ; None: fewer than two are known."""
+    times = [(total, line) for line in fold.members if (total := line.get(time)) is not None]
+    if len(times) < 2:
+        return None
+    slowest, line = max(times, key=lambda one: one[0])
+    values = [total for total, _ in times]
+    first, _, third = quantiles(values, n=4, method="inclusive")
+    return Spread(median(values), slowest, index_of(line, fold), third - first)
+
+
+def index_of(line: Line, fold: Line) -> str:
+    """Return what the stars of a fold stand for in one of its layers: ``17``, or ``17.5`` for two."""
+    names = zip(*(re.split("[./]", one.key[0].partition(FUSED)[0]) for one in (fold, line)), strict=False)
+    found = [_INDEX.fullmatch(name) for pattern, name in names if pattern.endswith("*")]
+    return ".".join(one[2] if one else "0" for one in found)
+
+
+def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
+    """Yield each fold and the line or fold around it (None: outermost), also the folds inside each single layer.
+
+    A reader who opens `layers.*` sees `layers.7`, and in it the fold `layers.7.experts.*`, which is no line of the
+    folded table.
+    """
+    seen: set[str] = set()
+    while True:
+        opened = set(seen)
+        above: list[Line] = []
+        for line in _without(opened, lines):
+            around = above[line.depth - 1] if line.depth else None
+            above[line.depth :] = [line]
+            if line.members:
+                yield line, around
+                if around is None or not around.members:
+                    seen.add(line.key[0])
+        if len(seen) == len(opened):
+            return
+
+
+def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
+    """Return the folded lines, the layers of some folds one by one."""
+    return _folded(lines, _groups(lines, lambda _, fold: fold in opened))
+
+
+def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[_Key, str]:
+    """Map each line in a fold to the path of the fold. `unfolds` says whether a path stays out of a fold."""
+    inner = _inner(lines)
+    found: dict[_Key, str] = {}
+    pending = [_Siblings("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
+    while pending:
+        siblings = pending.pop()
+        for node in _with_folds(siblings, inner, unfolds):
+            found.update((line.key, node.path) for line in node.lines if line.key[0] != node.path)
+            pending.append(_Siblings(node.path, _merged(node, inner)))
+    return found
+
+
+@dataclass(slots=True)
+class _Node:
+    """A line of the folded tree: its path, and the lines that it stands for."""
+
+    path: str
+    module: str
+    lines: list[Line]
+
+
+@dataclass(slots=True)
+class _Siblings:
+    above: str
+    nodes: list[_Node]
+
+
+def _inner(lines: Iterable[Line]) -> _Inner:
+    """Map each line, by its identity, to the lines directly inside; None: the outermost."""
+    inner: dict[int | None, list[Line]] = {None: []}
+    above: list[Line] = []
+    for line in lines:
+        inner[id(above[line.depth - 1]) if line.depth else None].append(line)
+        above[line.depth :] = [line]
+        inner[id(line)] = []
+    return inner
+
+
+def _merged(node: _Node, inner: _Inner) -> list[_Node]:
+    """The nodes inside a node: the same layer inside each of its lines is one node."""
+    found: dict[_Key, _Node] = {}
+    names = _names(node, inner)
+    for line in node.lines:
+        for one in inner[id(line)]:
+            path, module = _moved(one.key[0], line.key[0], node.path), _class(one)
+            if name := names.get(id(one)):
+                path = path.removesuffix(layer_path.last(path)) + name
+            found.setdefault((path, module), _Node(path, module, [])).lines.append(one)
+    return list(found.values())
+
+
+def _names(node: _Node, inner: _Inner) -> dict[int, str]:
+    """Return the names of layers in the first line, for layers that torch.profiler or Keras number over the model.
+
+    `Linear_0` and `Linear_1` of the first block are `Linear_6` and `Linear_7` of the second: the order counts.
+    """
+    numbered: dict[_Key, list[list[tuple[int, str, Line]]]] = {}
+    for place, line in enumerate(node.lines):
+        for one in inner[id(line)]:
+            stem, number = _numbered(layer_path.last(one.key[0]))
+            parts = numbered.setdefault((stem, one.module), [[] for _ in node.lines])
+            parts[place].append((number, layer_path.last(one.key[0]), one))
+    found: dict[int, str] = {}
+    for parts in numbered.values():
+        names = [name for part in parts for _, name, _ in part]
+        if len(set(names)) < len(names) or all(number < 0 for part in parts for number, _, _ in part):
+            continue
+        known: list[str] = []
+        for part in parts:
+            for place, (_, name, one) in enumerate(sorted(part, key=lambda each: each[0])):
+                known += [name] if place == len(known) else []
+                found[id(one)] = known[place]
+    return found
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Split the name of a layer into its stem and its number; -1: without one."""
+    stem, _, number = name.rpartition("_")
+    return (stem, int(number)) if stem and number.isdecimal() else (name, -1)
+
+
+def _class(line: Line) -> str:
+    """The class of a line. Compiled graphs are numbered over the model, so that their numbers do not count."""
+    return COMPILED if line.module.startswith(COMPILED) else line.module
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    """Replace the beginning of a path, of each layer of a fused kernel."""
+    if FUSED in path:
+        return FUSED.join(_moved(part, old, new) for part in path.split(FUSED))
+    return new + path[len(old) :] if old and _is_within(path, old) else path
+
+
+def _is_within(path: str, outer: str) -> bool:
+    """Whether a path is that of a layer or of a layer inside it."""
+    return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + layer_path.INSIDE))
+
+
+def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
+    """Return siblings with those that differ only in an index as one node; the pattern of most siblings wins."""
+    patterns: dict[_Key, list[_Node]] = {}
+    for node in siblings.nodes:
+        for pattern in _patterns(node, siblings.above):
+            patterns.setdefault((pattern, node.module), []).append(node)
+    taken: set[int] = set()
+    folds: list[_Node] = []
+    for (pattern, module), nodes in sorted(patterns.items(), key=lambda one: -len(one[1])):
+        equal = _equal([node for node in nodes if id(node) not in taken], pattern, inner)
+        if len(equal) < _LEAST:
+            continue
+        taken.update(map(id, equal))
+        kept = [node for node in equal if not unfolds(node.path, pattern)]
+        if len(kept) == 1:
+            kept = []
+        if kept:
+            folds.append(_Node(pattern, module, [line for node in kept for line in node.lines]))
+        folds += [node for node in equal if not any(node is one for one in kept)]
+    return [node for node in siblings.nodes if id(node) not in taken] + folds
+
+
+def _patterns(node: _Node, above: str) -> Iterator[str]:
+    """Yield the path with a star for each index below the parent layer, the innermost first."""
+    line = node.lines[0]
+    if node.module == COMPILED or FUSED in node.path:
+        return
+    if layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
+        return
+    begin = len(above) + 1 if above and _is_within(node.path, above) else 0
+    parts = re.split(r"([./])", node.path[begin:])
+    for place in range(len(parts) - 1, -1, -2):
+        found = _INDEX.fullmatch(parts[place])
+        stem = found[1] if found else f"{parts[place]}_"  # Keras numbers the second layer of a class first
+        if not stem or stem.endswith("_") or node.module not in _CONTAINERS:
+            yield node.path[:begin] + "".join([*parts[:place], f"{stem}*", *parts[place + 1 :]])
+
+
+def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
+    """Return the nodes that repeat each other.
+
+    Blocks do by their class, also if one of them has a layer more. Layers without inner layers whose index is their
+    name, such as the convolutions of VGG's `features`, repeat each other if most of them have the same input.
+    """
+    if not pattern.endswith("*") or any(inner[id(line)] for node in nodes for line in node.lines):
+        return nodes
+    inputs = Counter(node.lines[0].input for node in nodes)
+    if not inputs:
+        return []
+    most, number = inputs.most_common(1)[0]
+    return [node for node in nodes if node.lines[0].input == most] if most and 2 * number > len(nodes) else []
+
+
+def _unfolds(text: str, path: str, fold: str) -> bool:
+    """Whether a path of the user names a layer, one around it or inside it, or its fold."""
+    return text in ("", fold) or _is_within(path, text) or _is_within(text, path)
+
+
+def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, str]) -> None:
+    """Raise an error if a path of the user names no layer."""
+    if all(text == "" for text in expand):
+        return
+    folds = list(dict.fromkeys(_groups(lines, lambda *_: False).values()))
+    paths = [*(line.key[0] for line in lines), *folds, *found.values()]
+    for text in expand:
+        if text and not any(_is_within(path, text) for path in paths):
+            known = ", ".join(folds[:5]) or "none"
+            raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {known}")
+
+
+def _folded(lines: Sequence[Line], groups: Mapping[_Key, str]) -> list[Line]:
+    """Return lines in depth-first order with those of a group as one."""
+    inner = _inner(lines)
+    shown: list[Line] = []
+    pending: list[tuple[list[Line], Line | None]] = [(part, None) for part in reversed(_parts(inner[None], groups))]
+    while pending:
+        members, above = pending.pop()
+        group = groups.get(members[0].key)
+        line = members[0] if group is None else _fold(group, members, above)
+        shown.append(line)
+        inside = [one for member in members for one in inner[id(member)]]
+        pending += [(part, line) for part in reversed(_parts(inside, groups))]
+    return shown
+
+
+def _parts(lines: Iterable[Line], groups: Mapping[_Key, str]) -> list[list[Line]]:
+    """Return the lines of each fold, and each other line alone, in the order of the rows."""
+    parts: dict[_Key, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.place):
+        group = groups.get(line.key)
+        parts.setdefault(line.key if group is None else (group, _class(line)), []).append(line)
+    return list(parts.values())
+
+
+def _fold(path: str, members: list[Line], above: Line | None) -> Line:
+    """Return the line of a fold. It says how many layers it has, unless they are as many as those around it."""
+    first = members[0]
+    label = path
+    if first.label == "(graph)":
+        label = first.label
+    elif above is not None and above.key[0] and FUSED not in path:
+        label = path[len(above.key[0]) + len(layer_path.INSIDE if layer_path.INSIDE in path else ".") :]
+    count = "" if above is not None and len(above.members) == len(members) else f"×{len(members):,}"
+    phases = dict.fromkeys(phase for line in members for phase in line.phases)
+    rows: dict[str, Mapping[str, Any]] = {
+        phase: _sum([line.phases[phase] for line in members if phase in line.phases], path) for phase in phases
+    }
+    module = first.module if len({line.module for line in members}) == 1 else _class(first)
+    return Line(label, module, first.depth, rows, members=members, count=count, place=first.place)
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
+    """The row of a fold. Its busy time is unknown, because its layers can overlap."""
+    found: dict[str, Any] = dict.fromkeys(rows[0])
+    for name in found:
+        if name in COLUMNS and COLUMNS[name].combined in ("sum", "inclusive") and name != "gpu_busy_ns":
+            known = [row[name] for row in rows if row[name] is not None]
+            found[name] = sum(known) if known else None
+    shapes = list(dict.fromkeys(shape for row in rows for shape in row["shapes"]))
+    return found | {"layer": path, "group": path, "shapes": shapes, **{name: rows[0][name] for name in _SAME}}
+
+
+_SAME: Final = ("module", "phase")

@@ -1,0 +1,295 @@
+"""Repeated layers as one line: which layers fold, their sums, `--expand`, and the column ``group`` of files."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_inputs import examples
+from rich.cells import cell_len
+from shared_data import shared
+from tables import Rows
+
+from annot.profile import Profile
+from annot.report.folds import shown_lines, spread_of, with_groups
+from annot.report.layer_tree import Line, layer_lines
+from annot.report.terminal.layout import plain_text
+from annot.report.terminal.table import print_table
+from annot.report.views import Report
+from annot.runs.run import Run
+
+NORM = "[4,16]f32"
+SUMS = ("calls", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "kernels", "kernels_total", "copies")
+REAL = {
+    "kineto/graph_pairs/sglang_decode/execution.json.gz": ("Qwen3DecoderLayer_*", 36),
+    "xplane/tf_bert_gpu8_multi_worker.xplane.pb": ("layer_*", 24),
+}
+
+
+def _profile(*layers: str) -> Profile:
+    """A profile with a range per layer, each around those whose paths it begins: 1 µs longer than its place."""
+    rows, clock = Rows(), iter(range(0, 10**9, 1000))
+    opened: list[tuple[str, str, int]] = []
+
+    def close(path: str) -> None:
+        while opened and not (path + ".").startswith(opened[-1][0] + "."):
+            _, text, start = opened.pop()
+            rows.range(f"{text} |fwd", start, next(clock) + len(opened))
+
+    for text in layers:
+        path = text.split()[0]
+        close(path)
+        opened.append((path, text, next(clock)))
+    close("\0")
+    return rows.build()
+
+
+def _shown(profile: Profile, *expand: str, **options: Any) -> list[str]:
+    """The labels of the layer table, with indentation, classes and counts."""
+    lines = shown_lines(Run(profile).view(expand=expand, total=True, **options))
+    return [f"{'  ' * line.depth}{' '.join(filter(None, (line.label, line.module, line.count)))}" for line in lines]
+
+
+def _blocks(number: int, *inside: str, name: str = "layers.{} Block") -> list[str]:
+    path = name.split()[0]
+    return [
+        text for index in range(number)
+        for text in (name.format(index), *(f"{path.format(index)}.{one}" for one in inside))
+    ]  # fmt: skip
+
+
+def test_blocks_are_one_line() -> None:
+    """What is inside them is there once; `layers` itself has no range."""
+    profile = _profile(*_blocks(200, "attn Attention", "mlp.0 Linear", "mlp.1 Linear"), "head Linear")
+    assert _shown(profile) == [
+        "layers.* Block ×200",
+        "  attn Attention",
+        "  mlp.0 Linear",
+        "  mlp.1 Linear",
+        "head Linear",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "lines"),
+    [
+        (_blocks(4, "conv Conv2d"), 8),  # the four stages of an image model
+        (_blocks(5, "conv Conv2d"), 2),
+        ([f"features.{n} Conv2d [4,{n},9]f32" for n in range(16)], 16),  # VGG: each convolution has its own input
+        ([f"features.{n} Conv2d" for n in range(16)], 16),  # inputs are unknown
+        (
+            ["net.0 Linear [4,784]f32", *(f"net.{n} Linear {NORM}" for n in range(1, 9))],
+            2,
+        ),  # all but the first are equal
+        ([f"layers.{n}.fc Linear" for n in range(9)], 1),  # the blocks have no ranges
+        ([f"net.{n} {'Linear' if n % 2 else 'ReLU'} {NORM}" for n in range(12)], 2),
+        (_blocks(6, "conv Conv2d", name="layer{} Sequential"), 12),
+        (_blocks(6, "conv Conv2d", name="denselayer{} DenseLayer"), 2),
+        (["block Block", "block.fc Dense", *_blocks(6, "fc Dense", name="block_{} Block")[2:]], 2),  # Keras
+    ],
+)
+def test_what_folds(layers: list[str], lines: int) -> None:
+    """Blocks fold by their class, single layers where most have the same input."""
+    assert len(_shown(_profile(*layers))) == lines
+
+
+def test_blocks_with_different_layers_inside() -> None:
+    """A layer that some blocks have says how many; its time is in no other line."""
+    layers = _blocks(6, "conv1 Conv2d", "conv2 Conv2d", name="layer3.{} Bottleneck")
+    layers[3:3] = ["layer3.0.downsample Sequential", "layer3.0.downsample.0 Conv2d"]
+    profile = _profile("layer3 Sequential", *layers)
+    assert _shown(profile) == [
+        "layer3 Sequential", "  * Bottleneck ×6", "    conv1 Conv2d", "    conv2 Conv2d",
+        "    downsample Sequential ×1", "      0 Conv2d",
+    ]  # fmt: skip
+
+
+def test_folds_inside_folds() -> None:
+    """Experts of all blocks are one line, and the index of the slowest names its block and itself."""
+    layers = [text for block in range(5) for text in (
+        f"layers.{block} Block", *(f"layers.{block}.experts.{n} Expert {NORM}" for n in range(8)),
+    )]  # fmt: skip
+    profile = _profile(*layers)
+    assert _shown(profile) == ["layers.* Block ×5", "  experts.* Expert ×40"]
+    assert _shown(profile, "layers.3") == [
+        "layers.* Block ×4", "  experts.* Expert ×32", "layers.3 Block", *(f"  experts.{n} Expert" for n in range(8)),
+    ]  # fmt: skip
+    experts = shown_lines(Run(profile).view(total=True))[1]
+    slow = max(experts.members, key=lambda line: line.get("host_ns"))
+    spread = spread_of(experts, "host_ns")
+    assert spread is not None
+    assert f"layers.{spread.index.replace('.', '.experts.')}" == slow.key[0]
+
+
+def test_layers_that_are_numbered_over_the_model() -> None:
+    """torch.profiler counts the layers of a class: what comes first in a block is compared with what comes first."""
+    layers = [text for n in range(6) for text in (
+        f"Block_{n} Block", f"Block_{n}.Linear_{2 * n} Linear", f"Block_{n}.Linear_{2 * n + 1} Linear",
+        f"Block_{n}.Norm_{n} Norm",
+    )]  # fmt: skip
+    profile = _profile(*layers)
+    assert _shown(profile) == ["Block_* Block ×6", "  Linear_0 Linear", "  Linear_1 Linear", "  Norm_0 Norm"]
+    groups = Run(profile).view(total=True).rows.select("layer", "group").rows()
+    assert dict(groups)["Block_3.Linear_7"] == "Block_*.Linear_1"
+
+
+@pytest.mark.parametrize(
+    ("expand", "lines"),
+    [((), 3), (("",), 21), (("layers",), 21), (("layers.*",), 21), (("layers.7",), 5), (("layers.7.fc",), 5),
+     (("layers.7", "layers.8"), 7), (("head",), 3), (("layers.1",), 5)],
+)  # fmt: skip
+def test_expanded_layers_leave_the_fold(expand: tuple[str, ...], lines: int) -> None:
+    """By the path of what contains them, of themselves or of what is inside; the fold has the sum of the others."""
+    profile = _profile(*_blocks(10, "fc Linear"), "head Linear")
+    assert len(_shown(profile, *expand)) == lines
+    found = shown_lines(Run(profile).view(expand=expand, total=True))
+    assert sum(line.get("host_self_ns") for line in found) == Run(profile).layers["host_self_ns"].sum()
+    assert {line.key[0] for line in found if not line.members} >= {"head"}
+
+
+def test_expand_needs_a_layer() -> None:
+    """A wrong path is an error that lists the folds; so is a table without layers."""
+    run = Run(_profile(*_blocks(10, "fc Linear")))
+    with pytest.raises(ValueError, match=r"got 'laers'; repeated layers: layers\.\*, layers\.\*\.fc$"):
+        run.view(expand=["laers"])
+    with pytest.raises(ValueError, match="expand needs the times of layers, got by kernel"):
+        run.view("kernel", expand=["layers"])
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> pl.DataFrame:
+    """Rows of layers in any order: paths of few names, so that siblings repeat, and missing parents."""
+    names = st.sampled_from(["a", "layers", "0", "1", "2", "3", "4", "5", "6", "block_1", "block_2", "conv7"])
+    paths = draw(st.lists(st.lists(names, min_size=1, max_size=4).map(tuple), min_size=1, max_size=60, unique=True))
+    repeat = draw(st.integers(0, 8))
+    paths += [("layers", str(number), *path) for number in range(repeat) for path in paths[:4]]
+    rows = [
+        {"layer": ".".join(path), "module": draw(st.sampled_from(["", "Block", "Linear"])), "phase": phase}
+        | {name: draw(st.integers(0, 10**12)) for name in SUMS}
+        | {"shapes": [draw(st.sampled_from([NORM, "[8]f16"]))] if draw(st.booleans()) else []}
+        for path in dict.fromkeys(paths)
+        for phase in draw(st.sampled_from([("forward",), ("forward", "backward"), ("backward",)]))
+    ]  # fmt: skip
+    schema = dict.fromkeys(("layer", "module", "phase"), pl.String()) | dict.fromkeys(SUMS, pl.Int64())
+    return pl.DataFrame(rows, schema=schema | {"shapes": pl.List(pl.String)}).with_columns(gpu_busy_ns=0, flops=0)
+
+
+def _report(rows: pl.DataFrame) -> Report:
+    from annot.report.views import find_view
+
+    whole = int(rows["gpu_self_ns"].sum())
+    meta = {"kernels": 1, "copies": 0, "gpu_ns": whole, "host_ns": 1, "notes": []}
+    return Report(find_view("layer"), rows, meta, every=rows, tree=rows)
+
+
+def _filled(path: str, index: str) -> str:
+    """A path with the parts of an index for its stars."""
+    stars = iter(index.split("."))
+    return re.sub(r"\*", lambda _: next(stars), path)
+
+
+def _of(rows: pl.DataFrame, line: Line) -> pl.DataFrame:
+    """The rows of a line: those of its group, or of itself."""
+    path, module = line.key
+    name = pl.col("group") if line.members else pl.when(pl.col("group").is_null()).then("layer")
+    return rows.filter(name == path, pl.col("module") == module)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(_trees())
+def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
+    """Each row is in exactly one line, and each sum, median and maximum is that of the rows, to the nanosecond."""
+    rows = with_groups(table)
+    assert rows.drop("group").equals(table.select(rows.drop("group").columns))
+    lines = shown_lines(_report(rows))
+    for line in lines:
+        mine = _of(rows, line)
+        for column in SUMS:
+            assert line.get(column) == mine[column].sum()
+            for phase in ("forward", "backward"):
+                assert (line.get(column, phase) or 0) == mine.filter(phase=phase)[column].sum()
+        assert {member.key[1] for member in line.members} <= {line.key[1]}
+        each = mine.group_by("layer").agg(pl.col("gpu_ns").sum())
+        assert not line.members or len(line.members) == each.height
+        if spread := spread_of(line, "gpu_ns"):
+            times = dict(each.iter_rows())
+            assert spread.median == median(times.values())
+            assert spread.slowest == max(times.values())
+            gpu = pl.col("gpu_ns")
+            first, third = each.selectlow=gpu.quantile(0.25, "linear"), high=gpu.quantile(0.75, "linear")).row(0)
+            assert spread.iqr == pytest.approx(third - first)
+            assert times[_filled(line.key[0], spread.index)] == spread.slowest
+    for column in SUMS:
+        assert sum(line.get(column) for line in lines) == rows[column].sum()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(_trees(), st.integers(1, 12), st.floats(0, 0.3))
+def test_selections_keep_folds_whole(table: pl.DataFrame, top: int, share: float) -> None:
+    """`--top` and `--min-share` count a fold as one row with its sum; files have the rows as before."""
+    rows = with_groups(table)
+    report = _report(rows)
+    sums = {
+        (path, module, phase): ns
+        for path, module, phase, ns in rows.group_by(pl.coalesce("group", "layer").alias("layer"), "module", "phase")
+        .agg(pl.col("gpu_ns").sum()).iter_rows()
+    }  # fmt: skip
+
+    def entries(found: Report) -> dict[tuple[str, str, str], int]:
+        lines = shown_lines(found)
+        return {(*line.key, phase): line.get("gpu_ns", phase) for line in lines for phase in line.phases}
+
+    kept = entries(report.at_least(share))
+    assert kept == {key: ns for key, ns in sums.items() if ns >= share * report.meta["gpu_ns"]}
+    longest = entries(report.top(top))
+    assert sorted(longest.values()) == sorted(sums.values())[-top:]
+    assert longest.items() <= sums.items()
+    assert report.top(top).rows.equals(rows.sort("gpu_ns", descending=True, maintain_order=True).head(top))
+    assert entries(report.sorted("time")) == sums
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(_trees())
+def test_all_expanded_is_the_tree_without_folds(table: pl.DataFrame) -> None:
+    """`--expand` shows each layer as the tree has it."""
+    rows = with_groups(table, expand=("",))
+    assert rows["group"].null_count() == rows.height
+    names = [(line.label, line.depth, line.key) for line in layer_lines(table)]
+    assert [(line.label, line.depth, line.key) for line in shown_lines(_report(rows))] == names
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models(name: str) -> None:
+    """The decoder layers of Qwen3 under SGLang, and the layers of BERT in TensorFlow."""
+    label, number = REAL[name]
+    if "graph_pairs" in name:
+        shared("kineto/graph_pairs/sglang_decode/capture_bs32_rank0.json.gz")  # it lies beside the trace
+    run = Run(str(shared(name)))
+    report = run.view(total=True)
+    lines = shown_lines(report)
+    fold = next(line for line in lines if line.label.endswith(label))
+    assert fold.count == f"×{number}"
+    assert len(lines) < report.rows["layer"].n_unique() / 4
+    for line in lines:
+        if line.members:
+            rows = report.rows.filter(group=line.key[0])
+            assert (line.get("gpu_ns"), line.get("gpu_self_ns")) == (rows["gpu_ns"].sum(), rows["gpu_self_ns"].sum())
+    assert report.rows.drop("group").equals(run.view(total=True, expand=[""]).rows.drop("group"))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_deep_model_fits_a_screen(width: int) -> None:
+    """200 blocks: under 40 lines, none too wide; from 80 columns on with total, median, slowest and its index."""
+    layers = _blocks(200, "norm1 LayerNorm", "attn MultiheadAttention", "mlp Sequential", "mlp.0 Linear")
+    report = Run(_profile(*layers)).view(total=True)
+    text = plain_text(lambda console: print_table(report, console), width)
+    assert len(text.splitlines()) < 40
+    assert max(map(cell_len, text.splitlines())) <= width
+    head = next(line for line in text.splitlines() if line.startswith("Layer"))
+    for title in ("Total", "Median", "Slowest", "Index") if width >= 80 else ("Forward",):
+        assert title in head

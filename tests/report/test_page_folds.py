@@ -1,0 +1,124 @@
+"""Repeated layers on the HTML page in a real browser: the fold, its layers one by one, search, steps and size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chromium import Page
+from report_pages import choose, page_of, tree_of
+from tables import Rows
+
+from annot.profile import Profile
+
+pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
+BLOCKS = 200
+
+
+def _deep(blocks: int = BLOCKS) -> Profile:
+    """Two steps of a model with blocks of 1 µs (`attn` 600 ns), the seventh 3 µs; then an optimizer step of 5 µs."""
+    rows, clock = Rows(), 0
+    for step in range(2):
+        begin = clock
+        for number in range(blocks):
+            length = 3000 if number == 7 else 1000
+            rows.range(f"layers.{number} Block |fwd", clock, clock + length)
+            rows.range(f"layers.{number}.attn Attention |fwd", clock, clock + 600)
+            rows.range(f"layers.{number}.mlp Linear |fwd", clock + 600, clock + 700)
+            clock += length
+        rows.range("Optimizer Adam |opt", clock, clock + 5000)
+        clock += 5000
+        rows.range(f"Batch {step} |step", begin, clock)
+    return rows.build()
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page_of(_deep(), tmp_path_factory.mktemp("deep"))
+
+
+def _cells(page: Page, label: str) -> list[str]:
+    return tree_of(page)[label]
+
+
+def test_blocks_are_one_line_of_few_elements(fresh: Page, deep: Path) -> None:
+    """200 blocks need under 2,000 elements; the fold has the sums, the median, the slowest and its index."""
+    fresh.open(deep, "layers")
+    assert list(tree_of(fresh)) == ["layers.*", "attn", "mlp", "Batch", "Optimizer"]
+    assert fresh.text(".tree tbody .count") == "×200"
+    assert _cells(fresh, "layers.*")[0] == "202.00"
+    assert [_cells(fresh, "layers.*")[place] for place in (4, 5, 6, 7)] == ["1.00", "3.00", "7", "0.00"]
+    assert fresh.run("document.querySelectorAll('*').length") < 2000
+
+
+def test_click_lists_the_layers(fresh: Page, deep: Path) -> None:
+    """One click: all blocks, whose layers can be unfolded; another: one line again."""
+    fresh.open(deep, "layers")
+    fresh.click(".tree tbody button.link")
+    labels = list(tree_of(fresh))
+    assert labels[:3] == ["layers.*", "layers.0", "layers.1"]
+    assert len(labels) == BLOCKS + 3
+    assert _cells(fresh, "layers.7")[0] == "3.00"
+    fresh.click(".tree tbody tr:nth-child(2) button.fold")
+    assert list(tree_of(fresh))[:4] == ["layers.*", "layers.0", "attn", "mlp"]
+    assert fresh.run("[...document.querySelectorAll('.tree tbody tr')].slice(0, 4).map(one => one.ariaLevel)") == [
+        "1", "2", "3", "3",
+    ]  # fmt: skip
+    fresh.click(".tree tbody button.link")
+    assert list(tree_of(fresh)) == ["layers.*", "attn", "mlp", "Batch", "Optimizer"]
+
+
+def test_keys_list_the_layers(fresh: Page, deep: Path) -> None:
+    """Enter lists the blocks, the arrows walk through them and back to the fold; Enter on a block opens its view."""
+    fresh.open(deep, "layers")
+    fresh.run("document.querySelector('.tree tbody tr').focus()")
+    fresh.press("Enter")
+    assert "layers.199" in tree_of(fresh)
+    fresh.press("ArrowDown", "ArrowDown")
+    assert fresh.run("document.activeElement.querySelector('.name').textContent") == "layers.1"
+    fresh.press("ArrowLeft")
+    assert fresh.run("document.activeElement.querySelector('.name').textContent") == "layers.*"
+    fresh.press("ArrowLeft")
+    assert list(tree_of(fresh)) == ["layers.*", "Batch", "Optimizer"]
+    fresh.press("ArrowRight", "Enter", "ArrowDown")
+    assert list(tree_of(fresh))[1] == "attn"
+    fresh.press("ArrowUp", "Enter", "ArrowDown", "Enter")
+    fresh.wait("document.querySelector('main').dataset.view === 'layer'")
+    assert fresh.text("main h1").startswith("layers.0")
+
+
+def test_search_finds_the_fold_or_single_layers(fresh: Page, deep: Path) -> None:
+    """What all blocks have is one line; the path of a block lists the blocks with this path."""
+    fresh.open(deep, "layers")
+    for text, lines, found in (
+        ("attn", 2, ["layers.*", "attn"]),
+        ("layers.7", 34, ["layers.*", "layers.7", "attn", "mlp", "layers.70", "attn", "mlp", "layers.71"]),
+        ("layers.*.mlp", 2, ["layers.*", "mlp"]),
+    ):
+        fresh.run("document.getElementById('search').select()")
+        fresh.type(text)
+        fresh.wait(f"document.querySelectorAll('.tree tbody tr').length === {lines}")
+        assert fresh.texts(".tree tbody .label .name")[: len(found)] == found
+    fresh.run("document.getElementById('search').select()")
+    fresh.press(" ")
+    choose(fresh, "phase", "optimizer")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 1")
+    assert fresh.texts(".tree tbody .label .name") == ["Optimizer"]
+
+
+def test_steps_change_the_sums(fresh: Page, deep: Path) -> None:
+    """The fold follows the filters: the mean of two equal steps is each of them."""
+    fresh.open(deep, "layers")
+    before = _cells(fresh, "layers.*")
+    fresh.run("document.getElementById('steps').focus()")
+    fresh.type("1")
+    fresh.wait("document.querySelectorAll('.tree thead .col-calls').length === 0")
+    assert _cells(fresh, "layers.*")[:8] == before[:8]
+
+
+def test_longest_parts_of_the_summary(fresh: Page, deep: Path) -> None:
+    """Folds by their sums, and the optimizer, which is no layer."""
+    fresh.open(deep, "summary")
+    assert fresh.texts("ol.top a")[:4] == ["layers.*.attn", "layers.*", "layers.*.mlp", "Optimizer"]
+    assert fresh.texts("ol.top .value")[0].startswith("120.00 µs")
