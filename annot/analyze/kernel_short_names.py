@@ -237,4 +237,6 @@ def _words(name: str) -> Iterable[str]:
                     yield plain
 
 
-_HIDDEN: Final = re.compile(r"at|c10|native|std|void|const|operator|gpu_\w*|array|char|TensorIterator\w*|T\d+|detail|binary_internal")
+_HIDDEN: Final = re.compile(
+    r"at|c10|native|std|void|const|operator|gpu_\w*|array|char|TensorIterator\w*|T\d+|detail|binary_internal"
+)

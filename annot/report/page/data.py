@@ -12,6 +12,7 @@ from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
+from annot.analyze.kernel_short_names import short_names, with_short_names
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import SHARES
 from annot.analyze.tensor_cores import matrix_units
@@ -184,7 +185,9 @@ def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
-    return {"texts": names, "total": table.height, **_columns(kept)}
+    every = attribution.names["name"].unique().cast(pl.String).drop_nulls()
+    shorts = [*map(short_names([*names, *every]).get, names)]
+    return {"texts": names, "shorts": shorts, "total": table.height, **_columns(kept)}
 
 
 def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
@@ -212,7 +215,8 @@ def _steps(attribution: Attribution, start: int) -> dict[str, Any]:
 
 def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
     table = _per_step(by_kernel(attribution), steps)
-    return {"total": table.height, **_columns(with_classes(table.head(_KERNELS)))}
+    rows = with_short_names(with_classes(table.head(_KERNELS)), attribution)
+    return {"total": table.height, **_columns(rows)}
 
 
 def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:

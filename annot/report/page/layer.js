@@ -168,12 +168,13 @@ function kernelsOf(run, place) {
   }
   const found = [...sums.values()];
   if (!found.length) return panel('Kernels', emptyText('No GPU activity belongs to this layer.'));
-  const unit = unitFor(found.map(one => one.gpu_ns)),
+  const names = kernelNames(run),
+    unit = unitFor(found.map(one => one.gpu_ns)),
     timed = value => inUnit(unit, value || null);
   const table = sortTable(
     'Kernels of the layer',
     [
-      {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
+      {title: 'Name', text: true, value: one => one.name, show: value => kernelName(names, value)},
       ...columnsOf('layer_kernels', found, {
         gpu_ns: {title: `${titleOf('layer_kernels', 'gpu_ns')} ${unit.name}`, show: timed},
         gpu_self_ns: {show: timed},

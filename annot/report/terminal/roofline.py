@@ -44,7 +44,9 @@ def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks | None, source: st
 def print_roofline(report: Report, peaks: Peaks | None, console: Console, *, full_names: bool = False) -> None:
     """Print layers or kernels with known work, and launch-bound or host-bound ones; the width selects the columns."""
     view = report.view
-    shown = with_printed_names(report.rows, full_names=full_names).filter(pl.col("flops").is_not_null() | pl.col("bound").is_not_null())
+    shown = with_printed_names(report.rows, full_names=full_names).filter(
+        pl.col("flops").is_not_null() | pl.col("bound").is_not_null()
+    )
     rows = shown.to_dicts()
     lines: list[Any] = peak_lines(peaks)
     if rows:
