@@ -71,7 +71,7 @@ def short_name(name: str) -> str:
         name: kernel name of a profiler, demangled or not; copies and memsets keep their names.
 
     Example:
-        >>> short_name("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>()")
+        >>> short_name("void at::native::reduce_kernel<512, ReduceOp<float, at::native::MeanOps<float>>>(T3)")
         'reduce MeanOps'
         >>> short_name("ampere_sgemm_128x64_tn")
         'ampere_sgemm_128x64_tn'
@@ -129,9 +129,10 @@ def _plain(name: str) -> str:
 
 
 def _of_mangled(name: str) -> str:
-    """Return the function of a mangled name with the names and numbers in its arguments, as ``name<argument, …>``.
+    """Return the function of a mangled name with the names and numbers in its arguments.
 
-    Only identifiers with their lengths and literals are read: ``_ZN2at4copyINS0_3OneELi4EEEvv`` is ``at::copy<One, 4>``.
+    Only identifiers, after their lengths, and literals are read: ``_ZN2at4copyINS0_3OneELi4EEEvv`` becomes
+    ``at::copy<One, 4>``.
     """
     words: list[str] = []
     at, joins = 2, False  # `joins`: the next identifier continues a qualified name
@@ -232,9 +233,9 @@ def _words(name: str) -> Iterable[str]:
     word, arguments = _named(text)
     for part in (word, *arguments):
         for found in _WORD.findall(part):
-            if plain := re.sub(r"_?(?:elementwise_)?kernel$", "", found):
-                if not _HIDDEN.fullmatch(plain):
-                    yield plain
+            plain = re.sub(r"_?(?:elementwise_)?kernel$", "", found)
+            if plain and not _HIDDEN.fullmatch(plain):
+                yield plain
 
 
 _HIDDEN: Final = re.compile(

@@ -19,7 +19,7 @@ from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.layer_tree import layer_lines, other_lines
+from annot.report.layer_tree import layer_lines, other_lines, row_label
 from annot.report.tables import as_data
 from annot.report.views import Report, View, find_view
 from annot.util.entry_points import loaded
@@ -77,14 +77,27 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
             if subject == by:
                 raise
     one = found[by]
+    kernels = list(dict.fromkeys(name for each in found.values() for name in each.kernels))
     return {
         "kind": "compare", "names": list(names), "by": by, "time": one.time, "steps": one.steps, "whole": one.whole,
         "step_time": one.step_time,
         "devices": list(one.devices), "same_program": one.comparability.same_program,
         "reasons": [reason.text for reason in one.comparability.reasons], "notes": list(one.comparability.notes),
-        "tables": {name: _columns(each.rows) for name, each in found.items()},
+        "tables": {name: _columns(_labeled(each.rows)) for name, each in found.items()},
+        "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
     }  # fmt: skip
+
+
+def _labeled(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add label and remark, as in the layer table, to rows by layer."""
+    if "layer" not in rows.columns:
+        return rows
+    labels = [row_label(row) for row in rows.select(KEY).iter_rows(named=True)]
+    return rows.with_columns(
+        label=pl.Series([one for one, _ in labels], dtype=pl.String),
+        remark=pl.Series([one for _, one in labels], dtype=pl.String),
+    )
 
 
 def run_data(

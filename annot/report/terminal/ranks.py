@@ -82,7 +82,7 @@ class RanksReport:
 
 
 def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False) -> None:
-    """Print a report; the width of the console selects the columns. `full_names` prints kernels with their full names."""
+    """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
     console.print(Group(*_table(report, console.width), *_totals(report)))
 
