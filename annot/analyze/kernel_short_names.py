@@ -230,6 +230,9 @@ def _tell_apart(short: str, names: Sequence[str], known: dict[str, str]) -> None
 def _words(name: str) -> Iterable[str]:
     """Yield the words of a name without its parameters that may distinguish it from others."""
     text = _plain(name)
+    if _TILE.match(text):
+        yield from text.split("_")
+        return
     word, arguments = _named(text)
     for part in (word, *arguments):
         for found in _WORD.findall(part):

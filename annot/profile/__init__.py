@@ -17,6 +17,7 @@ and, if it differs from the default,
                               (0, 1, 2, ...)
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
     processes     list[dict]  process, pid and name of each process; rank and world_size if known
+    sources       dict[str, str]  file and line of module classes, as "model.py:12"; several are separated by commas
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems

@@ -201,7 +201,7 @@ _VIEWS: Final = (
         "detail", "layer",
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
          "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
-         "memory_peak_bytes"),
+         "memory_peak_bytes", Column("source", "Source", "text", least=140, full="File and line of the class")),
         _from("layer_details", "by_detail"), "all", "All metrics by layer", empty="No ranges were recorded.",
         end="reason", calls=True,
     ),

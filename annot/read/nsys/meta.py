@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.labels.marks import MEMORY, SCOPE, parse_rank
+from annot.labels.marks import MEMORY, SCOPE, SOURCE, parse_rank, parse_source
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
 from annot.read.notes import sentences
@@ -108,6 +108,7 @@ class AnnotMarks:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self.notes: list[str] = []  # sentences for the report
         self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
+        self.sources: dict[str, str] = {}  # file and line of module classes
         self.has_memory = False  # whether the marks include those of `annot.labels.marks`
 
     def add(self, marks: pl.DataFrame) -> None:
@@ -118,6 +119,10 @@ class AnnotMarks:
         text = pl.col("text").cast(pl.String)
         scopes = own.select(text).filter(text.str.starts_with(SCOPE))["text"].unique(maintain_order=True)
         self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
+        sources = own.select(text).filter(text.str.starts_with(SOURCE))["text"].unique(maintain_order=True)
+        for module, source in filter(None, map(parse_source, sources)):
+            same = self.sources.get(module, "")  # classes of the same name
+            self.sources[module] = same if source in same.split(", ") else ", ".join(filter(None, (same, source)))
         notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
         self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
         self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())

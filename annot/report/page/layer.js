@@ -5,6 +5,7 @@ function layerView(run, state, place) {
   return [
     crumbs(run, line),
     h('h1', {}, name(title(line)), ' ', name(line.module, 'module')),
+    sourceOf(run, line),
     perStep(run),
     h(
       'div',
@@ -37,6 +38,12 @@ function layerView(run, state, place) {
         ),
       ),
   ];
+}
+
+// Where the class of a module is defined.
+function sourceOf(run, line) {
+  const source = Object.values(line.rows).map(row => run.rows.source?.[row]).find(Boolean);
+  return source && h('p', {class: 'hint'}, `${line.module} is defined in `, h('code', {}, source));
 }
 
 function crumbs(run, line) {
