@@ -177,8 +177,8 @@ def _named(text: str) -> _Segment:
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:
     """Return the template arguments from a position after ``<``, and the position after the matching ``>``."""
-    found, begin = [], start
-    opened = ["<"]
+    found: list[str] = []
+    begin, opened = start, ["<"]
     for at in range(start, len(text)):
         char = text[at]
         if char in "<([{":

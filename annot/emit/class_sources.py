@@ -59,8 +59,9 @@ def source_of(cls: type) -> str:
     key = module, cls.__qualname__
     if key not in _known:
         file = getattr(sys.modules.get(module), "__file__", None)
-        line = _line(cls, file) if isinstance(file, str) and os.path.isfile(file) else 0
-        _known[key] = f"{_shown(file)}:{line}" if line else ""
+        known = isinstance(file, str) and os.path.isfile(file)
+        line = _line(cls, str(file)) if known else 0
+        _known[key] = f"{_shown(str(file))}:{line}" if line else ""
     return _known[key]
 
 
