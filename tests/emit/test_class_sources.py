@@ -99,6 +99,7 @@ def test_sources_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "some_models.py").write_text(
         "import functools\n\nclass Outer:\n    class Net:\n        size = 1\n\n\nclass Net:\n    @functools.cache\n"
         "    def forward(self): pass\n    @property\n    def x(self): pass\n    def y(self): pass\n"
+        "class Later:\n    class Net: pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import some_models  # type: ignore[import-not-found]
