@@ -1,4 +1,4 @@
-"""Where the classes of layers are defined, as marks: once per class when its layers get ranges."""
+"""Sources of the classes of layers, as marks: file and line, once per class when its layers get ranges."""
 
 from __future__ import annotations
 
