@@ -14,7 +14,9 @@ import polars as pl
 from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.gpu_activities import KEY, attributed_blocks, range_self_times, sums_by_group
 from annot.analyze.kernel_kinds import classify
+from annot.analyze.regression_places import FLAT, Nesting, Times, nesting_of
 from annot.attribution import UNATTRIBUTED, Attribution
+from annot.attribution.layer_chains import Key
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
@@ -42,14 +44,16 @@ class Comparison:
         rows: the columns of the grouping (layer, module, phase; class; name); a_ns, b_ns (means, Float64; null: absent
             from that run); difference_ns (b minus a); speedup (a / b; above 1: b is faster); speedup_low, speedup_high
             (95 % confidence interval; null: fewer than two steps in a run); share (of the longer of the two runs,
-            0 to 1); only_in ("a", "b" or null); kernels_gone, kernels_new (lists: kernels that the layer itself
-            launches only in a, only in b). The largest slowdown comes first.
+            0 to 1); only_in ("a", "b" or null); and for layers explained (true: the time changes by 1 % of the run
+            only because of other rows inside the layer), kernels_gone, kernels_new (lists: kernels that the layer
+            itself launches only in a, only in b). The largest slowdown comes first.
         whole: the same numbers for the total time, attributed or not.
         step_time: the same numbers for the wall-clock time of a step, including idle time; None: a run without steps.
         time: "gpu_ns" or "host_ns".
         steps: number of steps in a and in b that the means cover; None: means over whole profiles.
         devices: names of the devices in a and in b; "": unknown.
         comparability: differences other than time.
+        nesting: layers inside each other.
     """
 
     by: Subject
@@ -60,6 +64,15 @@ class Comparison:
     step_time: dict[str, Any] | None = None
     devices: tuple[str, str] = ("", "")
     comparability: Comparability = field(default_factory=Comparability)
+    nesting: Nesting = FLAT
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the kernels in the rows."""
+        rows = self.rows
+        lists = [rows[name].explode() for name in ("kernels_gone", "kernels_new") if name in rows.columns]
+        found = lists + ([rows["name"]] if "name" in rows.columns else [])
+        return [name for names in found for name in names.drop_nulls().unique()]
 
 
 def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Comparison:
@@ -93,14 +106,15 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
     of_a, of_b = (side.means(by) for side in sides)
     if by == "layer":
         of_a, of_b = _with_new_classes(of_a, of_b)
-    rows = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS)
+    rows, nesting = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS), FLAT
     if by == "layer":
-        rows = _with_kernels(rows, a, b)
+        nesting = nesting_of(list(zip((a, b), _rows_of_layers(rows), strict=True)))
+        rows = _with_kernels(_with_explained(rows, nesting, longer), a, b)
     step_time = _single(*map(_step_time, (a, b))) if per_step else None
     steps = (sides[0].count, sides[1].count) if per_step else None
     devices = ", ".join(device_names(a)), ", ".join(device_names(b))
     time = "gpu_ns" if device else "host_ns"
-    return Comparison(by, rows, whole, time, steps, step_time, devices, comparability(a, b))
+    return Comparison(by, rows, whole, time, steps, step_time, devices, comparability(a, b), nesting)
 
 
 def is_step_slower(comparison: Comparison, threshold: float) -> bool:
@@ -112,7 +126,9 @@ def is_step_slower(comparison: Comparison, threshold: float) -> bool:
 
 
 def regressions(comparison: Comparison, threshold: float, *, least_share: float = 0.01) -> pl.DataFrame:
-    """Return the rows that are significantly slower by more than a factor, and new rows.
+    """Return the rows that are significantly slower by more than a factor, and new rows, each regression once.
+
+    A layer is left out if it would not be slower by the factor without the returned layers inside it.
 
     With fewer than two steps in a run the confidence interval is unknown, and only the ratio counts. New rows may
     replace rows that are gone: they count if they take more than `threshold` times the time of the rows that are gone.
@@ -132,12 +148,47 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     new, gone = pl.col("a_ns").is_null(), pl.col("b_ns").is_null()
     sums = comparison.rows.select(pl.col("b_ns").filter(new).sum(), pl.col("a_ns").filter(gone).sum()).row(0)
     worse = (slower & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
-    return comparison.rows.filter(worse & (pl.col("share") >= least_share))
+    numbers = [comparison.whole[side] or 0 for side in ("a_ns", "b_ns")]
+    least = least_share * max(numbers)
+    found = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
+    kept = comparison.nesting.at_their_place(
+        found, _times(comparison.rows), lambda times: times[1] > threshold * times[0] and max(times) >= least
+    )
+    return comparison.rows[sorted(kept)]
 
 
 _NUMBERS: Final = (
     "a_ns", "b_ns", "difference_ns", "speedup", "speedup_low", "speedup_high", "share", "only_in",
 )  # fmt: skip
+
+
+_CHANGED: Final = 0.01
+"""Change of the time of a layer, as a share of the run, that the layers inside it may explain."""
+
+
+def _times(rows: pl.DataFrame) -> list[Times]:
+    return rows.select(pl.col("a_ns", "b_ns").fill_null(0.0)).rows()
+
+
+def _with_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.DataFrame:
+    """Add the column `explained` of `Comparison.rows`."""
+
+    def changed(times: Times) -> bool:
+        return abs(times[1] - times[0]) >= _CHANGED * longer
+
+    times = _times(rows)
+    found = [row for row, one in enumerate(times) if changed(one)]
+    explained = set(found) - nesting.at_their_place(found, times, changed)
+    return rows.with_columns(explained=pl.Series([row in explained for row in range(rows.height)], dtype=pl.Boolean))
+
+
+def _rows_of_layers(rows: pl.DataFrame) -> tuple[dict[Key, int], dict[Key, int]]:
+    """Return the row of each layer of the first and of the second profile."""
+    of_a, of_b = {}, {}
+    for row, (layer, module, phase) in enumerate(rows.select(KEY).iter_rows()):
+        before, _, after = module.partition(" → ")
+        of_a[layer, before, phase] = of_b[layer, after or before, phase] = row
+    return of_a, of_b
 
 
 class _Side:

@@ -17,6 +17,7 @@ import polars as pl
 from annot.analyze.gpu_activities import KEY, device_idle
 from annot.analyze.hardware_counters import measured_work
 from annot.analyze.kernel_kinds import MATRIX, classify
+from annot.analyze.kernel_short_names import with_short_names
 from annot.analyze.roofs import Peaks
 from annot.analyze.tensor_cores import multiplies
 from annot.analyze.work import by_text, layer_work
@@ -97,7 +98,8 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
         peaks: peaks of the device; None: unknown.
 
     Returns:
-        name, calls, then the columns of `layer_roofline` from flops, the longest first; only kernels with counters.
+        name, calls, then the columns of `layer_roofline` from flops, and short (name), the longest first; only kernels
+        with counters.
     """
     work = measured_work(attribution)
     precisions = [
@@ -106,7 +108,8 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
     ]
     unknown = pl.lit(None, pl.Int64)
     rows = work.with_columns(pl.Series("precision", precisions, pl.String), gpu_idle_ns=unknown, gpu_launch_ns=unknown)
-    return under_roof(rows, peaks).select("name", "calls", *_COLUMNS).sort("time_ns", "name", descending=[True, False])
+    found = under_roof(rows, peaks).select("name", "calls", *_COLUMNS)
+    return with_short_names(found.sort("time_ns", "name", descending=[True, False]), attribution)
 
 
 def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:

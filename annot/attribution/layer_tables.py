@@ -47,9 +47,16 @@ def by_layer(attribution: Attribution) -> pl.DataFrame:
     rows = rows.sort(pl.col("layer") == UNATTRIBUTED, "start", unstarted, *KEY, nulls_last=True)
     rows = rows.select(
         *KEY, "calls", *_TIMES, "gpu_busy_ns", "gpu_span_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "kernels",
-        "kernels_total", "copies", *memory, "shapes",
+        "kernels_total", "copies", *memory, *_source(attribution), "shapes",
     )  # fmt: skip
     return without_unknown(rows, attribution.meta)
+
+
+def _source(attribution: Attribution) -> list[pl.Expr]:
+    """Return the column with the file and line of the module class; none if the profile does not contain them."""
+    sources: dict[str, str] = attribution.meta.get("sources", {})
+    source = pl.col("module").replace_strict(sources, default=None, return_dtype=pl.String)
+    return [pl.when(pl.col("phase").is_in(_LAYER_PHASES)).then(source).alias("source")] if sources else []
 
 
 def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:

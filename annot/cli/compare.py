@@ -2,7 +2,8 @@
 
 A is the baseline. B is the profile to compare, from another device, version or setting. Times are per step if both
 profiles have steps. Warm-up steps are left out. A speedup above 1 means that B is faster. ± is the 95% confidence
-interval. Rows that became slower come first.
+interval. Rows that became slower come first. A change appears once, at its place: the table leaves out layers whose
+change the rows inside them explain. Files contain them, with `explained` = true.
 
 --fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
 significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         _write_page(sides[0], sides[1], args)
     else:
         report = ComparisonReport(comparison, args.a, args.b)
-        output.deliver(report, partial(print_comparison, report), args)
+        output.deliver(report, partial(print_comparison, report, full_names=args.full_names), args)
     if args.fail_above is None:
         return 0
     if comparison.comparability.reasons and not args.force:

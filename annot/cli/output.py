@@ -47,6 +47,7 @@ def add_output_arguments(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.set_defaults(formats=choices)
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="file to write; default: standard output")
     parser.add_argument("--force", action="store_true", help="replace an existing OUT")
+    parser.add_argument("--full-names", action="store_true", help="print the names of kernels in full; files have both")
     if "html" in more:
         parser.add_argument("--open", action="store_true", help="open the page in the browser (needs -o OUT.html)")
 

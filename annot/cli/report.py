@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
             _write_profile(args)
             return 0
         report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
-    output.deliver(report, partial(_print, report), args)
+    output.deliver(report, partial(_print, report, full_names=args.full_names), args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
             print(f"annot: {note}", file=sys.stderr)
@@ -331,7 +331,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         raise AnnotError(str(error)) from None
 
 
-def _print(report: Report | RanksReport | NsightReport, console: Console) -> None:
+def _print(report: Report | RanksReport | NsightReport, console: Console, *, full_names: bool = False) -> None:
     from annot.report.terminal.nsight import NsightReport, print_nsight
     from annot.report.terminal.ranks import RanksReport, print_ranks
     from annot.report.terminal.table import print_table
@@ -339,6 +339,6 @@ def _print(report: Report | RanksReport | NsightReport, console: Console) -> Non
     if isinstance(report, NsightReport):
         print_nsight(report, console)
     elif isinstance(report, RanksReport):
-        print_ranks(report, console)
+        print_ranks(report, console, full_names=full_names)
     else:
-        print_table(report, console)
+        print_table(report, console, full_names=full_names)

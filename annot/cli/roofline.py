@@ -92,7 +92,7 @@ def _report(args: argparse.Namespace) -> None:
     report = roofline_report(args.by, rows, peaks, args.profile)
     if not total and args.by == "layer" and (steps := run.steps_in(attribution)):
         report = report.per_step(steps)
-    output.deliver(report, partial(print_roofline, report, peaks), args)
+    output.deliver(report, partial(print_roofline, report, peaks, full_names=args.full_names), args)
 
 
 def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import wrapt
 
-from annot.emit import client
+from annot.emit import class_sources, client
 
 __all__ = ["profile_when_imported"]
 
@@ -31,6 +31,7 @@ def _start(torch: Any, output: str) -> None:
         if os.getpid() == owner:
             # The trace mixes annot's ranges with torch's operators; the texts identify annot's ranges.
             profiler.add_metadata_json("annot_texts", json.dumps(client.texts()))
+            profiler.add_metadata_json("annot_sources", json.dumps(class_sources.noted()))
             profiler.stop()
             profiler.export_chrome_trace(output)
 

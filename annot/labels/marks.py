@@ -1,4 +1,4 @@
-"""Texts of annot's marks: ranks, threads, memory, and name scopes of TensorFlow.
+"""Texts of annot's marks: ranks, threads, memory, sources of classes, and name scopes of TensorFlow.
 
 ``Rank 3 of 8``: rank of the process and number of ranks.
 
@@ -9,6 +9,8 @@ may use, ranks that share them, and the backend of the default process group. Un
 the range it belongs to. `change` is the difference between the memory in use at the end and at the start of the range.
 `peak` is the maximum in use during the range. ``rss`` is the resident memory of the process, ``cuda:N`` the memory
 allocated by PyTorch's caching allocator on that device.
+
+``Source Block = model.py:12``: file and line of a module class that the user defines.
 
 ``Scope sequential_1/conv_1 = sequential/conv Conv2D [8,32,32,3]f32 kernel_size=3,3 |fwd``: the text after the equals
 sign is the label of the layer's forward range, in the format of `annot.labels.tag`. Operation names start with their
@@ -25,8 +27,8 @@ from typing import Final, Literal
 from annot.labels import tag
 
 __all__ = [
-    "CPU", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "format_cpu", "format_memory", "format_rank", "format_scope",
-    "parse_cpu", "parse_memory", "parse_rank", "parse_scope",
+    "CPU", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "SOURCE", "format_cpu", "format_memory", "format_rank",
+    "format_scope", "format_source", "parse_cpu", "parse_memory", "parse_rank", "parse_scope", "parse_source",
 ]  # fmt: skip
 
 CPU: Final = "CPU "
@@ -41,6 +43,9 @@ RSS: Final = "rss"
 SCOPE: Final = "Scope "
 """Prefix of scope marks."""
 
+SOURCE: Final = "Source "
+"""Prefix of source marks."""
+
 SCOPES_FILE: Final = "annot_scopes.txt"
 """File with a scope mark per line, for profiles without NVTX marks. It is in the folder of the profile or a parent."""
 
@@ -48,6 +53,7 @@ _FACTS: Final = {"threads": r"\d{1,6}", "cores": r"\d{1,6}", "ranks": r"\d{1,6}"
 _CPU: Final = re.compile(CPU.rstrip() + "".join(f"(?: {name}=({value}))?" for name, value in _FACTS.items()))
 _RANK: Final = re.compile(r"Rank (\d{1,9}) of (\d{1,9})")
 _MEMORY: Final = re.compile(r"memory (change|peak) \|(rss|cuda:[0-9]+)")
+_SOURCE: Final = re.compile(rf"{SOURCE}(\S+) = (.+:\d+)")
 _SCOPE: Final = re.compile(rf"{SCOPE}(\S+) = (.+)", re.DOTALL)
 
 
@@ -123,6 +129,37 @@ def parse_memory(text: str) -> tuple[str, str] | None:
         (('change', 'rss'), None)
     """
     match = _MEMORY.fullmatch(text)
+    return (match[1], match[2]) if match else None
+
+
+def format_source(module: str, source: str) -> str:
+    """Return the text of a source mark.
+
+    Args:
+        module: class name of a module.
+        source: file and line of its class.
+
+    Raises:
+        ValueError: the class name contains white space, or the source has no line.
+
+    Example:
+        >>> format_source("Block", "model.py:12")
+        'Source Block = model.py:12'
+    """
+    text = f"{SOURCE}{module} = {source}"
+    if parse_source(text) is None:
+        raise ValueError(f"source marks do not support {module!r} in {source!r}")
+    return text
+
+
+def parse_source(text: str) -> tuple[str, str] | None:
+    """Return class name and source of a source mark, or None for other texts.
+
+    Example:
+        >>> parse_source("Source Block = model.py:12"), parse_source("Source of truth")
+        (('Block', 'model.py:12'), None)
+    """
+    match = _SOURCE.fullmatch(text)
     return (match[1], match[2]) if match else None
 
 

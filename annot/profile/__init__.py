@@ -19,6 +19,7 @@ and, if it differs from the default,
     software      dict        versions by name, such as {"CUDA": "12.4"}
     processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
                               backend; see `annot.labels.marks`) if known
+    sources       dict[str, str]  file and line of module classes, as "model.py:12"; several are separated by commas
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems

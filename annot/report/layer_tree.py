@@ -222,6 +222,8 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
         return "  " * row["depth"] + layer_path.last(row["group"]), ""
     if label == "item":
         return f"{row['section']}: {row['item'].replace('_', ' ')}", ""
+    if label == "name":
+        return row.get("short") or str(row["name"]), ""
     return str(row[label]), ""
 
 

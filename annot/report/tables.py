@@ -122,6 +122,7 @@ def page_columns() -> dict[str, list[dict[str, Any]]]:
         "layer_kernels": of_names(
             ("phase", "kind", "tensor_cores", "calls", "gpu_ns=Time", "gpu_self_ns=Self", "mean_ns")
         ),
+        "kernel_layers": of_names(("phase", "gpu_ns=Time", Column("main_ns", "Share", "share"), "calls", "mean_ns")),
         "facts": of_names(_FACTS),
         "counters": of_names(_COUNTERS),
         "ranks": _RANKS,

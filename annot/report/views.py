@@ -100,10 +100,11 @@ def _from(module: str, function: str) -> Rows:
 
 
 def _kernels(attribution: Attribution) -> pl.DataFrame:
-    """Return the rows of `by_kernel` with kind, library and tensor_cores from the kernel name (null: unknown)."""
+    """Return the rows of `by_kernel` with kind, library, tensor_cores (null: unknown) and short, from the name."""
     from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
+    from annot.analyze.kernel_short_names import with_short_names
 
-    return with_unknown_tensor_cores(with_classes(by_kernel(attribution)))
+    return with_short_names(with_unknown_tensor_cores(with_classes(by_kernel(attribution))), attribution)
 
 
 def _work(attribution: Attribution) -> pl.DataFrame:
@@ -208,7 +209,7 @@ _VIEWS: Final = (
         "detail", "layer",
         ("phase", "calls", "tc_used", "gpu_ns", "gpu_self_ns", "tc_ns", "outside_ns", "gpu_mean_ns", "gpu_min_ns",
          "gpu_max_ns", "host_ns", "launch_ns", "flops", "bytes", "intensity", "roof_share", "bound",
-         "memory_peak_bytes"),
+         "memory_peak_bytes", Column("source", "Source", "text", least=140, full="File and line of the class")),
         _from("layer_details", "by_detail"), "all", "All metrics by layer", empty="No ranges were recorded.",
         end="reason", calls=True,
     ),

@@ -270,7 +270,7 @@ def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) ->
     device = any(report.meta["kernels"] or report.meta["copies"] for report in reports.values())
     time = _time(view.name, device=device)
     parts = [one.rows.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, one in reports.items()]
-    rows = pl.concat(parts, how="vertical_relaxed").with_columns(work_time(time).alias("work_ns"))
+    rows = pl.concat(parts, how="diagonal_relaxed").with_columns(work_time(time).alias("work_ns"))
     across = across_ranks(rows, view.keys)
     if view.name == _COMMUNICATION:
         rows, across = _with_skew(rows, across, tables)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.framework.ops import EagerTensor
 
-from annot.emit import client, guard
+from annot.emit import class_sources, client, guard
 from annot.emit.layer_filter import EVERYTHING, Choice
 from annot.emit.patches import Patches
 from annot.emit.shapes import MAX_TENSORS, spec_of
@@ -58,6 +58,7 @@ class Layers:
 
     def add(self, path: str, model: keras.Layer, options: Options, block: list[LayerWrapper]) -> None:
         """Wrap the selected layers of a model, and add the wrappers to `block`, for `remove`."""
+        classes: set[tuple[str, type]] = set()
         for below, layer in paths(model, path):
             if not options.choice.takes(below.partition(SEPARATOR)[2], layer):
                 continue
@@ -71,6 +72,8 @@ class Layers:
             if id(layer) not in self._wrappers:
                 self._wrappers[id(layer)] = wrapper
                 wrapper.install()
+                classes.add((type(layer).__name__, type(layer)))
+        class_sources.note(classes)
 
     def remove(self, block: list[LayerWrapper]) -> None:
         """Remove the wrappers of a block, the last one first. A wrapper that another block also uses stays.

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from annot.emit import client, guard
+from annot.emit import class_sources, client, guard
 from annot.emit.layer_filter import Choice
 from annot.emit.shapes import MAX_TENSORS, spec_of, tensors_in
 from annot.labels import tag
@@ -326,6 +326,7 @@ class Sites:
     def _add_below(self, top: torch.nn.Module, path: str, model: Model, held: set[int]) -> None:
         """Add sites for a module and all its submodules, and add their ids to `held`."""
         new: set[int] = set()
+        classes: set[tuple[str, type]] = set()
         for below, module in paths(top):
             known = self.by_id.get(id(module))
             here = join(path, below) if path else model.path(below)
@@ -335,11 +336,12 @@ class Sites:
             held.add(id(module))  # first: a signal handler may raise between any two calls
             if known is None:
                 new.add(id(module))
-                self._add(module, here, model)
+                classes.add((self._add(module, here, model).module, type(inner(module))))
             elif id(module) in new:
                 known.elsewhere = known.elsewhere or {known.layer: known}
                 if len(known.elsewhere) < MAX_PATHS:
                     known.elsewhere[here] = Site(here, known.module, known.shapes, known.of, known.model)
+        class_sources.note(classes)
 
     def _add_loss(self, module: torch.nn.Module) -> Site | None:
         """Add a loss with the layer filter of the latest model, and without its name as prefix."""

@@ -193,11 +193,12 @@ def test_all_colours_of_bars_are_explained(fresh: Page, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("view", ["kernels", "layer/0"])
 def test_names_of_kernels_can_be_read_whole(fresh: Page, tmp_path: Path, view: str) -> None:
-    """Names are cut to a line, until somebody wants to see all of them, by keyboard too."""
+    """Names without a short form are cut to a line, until somebody wants to see all of them, by keyboard too."""
     rows = Rows().range("fc Linear |fwd", 0, 900)
     for number, operation in enumerate(("Add", "Mul")):
-        functor = f"at::native::BinaryFunctor<float, float, float, at::native::binary_internal::{operation}Functor>"
-        name = f"void at::native::vectorized_elementwise_kernel<4, {functor}, std::array<char*, 3> >(int)"
+        name = (
+            f"sm80_xmma_fprop_implicit_gemm_{'tf32f32_' * 8}nhwckrsc_{operation}_tilesize128x128x16_stage4_cudnn_infer"
+        )
         rows.kernel(10 + number, (20 + number, 21 + number), name=name)
     fresh.open(page_of(rows.build(), tmp_path), view)
     cut = "[...document.querySelectorAll('td .kernel, th .kernel')].filter(one => one.scrollWidth > one.clientWidth)"

@@ -371,7 +371,7 @@ def test_kernels_lose_their_arguments(tmp_path: Path) -> None:
     profile.call(10, 20, 1)
     profile.kernel(30, 90, 1, f"void at::native::(anonymous namespace)::max_pool<c10::Half, {'int, ' * 30}>(x)")
     line = _table(profile.write(tmp_path / "x"), 60, "kernel")[2]
-    assert line.startswith("max_pool<c10::Half, int, ")
+    assert line.startswith("max_pool  ")
 
 
 def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:

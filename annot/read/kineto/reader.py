@@ -235,7 +235,7 @@ def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 
 def _machine(top: dict[str, Any]) -> dict[str, Any]:
-    """Return devices, software, rank and world size from the trace, for `Profile.meta`."""
+    """Return devices, software, sources of classes, rank and world size from the trace, for `Profile.meta`."""
     found: dict[str, Any] = {}
     devices = top.get("deviceProperties")
     if isinstance(devices, list) and devices:
@@ -244,6 +244,9 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
             for device in devices
             if isinstance(device, dict)
         ]
+    sources = top.get("annot_sources")  # `annot run` adds them to the trace
+    if isinstance(sources, dict) and sources:
+        found["sources"] = {module: str(source) for module, source in sources.items()}
     distributed = top.get("distributedInfo")
     if software := _software(top, distributed):
         found["software"] = software

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.labels.marks import CPU, MEMORY, SCOPE, parse_cpu, parse_rank
+from annot.labels.marks import CPU, MEMORY, SCOPE, SOURCE, parse_cpu, parse_rank, parse_source
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
 from annot.read.notes import sentences
@@ -119,6 +119,7 @@ class AnnotMarks:
         self.cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
         self.notes: list[str] = []  # sentences for the report
         self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
+        self.sources: dict[str, str] = {}  # file and line of module classes
         self.has_memory = False  # whether the marks include those of `annot.labels.marks`
 
     def add(self, marks: pl.DataFrame) -> None:
@@ -129,6 +130,10 @@ class AnnotMarks:
         text = pl.col("text").cast(pl.String)
         scopes = own.select(text).filter(text.str.starts_with(SCOPE))["text"].unique(maintain_order=True)
         self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
+        sources = own.select(text).filter(text.str.starts_with(SOURCE))["text"].unique(maintain_order=True)
+        for module, source in filter(None, map(parse_source, sources)):
+            same = self.sources.get(module, "")  # classes of the same name
+            self.sources[module] = same if source in same.split(", ") else ", ".join(filter(None, (same, source)))
         notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
         self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
         self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())

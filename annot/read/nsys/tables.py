@@ -145,6 +145,7 @@ class Export:
         known = [process for process in self._meta.get("processes", ()) if process["process"] in self._seen]
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         meta |= {"scopes": self._annot_marks.scopes} if self._annot_marks.scopes else {}
+        meta |= {"sources": self._annot_marks.sources} if self._annot_marks.sources else {}
         meta = with_cpus(meta | ({"processes": known} if known else {}), self._annot_marks.cpus)
         return with_ranks(meta, self._annot_marks.ranks) | {"notes": notes}
 

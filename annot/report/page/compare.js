@@ -1,7 +1,7 @@
 // Comparison of two runs: speedups and slowdowns with their confidence intervals.
 
 function comparisonView(data, state) {
-  const one = (state.comparison ??= {by: data.by, search: '', phase: '', only: ''});
+  const one = (state.comparison ??= {by: data.by, search: '', phase: '', only: 'place'});
   const holder = h('div'),
     draw = () => holder.replaceChildren(...comparisonTable(data, one));
   draw();
@@ -50,7 +50,8 @@ function comparisonView(data, state) {
         choice(
           'only',
           [
-            ['', 'All'],
+            ['place', 'Changes at their place'],
+            ['', 'All rows'],
             ['slower', 'Slower in B'],
             ['faster', 'Faster in B'],
             ['alone', 'Only in A or B'],
@@ -102,8 +103,7 @@ function sides(data) {
           {},
           name(data.names[place]),
           name(data.devices[place]),
-          steps && plural(steps[place], 'step'),
-          clock(data, side),
+          [steps && plural(steps[place], 'step'), clock(data, side)].filter(Boolean).join(', '),
         ),
       ),
     );
@@ -136,17 +136,18 @@ function sides(data) {
 function comparisonTable(data, one) {
   const {by} = one,
     rows = records(data.tables[by]),
+    names = shortNames(data.kernels),
     needle = one.search.trim().toLowerCase();
   const label_ = row =>
     ({
-      layer: () => row.layer || '(model)',
+      layer: () => row.label,
       module: () => row.module,
       phase: () => row.phase,
       class: () => row.class,
       kernel: () => row.name,
     })[by]();
   const matches =
-    {slower: row => row.difference_ns > 0, faster: row => row.difference_ns < 0, alone: row => known(row.only_in)}[
+    {place: row => !row.explained, slower: row => row.difference_ns > 0, faster: row => row.difference_ns < 0, alone: row => known(row.only_in)}[
       one.only
     ] ?? (() => true);
   const found = rows.filter(
@@ -177,7 +178,7 @@ function comparisonTable(data, one) {
     kernels_gone: by === 'layer' && {
       class: 'changes',
       value: row => [...row.kernels_gone, ...row.kernels_new].join(' '),
-      show: (_, row) => changes(row),
+      show: (_, row) => changes(row, names),
     },
   });
   const bar = numbers.findIndex(column => column.name === 'difference_ns') + 1;
@@ -187,9 +188,9 @@ function comparisonTable(data, one) {
       text: true,
       value: label_,
       show: (value, row) => [
-        by === 'layer' ? pathName(value) : name(value, by === 'kernel' ? 'kernel' : 'name'),
+        by === 'layer' ? pathName(value) : by === 'kernel' ? kernelName(names, value) : name(value),
         ' ',
-        by === 'layer' && name(row.module, 'module'),
+        by === 'layer' && name(row.remark, 'module'),
       ],
     },
     ...numbers.slice(0, bar),
@@ -205,10 +206,18 @@ function comparisonTable(data, one) {
     h(
       'p',
       {class: 'status', role: 'status'},
-      `${plural(found.length, 'row')} of ${count(rows.length)}, largest slowdown first`,
+      `${plural(found.length, 'row')} of ${count(rows.length)}, largest slowdown first${leftOut(one, rows)}`,
     ),
     sortTable(`Comparison by ${by}`, columns, found),
   ];
+}
+
+// Says that layers are left out whose change other rows explain.
+function leftOut(one, rows) {
+  const explained = rows.filter(row => row.explained).length;
+  return one.only === 'place' && explained
+    ? `. Left out: ${plural(explained, 'layer')} whose change the rows inside explain.`
+    : '';
 }
 
 // A bar to the right if B is slower, to the left if B is faster.
@@ -218,9 +227,9 @@ function difference(ns, longest) {
   return h('div', {class: `bar both ${side}`, 'aria-hidden': 'true'}, ns ? bar : null);
 }
 
-function changes(row) {
-  const named = (sign, names) =>
-    names.slice(0, 2).map(one => h('div', {class: 'change'}, `${sign} `, name(one, 'kernel')));
+function changes(row, names) {
+  const named = (sign, texts) =>
+    texts.slice(0, 2).map(one => h('div', {class: 'change'}, `${sign} `, kernelName(names, one)));
   const more = Math.max(0, row.kernels_gone.length - 2) + Math.max(0, row.kernels_new.length - 2);
   return [
     named('−', row.kernels_gone),

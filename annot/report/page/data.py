@@ -12,6 +12,7 @@ from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
+from annot.analyze.kernel_short_names import short_names, with_short_names
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import meanings
 from annot.analyze.tensor_cores import matrix_units
@@ -20,7 +21,7 @@ from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
 from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.folds import every_fold, index_of
-from annot.report.layer_tree import Line, layer_lines, other_lines
+from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.tables import as_data
 from annot.report.views import Report, View, find_view
 from annot.util.entry_points import loaded
@@ -78,14 +79,27 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
             if subject == by:
                 raise
     one = found[by]
+    kernels = list(dict.fromkeys(name for each in found.values() for name in each.kernels))
     return {
         "kind": "compare", "names": list(names), "by": by, "time": one.time, "steps": one.steps, "whole": one.whole,
         "step_time": one.step_time,
         "devices": list(one.devices), "same_program": one.comparability.same_program,
         "reasons": [reason.text for reason in one.comparability.reasons], "notes": list(one.comparability.notes),
-        "tables": {name: _columns(each.rows) for name, each in found.items()},
+        "tables": {name: _columns(_labeled(each.rows)) for name, each in found.items()},
+        "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
     }  # fmt: skip
+
+
+def _labeled(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add label and remark, as in the layer table, to rows by layer."""
+    if "layer" not in rows.columns:
+        return rows
+    labels = [row_label(row) for row in rows.select(KEY).iter_rows(named=True)]
+    return rows.with_columns(
+        label=pl.Series([one for one, _ in labels], dtype=pl.String),
+        remark=pl.Series([one for _, one in labels], dtype=pl.String),
+    )
 
 
 def run_data(
@@ -210,7 +224,9 @@ def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
-    return {"texts": names, "total": table.height, **_columns(kept)}
+    every = attribution.names["name"].unique().cast(pl.String).drop_nulls()
+    shorts = [*map(short_names([*names, *every]).get, names)]
+    return {"texts": names, "shorts": shorts, "total": table.height, **_columns(kept)}
 
 
 def _coded(texts: pl.Series) -> tuple[pl.Series, list[str]]:
@@ -238,7 +254,8 @@ def _steps(attribution: Attribution, start: int) -> dict[str, Any]:
 
 def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
     table = _per_step(by_kernel(attribution), steps)
-    return {"total": table.height, **_columns(with_classes(table.head(_KERNELS)))}
+    rows = with_short_names(with_classes(table.head(_KERNELS)), attribution)
+    return {"total": table.height, **_columns(rows)}
 
 
 def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:

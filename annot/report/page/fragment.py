@@ -74,7 +74,8 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
         cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
-        lines += f"<tr><td>{_label(path, beside)}</td>{cells}</tr>"
+        whole = f' title="{_plain(row["name"])}"' if view.label == "name" else ""
+        lines += f"<tr><td{whole}>{_label(path, beside)}</td>{cells}</tr>"
     return [view.label.capitalize(), *heads], lines
 
 

@@ -5,6 +5,7 @@ function layerView(run, state, place) {
   return [
     crumbs(run, line),
     h('h1', {}, name(title(line)), ' ', name(line.module, 'module')),
+    sourceOf(run, line),
     perStep(run),
     h(
       'div',
@@ -37,6 +38,12 @@ function layerView(run, state, place) {
         ),
       ),
   ];
+}
+
+// Where the class of a module is defined.
+function sourceOf(run, line) {
+  const source = Object.values(line.rows).map(row => run.rows.source?.[row]).find(Boolean);
+  return source && h('p', {class: 'hint'}, `${line.module} is defined in `, h('code', {}, source));
 }
 
 function crumbs(run, line) {
@@ -168,12 +175,13 @@ function kernelsOf(run, place) {
   }
   const found = [...sums.values()];
   if (!found.length) return panel('Kernels', emptyText('No GPU activity belongs to this layer.'));
-  const unit = unitFor(found.map(one => one.gpu_ns)),
+  const names = kernelNames(run),
+    unit = unitFor(found.map(one => one.gpu_ns)),
     timed = value => inUnit(unit, value || null);
   const table = sortTable(
     'Kernels of the layer',
     [
-      {title: 'Name', text: true, value: one => one.name, show: value => name(value, 'kernel')},
+      {title: 'Name', text: true, value: one => one.name, show: value => kernelName(names, value)},
       ...columnsOf('layer_kernels', found, {
         gpu_ns: {title: `${titleOf('layer_kernels', 'gpu_ns')} ${unit.name}`, show: timed},
         gpu_self_ns: {show: timed},

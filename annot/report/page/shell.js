@@ -1,6 +1,12 @@
 // The frame of the page: navigation by URL fragment, choice of the rank, theme, keyboard shortcuts.
 const THEMES = {auto: 'Automatic', light: 'Light', dark: 'Dark'};
 
+// Views of one layer or kernel, and the view of all of them.
+const DETAILS = {
+  layer: {of: 'layers', show: (run, state, place) => layerView(run, state, place)},
+  kernel: {of: 'kernels', show: (run, _, place) => kernelView(run, place)},
+};
+
 function viewsOf(data) {
   if (data.kind === 'compare') return {compare: ['Comparison', (_, state) => comparisonView(data, state)]};
   return {
@@ -86,12 +92,12 @@ function navigate(page, moved) {
   const run = page.data.kind === 'compare' ? null : linked(page.data.runs[page.run]);
   const state = page.states.get(page.run) ?? {filters: {...NOTHING}};
   page.states.set(page.run, state);
-  const inLayer = key === 'layer' && run,
-    view = page.views[key] ? key : inLayer ? 'layers' : first;
-  const shown = inLayer ? layerView(run, state, Number(argument)) : page.views[view][1](run, state);
+  const detail = run && Object.hasOwn(DETAILS, key) ? DETAILS[key] : null,
+    view = page.views[key] ? key : (detail?.of ?? first);
+  const shown = detail ? detail.show(run, state, Number(argument)) : page.views[view][1](run, state);
   const main = document.getElementById('main');
   main.replaceChildren(...shown.flat(Infinity).filter(Boolean));
-  main.dataset.view = inLayer ? 'layer' : view;
+  main.dataset.view = detail ? key : view;
   for (const link of document.querySelectorAll('#head nav a')) {
     if (link.hash === `#${view}`) link.setAttribute('aria-current', 'page');
     else link.removeAttribute('aria-current');

@@ -155,7 +155,7 @@ function topKernels(run) {
         h(
           'li',
           {},
-          name(row.name, 'kernel'),
+          kernelName(kernelNames(run), row.name),
           h('span', {class: 'value'}, timeAndShare(row.gpu_ns, run.meta.gpu_ns)),
           h(
             'div',

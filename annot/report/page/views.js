@@ -119,12 +119,13 @@ function kernelsView(run, state) {
   if (!rows.length) return [h('h1', {}, 'Kernels'), emptyText('No GPU activity was recorded.')];
   const classes = records(run.classes),
     holder = h('div'),
+    names = kernelNames(run),
     whole = run.meta.gpu_ns;
   const filter = (state.kernels ??= {search: '', kind: ''});
   const cut = rows.length < run.kernels.total;
   const draw = () => {
     const found = rows.filter(
-      row => (!filter.kind || row.kind === filter.kind) && row.name.toLowerCase().includes(filter.search.toLowerCase()),
+      row => (!filter.kind || row.kind === filter.kind) && `${row.name} ${row.short}`.toLowerCase().includes(filter.search.toLowerCase()),
     );
     holder.replaceChildren(
       h(
@@ -135,7 +136,7 @@ function kernelsView(run, state) {
       sortTable(
         'Kernels',
         [
-          {title: 'Name', text: true, value: row => row.name, show: value => name(value, 'kernel')},
+          {title: 'Name', text: true, value: row => row.short, show: (_, row) => kernelName(names, row.name)},
           ...columnsOf('kernels', rows, {...shareOf(whole), calls: {class: 'minor'}}),
         ],
         found,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,8 +12,10 @@ from rich.text import Text
 
 from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
+from annot.analyze.kernel_short_names import short_names
 from annot.report.tables import COMPARED, head
 from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text
+from annot.report.terminal.table import label_text
 from annot.report.units import duration, printable, unit_for
 
 __all__ = ["ComparisonReport", "print_comparison"]
@@ -57,9 +59,14 @@ class ComparisonReport:
         return names | times | comparable
 
 
-def print_comparison(report: ComparisonReport, console: Console) -> None:
-    """Print a comparison, largest slowdown first; the width of the console selects the columns."""
-    rows = report.rows.to_dicts()
+def print_comparison(report: ComparisonReport, console: Console, *, full_names: bool = False) -> None:
+    """Print a comparison, largest slowdown first; the width of the console selects the columns.
+
+    Layers whose change other rows explain are left out. `full_names` prints kernels with their full names.
+    """
+    every = report.rows
+    rows = every.filter(~pl.col("explained")).to_dicts() if "explained" in every.columns else every.to_dicts()
+    names = {} if full_names else short_names(report.comparison.kernels)
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
     shows: dict[str, Callable[[dict[str, Any]], str]] = {
         "phase": lambda row: _phase(row, console.width),
@@ -75,12 +82,23 @@ def print_comparison(report: ComparisonReport, console: Console) -> None:
     what = "GPU" if report.comparison.time == "gpu_ns" else "Host"
     per = "" if report.comparison.steps is None else " per step"
     heading = Text(f"{what} time{per} by {report.comparison.by}, {unit.name}", style="bold")
-    ends = [_changes(row) for row in rows] if console.width >= WIDE else []
+    ends = [_changes(row, names) for row in rows] if console.width >= WIDE else []
     title = report.comparison.by.capitalize()
     table = fitted_table(
-        title, [_label(row) for row in rows], columns, rows, console.width, ends, COMPARED["kernels_gone"].title
+        title, [_label(row, names) for row in rows], columns, rows, console.width, ends, COMPARED["kernels_gone"].title
     )
-    console.print(Group(heading, table, *_totals(report)))
+    console.print(Group(heading, table, *_left_out(every.height - len(rows)), *_totals(report)))
+
+
+def _left_out(rows: int) -> list[Text]:
+    if not rows:
+        return []
+    what = (
+        "1 layer is left out: rows inside it explain its change."
+        if rows == 1
+        else (f"{rows:,} layers are left out: rows inside them explain their changes.")
+    )
+    return [Text(f"{what} Files contain all rows.", style="dim")]
 
 
 def _phase(row: dict[str, Any], width: int) -> str:
@@ -113,23 +131,24 @@ def _uncertainty(row: dict[str, Any]) -> str:
     return f"{half:.3f}" if half < 100 else "?"
 
 
-def _label(row: dict[str, Any]) -> Text:
+def _label(row: dict[str, Any], names: Mapping[str, str]) -> Text:
     if "name" in row:
-        return kernel_text(printable(row["name"]))
-    names = [name for name in ("layer", "class") if name in row]
-    label = Text(printable(row[names[0]] or "(model)") if names else "")
+        return kernel_text(printable(names.get(row["name"], row["name"])))
+    if "layer" in row:
+        return label_text(row)
+    label = Text(printable(row.get("class", "")))
     for name, style in (("module", "cyan"), ("phase", "dim")):
         if row.get(name) and (name == "module" or not _named(row)):
             label.append(f"{' ' if label else ''}{printable(row[name])}", style=style)
     return label
 
 
-def _changes(row: dict[str, Any]) -> Text:
+def _changes(row: dict[str, Any], names: Mapping[str, str]) -> Text:
     """Kernels that only A (−) or only B (+) has."""
     parts = [
-        f"{sign}{printable(name)}"
-        for sign, names in (("−", row.get("kernels_gone")), ("+", row.get("kernels_new")))
-        for name in (names or [])[:_SHOWN]
+        f"{sign}{printable(names.get(name, name))}"
+        for sign, found in (("−", row.get("kernels_gone")), ("+", row.get("kernels_new")))
+        for name in (found or [])[:_SHOWN]
     ]
     return Text(" ".join(parts), style="dim")
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from annot.report.columns import Formatted
 from annot.report.tables import ACROSS, ARRIVALS, head
 from annot.report.terminal.layout import fitted_table, notes
-from annot.report.terminal.table import label_text
+from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import Unit, count, duration, share, unit_for
 from annot.report.views import Order, Report, View
 
@@ -81,8 +81,9 @@ class RanksReport:
         return replace(self, rows=rows, across=across)
 
 
-def print_ranks(report: RanksReport, console: Console) -> None:
-    """Print a report; the width of the console selects the columns."""
+def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False) -> None:
+    """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
+    report = replace(report, across=with_printed_names(report.across, full_names=full_names))
     console.print(Group(*_table(report, console.width), *_totals(report)))
 
 

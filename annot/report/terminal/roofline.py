@@ -11,7 +11,7 @@ from rich.text import Text
 from annot.analyze.roofs import Peaks
 from annot.report.columns import formatted, of_names
 from annot.report.terminal.layout import notes
-from annot.report.terminal.table import table_of
+from annot.report.terminal.table import table_of, with_printed_names
 from annot.report.units import amount, printable, unit_for
 from annot.report.views import ROOFLINE_COLUMNS, Report, find_view
 
@@ -41,10 +41,12 @@ def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks | None, source: st
     return Report(find_view(_VIEWS[by]), rows, meta)
 
 
-def print_roofline(report: Report, peaks: Peaks | None, console: Console) -> None:
+def print_roofline(report: Report, peaks: Peaks | None, console: Console, *, full_names: bool = False) -> None:
     """Print layers or kernels with known work, and launch-bound or host-bound ones; the width selects the columns."""
     view = report.view
-    shown = report.rows.filter(pl.col("flops").is_not_null() | pl.col("bound").is_not_null())
+    shown = with_printed_names(report.rows, full_names=full_names).filter(
+        pl.col("flops").is_not_null() | pl.col("bound").is_not_null()
+    )
     rows = shown.to_dicts()
     lines: list[Any] = peak_lines(peaks)
     if rows:

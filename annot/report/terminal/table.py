@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from annot.analyze.kernel_short_names import with_short_names
 from annot.analyze.work import not_counted
 from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
@@ -19,10 +21,11 @@ from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
 from annot.report.views import Report
 
-__all__ = ["as_text", "label_text", "print_table", "table_of"]
+__all__ = ["as_text", "label_text", "print_table", "table_of", "with_printed_names"]
 
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
+_PRINTED: Final = {"name": "short"}
 _TITLES: Final = {"name": "Kernel", "group": "Path", "op": "Operation"}
 _BELOW: Final = 3
 """Pieces of advice below a table."""
@@ -31,8 +34,12 @@ _FOLDED: Final = 20
 """Width that the columns of a table leave for its labels (characters), and those of a layer table with folds."""
 
 
-def print_table(report: Report, console: Console) -> None:
-    """Print a report; the width of the console selects the columns."""
+def print_table(report: Report, console: Console, *, full_names: bool = False) -> None:
+    """Print a report; the width of the console selects the columns. `full_names` prints kernels with their full names.
+
+    The short names of kernels are those of the files, or among all kernels of the report.
+    """
+    report = replace(report, rows=with_printed_names(report.rows, full_names=full_names))
     verdict = report.meta.get("verdict")
     above: list[RenderableType] = [Text(printable(verdict), style="bold")] if verdict else []
     above += [Hanging(f"{head}: ", text) for head, text in totals(report)]
@@ -40,6 +47,13 @@ def print_table(report: Report, console: Console) -> None:
     tables = [line for one in report.instead for line in (*_tables(one, console.width), Text())]
     tables = tables or [*_tables(report, console.width), Text()]
     console.print(Group(*above, Text(), *tables, *notes(report.meta), *below))
+
+
+def with_printed_names(rows: pl.DataFrame, *, full_names: bool) -> pl.DataFrame:
+    """Return rows of kernels with the names to print in the column `short`; other rows stay as they are."""
+    if "name" not in rows.columns or ("short" in rows.columns and not full_names):
+        return rows
+    return rows.with_columns(short="name") if full_names else with_short_names(rows, rows["name"])
 
 
 def as_text(report: Report) -> str:
@@ -50,7 +64,7 @@ def as_text(report: Report) -> str:
 def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
     """Return the first cell of a row: the layer and its class, or the value of another column."""
     if label == "name":
-        return kernel_text(printable(str(row["name"])))
+        return kernel_text(printable(row_label(row, label)[0]))
     path, beside = row_label(row, label)
     text = Text(printable(path))
     return text.append(f" {printable(beside)}", style="cyan") if beside else text
@@ -64,7 +78,7 @@ def table_of(
 
     `title` is the heading of the labels, `label` their column, and `width` that of the terminal.
     """
-    ends = [_end(row[end], end) for row in rows] if end and (width >= WIDE or end == "name") else []
+    ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if end and (width >= WIDE or end == "name") else []
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
     labels = [_label(row, label) for row in rows]
     return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)

@@ -1,0 +1,246 @@
+"""Short names of kernels: the kernel and the operation in its template arguments, without namespaces and types.
+
+``void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<…MulFunctor<float>>, …>(…)`` becomes
+``elementwise MulFunctor``. Names without template arguments, as of cuBLAS, cuDNN, Triton and NCCL, stay as they are:
+they contain tile, dtype and layout. Of mangled names (``_ZN…``), annot uses the identifiers.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import polars as pl
+
+from annot.attribution.attribute import Attribution
+
+__all__ = ["short_name", "short_names", "with_short_names"]
+
+_LONGEST: Final = 4096  # longer names only continue with template arguments
+_MOST: Final = 2
+"""Operations, and words that distinguish a name from others, per short name."""
+_NOISE: Final = re.compile(
+    r"\(anonymous namespace\)::|<unnamed>::|\((?:unsigned )?(?:bool|char|short|int|long|long long)\)(?=-?\d)"
+    r"|[\[{]lambda\([^()]*\)(?:#\d+| \(instance \d+\))[\]}]| \[clone [^\]]*\]|\.kd$"
+)
+_OPERATOR: Final = re.compile(r"\boperator ?\(\)")
+_CLOSING: Final = {">": "<", ")": "(", "]": "[", "}": "{"}
+_FAMILY: Final = re.compile(
+    r"(?:(?:vectorized|templated|unrolled|legacy|aligned)_)*(elementwise|index_elementwise)_kernel\w*|(reduce)_kernel\w*"
+    r"|(multi_tensor_apply)_kernel|_?(scatter_gather)_elementwise_kernel|(distribution)_(?:elementwise|nullary)\w*"
+    r"|(EigenMetaKernel)|(transform)_kernel_impl|(index_put|index)_kernel"
+)
+"""Kernels that take their operation as a template argument, and their short names."""
+_UNSPECIFIC: Final = frozenset({"Kernel", "Kernel2", "device_kernel", "kentry", "kernel_agent", "_kernel_agent"})
+"""Kernels whose operation is the name."""
+_VAGUE: Final = frozenset({"kernel", "globalKernel", "run", "main"})
+"""Functions that only their namespaces tell apart."""
+_PASSES_ON: Final = re.compile(
+    r"gpu_\w*kernel\w*|[AB]?(?:Unary|Binary)Functor|ReduceOp|func_wrapper_t|TensorEvaluator|Tensor(?:Assign|Cwise\w*)Op"
+    r"|enable_sm\w+|ParallelForAgent|unary_transform_f|binary_transform_f|AgentWrapper"
+)
+"""Templates whose arguments contain the operation."""
+_TYPE: Final = re.compile(
+    r"void|bool|char|short|int|long|float|double|unsigned|signed|const|true|false|auto|half|Half|BFloat16|complex|nullptr"
+    r"|\w*(?:_t|float16|float8\w*|half2?|bfloat162?)|Float\w+|T\d*|u?int\d*"
+    r"|\w*(?:Params\w*|Metadata|Args|Accessor\w*|Iterator\w*|Calculator|Policy\w*|Loader?|Storer?|WithCast|WithoutCast"
+    r"|Array|array|Type|Traits|traits|Layout|Shape|Stride|Map|Config|Tensor|tuple|pair|constant|sequence)"
+)
+_OPERATION: Final = re.compile(r"\w*(?:Functor|Epilogue|Ops?|_op|_functor|[Kk]ernel\w*|Sm\d+)")
+"""Operations in the arguments of kernels that are not of a family."""
+_ENDING: Final = re.compile(r"_(?:kernel_cuda|kernel_impl|kernel_cuda_impl|cuda_kernel|kernel|cuda|functor|cuda_out)$")
+_FLASH: Final = re.compile(r"Flash_\wwd_kernel_traits<(\d+), ?(\d+), ?(\d+)[^>]*?(?:::)(\w+?)(?:_t)?\b")
+_ATOM: Final = re.compile(r"SM\d+_\d+x\d+x\d+_\w+")
+_TILE: Final = re.compile(r"(Cijk_\w+?_MT\w+?_MI\w+?|Cijk_\w+?_MT\w+?)_(?!MI)\w+")
+_LITERAL: Final = re.compile(r"L[a-z](n?\d+)E|[ST][0-9A-Z]*_|DF\d+[b_]?")
+_LENGTH: Final = re.compile(r"\d{1,4}")
+_WORD: Final = re.compile(r"[A-Za-z_]\w*|\d+")
+
+_Segment = tuple[str, list[str]]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def short_name(name: str) -> str:
+    """Return the short name of a kernel. Different kernels can have the same; see `short_names`.
+
+    Args:
+        name: kernel name of a profiler, demangled or not; copies and memsets keep their names.
+
+    Example:
+        >>> short_name("void at::native::reduce_kernel<512, ReduceOp<float, at::native::MeanOps<float>>>(T3)")
+        'reduce MeanOps'
+        >>> short_name("ampere_sgemm_128x64_tn")
+        'ampere_sgemm_128x64_tn'
+    """
+    text = _plain(name)
+    if not text or text[0] in "([" or not ("<" in text or "(" in text):
+        return _TILE.sub(r"\1", text) or name
+    word, arguments = _named(text)
+    if not word:
+        return name
+    if word in _VAGUE:
+        word = "::".join(text.removeprefix("void ").partition("<")[0].partition("(")[0].split("::")[-3:])
+    family = _FAMILY.fullmatch(word)
+    found = dict.fromkeys(filter(None, map(_operation, arguments)))
+    specific = family is not None or word in _UNSPECIFIC
+    most = _MOST if "multi_tensor" in word else 1
+    operations = [one for one in found if specific or _OPERATION.fullmatch(one)][:most]
+    heads = [next(filter(None, family.groups()))] if family else [] if word in _UNSPECIFIC and operations else [word]
+    return " ".join((*heads, *(_ENDING.sub("", one) or one for one in operations), *_details(text)))
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return a different short name for each of the kernels of a profile.
+
+    Kernels with the same short name also get words that only some of them have in brackets, or a number.
+
+    Example:
+        >>> list(short_names(["void copy<float>(float*)", "void copy<double>(double*)"]).values())
+        ['copy (double)', 'copy (float)']
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        groups.setdefault(short_name(name), []).append(name)
+    known: dict[str, str] = {short: same[0] for short, same in groups.items() if len(same) == 1}
+    for short, same in groups.items():
+        if len(same) > 1:
+            _tell_apart(short, same, known)
+    return {name: short for short, name in known.items()}
+
+
+def with_short_names(rows: pl.DataFrame, among: Attribution | pl.Series) -> pl.DataFrame:
+    """Add the column `short` to rows with the column `name`: short names among those of a profile, or of a column."""
+    every = among if isinstance(among, pl.Series) else among.names["name"]
+    names = short_names(every.unique().cast(pl.String).drop_nulls())
+    name = pl.col("name").cast(pl.String)
+    return rows.with_columns(name.replace_strict(list(names), list(names.values()), default=name).alias("short"))
+
+
+def _plain(name: str) -> str:
+    """Return a name without lambdas, casts and anonymous namespaces. A mangled name becomes ``name<identifiers>``."""
+    text = name[:_LONGEST]
+    if text.startswith("_Z"):
+        text = _of_mangled(text)
+    return _OPERATOR.sub("operator", _NOISE.sub("", text)).strip()
+
+
+def _of_mangled(name: str) -> str:
+    """Return the function of a mangled name with the names and numbers in its arguments.
+
+    Only identifiers, after their lengths, and literals are read: ``_ZN2at4copyINS0_3OneELi4EEEvv`` becomes
+    ``at::copy<One, 4>``.
+    """
+    words: list[str] = []
+    at, joins = 2, False  # `joins`: the next identifier continues a qualified name
+    while at < len(name):
+        if literal := _LITERAL.match(name, at):
+            words += filter(None, [literal[1]])
+            at, joins = literal.end(), False
+        elif length := _LENGTH.match(name, at):
+            at = length.end() + int(length[0])
+            word = name[length.end() : at]
+            words[-1:] = [f"{words[-1]}::{word}"] if joins else [*words[-1:], word]
+            joins = True
+        else:
+            joins = joins and name[at] == "L"  # internal linkage
+            at += 1
+    return f"{words[0]}<{', '.join(words[1:])}>" if words else name
+
+
+def _named(text: str) -> _Segment:
+    """Return the last identifier of a function or type before its parameters, and its template arguments."""
+    segments: list[_Segment] = [("", [])]
+    start = at = 0
+    while at <= len(text):
+        end = text[at : at + 1]
+        if end in "< (,:" or not end:  # "" too: the end of the text
+            if start < at:
+                segments.append((text[start:at].strip("&* "), []))
+            if end == "<":
+                inside, at = _arguments(text, at + 1)
+                segments[-1] = (segments[-1][0], inside)
+                start = at
+                continue
+            if end == " ":
+                segments = [segments[-1]] if text[at + 1 : at + 2] in "*&" else [("", [])]
+            elif end == "(":
+                break
+            start = at + 1
+        at += 1
+    known = (one for one in reversed(segments) if one[0] not in ("", "operator", "lambda", "type", "const"))
+    return next(known, ("", []))
+
+
+def _arguments(text: str, start: int) -> tuple[list[str], int]:
+    """Return the template arguments from a position after ``<``, and the position after the matching ``>``."""
+    found: list[str] = []
+    begin, opened = start, ["<"]
+    for at in range(start, len(text)):
+        char = text[at]
+        if char in "<([{":
+            opened.append(char)
+        elif char in _CLOSING and _CLOSING[char] in opened:
+            while opened.pop() != _CLOSING[char]:
+                pass
+            if not opened:
+                return [*found, text[begin:at].strip()], at + 1
+        elif char == "," and len(opened) == 1:
+            found.append(text[begin:at].strip())
+            begin = at + 1
+    return [*found, text[begin:].strip()], len(text)
+
+
+def _operation(argument: str, depth: int = 8) -> str | None:
+    """Return the operation that a template argument names, or None for a number or a type."""
+    word, inside = _named(argument)
+    if not depth or not word or word[0].isdigit() or word[0] == "-":
+        return None
+    if _PASSES_ON.fullmatch(word):
+        return next(filter(None, (_operation(one, depth - 1) for one in inside)), word)
+    return None if _TYPE.fullmatch(word) else word
+
+
+def _details(text: str) -> Sequence[str]:
+    """Return head size, tile and dtype of FlashAttention, or the instruction of CUTLASS 3."""
+    if flash := _FLASH.search(text):
+        return (f"hdim{flash[1]}", f"{flash[2]}x{flash[3]}", flash[4])
+    atom = _ATOM.search(text)
+    return (atom[0],) if atom else ()
+
+
+def _tell_apart(short: str, names: Sequence[str], known: dict[str, str]) -> None:
+    """Add different short names of some kernels with the same short name to `known`, which maps them to the names."""
+    words = {name: list(dict.fromkeys(_words(name))) for name in names}
+    counts = Counter(word for one in words.values() for word in one)
+    own = {name: [word for word in one if counts[word] < len(names)] for name, one in words.items()}
+    plain = {name: sum(not word.isdigit() for word in one) for name, one in own.items()}
+    for place, name in enumerate(sorted(names, key=lambda name: (plain[name], name)), 1):
+        rare = sorted(own[name], key=lambda word: (word.isdigit(), counts[word]))
+        first = 1 if rare and not rare[0].isdigit() else 0
+        beside = (" ".join(word for word in own[name] if word in rare[:most]) for most in range(first, _MOST + 2))
+        labels = (f"{short} ({words})" if words else short for words in beside)
+        numbered = (f"{short} #{number}" for number in itertools.count(max(place, 2)))
+        known[next(label for label in itertools.chain(labels, numbered) if label not in known)] = name
+
+
+def _words(name: str) -> Iterable[str]:
+    """Yield the words of a name without its parameters that may distinguish it from others."""
+    text = _plain(name)
+    if _TILE.match(text):
+        yield from text.split("_")
+        return
+    word, arguments = _named(text)
+    for part in (word, *arguments):
+        for found in _WORD.findall(part):
+            plain = re.sub(r"_?(?:elementwise_)?kernel$", "", found)
+            if plain and not _HIDDEN.fullmatch(plain):
+                yield plain
+
+
+_HIDDEN: Final = re.compile(
+    r"at|c10|native|std|void|const|operator|gpu_\w*|array|char|TensorIterator\w*|T\d+|detail|binary_internal"
+)

@@ -1,0 +1,87 @@
+"""Sources of the classes of layers, as marks: file and line, once per class when its layers get ranges."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tokenize
+from collections.abc import Iterable
+from typing import Final
+
+from annot.emit import client, guard
+from annot.labels.marks import format_source
+
+__all__ = ["note", "noted", "source_of"]
+
+_FRAMEWORKS: Final = ("torch", "keras", "tf_keras", "tensorflow", "annot")
+_known: Final[dict[tuple[str, str], str]] = {}
+_noted: Final[dict[str, str]] = {}
+
+
+def note(layers: Iterable[tuple[str, type]]) -> None:
+    """Emit a mark for each class that is defined outside the frameworks, if an NVTX tool is attached.
+
+    Args:
+        layers: class name in the ranges, and class, of each layer.
+    """
+    for name, cls in dict.fromkeys(layers):
+        guard.attempt(_note, name, cls, otherwise=None)
+
+
+def _note(name: str, cls: type) -> None:
+    # A class that a framework derives, as FSDPBlock from Block, has the name of its base class in ranges.
+    source = source_of(next((base for base in cls.__mro__ if base.__name__ == name), cls))
+    if source:
+        text = format_source(name, source)
+        _noted[name] = source
+        if client.attached():  # torch.profiler has no marks
+            client.mark(client.event(text, few=True))
+
+
+def noted() -> dict[str, str]:
+    """Return the sources of all classes so far by class name, for traces of torch.profiler."""
+    return dict(_noted)
+
+
+def source_of(cls: type) -> str:
+    """Return where a class is defined, as ``file.py:line``; "" for classes of a framework and without a file.
+
+    The file is relative to the entry of `sys.path` or to the working directory that contains it.
+
+    Example:
+        >>> source_of(int)
+        ''
+    """
+    module = cls.__module__
+    if module.partition(".")[0] in _FRAMEWORKS:
+        return ""
+    key = module, cls.__qualname__
+    if key not in _known:
+        file = getattr(sys.modules.get(module), "__file__", None)
+        known = isinstance(file, str) and os.path.isfile(file)
+        line = _line(cls, str(file)) if known else 0
+        _known[key] = f"{_shown(str(file))}:{line}" if line else ""
+    return _known[key]
+
+
+def _line(cls: type, file: str) -> int:
+    """Return the line of the class statement; 0: unknown. Before Python 3.13, `inspect` parses the whole file."""
+    known = vars(cls).get("__firstlineno__")
+    if isinstance(known, int):
+        return known
+    codes = (getattr(value, "__code__", None) for value in vars(cls).values())
+    name = os.path.basename(file)
+    methods = [code.co_firstlineno for code in codes if code and os.path.basename(code.co_filename) == name]
+    statement = re.compile(rf"\s*class\s+{re.escape(cls.__name__)}\b")
+    with tokenize.open(file) as lines:
+        found = [number for number, line in enumerate(lines, 1) if statement.match(line)]
+    before = [number for number in found if number <= min(methods, default=sys.maxsize)]
+    return (before or [0])[-1]
+
+
+def _shown(file: str) -> str:
+    """Return a path relative to the closest of the folders from which Python imports modules."""
+    file = os.path.abspath(file)
+    folders = [os.path.join(os.path.abspath(folder), "") for folder in (os.getcwd(), *sys.path)]
+    return file.removeprefix(max((one for one in folders if file.startswith(one)), key=len, default=""))
