@@ -3,8 +3,7 @@ const LINES = 1000;
 
 function layersView(run, state) {
   const tree = (state.tree ??= {
-    by: -1,
-    down: true,
+    table: 'Layers',
     open: initiallyOpen(run),
     folded: new Set(),
     filtered: false,
@@ -13,7 +12,10 @@ function layersView(run, state) {
   });
   const holder = h('div', {class: 'scroll wide'});
   const status = h('p', {class: 'status', role: 'status'});
-  const draw = () => drawTree(run, state, tree, holder, status, draw);
+  const draw = () => {
+    drawTree(run, state, tree, holder, status, draw);
+    remember();
+  };
   const filters = h(
     'form',
     {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
@@ -40,7 +42,7 @@ function treeFilters(run, state, draw) {
   const filters = state.filters;
   const set = (key, value) => {
     filters[key] = value;
-    state.tree.folded.clear();
+    state.tree?.folded.clear();
     debounce(draw);
   };
   const search = h('input', {
@@ -141,6 +143,7 @@ function drawTree(run, state, tree, holder, status, draw) {
       class: `col-${column.name}`,
     })),
   ];
+  Object.assign(tree, keptSort(tree.table, all));
   const {places, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
   if (!places.includes(tree.focus)) tree.focus = places[0] ?? -1;
   const layers = shown.numbers.filter((one, place) => !run.lines[place].other && one.total);

@@ -142,6 +142,7 @@ function kernelsView(run, state) {
         {by: 'gpu_ns'},
       ),
     );
+    remember();
   };
   draw();
   return [

@@ -1,0 +1,393 @@
+// The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
+// It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
+const BOX = 26, // height of a box in pixels
+  NARROWEST = 1; // in pixels; narrower neighbours share a grey box
+
+function icicleView(run, state, root) {
+  const view = {run, state, root: run.lines[root] ? root : -1, at: run.lines[root] ? root : -1, width: 0};
+  const picture = svg('svg', {
+    role: 'tree',
+    id: 'icicle',
+    'aria-label': 'Layers by time',
+    'aria-describedby': 'icicle-keys',
+  });
+  const tip = h('div', {class: 'tip', hidden: true}),
+    holder = h('div', {class: 'icicle'}, picture, tip);
+  Object.assign(view, {picture, tip, holder});
+  view.status = h('p', {class: 'status', role: 'status'});
+  view.crumbs = h('nav', {class: 'crumbs', 'aria-label': 'Zoom'});
+  view.legend = h('p', {class: 'legend'});
+  view.detail = h('div', {class: 'detail'});
+  listenIcicle(view);
+  new ResizeObserver(([{contentRect}]) => {
+    if (Math.floor(contentRect.width) === view.width) return;
+    view.width = Math.floor(contentRect.width);
+    drawIcicle(view);
+  }).observe(holder);
+  const draw = () => {
+    measureIcicle(view);
+    drawIcicle(view);
+    remember();
+  };
+  measureIcicle(view);
+  if (!run.lines.length) return [h('h1', {}, 'Icicle'), emptyText('No layers were recorded. Use emit_ranges(model).')];
+  return [
+    h('h1', {}, 'Icicle'),
+    perStep(run),
+    h(
+      'form',
+      {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
+      treeFilters(run, state, draw),
+    ),
+    view.status,
+    view.crumbs,
+    view.legend,
+    holder,
+    h(
+      'p',
+      {class: 'hint', id: 'icicle-keys'},
+      'Click or Enter: zoom. Escape or Backspace: zoom out. Arrow keys: move. O: open the layer. /: search. ' +
+        'The layers view has the same numbers as a table.',
+    ),
+    view.detail,
+  ];
+}
+
+// The width of each line as a time: its total, or that of its children if they run longer than the layer's own calls.
+function measureIcicle(view) {
+  const {run, state} = view,
+    {numbers, time} = measured(run, state.filters),
+    searched = Boolean(state.filters.search.trim() || state.filters.module);
+  const wide = numbers.map(one => Math.max(0, one.total ?? 0)),
+    inner = wide.map(() => 0),
+    hits = numbers.map(one => searched && one.matches),
+    within = [...hits];
+  for (let place = wide.length - 1; place >= 0; place--) {
+    const {parent} = run.lines[place];
+    wide[place] = Math.max(wide[place], inner[place]);
+    if (parent < 0) continue;
+    inner[parent] += wide[place];
+    within[parent] ||= within[place];
+  }
+  const whole = run.top.reduce((sum, place) => sum + wide[place], 0);
+  Object.assign(view, {numbers, time, searched, wide, inner, hits, within, whole});
+  view.status.textContent = icicleStatus(view);
+}
+
+// What the picture shows, and the sum of the layers that match: layers inside of others that match count once.
+function icicleStatus(view) {
+  const {run, numbers, hits, whole} = view,
+    what = view.time === 'gpu_ns' ? 'GPU' : 'Host';
+  if (!view.searched) return `${what} time, ${duration(whole)}, ${plural(run.lines.length, 'line')}.`;
+  const covered = [];
+  let ns = 0;
+  for (const {place, parent} of run.lines) {
+    if (hits[place] && !covered[parent]) ns += numbers[place].total ?? 0;
+    covered[place] = hits[place] || Boolean(covered[parent]);
+  }
+  const found = hits.filter(Boolean).length;
+  return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what} time.`;
+}
+
+// The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbours,
+// and `self` the part of a parent that no child covers.
+function icicleBoxes({run, wide, inner, within, whole, root, width}) {
+  const above = [];
+  for (let at = root; at >= 0; at = run.lines[at].parent) above.unshift(at);
+  const boxes = [-1, ...above].map((place, level) => ({place, level, x: 0, wide: width, above: place !== root}));
+  const visit = (places, level, x, scale) => {
+    let few = null;
+    for (const place of places) {
+      const size = wide[place] * scale;
+      if (size >= NARROWEST) {
+        few = null;
+        boxes.push({place, level, x, wide: size});
+        inside(place, level + 1, x, scale);
+      } else if (size > 0) {
+        if (!few) boxes.push((few = {few: 0, level, x, wide: 0}));
+        few.few++;
+        few.wide += size;
+        few.hit ||= within[place];
+      }
+      x += size;
+    }
+  };
+  const inside = (place, level, x, scale) => {
+    const self = (wide[place] - inner[place]) * scale;
+    visit(run.children[place], level, x, scale);
+    if (inner[place] > 0 && self >= NARROWEST) boxes.push({self: true, level, x: x + inner[place] * scale, wide: self});
+  };
+  if (root < 0) visit(run.top, 1, 0, width / (whole || 1));
+  else inside(root, above.length + 1, 0, width / (wide[root] || 1));
+  return boxes.filter(box => !box.few || box.wide >= NARROWEST / 2);
+}
+
+function drawIcicle(view) {
+  if (!view.width) return;
+  view.boxes = icicleBoxes(view);
+  const height = BOX * (1 + Math.max(...view.boxes.map(box => box.level)));
+  if (!view.boxes.some(box => box.place === view.at)) view.at = view.root;
+  view.elements = new Map();
+  view.cursor = svg('rect', {class: 'cursor', rx: 2, height: BOX - 3, visibility: 'hidden'});
+  view.picture.replaceChildren(hatches(), ...view.boxes.map(box => drawBox(view, box)), view.cursor);
+  put(view.picture, {viewBox: `0 0 ${view.width} ${height}`, 'data-boxes': view.elements.size}, []);
+  view.tip.hidden = true;
+  view.crumbs.replaceChildren(...icicleCrumbs(view));
+  view.legend.replaceChildren(...icicleLegend(view));
+  describeBox(view, view.at);
+}
+
+function hatches() {
+  const line = svg('path', {d: 'M0,6L6,0', class: 'hatch'});
+  return svg('defs', {}, svg('pattern', {id: 'hatch', width: 6, height: 6, patternUnits: 'userSpaceOnUse'}, line));
+}
+
+function drawBox(view, box) {
+  const {place, level, x} = box,
+    y = level * BOX,
+    wide = Math.max(box.wide - (box.wide > 4 ? 1 : 0), 0.5);
+  const rect = (className, top, high) => svg('rect', {class: className, x, y: y + top, width: wide, height: high});
+  const full = BOX - 1;
+  if (box.self)
+    return svg('g', {class: 'own', 'aria-hidden': 'true'}, rect('fill-self', 0, full), boxText(['self'], x, y, wide));
+  if (box.few) {
+    const hit = view.searched ? (box.hit ? ' hit' : ' dim') : '';
+    return svg('g', {class: `few${hit}`, 'aria-hidden': 'true'}, rect('fill other', 0, full));
+  }
+  const element = svg(
+    'g',
+    {
+      class: boxClass(view, box),
+      id: `box${place}`,
+      role: 'treeitem',
+      tabindex: place === view.at ? '0' : '-1',
+      'data-place': place,
+      'aria-level': level + 1,
+      'aria-selected': String(place === view.root),
+      'aria-label': factsOf(view, place)
+        .map(([term, value], fact) => (fact ? `${term} ${value}` : value))
+        .join(', '),
+    },
+    boxFill(view, box, rect, full),
+    boxText(boxLabels(view, place), x, y, wide),
+  );
+  view.elements.set(place, {element, box});
+  return element;
+}
+
+function boxClass(view, {place, above}) {
+  const found = view.searched && place >= 0 ? (view.hits[place] ? ' hit' : ' dim') : '';
+  return `box${above ? ' above' : ''}${place < 0 ? ' all' : ''}${found}`;
+}
+
+// The phases of a box from top to bottom: the area of a colour is the time of the phase.
+function boxFill(view, {place, wide}, rect, full) {
+  if (place < 0) return rect('fill-self', 0, full);
+  const parts = partsOf(view, place),
+    sum = parts.reduce((total, [, ns]) => total + ns, 0) || 1;
+  let top = 0;
+  return parts.flatMap(([phase, ns]) => {
+    const high = (full * ns) / sum,
+      from = top;
+    top += high;
+    const drawn = [rect(`fill ${phase}`, from, high)];
+    if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
+    return drawn;
+  });
+}
+
+// The times of a line by phase. A time that belongs to none of the phases of layers is that of its only row, or `other`.
+function partsOf({run, numbers}, place) {
+  const parts = PHASES.map(phase => [phase, numbers[place][phase] ?? 0]).filter(([, ns]) => ns > 0);
+  const rest = (numbers[place].total ?? 0) - parts.reduce((sum, [, ns]) => sum + ns, 0),
+    kind = Object.keys(run.lines[place].rows).find(phase => phase === 'optimizer' || phase === 'data');
+  return rest > 0 ? [...parts, [kind ?? 'other', rest]] : parts;
+}
+
+function boxLabels(view, place) {
+  if (place < 0) return ['All', `All · ${duration(view.whole)}`];
+  const line = view.run.lines[place],
+    named = [title(line), line.module].filter(Boolean).join(' '),
+    {total} = view.numbers[place];
+  return [`${named} · ${timeAndShare(total, view.whole)}`, `${named} · ${duration(total)}`, named, title(line), line.label];
+}
+
+// Writes the longest text that fits, or the beginning of the last.
+function boxText(texts, x, y, wide) {
+  const room = wide - 10,
+    measure = (boxText.paper ??= document.createElement('canvas').getContext('2d'));
+  if (room < 12) return null;
+  measure.font = '12px system-ui, sans-serif';
+  const long = text => measure.measureText(text).width;
+  let text = texts.find(one => long(printable(one)) <= room);
+  if (text === undefined) {
+    const last = printable(texts.at(-1).slice(0, 200)),
+      kept = Math.floor((last.length * room) / long(last)) - 1;
+    if (kept < 1) return null;
+    text = `${last.slice(0, kept)}…`;
+  }
+  return svg('text', {x: x + 5, y: y + BOX / 2 + 3.5}, text);
+}
+
+// The name of a box and its numbers, as pairs of term and value.
+function factsOf(view, place) {
+  const {run, numbers, whole, wide, root} = view;
+  if (place < 0) return [['Layer', 'All'], ['Total', duration(whole)]];
+  const line = run.lines[place],
+    one = numbers[place],
+    shapes = Object.values(line.rows).map(row => run.rows.shapes[row]).find(found => found.length);
+  return [
+    ['Layer', [title(line), line.module].filter(Boolean).join(' ')],
+    ['Total', duration(one.total)],
+    ['Self', duration(one.self)],
+    ...partsOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
+    ['Share', share(one.total, whole)],
+    ['Share of the zoom', root >= 0 && root !== place ? share(one.total, wide[root]) : ''],
+    ['Calls', count(one.calls)],
+    ['Kernels', run.time === 'gpu_ns' ? count(one.kernels || null) : ''],
+    ['Shape', shapes ? `${shapes[0]}${shapes.length > 1 ? ` (+${shapes.length - 1})` : ''}` : ''],
+  ].filter(([, value]) => value);
+}
+
+function factLine(facts) {
+  return h(
+    'dl',
+    {class: 'pairs'},
+    facts.map(([term, value]) => h('div', {}, h('dt', {}, term), h('dd', {}, value))),
+  );
+}
+
+function describeBox(view, place) {
+  const [[, named], ...facts] = factsOf(view, place);
+  view.detail.replaceChildren(
+    h(
+      'p',
+      {},
+      h('strong', {}, name(named)),
+      ' ',
+      place >= 0 && h('a', {href: `#layer/${place}`}, 'Open the layer'),
+    ),
+    factLine(facts),
+  );
+}
+
+function icicleCrumbs(view) {
+  const above = [];
+  for (let at = view.root; at >= 0; at = view.run.lines[at].parent) above.unshift(at);
+  const link = (place, text) =>
+    h(
+      'a',
+      {
+        href: place < 0 ? '#icicle' : `#icicle/${place}`,
+        'aria-current': place === view.root ? 'true' : null,
+        onclick: event => {
+          event.preventDefault();
+          zoomTo(view, place);
+        },
+      },
+      name(text),
+    );
+  return [link(-1, 'All'), ...above.flatMap(place => [' › ', link(place, view.run.lines[place].label)])];
+}
+
+function icicleLegend(view) {
+  const seen = new Set(view.boxes.flatMap(box => (box.place >= 0 ? partsOf(view, box.place).map(([phase]) => phase) : [])));
+  return [
+    ...[...PHASES, 'optimizer', 'data', 'other']
+      .filter(phase => seen.has(phase))
+      .map(phase => h('span', {class: `key ${phase}${phase === 'backward' ? ' hatch' : ''}`}, phase)),
+    view.boxes.some(box => box.self) && h('span', {class: 'key fill-self'}, 'self: time outside child layers'),
+    h('span', {class: 'hint'}, 'Width: inclusive time. Height of a colour: its share of the box.'),
+  ].filter(Boolean);
+}
+
+// Shows a line, at the top, in the whole width; -1: all lines.
+function zoomTo(view, place) {
+  view.root = place;
+  view.at = place;
+  address.argument = place < 0 ? '' : String(place);
+  remember(true);
+  drawIcicle(view);
+  view.elements.get(place)?.element.focus({preventScroll: true});
+  announce(`Zoom: ${place < 0 ? 'All' : title(view.run.lines[place])}`);
+}
+
+function listenIcicle(view) {
+  const {picture, tip} = view,
+    placeOf = event => event.target.closest?.('[data-place]')?.dataset.place;
+  picture.addEventListener('click', event => {
+    const place = placeOf(event);
+    if (place !== undefined) zoomTo(view, Number(place));
+  });
+  picture.addEventListener('pointermove', event => {
+    const place = placeOf(event);
+    if (place === undefined) tip.hidden = true;
+    else showTip(view, Number(place), event.clientX, event.clientY);
+  });
+  picture.addEventListener('pointerleave', () => {
+    tip.hidden = true;
+  });
+  picture.addEventListener('focusin', event => focusBox(view, Number(placeOf(event)), event.target));
+  picture.addEventListener('focusout', () => {
+    tip.hidden = true;
+    view.cursor.setAttribute('visibility', 'hidden');
+  });
+  picture.addEventListener('keydown', event => icicleKeyPressed(view, event));
+}
+
+function focusBox(view, place, target) {
+  view.elements.get(view.at)?.element.setAttribute('tabindex', '-1');
+  target.setAttribute('tabindex', '0');
+  view.at = place;
+  describeBox(view, place);
+  if (!target.matches(':focus-visible')) return;
+  const {box} = view.elements.get(place),
+    bounds = target.getBoundingClientRect();
+  put(view.cursor, {visibility: 'visible', x: box.x + 1, y: box.level * BOX + 1, width: Math.max(box.wide - 3, 2)}, []);
+  showTip(view, place, bounds.left, bounds.bottom - 12);
+}
+
+function showTip(view, place, x, y) {
+  const {tip, holder} = view,
+    bounds = holder.getBoundingClientRect(),
+    [[, named], ...facts] = factsOf(view, place);
+  tip.replaceChildren(name(named), factLine(facts));
+  tip.hidden = false;
+  tip.style.left = `${Math.max(0, Math.min(x - bounds.left + 12, bounds.width - tip.offsetWidth))}px`;
+  tip.style.top = `${y - bounds.top + 16}px`;
+}
+
+function icicleKeyPressed(view, event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const boxes = view.boxes.filter(box => box.place !== undefined),
+    at = boxes.findIndex(box => box.place === view.at),
+    {level} = boxes[at],
+    row = boxes.filter(box => box.level === level),
+    column = row.indexOf(boxes[at]);
+  const to = box => box && view.elements.get(box.place).element.focus();
+  const act = {
+    ArrowDown: () => boxes[at + 1]?.level === level + 1 && to(boxes[at + 1]),
+    ArrowUp: () => to(boxes.slice(0, at).findLast(box => box.level === level - 1)),
+    ArrowLeft: () => to(row[column - 1]),
+    ArrowRight: () => to(row[column + 1]),
+    Home: () => to(row[0]),
+    End: () => to(row.at(-1)),
+    Enter: () => zoomTo(view, view.at),
+    Escape: () => zoomOut(view),
+    Backspace: () => zoomOut(view),
+    o: () => {
+      if (view.at >= 0) location.hash = `#layer/${view.at}`;
+    },
+  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+// Zooms out by one level, and keeps the box at which the reader was.
+function zoomOut(view) {
+  if (view.root < 0) return;
+  const from = view.root;
+  zoomTo(view, view.run.lines[from].parent);
+  view.elements.get(from)?.element.focus({preventScroll: true});
+}
