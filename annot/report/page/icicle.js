@@ -1,6 +1,6 @@
 // The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
 // It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
-const BOX = 26, // height of a box in pixels
+const BOX = 28, // height of a box in pixels
   NARROWEST = 1; // in pixels; narrower neighbours share a grey box
 
 function icicleView(run, state, root) {
@@ -18,6 +18,7 @@ function icicleView(run, state, root) {
   view.crumbs = h('nav', {class: 'crumbs', 'aria-label': 'Zoom'});
   view.legend = h('p', {class: 'legend'});
   view.detail = h('div', {class: 'detail'});
+  view.most = h('div');
   listenIcicle(view);
   new ResizeObserver(([{contentRect}]) => {
     if (Math.floor(contentRect.width) === view.width) return;
@@ -50,6 +51,7 @@ function icicleView(run, state, root) {
         'The layers view has the same numbers as a table.',
     ),
     view.detail,
+    view.most,
   ];
 }
 
@@ -129,12 +131,38 @@ function drawIcicle(view) {
   if (!view.boxes.some(box => box.place === view.at)) view.at = view.root;
   view.elements = new Map();
   view.cursor = svg('rect', {class: 'cursor', rx: 2, height: BOX - 3, visibility: 'hidden'});
-  view.picture.replaceChildren(hatches(), ...view.boxes.map(box => drawBox(view, box)), view.cursor);
+  const texts = svg('g', {'aria-hidden': 'true'}, view.boxes.map(box => boxText(view, box)));
+  view.picture.replaceChildren(hatches(), ...view.boxes.map(box => drawBox(view, box)), texts, view.cursor);
   put(view.picture, {viewBox: `0 0 ${view.width} ${height}`, 'data-boxes': view.elements.size}, []);
   view.tip.hidden = true;
   view.crumbs.replaceChildren(...icicleCrumbs(view));
   view.legend.replaceChildren(...icicleLegend(view));
   describeBox(view, view.at);
+  view.most.replaceChildren(mostSelf(view));
+}
+
+// The layers below the one in the whole width that have the most time of their own.
+function mostSelf(view) {
+  const {run, numbers, root} = view,
+    inside = root < 0 ? run.lines.map(line => line.place) : subtree(run, root),
+    best = sorted(inside.filter(place => numbers[place].self > 0), place => numbers[place].self, true).slice(0, 10),
+    where = root < 0 ? '' : ` in ${title(run.lines[root])}`;
+  const columns = [
+    {
+      title: 'Layer',
+      text: true,
+      value: place => title(run.lines[place]),
+      show: (value, place) => [
+        h('a', {href: `#layer/${place}`}, pathName(value)),
+        ' ',
+        name(run.lines[place].module, 'module'),
+      ],
+    },
+    {title: 'Self', value: place => numbers[place].self, show: duration},
+    {title: 'Share', value: place => numbers[place].self, show: value => share(value, view.whole)},
+    {title: 'Total', class: 'minor', value: place => numbers[place].total, show: duration},
+  ];
+  return panel(`Most self time${where}`, sortTable('Layers by self time', columns, best));
 }
 
 function hatches() {
@@ -148,12 +176,8 @@ function drawBox(view, box) {
     wide = Math.max(box.wide - (box.wide > 4 ? 1 : 0), 0.5);
   const rect = (className, top, high) => svg('rect', {class: className, x, y: y + top, width: wide, height: high});
   const full = BOX - 1;
-  if (box.self)
-    return svg('g', {class: 'own', 'aria-hidden': 'true'}, rect('fill-self', 0, full), boxText(['self'], x, y, wide));
-  if (box.few) {
-    const hit = view.searched ? (box.hit ? ' hit' : ' dim') : '';
-    return svg('g', {class: `few${hit}`, 'aria-hidden': 'true'}, rect('fill other', 0, full));
-  }
+  if (place === undefined)
+    return svg('g', {class: boxClass(view, box), 'aria-hidden': 'true'}, rect(box.self ? 'fill-self' : 'fill', 0, full));
   const element = svg(
     'g',
     {
@@ -164,20 +188,23 @@ function drawBox(view, box) {
       'data-place': place,
       'aria-level': level + 1,
       'aria-selected': String(place === view.root),
-      'aria-label': factsOf(view, place)
-        .map(([term, value], fact) => (fact ? `${term} ${value}` : value))
-        .join(', '),
+      'aria-label': [
+        boxLabels(view, box)[0],
+        ...factsOf(view, place)
+          .filter(([term]) => !['Layer', 'Total', 'Share'].includes(term))
+          .map(([term, value]) => `${term} ${value}`),
+      ].join(', '),
     },
     boxFill(view, box, rect, full),
-    boxText(boxLabels(view, place), x, y, wide),
   );
   view.elements.set(place, {element, box});
   return element;
 }
 
-function boxClass(view, {place, above}) {
-  const found = view.searched && place >= 0 ? (view.hits[place] ? ' hit' : ' dim') : '';
-  return `box${above ? ' above' : ''}${place < 0 ? ' all' : ''}${found}`;
+function boxClass({searched, hits}, {place, above, self, few, hit}) {
+  if (self) return 'own';
+  const found = searched && place !== -1 ? (hit || hits[place] ? ' hit' : ' dim') : '';
+  return `${few ? 'few' : place < 0 ? 'box all' : 'box'}${above ? ' above' : ''}${found}`;
 }
 
 // The phases of a box from top to bottom: the area of a colour is the time of the phase.
@@ -190,7 +217,7 @@ function boxFill(view, {place, wide}, rect, full) {
     const high = (full * ns) / sum,
       from = top;
     top += high;
-    const drawn = [rect(`fill ${phase}`, from, high)];
+    const drawn = [rect(`fill ${phase}`, from, Math.max(0.5, high - (top < full - 0.5 ? 1 : 0)))];
     if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
     return drawn;
   });
@@ -204,17 +231,21 @@ function partsOf({run, numbers}, place) {
   return rest > 0 ? [...parts, [kind ?? 'other', rest]] : parts;
 }
 
-function boxLabels(view, place) {
-  if (place < 0) return ['All', `All · ${duration(view.whole)}`];
+// The texts of a box, from the longest to the shortest.
+function boxLabels(view, {place, self, few}) {
+  if (self) return ['self'];
+  if (few) return [`${few} narrow`];
+  if (place < 0) return [`All · ${duration(view.whole)}`, 'All'];
   const line = view.run.lines[place],
     named = [title(line), line.module].filter(Boolean).join(' '),
     {total} = view.numbers[place];
   return [`${named} · ${timeAndShare(total, view.whole)}`, `${named} · ${duration(total)}`, named, title(line), line.label];
 }
 
-// Writes the longest text that fits, or the beginning of the last.
-function boxText(texts, x, y, wide) {
-  const room = wide - 10,
+// Writes the longest text that fits, or the beginning of the last. Texts lie above all boxes, which name themselves.
+function boxText(view, box) {
+  const texts = boxLabels(view, box),
+    room = box.wide - 11,
     measure = (boxText.paper ??= document.createElement('canvas').getContext('2d'));
   if (room < 12) return null;
   measure.font = '12px system-ui, sans-serif';
@@ -226,7 +257,7 @@ function boxText(texts, x, y, wide) {
     if (kept < 1) return null;
     text = `${last.slice(0, kept)}…`;
   }
-  return svg('text', {x: x + 5, y: y + BOX / 2 + 3.5}, text);
+  return svg('text', {class: boxClass(view, box), x: box.x + 5, y: box.level * BOX + BOX / 2 + 3.5}, text);
 }
 
 // The name of a box and its numbers, as pairs of term and value.
@@ -262,9 +293,8 @@ function describeBox(view, place) {
   view.detail.replaceChildren(
     h(
       'p',
-      {},
+      {class: 'heads'},
       h('strong', {}, name(named)),
-      ' ',
       place >= 0 && h('a', {href: `#layer/${place}`}, 'Open the layer'),
     ),
     factLine(facts),
@@ -296,6 +326,7 @@ function icicleLegend(view) {
     ...[...PHASES, 'optimizer', 'data', 'other']
       .filter(phase => seen.has(phase))
       .map(phase => h('span', {class: `key ${phase}${phase === 'backward' ? ' hatch' : ''}`}, phase)),
+    view.boxes.some(box => box.few) && h('span', {class: 'key few'}, 'layers narrower than a pixel: zoom in'),
     view.boxes.some(box => box.self) && h('span', {class: 'key fill-self'}, 'self: time outside child layers'),
     h('span', {class: 'hint'}, 'Width: inclusive time. Height of a colour: its share of the box.'),
   ].filter(Boolean);

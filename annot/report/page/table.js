@@ -46,7 +46,7 @@ function sortTable(caption, columns, rows, options = {}) {
 
 function drawTable(caption, columns, rows, options, state, redraw) {
   const ordered = state.by < 0 ? rows : sorted(rows, columns[state.by].value, state.down);
-  const shown = state.all ? ordered : ordered.slice(0, SHOWN);
+  const shown = state.all ? ordered : ordered.slice(0, options.shown ?? SHOWN);
   const body = h(
     'tbody',
     {},

@@ -36,7 +36,7 @@ function timelineView(run, state) {
     button('−', 'Zoom out', () => zoom(view, 2)),
     button('←', 'Earlier', () => pan(view, -0.3)),
     button('→', 'Later', () => pan(view, 0.3)),
-    button('Fit', 'Show all', () => show(view, 0, view.end)),
+    button('Fit', 'Fit all', () => show(view, 0, view.end)),
     pickButton(view),
     stepChoice(view),
     span.marked !== '' && run.lines[span.marked] && markedLayer(view),
@@ -417,7 +417,7 @@ function listLongest(view) {
   view.longest.replaceChildren(
     found.length
       ? sortTable(
-          'Longest events in view',
+          'Longest events',
           columnsOf('events', found, {
             event: {
               value: event => nameOf(view, event),

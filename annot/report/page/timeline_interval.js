@@ -184,7 +184,7 @@ function layerSums(run, layers, whole, device) {
 function sumTable(caption, heading_, sums, whole, first, ...more) {
   return h(
     'div',
-    {},
+    {class: 'sums'},
     h('h3', {}, caption),
     sortTable(
       caption,
@@ -196,6 +196,7 @@ function sumTable(caption, heading_, sums, whole, first, ...more) {
         {title: 'Count', class: 'minor', value: one => one.calls, show: count},
       ],
       sums,
+      {shown: 15},
     ),
   );
 }

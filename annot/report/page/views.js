@@ -189,7 +189,7 @@ function kernelsView(run, state) {
 function classTable(classes, whole) {
   const longest = Math.max(1, ...classes.map(one => one.gpu_ns));
   return sortTable(
-    'Kernels by kind',
+    'Kinds of kernels',
     [
       {title: 'Kind', text: true, value: one => one.kind},
       {
