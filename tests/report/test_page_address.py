@@ -70,7 +70,7 @@ def test_tables_of_other_views(fresh: Page, trained: Path) -> None:
     fresh.type("conv")
     fresh.wait("location.hash === '#kernels?search=conv'")
     fresh.click("main section:last-of-type thead th:first-child button")
-    assert _hash(fresh) == "#kernels?search=conv&sort=kernels%3Aname"
+    assert _hash(fresh) == "#kernels?search=conv&sort=kernels%3Aname%3Aup"
     names = fresh.texts("main section:last-of-type tbody .kernel")
     fresh.open(trained, _hash(fresh)[1:])
     assert fresh.texts("main section:last-of-type tbody .kernel") == names
@@ -115,7 +115,7 @@ def test_filters_stay_from_view_to_view(fresh: Page, trained: Path) -> None:
 def test_interval_of_the_timeline(fresh: Page, trained: Path) -> None:
     """The part in view, the selected interval and the highlighted layer are in the link; pans are no entries."""
     fresh.open(trained, "layer/2")
-    fresh.click("a[href^='#timeline']")
+    fresh.click("main a[href^='#timeline']")
     fresh.wait("document.querySelector('main').dataset.view === 'timeline'")
     assert "features.0" in fresh.text(".marked")
     before = _entries(fresh)

@@ -160,8 +160,9 @@ class Page:
             self.send("Input.dispatchMouseEvent", type=kind, x=at, y=y, **held)
 
     def hover(self, x: float, y: float) -> None:
-        """Move the mouse to a position."""
+        """Move the mouse to a position, and wait until the page knows: it learns of moves once per frame."""
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def picture(self, path: Path, *, full: bool = False) -> Path:
         """Write the visible part, or the whole page, as a PNG file."""

@@ -1,10 +1,12 @@
 // The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
 // It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
 const BOX = 28, // height of a box in pixels
-  NARROWEST = 1; // in pixels; narrower neighbours share a grey box
+  NARROWEST = 1, // in pixels; narrower neighbours share a grey box
+  FILLS = [...PHASES, 'optimizer', 'data', 'other']; // phases with a colour, from top to bottom of a box
 
 function icicleView(run, state, root) {
-  const view = {run, state, root: run.lines[root] ? root : -1, at: run.lines[root] ? root : -1, width: 0};
+  if (!run.lines[root]) [root, address.argument] = [-1, ''];
+  const view = {run, state, root, at: root, width: 0};
   const picture = svg('svg', {
     role: 'tree',
     id: 'icicle',
@@ -55,37 +57,51 @@ function icicleView(run, state, root) {
   ];
 }
 
-// The width of each line as a time: its total, or that of its children if they run longer than the layer's own calls.
+// The parts of each line by phase: its own time and that of the layers below it, also where these run outside its calls.
+// The parts of all lines add up to the whole.
 function measureIcicle(view) {
   const {run, state} = view,
-    {numbers, time} = measured(run, state.filters),
-    searched = Boolean(state.filters.search.trim() || state.filters.module);
-  const wide = numbers.map(one => Math.max(0, one.total ?? 0)),
-    inner = wide.map(() => 0),
+    {filters} = state,
+    {numbers, time} = measured(run, filters),
+    searched = Boolean(filters.search.trim() || filters.module),
+    self = timesOf(run, filters.steps)[time.replace('_ns', '_self_ns')];
+  const parts = run.lines.map(line => ownParts(line, self, filters.phase)),
+    sum = one => Object.values(one).reduce((total, ns) => total + ns, 0),
+    own = parts.map(sum),
     hits = numbers.map(one => searched && one.matches),
     within = [...hits];
-  for (let place = wide.length - 1; place >= 0; place--) {
+  for (let place = parts.length - 1; place >= 0; place--) {
     const {parent} = run.lines[place];
-    wide[place] = Math.max(wide[place], inner[place]);
     if (parent < 0) continue;
-    inner[parent] += wide[place];
+    for (const [phase, ns] of Object.entries(parts[place])) parts[parent][phase] = (parts[parent][phase] ?? 0) + ns;
     within[parent] ||= within[place];
   }
-  const whole = run.top.reduce((sum, place) => sum + wide[place], 0);
-  Object.assign(view, {numbers, time, searched, wide, inner, hits, within, whole});
+  const wide = parts.map(sum),
+    whole = run.top.reduce((total, place) => total + wide[place], 0);
+  Object.assign(view, {numbers, time, searched, parts, own, wide, hits, within, whole});
   view.status.textContent = icicleStatus(view);
+}
+
+function ownParts(line, self, phase) {
+  const found = {};
+  for (const [key, row] of Object.entries(line.rows)) {
+    if ((phase && key !== phase) || !(self[row] > 0)) continue;
+    const kind = FILLS.includes(key) ? key : 'other';
+    found[kind] = (found[kind] ?? 0) + self[row];
+  }
+  return found;
 }
 
 // What the picture shows, and the sum of the layers that match: layers inside of others that match count once.
 function icicleStatus(view) {
-  const {run, numbers, hits, whole} = view,
+  const {run, own, hits, whole} = view,
     what = view.time === 'gpu_ns' ? 'GPU' : 'Host';
   if (!view.searched) return `${what} time, ${duration(whole)}, ${plural(run.lines.length, 'line')}.`;
   const covered = [];
   let ns = 0;
   for (const {place, parent} of run.lines) {
-    if (hits[place] && !covered[parent]) ns += numbers[place].total ?? 0;
     covered[place] = hits[place] || Boolean(covered[parent]);
+    if (covered[place]) ns += own[place];
   }
   const found = hits.filter(Boolean).length;
   return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what} time.`;
@@ -93,7 +109,7 @@ function icicleStatus(view) {
 
 // The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbours,
 // and `self` the part of a parent that no child covers.
-function icicleBoxes({run, wide, inner, within, whole, root, width}) {
+function icicleBoxes({run, wide, own, within, whole, root, width}) {
   const above = [];
   for (let at = root; at >= 0; at = run.lines[at].parent) above.unshift(at);
   const boxes = [-1, ...above].map((place, level) => ({place, level, x: 0, wide: width, above: place !== root}));
@@ -115,9 +131,10 @@ function icicleBoxes({run, wide, inner, within, whole, root, width}) {
     }
   };
   const inside = (place, level, x, scale) => {
-    const self = (wide[place] - inner[place]) * scale;
+    const self = own[place] * scale,
+      inner = wide[place] * scale - self;
     visit(run.children[place], level, x, scale);
-    if (inner[place] > 0 && self >= NARROWEST) boxes.push({self: true, level, x: x + inner[place] * scale, wide: self});
+    if (inner > 0 && self >= NARROWEST) boxes.push({self: true, level, x: x + inner, wide: self});
   };
   if (root < 0) visit(run.top, 1, 0, width / (whole || 1));
   else inside(root, above.length + 1, 0, width / (wide[root] || 1));
@@ -143,9 +160,9 @@ function drawIcicle(view) {
 
 // The layers below the one in the whole width that have the most time of their own.
 function mostSelf(view) {
-  const {run, numbers, root} = view,
+  const {run, own, wide, root} = view,
     inside = root < 0 ? run.lines.map(line => line.place) : subtree(run, root),
-    best = sorted(inside.filter(place => numbers[place].self > 0), place => numbers[place].self, true).slice(0, 10),
+    best = sorted(inside.filter(place => own[place] > 0), place => own[place], true).slice(0, 10),
     where = root < 0 ? '' : ` in ${title(run.lines[root])}`;
   const columns = [
     {
@@ -158,9 +175,9 @@ function mostSelf(view) {
         name(run.lines[place].module, 'module'),
       ],
     },
-    {title: 'Self', value: place => numbers[place].self, show: duration},
-    {title: 'Share', value: place => numbers[place].self, show: value => share(value, view.whole)},
-    {title: 'Total', class: 'minor', value: place => numbers[place].total, show: duration},
+    {title: 'Self', value: place => own[place], show: duration},
+    {title: 'Share', value: place => own[place], show: value => share(value, view.whole)},
+    {title: 'Total', class: 'minor', value: place => wide[place], show: duration},
   ];
   return panel(`Most self time${where}`, sortTable('Layers by self time', columns, best));
 }
@@ -210,25 +227,20 @@ function boxClass({searched, hits}, {place, above, self, few, hit}) {
 // The phases of a box from top to bottom: the area of a colour is the time of the phase.
 function boxFill(view, {place, wide}, rect, full) {
   if (place < 0) return rect('fill-self', 0, full);
-  const parts = partsOf(view, place),
-    sum = parts.reduce((total, [, ns]) => total + ns, 0) || 1;
   let top = 0;
-  return parts.flatMap(([phase, ns]) => {
-    const high = (full * ns) / sum,
+  return partsOf(view, place).flatMap(([phase, ns]) => {
+    const high = (full * ns) / view.wide[place],
       from = top;
     top += high;
-    const drawn = [rect(`fill ${phase}`, from, Math.max(0.5, high - (top < full - 0.5 ? 1 : 0)))];
+    const drawn = [rect(`fill ${phase}`, from, high)];
     if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
+    if (from) drawn.push(rect('seam', from - 0.5, 1)); // tells phases apart without colours
     return drawn;
   });
 }
 
-// The times of a line by phase. A time that belongs to none of the phases of layers is that of its only row, or `other`.
-function partsOf({run, numbers}, place) {
-  const parts = PHASES.map(phase => [phase, numbers[place][phase] ?? 0]).filter(([, ns]) => ns > 0);
-  const rest = (numbers[place].total ?? 0) - parts.reduce((sum, [, ns]) => sum + ns, 0),
-    kind = Object.keys(run.lines[place].rows).find(phase => phase === 'optimizer' || phase === 'data');
-  return rest > 0 ? [...parts, [kind ?? 'other', rest]] : parts;
+function partsOf({parts}, place) {
+  return FILLS.map(phase => [phase, parts[place][phase]]).filter(([, ns]) => ns > 0);
 }
 
 // The texts of a box, from the longest to the shortest.
@@ -238,8 +250,8 @@ function boxLabels(view, {place, self, few}) {
   if (place < 0) return [`All · ${duration(view.whole)}`, 'All'];
   const line = view.run.lines[place],
     named = [title(line), line.module].filter(Boolean).join(' '),
-    {total} = view.numbers[place];
-  return [`${named} · ${timeAndShare(total, view.whole)}`, `${named} · ${duration(total)}`, named, title(line), line.label];
+    ns = view.wide[place];
+  return [`${named} · ${timeAndShare(ns, view.whole)}`, `${named} · ${duration(ns)}`, named, title(line), line.label];
 }
 
 // Writes the longest text that fits, or the beginning of the last. Texts lie above all boxes, which name themselves.
@@ -262,18 +274,19 @@ function boxText(view, box) {
 
 // The name of a box and its numbers, as pairs of term and value.
 function factsOf(view, place) {
-  const {run, numbers, whole, wide, root} = view;
+  const {run, numbers, own, whole, wide, root} = view;
   if (place < 0) return [['Layer', 'All'], ['Total', duration(whole)]];
   const line = run.lines[place],
     one = numbers[place],
     shapes = Object.values(line.rows).map(row => run.rows.shapes[row]).find(found => found.length);
   return [
     ['Layer', [title(line), line.module].filter(Boolean).join(' ')],
-    ['Total', duration(one.total)],
-    ['Self', duration(one.self)],
+    ['Total', duration(wide[place])],
+    ['In its own calls', Math.abs((one.total ?? 0) - wide[place]) > wide[place] / 200 ? duration(one.total) : ''],
+    ['Self', duration(own[place])],
     ...partsOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
-    ['Share', share(one.total, whole)],
-    ['Share of the zoom', root >= 0 && root !== place ? share(one.total, wide[root]) : ''],
+    ['Share', share(wide[place], whole)],
+    ['Share of the zoom', root >= 0 && root !== place ? share(wide[place], wide[root]) : ''],
     ['Calls', count(one.calls)],
     ['Kernels', run.time === 'gpu_ns' ? count(one.kernels || null) : ''],
     ['Shape', shapes ? `${shapes[0]}${shapes.length > 1 ? ` (+${shapes.length - 1})` : ''}` : ''],
@@ -323,9 +336,9 @@ function icicleCrumbs(view) {
 function icicleLegend(view) {
   const seen = new Set(view.boxes.flatMap(box => (box.place >= 0 ? partsOf(view, box.place).map(([phase]) => phase) : [])));
   return [
-    ...[...PHASES, 'optimizer', 'data', 'other']
-      .filter(phase => seen.has(phase))
-      .map(phase => h('span', {class: `key ${phase}${phase === 'backward' ? ' hatch' : ''}`}, phase)),
+    ...FILLS.filter(phase => seen.has(phase)).map(phase =>
+      h('span', {class: `key ${phase}${phase === 'backward' ? ' hatch' : ''}`}, phase),
+    ),
     view.boxes.some(box => box.few) && h('span', {class: 'key few'}, 'layers narrower than a pixel: zoom in'),
     view.boxes.some(box => box.self) && h('span', {class: 'key fill-self'}, 'self: time outside child layers'),
     h('span', {class: 'hint'}, 'Width: inclusive time. Height of a colour: its share of the box.'),
@@ -358,7 +371,10 @@ function listenIcicle(view) {
   picture.addEventListener('pointerleave', () => {
     tip.hidden = true;
   });
-  picture.addEventListener('focusin', event => focusBox(view, Number(placeOf(event)), event.target));
+  picture.addEventListener('focusin', event => {
+    const place = placeOf(event);
+    if (place !== undefined) focusBox(view, Number(place), event.target);
+  });
   picture.addEventListener('focusout', () => {
     tip.hidden = true;
     view.cursor.setAttribute('visibility', 'hidden');
