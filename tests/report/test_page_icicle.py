@@ -30,7 +30,9 @@ def _opened(page: Page, path: Path, view: str = "icicle", **options: Any) -> Pag
 
 def _lines(page: Page) -> list[str]:
     """The label of each line, in the order of their numbers."""
-    return [str(one) for one in page.run("[...document.querySelectorAll('.icicle [data-place]')].map(one => one.ariaLabel)")]
+    return [
+        str(one) for one in page.run("[...document.querySelectorAll('.icicle [data-place]')].map(one => one.ariaLabel)")
+    ]
 
 
 def test_boxes_are_as_wide_as_inclusive_times(fresh: Page, trained: Path) -> None:

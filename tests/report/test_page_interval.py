@@ -74,7 +74,9 @@ def test_sums_of_an_interval(fresh: Page, trained: Path, begin: int, end: int) -
 def test_drag_selects_an_interval(fresh: Page, trained: Path) -> None:
     """In the time axis, with Shift, or with the switch; a plain drag pans; a click in the axis clears."""
     _opened(fresh, trained)
-    x, y, width = fresh.run("(box => [box.x, box.y, box.width])(document.getElementById('timeline').getBoundingClientRect())")
+    x, y, width = fresh.run(
+        "(box => [box.x, box.y, box.width])(document.getElementById('timeline').getBoundingClientRect())"
+    )
     whole = _range(fresh)
     picked = "new URLSearchParams(location.hash.split('?')[1])"
 
@@ -144,7 +146,9 @@ def test_w_a_s_d(fresh: Page, trained: Path) -> None:
 def test_wheel_keys_zoom_at_the_mouse(fresh: Page, trained: Path) -> None:
     """With the mouse over the timeline, W keeps the time under it in place."""
     _opened(fresh, trained)
-    x, y, width = fresh.run("(box => [box.x, box.y, box.width])(document.getElementById('timeline').getBoundingClientRect())")
+    x, y, width = fresh.run(
+        "(box => [box.x, box.y, box.width])(document.getElementById('timeline').getBoundingClientRect())"
+    )
     whole = _range(fresh)
     fresh.hover(x + 0.25 * width, y + 60)
     fresh.press("w")
@@ -156,7 +160,9 @@ def test_wheel_keys_zoom_at_the_mouse(fresh: Page, trained: Path) -> None:
 def test_tooltip_says_layer_phase_and_lane(fresh: Page, trained: Path) -> None:
     """A kernel under the mouse: its name, time, stream, layer and phase; elsewhere nothing."""
     _opened(fresh, trained)
-    x, y = fresh.run("(box => [box.x + box.width / 2, box.bottom])(document.getElementById('timeline').getBoundingClientRect())")
+    x, y = fresh.run(
+        "(box => [box.x + box.width / 2, box.bottom])(document.getElementById('timeline').getBoundingClientRect())"
+    )
     fresh.hover(x, y - 12)
     tip = fresh.text(".lanes .tip")
     assert "conv_fwd" in tip

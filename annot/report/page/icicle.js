@@ -9,7 +9,6 @@ function icicleView(run, state, root) {
   const view = {run, state, root, at: root, width: 0};
   const picture = svg('svg', {
     role: 'tree',
-    id: 'icicle',
     'aria-label': 'Layers by time',
     'aria-describedby': 'icicle-keys',
   });

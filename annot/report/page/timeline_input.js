@@ -75,7 +75,7 @@ function hover(view, event) {
   const found = eventAt(view, event),
     {tip, canvas} = view,
     box = canvas.parentNode.getBoundingClientRect();
-  view.pointed = view.from + ((event.clientX - box.left) / canvas.clientWidth) * (view.to - view.from);
+  view.pointed = view.from + ((event.clientX - canvas.getBoundingClientRect().left) / canvas.clientWidth) * (view.to - view.from);
   canvas.classList.toggle('picks', view.picking || event.shiftKey || event.clientY - box.top < AXIS);
   tip.hidden = found < 0;
   if (found < 0) return;
@@ -101,7 +101,7 @@ function tipOf(view, event) {
 
 function keyPressed(view, event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const at = view.pointed >= view.from && view.pointed <= view.to && !view.canvas.matches(':focus-visible') ? view.pointed : undefined;
+  const at = view.canvas.matches(':hover') ? view.pointed : undefined; // zoom at the mouse, as other profilers do
   const act = {
     w: () => zoom(view, 0.7, at),
     s: () => zoom(view, 1 / 0.7, at),
