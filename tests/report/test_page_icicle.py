@@ -28,13 +28,6 @@ def _opened(page: Page, path: Path, view: str = "icicle", **options: Any) -> Pag
     return page
 
 
-def _lines(page: Page) -> list[str]:
-    """The label of each line, in the order of their numbers."""
-    return [
-        str(one) for one in page.run("[...document.querySelectorAll('.icicle [data-place]')].map(one => one.ariaLabel)")
-    ]
-
-
 def test_boxes_are_as_wide_as_inclusive_times(fresh: Page, trained: Path) -> None:
     """Of 3.48 ms: features.0 2.4 ms below features 2.8 ms below the model; colours are as high as their shares."""
     boxes = _opened(fresh, trained).run(BOXES)
@@ -124,6 +117,15 @@ def test_search_marks_and_sums_layers(fresh: Page, trained: Path) -> None:
     fresh.run("document.getElementById('search').select()")
     fresh.type("nothing like this")
     fresh.wait("document.querySelector('main .status').textContent === '0 lines match: 0, 0.0% of the GPU time.'")
+
+
+def test_sum_of_a_match_includes_layers_below_it(fresh: Page, tmp_path: Path) -> None:
+    """A block that matches counts with its layers, also if these do not match and run outside its calls."""
+    rows = Rows().range("net.a Special |fwd", 0, 600 * 1000).range("net.a.b Linear |fwd", 100 * 1000, 300 * 1000)
+    rows.range("net.a.b Linear |bwd", 700 * 1000, 800 * 1000).range("net.c Linear |fwd", 900 * 1000, 1000 * 1000)
+    _opened(fresh, page_of(rows.build(), tmp_path), "icicle?search=special")
+    assert fresh.text("main .status") == "1 line matches: 700.00 µs, 87.5% of the host time."
+    assert "In its own calls 600.00 µs" in fresh.run("document.querySelector('.icicle g.hit').ariaLabel")
 
 
 def test_thousands_of_layers(fresh: Page, tmp_path: Path) -> None:

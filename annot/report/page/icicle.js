@@ -49,7 +49,7 @@ function icicleView(run, state, root) {
       'p',
       {class: 'hint', id: 'icicle-keys'},
       'Click or Enter: zoom. Escape or Backspace: zoom out. Arrow keys: move. O: open the layer. /: search. ' +
-        'The layers view has the same numbers as a table.',
+        'The layers view shows the layers as a table.',
     ),
     view.detail,
     view.most,
@@ -103,7 +103,7 @@ function icicleStatus(view) {
     if (covered[place]) ns += own[place];
   }
   const found = hits.filter(Boolean).length;
-  return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what} time.`;
+  return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what === 'Host' ? 'host' : what} time.`;
 }
 
 // The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbours,
