@@ -37,7 +37,7 @@ class Timeline:
     Args:
         events: lane, row (in the lane, from 0), start_ns (relative to `start_ns`), length_ns, text, key (number in
             `annot.attribution.range_trees.Forest.keys`); sorted by lane, row and start.
-        lanes: name, rows: number of rows, total: number of events before sampling.
+        lanes: name, kind of track, device (empty: host), rows: number of rows, total: number of events before sampling.
         start_ns: start of the first event.
         total: number of events in all lanes, before sampling.
         every: sampling interval of the shorter events: every n-th is present; 1: all events.
@@ -118,7 +118,8 @@ def _in_lanes(every: pl.DataFrame, tracks: Tracks) -> tuple[list[dict[str, Any]]
     for track in shown:
         owner = track.group.name if several else track.group.device
         name = f"{owner}, {track.name}" if owner else track.name.capitalize()
-        lanes.append({"name": name, "rows": 1, "total": totals[track.number]})
+        device = owner if track.group.device else ""
+        lanes.append({"name": name, "kind": track.kind, "device": device, "rows": 1, "total": totals[track.number]})
     lane_of = {track.number: lane for lane, track in enumerate(shown)}
     numbers = pl.Series("lane", [lane_of.get(track) for track in range(max(lane_of, default=0) + 1)], pl.Int32)
     found = every.with_columns(numbers.gather(every["lane"]))

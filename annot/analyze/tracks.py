@@ -49,6 +49,7 @@ class Track:
     number: int
     group: Group
     name: str
+    kind: str
     order: tuple[Any, ...]
     """Sorts tracks by process, kind and the columns that identify them."""
 
@@ -107,7 +108,7 @@ class Tracks:
             process, *where = key
             group = self._group(process, where[0] if kind == "stream" else None, is_device=kind == "stream")
             order = ((process is None, process), [*_WHERE].index(kind), *((one is None, one) for one in where))
-            self._tracks[kind, key] = Track(self._next(), group, self._name(kind, where, group), order)
+            self._tracks[kind, key] = Track(self._next(), group, self._name(kind, where, group), kind, order)
         return self._tracks[kind, key]
 
     def _name(self, kind: str, where: list[int | None], group: Group) -> str:

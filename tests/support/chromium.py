@@ -24,7 +24,7 @@ _OPTIONS: Final = (
 )  # fmt: skip
 _KEYS: Final = {
     "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13, "Home": 36, "End": 35, "Tab": 9,
-    "Escape": 27,
+    "Escape": 27, "Backspace": 8,
 }  # fmt: skip
 _PATIENCE: Final = 30.0  # seconds; pages answer within a fraction of one
 
@@ -152,14 +152,17 @@ class Page:
         """Turn the mouse wheel at a position."""
         self.send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=right, deltaY=down)
 
-    def drag(self, x: float, y: float, to: float) -> None:
+    def drag(self, x: float, y: float, to: float, *, shift: bool = False) -> None:
         """Drag horizontally from a position."""
-        self.send("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
-        for part in (0.5, 1.0):
-            self.send(
-                "Input.dispatchMouseEvent", type="mouseMoved", x=x + (to - x) * part, y=y, button="left", buttons=1
-            )
-        self.send("Input.dispatchMouseEvent", type="mouseReleased", x=to, y=y, button="left", clickCount=1)
+        kinds = [("mousePressed", x), ("mouseMoved", (x + to) / 2), ("mouseMoved", to), ("mouseReleased", to)]
+        for kind, at in kinds:
+            held = {"button": "left", "buttons": 1, "clickCount": 1, "modifiers": 8 * shift}
+            self.send("Input.dispatchMouseEvent", type=kind, x=at, y=y, **held)
+
+    def hover(self, x: float, y: float) -> None:
+        """Move the mouse to a position, and wait until the page knows: it learns of moves once per frame."""
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def picture(self, path: Path, *, full: bool = False) -> Path:
         """Write the visible part, or the whole page, as a PNG file."""

@@ -13,7 +13,7 @@ from annot.profile import Profile
 from annot.report.page.render import as_page
 from annot.runs.run import Run
 
-VIEWS = ("summary", "layers", "layer/0", "kernels", "kernel/0", "roofline", "steps", "timeline")
+VIEWS = ("summary", "layers", "icicle", "layer/0", "kernels", "kernel/0", "roofline", "steps", "timeline")
 
 
 def written(profile: Path, *options: str) -> Path:

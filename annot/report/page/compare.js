@@ -3,7 +3,10 @@
 function comparisonView(data, state) {
   const one = (state.comparison ??= {by: data.by, search: '', phase: '', only: 'place'});
   const holder = h('div'),
-    draw = () => holder.replaceChildren(...comparisonTable(data, one));
+    draw = () => {
+      holder.replaceChildren(...comparisonTable(data, one));
+      remember();
+    };
   draw();
   const words = {layer: 'Layer', module: 'Module class', phase: 'Phase', class: 'Kind of kernel', kernel: 'Kernel'};
   const phases = [...new Set(data.tables[data.by].phase ?? [])];

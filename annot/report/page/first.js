@@ -94,7 +94,7 @@ function partsBar(parts) {
         svg(
           'pattern',
           {id: `hatch-${key}`, width: 8, height: 8, patternUnits: 'userSpaceOnUse'},
-          svg('path', {d, class: 'hatch'}),
+          svg('path', {d, class: 'idle-lines'}),
         ),
       ),
     ),

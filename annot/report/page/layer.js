@@ -22,21 +22,12 @@ function layerView(run, state, place) {
     hasCounters(run, line) && panel('Hardware counters', factTable(run, line, 'Hardware counters', COLUMNS.counters)),
     kernelsOf(run, place),
     layerSteps(run, line),
-    run.timeline.text.length > 0 &&
-      h(
-        'p',
-        {},
-        h(
-          'a',
-          {
-            href: '#timeline',
-            onclick: () => {
-              state.marked = place;
-            },
-          },
-          'Show in the timeline',
-        ),
-      ),
+    h(
+      'p',
+      {},
+      h('a', {href: `#icicle/${place}`}, 'Show in the icicle'),
+      run.timeline.text.length > 0 && [' · ', h('a', {href: `#timeline?marked=${place}`}, 'Show in the timeline')],
+    ),
   ];
 }
 

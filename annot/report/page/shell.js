@@ -12,6 +12,7 @@ function viewsOf(data) {
   return {
     summary: ['Summary', summaryView],
     layers: ['Layers', layersView],
+    icicle: ['Icicle', icicleView],
     ...(data.runs.some(run => run.kernels.total) ? {kernels: ['Kernels', kernelsView]} : {}),
     roofline: ['Roofline', rooflineView],
     steps: ['Steps', stepsView],
@@ -58,7 +59,8 @@ function frame(page) {
         data.runs.map((run, place) => [String(place), run.name]),
         '0',
         value => {
-          page.run = Number(value);
+          address.rank = Number(value);
+          remember(true);
           navigate(page, false);
         },
       ),
@@ -84,25 +86,35 @@ function frame(page) {
   ];
 }
 
-// Shows the view of the URL fragment, or the first view. Each rank keeps its own filters.
+// Shows the view of the URL fragment, or the first view.
 function navigate(page, moved) {
-  const [key, argument] = location.hash.slice(1).split('/'),
-    first = Object.keys(page.views)[0];
-  if (key === 'main' && document.getElementById('main').dataset.view) return; // target of the skip link
+  const found = readAddress(location.hash),
+    first = Object.keys(page.views)[0],
+    main = document.getElementById('main');
+  if (found.view === 'main' && main.dataset.view) return; // target of the skip link
+  page.run = rankOf(found, page.run, page.data.runs.length);
   const run = page.data.kind === 'compare' ? null : linked(page.data.runs[page.run]);
   const state = page.states.get(page.run) ?? {filters: {...NOTHING}};
   page.states.set(page.run, state);
-  const detail = run && Object.hasOwn(DETAILS, key) ? DETAILS[key] : null,
-    view = page.views[key] ? key : (detail?.of ?? first);
-  const shown = detail ? detail.show(run, state, Number(argument)) : page.views[view][1](run, state);
-  const main = document.getElementById('main');
+  const detail = run && found.argument !== '' && Object.hasOwn(DETAILS, found.view) ? DETAILS[found.view] : null,
+    view = Object.hasOwn(page.views, found.view) ? found.view : (detail?.of ?? first),
+    shown_ = detail ? found.view : view,
+    again = main.dataset.view === shown_ && !detail,
+    focused = document.activeElement.id;
+  arrive(shown_, found, page.run, state, page.data, run);
+  const place = found.argument === '' ? -1 : Number(found.argument);
+  const shown = (detail?.show ?? page.views[view][1])(run, state, place);
   main.replaceChildren(...shown.flat(Infinity).filter(Boolean));
-  main.dataset.view = detail ? key : view;
+  main.dataset.view = shown_;
   for (const link of document.querySelectorAll('#head nav a')) {
     if (link.hash === `#${view}`) link.setAttribute('aria-current', 'page');
     else link.removeAttribute('aria-current');
   }
+  const rank = document.getElementById('rank');
+  if (rank) rank.value = String(page.run);
+  remember();
   if (!moved) return;
+  if (again) return void document.getElementById(focused)?.focus(); // the same view with another state
   scrollTo(0, 0);
   const top = main.querySelector('h1');
   top.tabIndex = -1;

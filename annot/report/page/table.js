@@ -36,8 +36,8 @@ function titleOf(table, column) {
 }
 
 function sortTable(caption, columns, rows, options = {}) {
-  const by = options.by ? columns.findIndex(column => column.name === options.by) : -1;
-  const state = {by, down: options.down ?? true, all: false};
+  const by = columns.findIndex(column => options.by && column.name === options.by);
+  const state = {...keptSort(caption, columns, by, options.down), table: caption, all: false};
   const holder = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption});
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();
@@ -46,7 +46,7 @@ function sortTable(caption, columns, rows, options = {}) {
 
 function drawTable(caption, columns, rows, options, state, redraw) {
   const ordered = state.by < 0 ? rows : sorted(rows, columns[state.by].value, state.down);
-  const shown = state.all ? ordered : ordered.slice(0, SHOWN);
+  const shown = state.all ? ordered : ordered.slice(0, options.shown ?? SHOWN);
   const body = h(
     'tbody',
     {},
@@ -110,6 +110,7 @@ function heading(column, place, state, redraw) {
       onclick: () => {
         state.down = active ? !state.down : !column.text;
         state.by = place;
+        keepSort(state.table, column, state.down);
         redraw();
         announce(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
         document.querySelector(`[data-column="${place}"].sorted button`)?.focus();

@@ -11,7 +11,8 @@ function timelineView(run, state) {
       h('h1', {}, 'Timeline'),
       emptyText('Nothing to show: the profile contains neither timed ranges nor GPU activity.'),
     ];
-  const view = {...prepared(run), state, run, selected: -1, hovered: -1};
+  const span = (state.span ??= {from: '', to: '', begin: '', end: '', marked: ''});
+  const view = {...prepared(run), state, run, selected: -1, interval: null, picking: false};
   const canvas = h('canvas', {
     id: 'timeline',
     tabindex: '0',
@@ -22,8 +23,9 @@ function timelineView(run, state) {
   });
   const tip = h('div', {class: 'tip', hidden: true}),
     detail = h('div', {class: 'detail', role: 'status', 'aria-live': 'polite'}),
-    longest = h('div');
-  Object.assign(view, {canvas, tip, detail, longest});
+    longest = h('div'),
+    sums = h('div');
+  Object.assign(view, {canvas, tip, detail, longest, sums});
   listen(view);
   select(view, -1);
   const button = (text, label_, work) => h('button', {type: 'button', 'aria-label': label_, onclick: work}, text);
@@ -34,12 +36,13 @@ function timelineView(run, state) {
     button('−', 'Zoom out', () => zoom(view, 2)),
     button('←', 'Earlier', () => pan(view, -0.3)),
     button('→', 'Later', () => pan(view, 0.3)),
-    button('Fit', 'Show all', () => show(view, 0, view.end)),
+    button('Fit', 'Fit all', () => show(view, 0, view.end)),
+    pickButton(view),
     stepChoice(view),
-    state.marked !== undefined && run.lines[state.marked] && markedLayer(view),
+    span.marked !== '' && run.lines[span.marked] && markedLayer(view),
   );
   new ResizeObserver(() => requestDraw(view)).observe(canvas);
-  requestAnimationFrame(() => show(view, 0, view.end));
+  requestAnimationFrame(() => showSpan(view, span));
   return [
     h('h1', {}, 'Timeline'),
     h('p', {class: 'status'}, timelineStatus(events)),
@@ -55,12 +58,46 @@ function timelineView(run, state) {
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
-      'Wheel, + and −: zoom. Drag, ← and →: pan. 0: show all. n and p: next and previous event. ↑ and ↓: other rows. ' +
-        'Enter: zoom to the event.',
+      'W and S, wheel, + and −: zoom. A and D, drag, ← and →: pan. 0: show all. Drag in the time axis or with Shift: ' +
+        'select an interval. M: select the interval of the event, or what is in view. n and p: next and previous event. ' +
+        '↑ and ↓: other rows. Enter: zoom to the event or the interval. Escape: clear.',
     ),
     detail,
+    sums,
     panel('Longest events in view', longest),
   ];
+}
+
+// Shows the interval of time, and selects the one, that the state has.
+function showSpan(view, {from, to, begin, end}) {
+  if (begin !== '' && end !== '') pick(view, [Number(begin), Number(end)], true);
+  if (from !== '' && to !== '') show(view, Number(from), Number(to));
+  else show(view, 0, view.end);
+}
+
+// Keeps the interval of time in view for the URL, unless all is in view.
+function keepSpan(view) {
+  if (!view.canvas.isConnected) return;
+  const all = view.from <= 0 && view.to >= view.end;
+  const [from, to] = all ? ['', ''] : [Math.round(view.from), Math.round(view.to)].map(String);
+  Object.assign(view.state.span, {from, to});
+  remember();
+}
+
+// A switch between dragging to pan and dragging to select.
+function pickButton(view) {
+  return h(
+    'button',
+    {
+      type: 'button',
+      'aria-pressed': 'false',
+      onclick: event => {
+        view.picking = !view.picking;
+        event.target.setAttribute('aria-pressed', String(view.picking));
+      },
+    },
+    'Drag to select',
+  );
 }
 
 function timelineStatus(events) {
@@ -123,7 +160,7 @@ function stepChoice(view) {
 }
 
 function markedLayer(view) {
-  const line = view.run.lines[view.state.marked];
+  const line = view.run.lines[view.state.span.marked];
   view.marked = new Set(Object.values(line.rows));
   return h(
     'span',
@@ -137,7 +174,8 @@ function markedLayer(view) {
         type: 'button',
         onclick: event => {
           view.marked = undefined;
-          view.state.marked = undefined;
+          view.state.span.marked = '';
+          remember();
           event.target.parentNode.remove();
           requestDraw(view);
         },
@@ -214,13 +252,17 @@ function draw(view) {
   let drawn = 0;
   for (const row of view.rows) drawn += drawRow(view, paper, color, width, row);
   drawLanes(view, paper, color, width);
+  drawInterval(view, paper, color, width);
   Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
   canvas.setAttribute(
     'aria-label',
     `Timeline, ${instant(Math.max(0, view.from))} to ${instant(Math.min(view.to, view.end))} of ${instant(view.end)}`,
   );
   clearTimeout(view.settled);
-  view.settled = setTimeout(() => listLongest(view), 120);
+  view.settled = setTimeout(() => {
+    listLongest(view);
+    keepSpan(view);
+  }, 120);
 }
 
 function instant(at) {
@@ -375,7 +417,7 @@ function listLongest(view) {
   view.longest.replaceChildren(
     found.length
       ? sortTable(
-          'Longest events in view',
+          'Longest events',
           columnsOf('events', found, {
             event: {
               value: event => nameOf(view, event),

@@ -3,8 +3,7 @@ const LINES = 1000;
 
 function layersView(run, state) {
   const tree = (state.tree ??= {
-    by: -1,
-    down: true,
+    table: 'Layers',
     open: initiallyOpen(run),
     single: new Set(),
     folded: new Set(),
@@ -14,7 +13,10 @@ function layersView(run, state) {
   });
   const holder = h('div', {class: 'scroll wide'});
   const status = h('p', {class: 'status', role: 'status'});
-  const draw = () => drawTree(run, state, tree, holder, status, draw);
+  const draw = () => {
+    drawTree(run, state, tree, holder, status, draw);
+    remember();
+  };
   const filters = h(
     'form',
     {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
@@ -49,7 +51,7 @@ function treeFilters(run, state, draw) {
   const filters = state.filters;
   const set = (key, value) => {
     filters[key] = value;
-    state.tree.folded.clear();
+    state.tree?.folded.clear();
     debounce(draw);
   };
   const search = h('input', {
@@ -156,6 +158,7 @@ function drawTree(run, state, tree, holder, status, draw) {
       class: `col-${column.name}`,
     })),
   ];
+  Object.assign(tree, keptSort(tree.table, all));
   const {places, around, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
   if (!places.includes(tree.focus)) tree.focus = places[0] ?? -1;
   const layers = shown.numbers.filter((one, place) => !lineAt(run, place).other && one.total);

@@ -143,6 +143,7 @@ function kernelsView(run, state) {
         {by: 'gpu_ns'},
       ),
     );
+    remember();
   };
   draw();
   return [
@@ -189,7 +190,7 @@ function kernelsView(run, state) {
 function classTable(classes, whole) {
   const longest = Math.max(1, ...classes.map(one => one.gpu_ns));
   return sortTable(
-    'Kernels by kind',
+    'Kinds of kernels',
     [
       {title: 'Kind', text: true, value: one => one.kind},
       {

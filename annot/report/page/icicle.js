@@ -1,0 +1,439 @@
+// The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
+// It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
+const BOX = 28, // height of a box in pixels
+  NARROWEST = 1, // in pixels; narrower neighbours share a grey box
+  FILLS = [...PHASES, 'optimizer', 'data', 'other']; // phases with a colour, from top to bottom of a box
+
+function icicleView(run, state, root) {
+  if (!run.lines[root]) [root, address.argument] = [-1, ''];
+  const view = {run, state, root, at: root, width: 0};
+  const picture = svg('svg', {
+    role: 'tree',
+    'aria-label': 'Layers by time',
+    'aria-describedby': 'icicle-keys',
+  });
+  const tip = h('div', {class: 'tip', hidden: true}),
+    holder = h('div', {class: 'icicle'}, picture, tip);
+  Object.assign(view, {picture, tip, holder});
+  view.status = h('p', {class: 'status', role: 'status'});
+  view.crumbs = h('nav', {class: 'crumbs', 'aria-label': 'Zoom'});
+  view.legend = h('p', {class: 'legend'});
+  view.detail = h('div', {class: 'detail'});
+  view.most = h('div');
+  listenIcicle(view);
+  new ResizeObserver(([{contentRect}]) => {
+    if (Math.floor(contentRect.width) === view.width) return;
+    view.width = Math.floor(contentRect.width);
+    drawIcicle(view);
+  }).observe(holder);
+  const draw = () => {
+    measureIcicle(view);
+    drawIcicle(view);
+    remember();
+  };
+  measureIcicle(view);
+  if (!run.lines.length) return [h('h1', {}, 'Icicle'), emptyText('No layers were recorded. Use emit_ranges(model).')];
+  return [
+    h('h1', {}, 'Icicle'),
+    perStep(run),
+    h(
+      'form',
+      {class: 'filters', role: 'search', onsubmit: event => event.preventDefault()},
+      treeFilters(run, state, draw),
+    ),
+    view.status,
+    view.crumbs,
+    view.legend,
+    holder,
+    h(
+      'p',
+      {class: 'hint', id: 'icicle-keys'},
+      'Click or Enter: zoom. Escape or Backspace: zoom out. Arrow keys: move. O: open the layer. /: search. ' +
+        'The layers view shows the layers as a table.',
+    ),
+    view.detail,
+    view.most,
+  ];
+}
+
+// The parts of each line by phase: its own time and that of the layers below it, also where these run outside its calls.
+// The parts of all lines add up to the whole.
+function measureIcicle(view) {
+  const {run, state} = view,
+    {filters} = state,
+    {numbers, time} = measured(run, filters),
+    searched = Boolean(filters.search.trim() || filters.module),
+    self = timesOf(run, filters.steps)[time.replace('_ns', '_self_ns')];
+  const parts = run.lines.map(line => ownParts(line, self, filters.phase)),
+    sum = one => Object.values(one).reduce((total, ns) => total + ns, 0),
+    own = parts.map(sum),
+    hits = numbers.map(one => searched && one.matches),
+    within = [...hits];
+  for (let place = parts.length - 1; place >= 0; place--) {
+    const {parent} = run.lines[place];
+    if (parent < 0) continue;
+    for (const [phase, ns] of Object.entries(parts[place])) parts[parent][phase] = (parts[parent][phase] ?? 0) + ns;
+    within[parent] ||= within[place];
+  }
+  const wide = parts.map(sum),
+    whole = run.top.reduce((total, place) => total + wide[place], 0);
+  Object.assign(view, {numbers, time, searched, parts, own, wide, hits, within, whole});
+  view.status.textContent = icicleStatus(view);
+}
+
+function ownParts(line, self, phase) {
+  const found = {};
+  for (const [key, row] of Object.entries(line.rows)) {
+    if ((phase && key !== phase) || !(self[row] > 0)) continue;
+    const kind = FILLS.includes(key) ? key : 'other';
+    found[kind] = (found[kind] ?? 0) + self[row];
+  }
+  return found;
+}
+
+// What the picture shows, and the sum of the layers that match: layers inside of others that match count once.
+function icicleStatus(view) {
+  const {run, own, hits, whole} = view,
+    what = view.time === 'gpu_ns' ? 'GPU' : 'Host';
+  if (!view.searched) return `${what} time, ${duration(whole)}, ${plural(run.lines.length, 'line')}.`;
+  const covered = [];
+  let ns = 0;
+  for (const {place, parent} of run.lines) {
+    covered[place] = hits[place] || Boolean(covered[parent]);
+    if (covered[place]) ns += own[place];
+  }
+  const found = hits.filter(Boolean).length;
+  return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what === 'Host' ? 'host' : what} time.`;
+}
+
+// The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbours,
+// and `self` the part of a parent that no child covers.
+function icicleBoxes({run, wide, own, within, whole, root, width}) {
+  const above = [];
+  for (let at = root; at >= 0; at = run.lines[at].parent) above.unshift(at);
+  const boxes = [-1, ...above].map((place, level) => ({place, level, x: 0, wide: width, above: place !== root}));
+  const visit = (places, level, x, scale) => {
+    let few = null;
+    for (const place of places) {
+      const size = wide[place] * scale;
+      if (size >= NARROWEST) {
+        few = null;
+        boxes.push({place, level, x, wide: size});
+        inside(place, level + 1, x, scale);
+      } else if (size > 0) {
+        if (!few) boxes.push((few = {few: 0, level, x, wide: 0}));
+        few.few++;
+        few.wide += size;
+        few.hit ||= within[place];
+      }
+      x += size;
+    }
+  };
+  const inside = (place, level, x, scale) => {
+    const self = own[place] * scale,
+      inner = wide[place] * scale - self;
+    visit(run.children[place], level, x, scale);
+    if (inner > 0 && self >= NARROWEST) boxes.push({self: true, level, x: x + inner, wide: self});
+  };
+  if (root < 0) visit(run.top, 1, 0, width / (whole || 1));
+  else inside(root, above.length + 1, 0, width / (wide[root] || 1));
+  return boxes.filter(box => !box.few || box.wide >= NARROWEST / 2);
+}
+
+function drawIcicle(view) {
+  if (!view.width) return;
+  view.boxes = icicleBoxes(view);
+  const height = BOX * (1 + Math.max(...view.boxes.map(box => box.level)));
+  if (!view.boxes.some(box => box.place === view.at)) view.at = view.root;
+  view.elements = new Map();
+  view.cursor = svg('rect', {class: 'cursor', rx: 2, height: BOX - 3, visibility: 'hidden'});
+  const texts = svg('g', {'aria-hidden': 'true'}, view.boxes.map(box => boxText(view, box)));
+  view.picture.replaceChildren(hatches(), ...view.boxes.map(box => drawBox(view, box)), texts, view.cursor);
+  put(view.picture, {viewBox: `0 0 ${view.width} ${height}`, 'data-boxes': view.elements.size}, []);
+  view.tip.hidden = true;
+  view.crumbs.replaceChildren(...icicleCrumbs(view));
+  view.legend.replaceChildren(...icicleLegend(view));
+  describeBox(view, view.at);
+  view.most.replaceChildren(mostSelf(view));
+}
+
+// The layers below the one in the whole width that have the most time of their own.
+function mostSelf(view) {
+  const {run, own, wide, root} = view,
+    inside = root < 0 ? run.lines.map(line => line.place) : subtree(run, root),
+    best = sorted(inside.filter(place => own[place] > 0), place => own[place], true).slice(0, 10),
+    where = root < 0 ? '' : ` in ${title(run.lines[root])}`;
+  const columns = [
+    {
+      title: 'Layer',
+      text: true,
+      value: place => title(run.lines[place]),
+      show: (value, place) => [
+        h('a', {href: `#layer/${place}`}, pathName(value)),
+        ' ',
+        name(run.lines[place].module, 'module'),
+      ],
+    },
+    {title: 'Self', value: place => own[place], show: duration},
+    {title: 'Share', value: place => own[place], show: value => share(value, view.whole)},
+    {title: 'Total', class: 'minor', value: place => wide[place], show: duration},
+  ];
+  return panel(`Most self time${where}`, sortTable('Layers by self time', columns, best));
+}
+
+function hatches() {
+  const line = svg('path', {d: 'M0,6L6,0', class: 'hatch'});
+  return svg('defs', {}, svg('pattern', {id: 'hatch', width: 6, height: 6, patternUnits: 'userSpaceOnUse'}, line));
+}
+
+function drawBox(view, box) {
+  const {place, level, x} = box,
+    y = level * BOX,
+    wide = Math.max(box.wide - (box.wide > 4 ? 1 : 0), 0.5);
+  const rect = (className, top, high) => svg('rect', {class: className, x, y: y + top, width: wide, height: high});
+  const full = BOX - 1;
+  if (place === undefined)
+    return svg('g', {class: boxClass(view, box), 'aria-hidden': 'true'}, rect(box.self ? 'fill-self' : 'fill', 0, full));
+  const element = svg(
+    'g',
+    {
+      class: boxClass(view, box),
+      id: `box${place}`,
+      role: 'treeitem',
+      tabindex: place === view.at ? '0' : '-1',
+      'data-place': place,
+      'aria-level': level + 1,
+      'aria-selected': String(place === view.root),
+      'aria-label': [
+        boxLabels(view, box)[0],
+        ...factsOf(view, place)
+          .filter(([term]) => !['Layer', 'Total', 'Share'].includes(term))
+          .map(([term, value]) => `${term} ${value}`),
+      ].join(', '),
+    },
+    boxFill(view, box, rect, full),
+  );
+  view.elements.set(place, {element, box});
+  return element;
+}
+
+function boxClass({searched, hits}, {place, above, self, few, hit}) {
+  if (self) return 'own';
+  const found = searched && place !== -1 ? (hit || hits[place] ? ' hit' : ' dim') : '';
+  return `${few ? 'few' : place < 0 ? 'box all' : 'box'}${above ? ' above' : ''}${found}`;
+}
+
+// The phases of a box from top to bottom: the area of a colour is the time of the phase.
+function boxFill(view, {place, wide}, rect, full) {
+  if (place < 0) return rect('fill-self', 0, full);
+  let top = 0;
+  return partsOf(view, place).flatMap(([phase, ns]) => {
+    const high = (full * ns) / view.wide[place],
+      from = top;
+    top += high;
+    const drawn = [rect(`fill ${phase}`, from, high)];
+    if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
+    if (from) drawn.push(rect('seam', from - 0.5, 1)); // tells phases apart without colours
+    return drawn;
+  });
+}
+
+function partsOf({parts}, place) {
+  return FILLS.map(phase => [phase, parts[place][phase]]).filter(([, ns]) => ns > 0);
+}
+
+// The texts of a box, from the longest to the shortest.
+function boxLabels(view, {place, self, few}) {
+  if (self) return ['self'];
+  if (few) return [`${few} narrow`];
+  if (place < 0) return [`All · ${duration(view.whole)}`, 'All'];
+  const line = view.run.lines[place],
+    named = [title(line), line.module].filter(Boolean).join(' '),
+    ns = view.wide[place];
+  return [`${named} · ${timeAndShare(ns, view.whole)}`, `${named} · ${duration(ns)}`, named, title(line), line.label];
+}
+
+// Writes the longest text that fits, or the beginning of the last. Texts lie above all boxes, which name themselves.
+function boxText(view, box) {
+  const texts = boxLabels(view, box),
+    room = box.wide - 11,
+    measure = (boxText.paper ??= document.createElement('canvas').getContext('2d'));
+  if (room < 12) return null;
+  measure.font = '12px system-ui, sans-serif';
+  const long = text => measure.measureText(text).width;
+  let text = texts.find(one => long(printable(one)) <= room);
+  if (text === undefined) {
+    const last = printable(texts.at(-1).slice(0, 200)),
+      kept = Math.floor((last.length * room) / long(last)) - 1;
+    if (kept < 1) return null;
+    text = `${last.slice(0, kept)}…`;
+  }
+  return svg('text', {class: boxClass(view, box), x: box.x + 5, y: box.level * BOX + BOX / 2 + 3.5}, text);
+}
+
+// The name of a box and its numbers, as pairs of term and value.
+function factsOf(view, place) {
+  const {run, numbers, own, whole, wide, root} = view;
+  if (place < 0) return [['Layer', 'All'], ['Total', duration(whole)]];
+  const line = run.lines[place],
+    one = numbers[place],
+    shapes = Object.values(line.rows).map(row => run.rows.shapes[row]).find(found => found.length);
+  return [
+    ['Layer', [title(line), line.module].filter(Boolean).join(' ')],
+    ['Total', duration(wide[place])],
+    ['In its own calls', Math.abs((one.total ?? 0) - wide[place]) > wide[place] / 200 ? duration(one.total) : ''],
+    ['Self', duration(own[place])],
+    ...partsOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
+    ['Share', share(wide[place], whole)],
+    ['Share of the zoom', root >= 0 && root !== place ? share(wide[place], wide[root]) : ''],
+    ['Calls', count(one.calls)],
+    ['Kernels', run.time === 'gpu_ns' ? count(one.kernels || null) : ''],
+    ['Shape', shapes ? `${shapes[0]}${shapes.length > 1 ? ` (+${shapes.length - 1})` : ''}` : ''],
+  ].filter(([, value]) => value);
+}
+
+function factLine(facts) {
+  return h(
+    'dl',
+    {class: 'pairs'},
+    facts.map(([term, value]) => h('div', {}, h('dt', {}, term), h('dd', {}, value))),
+  );
+}
+
+function describeBox(view, place) {
+  const [[, named], ...facts] = factsOf(view, place);
+  view.detail.replaceChildren(
+    h(
+      'p',
+      {class: 'heads'},
+      h('strong', {}, name(named)),
+      place >= 0 && h('a', {href: `#layer/${place}`}, 'Open the layer'),
+    ),
+    factLine(facts),
+  );
+}
+
+function icicleCrumbs(view) {
+  const above = [];
+  for (let at = view.root; at >= 0; at = view.run.lines[at].parent) above.unshift(at);
+  const link = (place, text) =>
+    h(
+      'a',
+      {
+        href: place < 0 ? '#icicle' : `#icicle/${place}`,
+        'aria-current': place === view.root ? 'true' : null,
+        onclick: event => {
+          event.preventDefault();
+          zoomTo(view, place);
+        },
+      },
+      name(text),
+    );
+  return [link(-1, 'All'), ...above.flatMap(place => [' › ', link(place, view.run.lines[place].label)])];
+}
+
+function icicleLegend(view) {
+  const seen = new Set(view.boxes.flatMap(box => (box.place >= 0 ? partsOf(view, box.place).map(([phase]) => phase) : [])));
+  return [
+    ...FILLS.filter(phase => seen.has(phase)).map(phase =>
+      h('span', {class: `key ${phase}${phase === 'backward' ? ' hatch' : ''}`}, phase),
+    ),
+    view.boxes.some(box => box.few) && h('span', {class: 'key few'}, 'layers narrower than a pixel: zoom in'),
+    view.boxes.some(box => box.self) && h('span', {class: 'key fill-self'}, 'self: time outside child layers'),
+    h('span', {class: 'hint'}, 'Width: inclusive time. Height of a colour: its share of the box.'),
+  ].filter(Boolean);
+}
+
+// Shows a line, at the top, in the whole width; -1: all lines.
+function zoomTo(view, place) {
+  view.root = place;
+  view.at = place;
+  address.argument = place < 0 ? '' : String(place);
+  remember(true);
+  drawIcicle(view);
+  view.elements.get(place)?.element.focus({preventScroll: true});
+  announce(`Zoom: ${place < 0 ? 'All' : title(view.run.lines[place])}`);
+}
+
+function listenIcicle(view) {
+  const {picture, tip} = view,
+    placeOf = event => event.target.closest?.('[data-place]')?.dataset.place;
+  picture.addEventListener('click', event => {
+    const place = placeOf(event);
+    if (place !== undefined) zoomTo(view, Number(place));
+  });
+  picture.addEventListener('pointermove', event => {
+    const place = placeOf(event);
+    if (place === undefined) tip.hidden = true;
+    else showTip(view, Number(place), event.clientX, event.clientY);
+  });
+  picture.addEventListener('pointerleave', () => {
+    tip.hidden = true;
+  });
+  picture.addEventListener('focusin', event => {
+    const place = placeOf(event);
+    if (place !== undefined) focusBox(view, Number(place), event.target);
+  });
+  picture.addEventListener('focusout', () => {
+    tip.hidden = true;
+    view.cursor.setAttribute('visibility', 'hidden');
+  });
+  picture.addEventListener('keydown', event => icicleKeyPressed(view, event));
+}
+
+function focusBox(view, place, target) {
+  view.elements.get(view.at)?.element.setAttribute('tabindex', '-1');
+  target.setAttribute('tabindex', '0');
+  view.at = place;
+  describeBox(view, place);
+  if (!target.matches(':focus-visible')) return;
+  const {box} = view.elements.get(place),
+    bounds = target.getBoundingClientRect();
+  put(view.cursor, {visibility: 'visible', x: box.x + 1, y: box.level * BOX + 1, width: Math.max(box.wide - 3, 2)}, []);
+  showTip(view, place, bounds.left, bounds.bottom - 12);
+}
+
+function showTip(view, place, x, y) {
+  const {tip, holder} = view,
+    bounds = holder.getBoundingClientRect(),
+    [[, named], ...facts] = factsOf(view, place);
+  tip.replaceChildren(name(named), factLine(facts));
+  tip.hidden = false;
+  tip.style.left = `${Math.max(0, Math.min(x - bounds.left + 12, bounds.width - tip.offsetWidth))}px`;
+  tip.style.top = `${y - bounds.top + 16}px`;
+}
+
+function icicleKeyPressed(view, event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const boxes = view.boxes.filter(box => box.place !== undefined),
+    at = boxes.findIndex(box => box.place === view.at),
+    {level} = boxes[at],
+    row = boxes.filter(box => box.level === level),
+    column = row.indexOf(boxes[at]);
+  const to = box => box && view.elements.get(box.place).element.focus();
+  const act = {
+    ArrowDown: () => boxes[at + 1]?.level === level + 1 && to(boxes[at + 1]),
+    ArrowUp: () => to(boxes.slice(0, at).findLast(box => box.level === level - 1)),
+    ArrowLeft: () => to(row[column - 1]),
+    ArrowRight: () => to(row[column + 1]),
+    Home: () => to(row[0]),
+    End: () => to(row.at(-1)),
+    Enter: () => zoomTo(view, view.at),
+    Escape: () => zoomOut(view),
+    Backspace: () => zoomOut(view),
+    o: () => {
+      if (view.at >= 0) location.hash = `#layer/${view.at}`;
+    },
+  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+// Zooms out by one level, and keeps the box at which the reader was.
+function zoomOut(view) {
+  if (view.root < 0) return;
+  const from = view.root;
+  zoomTo(view, view.run.lines[from].parent);
+  view.elements.get(from)?.element.focus({preventScroll: true});
+}

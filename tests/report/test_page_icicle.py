@@ -1,0 +1,178 @@
+"""The icicle of the HTML page in a real browser: sizes of boxes, zoom, search, keys, and models with many layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Page
+from report_pages import page_data, page_of
+from tables import Rows
+
+from annot.report.page.render import as_page
+
+pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
+BOXES = (
+    "Object.fromEntries([...document.querySelectorAll('.icicle [data-place]')].map(one => [one.dataset.place,"
+    "[...one.querySelectorAll('.fill, .fill-self')].map(rect => [rect.getAttribute('class').split(' ').at(-1),"
+    "...['x', 'y', 'width', 'height'].map(key => Number(rect.getAttribute(key)))])]))"
+)
+AT = "document.activeElement.dataset.place"
+
+
+def _opened(page: Page, path: Path, view: str = "icicle", **options: Any) -> Page:
+    page.open(path, view, **options)
+    page.wait("document.querySelector('.icicle [data-place]')")
+    return page
+
+
+def test_boxes_are_as_wide_as_inclusive_times(fresh: Page, trained: Path) -> None:
+    """Of 3.48 ms: features.0 2.4 ms below features 2.8 ms below the model; colours are as high as their shares."""
+    boxes = _opened(fresh, trained).run(BOXES)
+    whole = boxes["-1"][0][3]
+    width = {place: max(rect[3] for rect in rects) for place, rects in boxes.items()}
+    assert width["2"] / whole == pytest.approx(2400 / 3480, abs=0.002)
+    phases = {phase: height for phase, *_, height in boxes["2"]}
+    assert phases["backward"] / phases["forward"] == pytest.approx(1500 / 900, rel=0.01)
+    levels = [boxes[place][0][2] for place in ("-1", "0", "1", "2")]
+    assert levels == sorted(set(levels))  # children stand below their parents
+    for inner, outer in (("2", "1"), ("3", "1"), ("1", "0")):
+        left, right = boxes[inner][0][1], boxes[inner][0][1] + width[inner]
+        assert boxes[outer][0][1] <= left < right <= boxes[outer][0][1] + width[outer] + 1
+
+
+def test_box_says_its_numbers(fresh: Page, trained: Path) -> None:
+    """The name of the box for screen readers, the tooltip on hover and on focus, and the details have the same."""
+    _opened(fresh, trained)
+    said = {"Self": "2.400 ms", "Forward": "900.00 µs", "Backward": "1.500 ms", "Calls": "1"}
+    label = fresh.run("document.getElementById('box2').ariaLabel")
+    assert label.startswith("features.0 Conv2d · 2.400 ms · 69.0%, ")
+    assert all(f"{term} {value}" in label for term, value in said.items())
+    x, y = fresh.middle("#box2")
+    fresh.hover(x, y)
+    tip = fresh.text(".icicle .tip").split("\n")
+    assert tip[0] == "features.0 Conv2d"
+    pairs = dict(zip(tip[1::2], tip[2::2], strict=True))
+    assert pairs.items() >= (said | {"Total": "2.400 ms", "Share": "69.0%"}).items()
+    assert pairs["Shape"] == "[16,3,224,224]f32 (+1)"
+    fresh.hover(5, 5)
+    assert fresh.run("document.querySelector('.icicle .tip').hidden")
+    fresh.run("document.getElementById('box1').focus()")
+    fresh.press("ArrowDown")
+    assert fresh.text(".icicle .tip").split("\n") == tip
+    assert fresh.text("main .detail strong") == "features.0 Conv2d"
+    fresh.click("main .detail a")
+    fresh.wait("document.querySelector('main').dataset.view === 'layer'")
+    assert fresh.text("main h1").split() == ["features.0", "Conv2d"]
+
+
+def test_click_and_breadcrumb_zoom(fresh: Page, trained: Path) -> None:
+    """A clicked box has the whole width; boxes above it and the breadcrumb lead out again."""
+    _opened(fresh, trained)
+    fresh.click("#box1")
+    boxes = fresh.run(BOXES)
+    assert set(boxes) == {"-1", "0", "1", "2", "3"}
+    assert boxes["1"][0][3] == boxes["-1"][0][3]
+    assert boxes["2"][0][3] / boxes["1"][0][3] == pytest.approx(2400 / 2450, abs=0.002)
+    assert fresh.texts(".crumbs a") == ["All", "(model)", "features"]
+    assert fresh.run("location.hash") == "#icicle/1"
+    fresh.click(".crumbs a:nth-of-type(2)")
+    assert fresh.run("location.hash") == "#icicle/0"
+    fresh.click("#box-1")
+    assert fresh.run("location.hash") == "#icicle"
+    assert fresh.texts(".crumbs a") == ["All"]
+
+
+def test_keys_move_and_zoom(fresh: Page, trained: Path) -> None:
+    """Arrows go to boxes beside, above and below; Enter zooms, Escape and Backspace zoom out, O opens the layer."""
+    _opened(fresh, trained)
+    assert fresh.run("document.querySelectorAll('.icicle [tabindex=\"0\"]').length") == 1
+    fresh.run("document.querySelector('.icicle [tabindex=\"0\"]').focus()")
+    seen = []
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowUp"):
+        fresh.press(key)
+        seen.append(fresh.run(AT))
+    assert seen == ["0", "1", "2", "3", "2", "1", "0"]
+    fresh.press("ArrowDown", "Enter")
+    assert [fresh.run("location.hash"), fresh.run(AT)] == ["#icicle/1", "1"]
+    fresh.press("Escape")
+    assert [fresh.run("location.hash"), fresh.run(AT)] == ["#icicle/0", "1"]
+    fresh.press("Backspace")
+    assert fresh.run("location.hash") == "#icicle"
+    fresh.press("ArrowDown", "o")
+    fresh.wait("document.querySelector('main').dataset.view === 'layer'")
+    assert fresh.run("location.hash").startswith("#layer/")
+
+
+def test_search_marks_and_sums_layers(fresh: Page, trained: Path) -> None:
+    """A layer inside another that matches counts once: features with its layers has 2.45 of 3.48 ms."""
+    _opened(fresh, trained)
+    fresh.press("/")
+    fresh.type("features")
+    fresh.wait("document.querySelectorAll('.icicle g.hit').length === 3")
+    assert fresh.text("main .status") == "3 lines match: 2.450 ms, 70.4% of the GPU time."
+    assert fresh.run("document.getElementById('box0').classList.contains('dim')")
+    fresh.run("document.getElementById('search').select()")
+    fresh.type("nothing like this")
+    fresh.wait("document.querySelector('main .status').textContent === '0 lines match: 0, 0.0% of the GPU time.'")
+
+
+def test_sum_of_a_match_includes_layers_below_it(fresh: Page, tmp_path: Path) -> None:
+    """A block that matches counts with its layers, also if these do not match and run outside its calls."""
+    rows = Rows().range("net.a Special |fwd", 0, 600 * 1000).range("net.a.b Linear |fwd", 100 * 1000, 300 * 1000)
+    rows.range("net.a.b Linear |bwd", 700 * 1000, 800 * 1000).range("net.c Linear |fwd", 900 * 1000, 1000 * 1000)
+    _opened(fresh, page_of(rows.build(), tmp_path), "icicle?search=special")
+    assert fresh.text("main .status") == "1 line matches: 700.00 µs, 87.5% of the host time."
+    assert "In its own calls 600.00 µs" in fresh.run("document.querySelector('.icicle g.hit').ariaLabel")
+
+
+def test_thousands_of_layers(fresh: Page, tmp_path: Path) -> None:
+    """Layers narrower than a pixel share a grey box; zoom shows them, and search finds them in the grey boxes."""
+    rows, blocks, inside = Rows(), 500, 9
+    for block in range(blocks):
+        zero = 1_000 * block
+        rows.range(f"net.{block} Block |fwd", zero, zero + 999)
+        for one in range(inside):
+            name = "needle" if (block, one) == (250, 5) else f"op{one}"
+            rows.range(f"net.{block}.{name} Linear |fwd", zero + 10 + 100 * one, zero + 100 + 100 * one)
+    _opened(fresh, page_of(rows.build(), tmp_path), width=1280)
+    lines = blocks * (inside + 1)
+    assert f"{lines:,} lines" in fresh.text("main .status")
+    assert fresh.run("document.querySelectorAll('main *').length") < 3_000
+    assert fresh.run("document.querySelectorAll('.icicle g.few').length") >= blocks
+    fresh.press("/")
+    fresh.type("needle")
+    fresh.wait("document.querySelectorAll('.icicle g.few.hit').length === 1")
+    assert fresh.text("main .status").startswith("1 line matches: 0.09 µs")
+    place = 250 * (inside + 1)
+    fresh.run(f"document.getElementById('box{place}').focus()")
+    fresh.press("Enter")
+    assert len(fresh.run(BOXES)) == 2 + inside
+    assert fresh.run("document.querySelectorAll('.icicle g.box.hit').length") == 1
+
+
+def test_children_longer_than_their_parent_fit(fresh: Page, tmp_path: Path) -> None:
+    """A layer whose children also run outside its own calls is as wide as they are."""
+    rows = Rows().range("net Net |fwd", 0, 100).range("net.a A |fwd", 10, 60).range("net.a A |fwd", 200, 500)
+    boxes = _opened(fresh, page_of(rows.build(), tmp_path)).run(BOXES)
+    assert boxes["1"][0][3] <= boxes["0"][0][3] + 1
+
+
+def test_print_keeps_colours(fresh: Page, trained: Path) -> None:
+    """SVG colours print without background graphics; the picture fits the paper, and its controls are left out."""
+    _opened(fresh, trained)
+    fresh.send("Emulation.setEmulatedMedia", media="print")
+    assert fresh.run("getComputedStyle(document.querySelector('.icicle .fill.backward')).fill") != "none"
+    assert fresh.run("getComputedStyle(document.querySelector('main form')).display") == "none"
+    fresh.send("Emulation.setEmulatedMedia", media="")
+
+
+def test_all_lanes_have_kinds(tmp_path: Path) -> None:
+    """The page knows which lanes of the timeline are those of a device."""
+    rows = Rows().range("fc Linear |fwd", 0, 900).kernel(10, (20, 60))
+    data = page_data(rows.build(), "made")
+    lanes = data["runs"][0]["timeline"]["lanes"]
+    assert [(lane["kind"], lane["device"]) for lane in lanes] == [("thread", ""), ("stream", "GPU 0")]
+    assert as_page(data, "made")
