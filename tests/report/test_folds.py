@@ -221,7 +221,7 @@ def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
             assert spread.median == median(times.values())
             assert spread.slowest == max(times.values())
             gpu = pl.col("gpu_ns")
-            first, third = each.selectlow=gpu.quantile(0.25, "linear"), high=gpu.quantile(0.75, "linear")).row(0)
+            first, third = each.select(low=gpu.quantile(0.25, "linear"), high=gpu.quantile(0.75, "linear")).row(0)
             assert spread.iqr == pytest.approx(third - first)
             assert times[_filled(line.key[0], spread.index)] == spread.slowest
     for column in SUMS:
