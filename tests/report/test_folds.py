@@ -168,8 +168,9 @@ def _trees(draw: st.DrawFn) -> pl.DataFrame:
     paths = draw(st.lists(st.lists(names, min_size=1, max_size=4).map(tuple), min_size=1, max_size=60, unique=True))
     repeat = draw(st.integers(0, 8))
     paths += [("layers", str(number), *path) for number in range(repeat) for path in paths[:4]]
+    classes = st.sampled_from(draw(st.sampled_from([["Block"], ["Block", "Block", "Linear"], ["", "Block", "Linear"]])))
     rows = [
-        {"layer": ".".join(path), "module": draw(st.sampled_from(["", "Block", "Linear"])), "phase": phase}
+        {"layer": ".".join(path), "module": draw(classes), "phase": phase}
         | {name: draw(st.integers(0, 10**12)) for name in SUMS}
         | {"shapes": [draw(st.sampled_from([NORM, "[8]f16"]))] if draw(st.booleans()) else []}
         for path in dict.fromkeys(paths)
