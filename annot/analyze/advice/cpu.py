@@ -210,10 +210,11 @@ def waiting_for_ranks(facts: Facts) -> Advice | None:
     )
     waits = waits.with_columns(pl.col("operation").str.strip_suffix(".wait"))
     longest = waits.group_by("operation").agg(pl.col("ns").sum()).sort("ns", "operation", descending=[True, False])
-    name = " ".join(filter(None, (str(facts.cpu.get("backend", "")), longest["operation"][0])))
+    gloo = "gloo" if found.table["layer"].str.starts_with("gloo:").any() else ""
+    name = " ".join(filter(None, (str(facts.cpu.get("backend", gloo)), longest["operation"][0])))
     in_backward = int(waits.filter(pl.col("phase") == "backward")["ns"].sum())
     backward = in_backward + facts.shares["backward"] * facts.wall_ns
-    of_it = f", {in_backward / backward:.0%} of the backward pass" if in_backward else ""
+    of_it = f", {in_backward / backward:.0%} of the backward pass" if in_backward >= 0.01 * backward > 0 else ""
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and communicate less often.",
