@@ -106,4 +106,4 @@ def test_evidence_has_the_numbers() -> None:
 def test_a_waiting_process_is_no_straggler() -> None:
     """Ranks are compared by the time in which they compute, which a wait is no part of."""
     found = _said(_profile(499_000, slow=2, wait=100_000))["stragglers"]
-    assert found.evidence == "process 2 computes for 1.0 ms in each step, the median of 2 processes for 0.5 ms"
+    assert found.evidence == "Process 2 computes for 1.0 ms in each step, the median of 2 processes for 0.5 ms"

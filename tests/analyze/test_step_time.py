@@ -96,6 +96,8 @@ def test_the_parts_of_a_step_on_a_cpu() -> None:
     assert _shares(rows) == {
         "forward": 55, "backward": 65, "optimizer": 10, "data": 15, "other_ranges": 5, "outside_ranges": 50,
     }  # fmt: skip
+    table = step_time(attribute(rows.build()))
+    assert table.filter(pl.col("share") == "other_ranges")["hidden_ns"].sum() == 0  # they contain the phases
     layers = layers_of_parts(attribute(rows.build()), parts_of(attribute(rows.build())))
     assert layers.rows() == [
         ("backward", "fc", "Linear", 55), ("forward", "", "Net", 30), ("forward", "fc", "Linear", 25),

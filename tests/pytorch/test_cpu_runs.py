@@ -73,7 +73,7 @@ def test_a_late_rank_is_waited_for_in_all_reduce(two_ranks: Path) -> None:
     advice = {row["rule"]: row["evidence"] for row in run.advice.to_dicts()}
     assert "waiting for ranks in gloo all_reduce, " in advice["collectives"]
     assert "of the backward pass" in advice["collectives"]
-    assert advice["stragglers"].startswith(f"rank {cpu_runs.LATE} computes for ")
+    assert advice["stragglers"].startswith(f"Rank {cpu_runs.LATE} computes for ")
     ranks = Ranks([str(two_ranks)], Selection(by_process=True))
     communication, report = ranks.view("layer", "communication"), ranks.view("layer")
     assert isinstance(communication, RanksReport)

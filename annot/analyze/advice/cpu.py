@@ -235,7 +235,7 @@ def stragglers(facts: Facts) -> Advice | None:
     process, longest, wall = times.row(-1)
     steps = 1e6 * max(facts.steps.height / len(lengths), 1)
     ranks = {one["process"]: one.get("rank") for one in facts.attribution.meta.get("processes") or ()}
-    who = f"process {process}" if ranks.get(process) is None else f"rank {ranks[process]}"
+    who = f"Process {process}" if ranks.get(process) is None else f"Rank {ranks[process]}"
     return Advice(
         "stragglers",
         "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",

@@ -52,7 +52,7 @@ function shareOfSteps(run, rows) {
     .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
   const words = key => key.replace('_', ' ');
   const whole = run.meta.steps ? 'the steps' : 'the run';
-  const devices = wall.count > 1 ? ` on ${wall.count} devices` : '';
+  const devices = wall.count > 1 ? ` on ${wall.count} ${run.time === 'gpu_ns' ? 'devices' : 'processes'}` : '';
   return panel(
     `Time breakdown of ${whole}`,
     h(
