@@ -115,6 +115,8 @@ def fusion(facts: Facts) -> Advice | None:
         return None
     work = by_layer_with_work(facts.attribution)
     low = (pl.col("flops") > 0) & (pl.col("flops") < pl.col("bytes"))
+    read = 8 * pl.col("params").fill_null(0) * pl.col("calls")  # fusion saves moving activations, not parameters
+    low &= read < pl.col("bytes")
     long = pl.col("host_self_ns") >= _SHORT_NS * pl.col("calls")
     rows = work.filter((pl.col("phase") == "forward") & (pl.col("module") != "") & low & long)
     layers = rows.sort("host_self_ns", "layer", descending=[True, False])["layer"].to_list()
