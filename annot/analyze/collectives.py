@@ -152,7 +152,7 @@ def _of_process(
     own, layers = _described(forest, rows), forest.layers()[forest.labels["key"].gather(rows["label"])]
     crossing = rows["node"].is_null()  # such a range has no node
     own = own.with_columns(pl.when(crossing).then(layers[name]).otherwise(name).alias(name) for name in KEY)
-    free = without(window, merged(phase_times(attribution).filter(mine)))
+    free = without(window, merged(phase_times(attribution, parts).filter(mine)))
     length = within(own["until"], free) - within(own["begin"], free)
     exposed = own.select(*KEY, length.alias("ns"), row=pl.int_range(pl.len()))
     return own, exposed.filter(pl.col("ns") > 0)

@@ -2,6 +2,10 @@
 
 A phase has the time in which it is the innermost phase on a thread. A wait for data inside a forward belongs to the
 data, an optimizer step inside a backward to the optimizer. Operations and user ranges belong to the phase around them.
+
+A range around a whole pass does not show whether its thread computes. PyTorch's reducer waits in it, outside all
+operations, while gloo communicates on its own threads. Where such a range has no layer or operation inside it, a
+collective on another thread takes precedence.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import polars as pl
 from annot.analyze.overlap import exclusive, merged, without
 from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, Parts, intervals_of
 from annot.attribution.attribute import Attribution
-from annot.attribution.column_ops import NONE
+from annot.attribution.column_ops import NONE, inside
 from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
 from annot.util.weak_keys import once_for_each
@@ -38,16 +42,24 @@ COMPUTED: Final = ("forward", "backward", "optimizer")
 """Parts that compute. Communication behind them is hidden."""
 
 _PHASES: Final = {"forward": 0, "backward": 1, "recompute": 1, "optimizer": 2, "data": 3, "collective": 3}
+_OPTIMIZER: Final = 2
 _REST: Final = 3
 """Code of the ranges in which a thread waits, and of those outside the phases."""
-_SEGMENTS: Final = {"process": pl.Int64, "start": pl.Int64, "end": pl.Int64, "part": pl.Int8, "node": pl.Int32}
+_SEGMENTS: Final = {
+    "process": pl.Int64,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "part": pl.Int8,
+    "node": pl.Int32,
+    "waits": pl.Boolean,
+}
 _LAYERS: Final = {"part": pl.String, "layer": pl.String, "module": pl.String, "ns": pl.Int64}
 
 
 def going_on_without_gpu(attribution: Attribution, parts: Parts, process: int | None) -> dict[str, Intervals]:
     """Return the intervals of each of `PARTS` of a process, except the last one."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
-    computed, host = phase_times(attribution).filter(mine), parts.host
+    computed, host = phase_times(attribution, parts).filter(mine), parts.host
     going_on: dict[str, Intervals] = {name: _of_part(computed, code) for code, name in enumerate(COMPUTED)}
     for name, kind in (("collectives", "collectives"), ("data", "data"), (OTHER, "ranges")):
         going_on[name] = _of_kind(host[kind], mine)
@@ -63,9 +75,20 @@ def _of_kind(rows: pl.DataFrame, mine: pl.Expr) -> Intervals:
 
 
 @once_for_each
-def phase_times(attribution: Attribution) -> pl.DataFrame:
+def phase_times(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     """Return the times in which threads compute: process, start, end (ns), part (index in `COMPUTED`)."""
-    return _segments(attribution, by_node=False).drop("node")
+    segments = _segments(attribution, by_node=False).drop("node")
+    found = [segments.filter(~pl.col("waits")).drop("waits")]
+    for (process, part), rows in segments.filter("waits").partition_by("process", "part", as_dict=True).items():
+        spans = without(merged(rows), _collectives(parts, process))
+        found.append(
+            spans.select(process=pl.lit(process, pl.Int64), start="start", end="end", part=pl.lit(part, pl.Int8))
+        )
+    return pl.concat(found)
+
+
+def _collectives(parts: Parts, process: int | None) -> pl.DataFrame:
+    return merged(parts.host["collectives"].filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64))))
 
 
 def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
@@ -81,19 +104,24 @@ def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     for (process, device), times in parts.windows.partition_by("process", "device", as_dict=True).items():
         if parts.of_device((process, device)).is_empty():
             mine = segments.filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64)))
-            found += _layers(mine, merged(intervals_of(times)), layers)
+            found += _layers(mine, merged(intervals_of(times)), _collectives(parts, process), layers)
     sums = pl.concat(found).group_by("part", "layer", "module").agg(pl.col("ns").sum())
     return sums.filter(pl.col("ns") > 0).sort("ns", "part", "layer", "module", descending=[True, False, False, False])
 
 
-def _layers(segments: pl.DataFrame, free: pl.DataFrame, layers: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def _layers(
+    segments: pl.DataFrame, free: pl.DataFrame, collectives: pl.DataFrame, layers: pl.DataFrame
+) -> Iterator[pl.DataFrame]:
+    """The time of each layer of a process in the free time."""
     for code, part in enumerate(COMPUTED):
-        rows = segments.filter(pl.col("part") == code)
-        shares = exclusive(rows, free).select("node", ns="wall_ns")
-        known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
-        of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
-        yield of_nodes.with_columns(shares["ns"], part=pl.lit(part)).select(list(_LAYERS))
-        free = without(free, merged(rows))
+        for waits in (False, True):
+            rows = segments.filter((pl.col("part") == code) & (pl.col("waits") == waits))
+            usable = without(free, collectives) if waits else free
+            shares = exclusive(rows, usable).select("node", ns="wall_ns")
+            known_nodes = shares.select(pl.when(pl.col("node") >= 0).then("node")).to_series()
+            of_nodes = layers.select(pl.col("layer", "module").gather(known_nodes).fill_null(""))
+            yield of_nodes.with_columns(shares["ns"], part=pl.lit(part)).select(list(_LAYERS))
+            free = without(free, without(merged(rows), collectives) if waits else merged(rows))
 
 
 def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
@@ -102,17 +130,20 @@ def _segments(attribution: Attribution, *, by_node: bool) -> pl.DataFrame:
     if not known(attribution.meta):
         return pl.DataFrame(schema=_SEGMENTS)
     tree = forest.tree.select("thread", "start", "end", "parent", part=_parts(forest), node="path")
+    tree = tree.with_columns(waits=_may_wait(forest) & (pl.col("part") < _OPTIMIZER))
     parent = tree.select(pl.when(pl.col("parent") >= 0).then("parent")).to_series()
     outer = tree.select(
-        outer=pl.col("part").gather(parent).fill_null(_REST), outer_node=pl.col("node").gather(parent).fill_null(NONE)
+        outer=pl.col("part").gather(parent).fill_null(_REST),
+        outer_node=pl.col("node").gather(parent).fill_null(NONE),
+        outer_waits=pl.col("waits").gather(parent).fill_null(False),
     )
     tree = tree.hstack(outer)
-    changes = pl.col("part") != pl.col("outer")
+    changes = (pl.col("part") != pl.col("outer")) | (pl.col("waits") != pl.col("outer_waits"))
     if by_node:
         changes |= pl.col("node") != pl.col("outer_node")
     count = forest.thread_range_count
     found = [_innermost(tree.head(count).filter(changes)), tree.slice(count).filter(changes), _crossing(forest)]
-    rows = pl.concat([one.select("thread", "start", "end", "part", "node") for one in found])
+    rows = pl.concat([one.select("thread", "start", "end", "part", "node", "waits") for one in found])
     process = forest.threads.table["process"].gather(rows["thread"])
     rows = rows.with_columns(process).filter(pl.col("part") != _REST, pl.col("end") > pl.col("start"))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in _SEGMENTS.items())
@@ -138,19 +169,27 @@ def _own_part(forest: Forest) -> pl.Series:
     return forest.labels.select(part=pl.coalesce(named, phase)).to_series()
 
 
+def _may_wait(forest: Forest) -> pl.Series:
+    """Return which ranges of the tree are neither a layer nor an operation, nor inside one (Boolean)."""
+    computes = pl.col("layered") | (pl.col("role").is_in(["operator", "backward"])).fill_null(False)
+    own = forest.labels.select(computes=computes).to_series().gather(forest.tree["label"])
+    return ~(own | inside(own, forest.tree["parent"])).alias("waits")
+
+
 def _innermost(changes: pl.DataFrame) -> pl.DataFrame:
     """Cut nested ranges of threads into the times in which each is the innermost: thread, start, end, part, node."""
     rows = changes.filter(pl.col("end") > pl.col("start")).with_columns(row=pl.int_range(pl.len()))
-    starts = rows.select("thread", pl.lit(1).alias("opens"), "row", "part", "node", time="start")
+    starts = rows.select("thread", pl.lit(1).alias("opens"), "row", "part", "node", "waits", time="start")
     ends = rows.select(
-        "thread", pl.lit(0).alias("opens"), -pl.col("row"), part="outer", node="outer_node", time="end"
-    ).select(starts.columns)
+        "thread", pl.lit(0).alias("opens"), -pl.col("row"), part="outer", node="outer_node", waits="outer_waits",
+        time="end",
+    ).select(starts.columns)  # fmt: skip
     # At the same time, inner ranges end before outer ones, and then outer ranges start before inner ones.
     events = pl.concat([starts, ends]).sort("thread", "time", "opens", "row")
     following = pl.col("time").shift(-1).over("thread")
-    return events.select("thread", "part", "node", start="time", end=following).drop_nulls("end")
+    return events.select("thread", "part", "node", "waits", start="time", end=following).drop_nulls("end")
 
 
 def _crossing(forest: Forest) -> pl.DataFrame:
     part = _own_part(forest).gather(forest.crossing["label"]).fill_null(_REST).alias("part")
-    return forest.crossing.select("thread", "start", "end", part, node=pl.lit(NONE, pl.Int32))
+    return forest.crossing.select("thread", "start", "end", part, node=pl.lit(NONE, pl.Int32), waits=pl.lit(False))

@@ -103,7 +103,14 @@ def test_evidence_has_the_numbers() -> None:
     assert "batch_size=128)      # 64 now" in small.code
 
 
+def test_layers_that_read_parameters_are_not_fused() -> None:
+    """A linear layer of a small batch is memory-bound because of its parameters, which fusion does not save."""
+    text = "fc Linear [1,1024]f32 out=1024 |fwd"
+    assert "fusion" not in _said(_profile(text=text))
+    assert "fusion" in _said(_profile(text="act GELU [1,1024]f32 |fwd"))
+
+
 def test_a_waiting_process_is_no_straggler() -> None:
     """Ranks are compared by the time in which they compute, which a wait is no part of."""
     found = _said(_profile(499_000, slow=2, wait=100_000))["stragglers"]
-    assert found.evidence == "process 2 computes for 1.0 ms in each step, the median of 2 processes for 0.5 ms"
+    assert found.evidence == "Process 2 computes for 1.0 ms in each step, the median of 2 processes for 0.5 ms"

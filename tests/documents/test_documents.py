@@ -90,7 +90,7 @@ def test_readmes_table_is_what_the_sample_prints(tmp_path: Path) -> None:
 
 def _without_times(text: str) -> list[tuple[str, str]]:
     """The lines of a table of layers: what they are, with their indentation, and how often."""
-    lines = text[text.index("\nLayer") :].splitlines()[2:]
+    lines = text[text.index("\nLayer") :].partition("\nAdvice:")[0].splitlines()[2:]
     return [(re.split(r"(?<=\S)  ", line)[0], line.split()[-1]) for line in lines if line.strip()]
 
 

@@ -15,6 +15,7 @@ from commands import needs_recorder
 
 from annot.analyze.communication import by_communication
 from annot.analyze.run_summary import by_summary
+from annot.report.terminal.ranks import RanksReport
 from annot.runs.gather import Ranks
 from annot.runs.run import Run, Selection
 
@@ -72,11 +73,13 @@ def test_a_late_rank_is_waited_for_in_all_reduce(two_ranks: Path) -> None:
     advice = {row["rule"]: row["evidence"] for row in run.advice.to_dicts()}
     assert "waiting for ranks in gloo all_reduce, " in advice["collectives"]
     assert "of the backward pass" in advice["collectives"]
-    assert advice["stragglers"].startswith(f"rank {cpu_runs.LATE} computes for ")
+    assert advice["stragglers"].startswith(f"Rank {cpu_runs.LATE} computes for ")
     ranks = Ranks([str(two_ranks)], Selection(by_process=True))
-    found = ranks.view("layer", "communication").across.filter(pl.col("phase") == "backward")
+    communication, report = ranks.view("layer", "communication"), ranks.view("layer")
+    assert isinstance(communication, RanksReport)
+    assert isinstance(report, RanksReport)
+    found = communication.across.filter(pl.col("phase") == "backward")
     assert found["late"].to_list() == [cpu_runs.LATE]
-    report = ranks.view("layer")
     assert report.meta["across"]["collective_ns"]["fastest"] == cpu_runs.LATE
     whole = report.across.filter(pl.col("layer") == "", pl.col("module") == "", pl.col("phase") == "backward")
     assert whole["slowest"].to_list() == [cpu_runs.LATE]  # although the other rank is in its backward for as long

@@ -115,6 +115,8 @@ def fusion(facts: Facts) -> Advice | None:
         return None
     work = by_layer_with_work(facts.attribution)
     low = (pl.col("flops") > 0) & (pl.col("flops") < pl.col("bytes"))
+    read = 8 * pl.col("params").fill_null(0) * pl.col("calls")  # fusion saves moving activations, not parameters
+    low &= read < pl.col("bytes")
     long = pl.col("host_self_ns") >= _SHORT_NS * pl.col("calls")
     rows = work.filter((pl.col("phase") == "forward") & (pl.col("module") != "") & low & long)
     layers = rows.sort("host_self_ns", "layer", descending=[True, False])["layer"].to_list()
@@ -210,10 +212,11 @@ def waiting_for_ranks(facts: Facts) -> Advice | None:
     )
     waits = waits.with_columns(pl.col("operation").str.strip_suffix(".wait"))
     longest = waits.group_by("operation").agg(pl.col("ns").sum()).sort("ns", "operation", descending=[True, False])
-    name = " ".join(filter(None, (str(facts.cpu.get("backend", "")), longest["operation"][0])))
+    gloo = "gloo" if found.table["layer"].str.starts_with("gloo:").any() else ""
+    name = " ".join(filter(None, (str(facts.cpu.get("backend", gloo)), longest["operation"][0])))
     in_backward = int(waits.filter(pl.col("phase") == "backward")["ns"].sum())
     backward = in_backward + facts.shares["backward"] * facts.wall_ns
-    of_it = f", {in_backward / backward:.0%} of the backward pass" if in_backward else ""
+    of_it = f", {in_backward / backward:.0%} of the backward pass" if in_backward >= 0.01 * backward > 0 else ""
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and communicate less often.",
@@ -234,7 +237,7 @@ def stragglers(facts: Facts) -> Advice | None:
     process, longest, wall = times.row(-1)
     steps = 1e6 * max(facts.steps.height / len(lengths), 1)
     ranks = {one["process"]: one.get("rank") for one in facts.attribution.meta.get("processes") or ()}
-    who = f"process {process}" if ranks.get(process) is None else f"rank {ranks[process]}"
+    who = f"Process {process}" if ranks.get(process) is None else f"Rank {ranks[process]}"
     return Advice(
         "stragglers",
         "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",

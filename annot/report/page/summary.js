@@ -51,7 +51,7 @@ function shareOfSteps(run, rows) {
     .map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)}))
     .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
   const whole = run.meta.steps ? 'the steps' : 'the run';
-  const devices = wall.count > 1 ? ` on ${wall.count} devices` : '';
+  const devices = wall.count > 1 ? ` on ${wall.count} ${run.time === 'gpu_ns' ? 'devices' : 'processes'}` : '';
   return panel(
     `Time breakdown of ${whole}`,
     h(
