@@ -197,14 +197,7 @@ function layerSteps(run, line) {
   }
   const some = parts.filter(([, values]) => values.some(Boolean));
   if (!some.length) return null;
-  return panel(
-    'Time in each step',
-    stepChart(
-      some.map(([phase, values]) => ({title: phase, values: [...values]})),
-      first,
-      [],
-    ),
-  );
+  return panel('Time in each step', stepBars(`Time of ${title(line)} in each step`, some, first));
 }
 
 function childrenOf(run, place) {

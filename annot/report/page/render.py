@@ -22,8 +22,8 @@ from annot.report.tables import page_columns
 __all__ = ["as_page"]
 
 _SCRIPTS: Final = (
-    "units.js", "dom.js", "table.js", "model.js", "tree.js", "layer.js", "plots.js", "summary.js", "views.js",
-    "timeline.js", "timeline_input.js", "compare.js", "shell.js",
+    "units.js", "dom.js", "table.js", "model.js", "tree.js", "layer.js", "drawing.js", "save.js", "summary.js",
+    "views.js", "timeline.js", "timeline_input.js", "compare.js", "shell.js",
 )  # fmt: skip
 _COMPRESSED: Final = 200_000
 """Length of the JSON (characters) from which the data is compressed."""
