@@ -121,7 +121,7 @@ def test_bars_stack_without_gap_or_overlap(values: list[list[float]]) -> None:
     found = [shape.points for shape in shapes(chart) if shape.kind == "bar" and "," in shape.text]
     assert len(found) == 3 * len(values)
     highest = max(sum(column[place] for column in values) for place in range(3))
-    base, top = 480 - 62, 46
+    base, top = 480 - 44, 46
     scale = (base - top) / (highest * 1.06 or 1.0)
     for place in range(3):
         below = float(base)

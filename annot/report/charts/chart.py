@@ -17,7 +17,7 @@ from annot.report.units import printable
 __all__ = ["INKS", "SIZE", "Chart", "Mark", "Series", "Shape", "as_svg", "shapes"]
 
 SIZE: Final = (860, 480)
-_LEFT, _TOP, _BOTTOM, _RIGHT = 84, 46, 62, 24
+_LEFT, _TOP, _RIGHT, _BELOW = 84, 46, 24, 44
 _LEGEND: Final = 18
 """Maximum number of series in the legend."""
 _NAME: Final = 30
@@ -213,8 +213,9 @@ def _axes(chart: Chart, series: Sequence[Series]) -> tuple[_Axis, _Axis]:
     if chart.least_y is not None:
         ys.append(chart.least_y)
     longest = max((min(len(one.name), _NAME) for one in series), default=0)
-    right, bottom = chart.size[0] - _RIGHT - (24 + 6 * longest if longest else 0), chart.size[1] - _BOTTOM
+    right, bottom = chart.size[0] - _RIGHT - (24 + 6 * longest if longest else 0), chart.size[1] - _BELOW
     if chart.categories is not None:
+        bottom -= 26  # turned texts need space
         horizontal = _Axis(-0.5, len(chart.categories) - 0.5, _LEFT, right, False)
     elif chart.bars:
         horizontal = _Axis(min(xs) - chart.bars / 2, max(xs) + chart.bars / 2, _LEFT, right, False)
@@ -270,7 +271,7 @@ def _frame(chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
         for position, name in enumerate(chart.categories):
             yield _text(x.at(position), y.begin + 12, name[-16:], "end", turn=-40, style="small")
     yield Shape("line", [(x.begin, y.end), (x.begin, y.begin), (x.end, y.begin)], "axis")
-    yield _text((x.begin + x.end) / 2, y.begin + _BOTTOM - 8, chart.x, "middle")
+    yield _text((x.begin + x.end) / 2, chart.size[1] - 8, chart.x, "middle")
     yield _text(16, (y.begin + y.end) / 2, chart.y, "middle", turn=-90)
 
 

@@ -20,6 +20,8 @@ __all__ = ["pictures", "roofline_chart", "roofs", "step_charts"]
 _LAYERS: Final = 20
 _BARS: Final = 320
 """Maximum number of bars: each has a few pixels."""
+_LINE: Final = 100
+"""Maximum number of bars with a line in front of them."""
 _PROCESSES: Final = 8
 _PHASES: Final = ("forward", "backward", "optimizer")
 _WARMUP: Final = 0.45
@@ -69,7 +71,7 @@ def _steps(steps: pl.DataFrame, process: str, size: tuple[int, int]) -> Chart:
     return Chart(
         f"{'Host' if host else 'GPU'} time of each step{process}",
         f"step (a bar is the longest of {every})" if every > 1 else "step", unit.name, series, bars=every,
-        guides=[on_gpu] if host and table.height > 1 and table["on_gpu"].sum() else [], size=size,
+        guides=[on_gpu] if host and 1 < table.height <= _LINE and table["on_gpu"].sum() else [], size=size,
     )  # fmt: skip
 
 

@@ -189,6 +189,7 @@ function kernelsOf(run, place) {
 function layerSteps(run, line) {
   const table = run.layer_steps;
   if (table.kept < 2) return null;
+  /** @type {[string, Float64Array, number][]} */
   const parts = Object.entries(line.rows).map(([phase, row]) => [phase, new Float64Array(table.kept), row]);
   const first = table.step[0] ?? 0;
   for (let at = 0; at < table.row.length; at++) {

@@ -112,7 +112,7 @@ function heading(column, place, state, redraw) {
         state.by = place;
         redraw();
         announce(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
-        document.querySelector(`[data-column="${place}"].sorted button`)?.focus();
+        /** @type {HTMLElement} */ (document.querySelector(`[data-column="${place}"].sorted button`))?.focus();
       },
     },
     column.text ? column.title : '',
@@ -137,7 +137,7 @@ const TEXTS = new Intl.Collator('en', {numeric: true});
 function sorted(rows, value, down) {
   const keyed = rows.map((row, place) => [value(row), place, row]);
   keyed.sort((a, b) => {
-    if (!known(a[0]) || !known(b[0])) return known(b[0]) - known(a[0]) || a[1] - b[1];
+    if (!known(a[0]) || !known(b[0])) return Number(known(b[0])) - Number(known(a[0])) || a[1] - b[1];
     const order = typeof a[0] === 'string' ? TEXTS.compare(a[0], b[0]) : a[0] - b[0];
     return (down ? -order : order) || a[1] - b[1];
   });

@@ -213,7 +213,7 @@ function draw(view) {
   drawAxis(view, paper, color, width);
   let drawn = 0;
   for (const row of view.rows) drawn += drawRow(view, paper, color, width, row);
-  drawLanes(view, paper, color, width);
+  drawLanes(view, paper, color);
   Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
   canvas.setAttribute(
     'aria-label',

@@ -295,7 +295,7 @@ function treeKeyPressed(event, context) {
   };
   const again = () => {
     draw();
-    document.querySelector(`tr[data-place="${place}"]`)?.focus();
+    /** @type {HTMLElement} */ (document.querySelector(`tr[data-place="${place}"]`))?.focus();
   };
   const inner = run.children[place].length > 0;
   const act = {
