@@ -15,7 +15,7 @@ const LOOKS = [
   'text-anchor',
   'dominant-baseline',
 ];
-const OF_PAGE = /^(class|style|href|tabindex|id|role|aria-.*|data-.*|on.*)$/;
+const OF_PAGE = /^(class|style|href|tabindex|role|aria-.*|data-.*|on.*)$/;
 const WIDEST = 8000; // pixels of a PNG file
 
 // A picture with buttons that save it. `shown` contains the picture.

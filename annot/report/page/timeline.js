@@ -51,7 +51,7 @@ function timelineView(run, state) {
         .filter(phase => view.phases.has(phase))
         .map(phase => h('span', {class: `key ${phase}`}, phase)),
     ),
-    h('div', {class: 'lanes'}, canvas, tip),
+    exportable(canvas, 'Timeline', h('div', {class: 'lanes'}, canvas, tip)),
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
