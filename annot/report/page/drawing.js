@@ -27,7 +27,7 @@ function drawShape([kind, points, style, text, link, opacity, size, anchor, turn
 function chartPanel(chart) {
   const picture = drawing(chart),
     frame = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': chart.title}, picture);
-  return h('section', {class: 'panel chart', 'aria-label': chart.title}, exportable(picture, chart.title, frame));
+  return h('div', {class: 'panel chart'}, exportable(picture, chart.title, frame));
 }
 
 // Bars without axes: for each step the stacked times of its parts. With many steps, a bar is the longest of neighbors.

@@ -59,7 +59,7 @@ function factTable(run, line, caption, facts) {
   );
   return h(
     'div',
-    {class: 'scroll'},
+    {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption},
     h(
       'table',
       {class: 'facts', 'aria-label': caption},

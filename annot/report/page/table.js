@@ -38,7 +38,7 @@ function titleOf(table, column) {
 function sortTable(caption, columns, rows, options = {}) {
   const by = options.by ? columns.findIndex(column => column.name === options.by) : -1;
   const state = {by, down: options.down ?? true, all: false};
-  const holder = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption});
+  const holder = h('div', {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption});
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();
   return holder;
