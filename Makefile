@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 TENSORFLOW := tensorflow-cpu==2.21.0
 TF_VENV := .venv-tf
+TYPESCRIPT := typescript@5.9.3
 PYTEST_OPTIONS := --numprocesses auto --dist
 # One pytest process per core, each with one OpenMP thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_OPTIONS)
@@ -53,6 +54,7 @@ test-all: test test-rest
 REST := worksteal -q -m "slow or nsys or fuzz or hypothesis"
 WITHOUT_C := worksteal -q -m "not nsys"
 test-rest: lint $(TF_VENV)/.dev
+	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix build $(TYPESCRIPT) || echo "no npm: no type check of the page's scripts"
 	ANNOT_FUZZ=1 $(PYTEST) $(REST)
 	ANNOT_FUZZ=1 $(TF_PYTEST) $(REST) $(TF_TESTS)
 	ANNOT_DISABLE_NATIVE=1 $(PYTEST) $(WITHOUT_C) $(FALLBACK)

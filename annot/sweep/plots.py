@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.report.charts.chart import Chart, Series
+from annot.report.charts.profile_charts import roofs
 from annot.sweep.grid import Sweep
 from annot.sweep.tables import against_hidden, backward_ratio, roofline, speedup
 
@@ -41,8 +42,8 @@ def charts(
         found["backward"] = backward_chart(ratios, sweep.parameters)
     achieved = roofline(runs)
     if achieved.height:
-        roofs = {name: value for name, value in sweep.plots.items() if isinstance(value, int | float)}
-        found["roofline"] = roofline_chart(achieved, color, roofs)
+        given = {name: value for name, value in sweep.plots.items() if isinstance(value, int | float)}
+        found["roofline"] = roofline_chart(achieved, color, given)
     if against is not None:
         other, theirs = against
         both = [name for name in sweep.parameters if name in theirs]
@@ -81,11 +82,11 @@ def backward_chart(ratios: pl.DataFrame, parameters: Sequence[str]) -> Chart:
     return Chart("Backward time / forward time", "layer", "ratio", series, lines=True, categories=layers, least_y=0)
 
 
-def roofline_chart(runs: pl.DataFrame, color: str | None, roofs: Mapping[str, float]) -> Chart:
+def roofline_chart(runs: pl.DataFrame, color: str | None, given: Mapping[str, float]) -> Chart:
     """Return the FLOP/s over FLOP per byte of each run, with the roofs peak_flops and peak_bandwidth, if known."""
     series = _series(*_colored(runs, color), pl.col("intensity"), pl.col("flops_per_s"))
     title = f"Roofline of {runs.height} runs"
-    return Chart(title, "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True, guides=_roofs(runs, roofs))
+    return Chart(title, "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True, guides=_roofs(runs, given))
 
 
 def speedup_chart(pairs: pl.DataFrame, color: str | None) -> Chart:
@@ -116,16 +117,7 @@ def _series(table: pl.DataFrame, by: Sequence[str], x: pl.Expr, y: pl.Expr) -> l
     ]
 
 
-def _roofs(runs: pl.DataFrame, roofs: Mapping[str, float]) -> list[Series]:
-    """Return the compute roof and the memory roof over the range of intensities of the runs."""
-    low, high = runs["intensity"].min(), runs["intensity"].max()
-    if not isinstance(low, float) or not isinstance(high, float):
-        return []
-    flops, bandwidth = roofs.get("peak_flops"), roofs.get("peak_bandwidth")
-    if flops and bandwidth:
-        corner = flops / bandwidth
-        low, high = min(low, corner / 2), max(high, corner * 2)
-        return [Series("peak", [(low, low * bandwidth), (corner, flops), (high, flops)])]
-    if flops:
-        return [Series("peak FLOP/s", [(low, flops), (high, flops)])]
-    return [Series("memory", [(low, low * bandwidth), (high, high * bandwidth)])] if bandwidth else []
+def _roofs(runs: pl.DataFrame, given: Mapping[str, float]) -> list[Series]:
+    """The roofs over the range of intensities of the runs."""
+    flops = {"peak FLOP/s": given["peak_flops"]} if "peak_flops" in given else {}
+    return roofs(flops, given.get("peak_bandwidth"), runs["intensity"].drop_nulls())

@@ -29,11 +29,8 @@ def test_roofline_stands_under_the_peaks_of_the_device(fresh: Page, tmp_path: Pa
     fresh.open(page_of(rows.build(devices=[device]), tmp_path), "roofline")
     assert "A100" in fresh.text("main .status")
     said = fresh.run("document.querySelector('svg a').getAttribute('aria-label')")
-    assert said.startswith("fc Linear forward: ")
-    assert "FLOP/s" in said
-    roof, point = fresh.run(
-        "[document.querySelector('.roof').getBBox().y, Number(document.querySelector('circle').getAttribute('cy'))]"
-    )
+    assert said == "fc Linear forward: 8.95 TFLOP/s at 85.3 FLOP per byte, 120.00 µs, bound by compute"
+    roof, point = fresh.run("['path.guide', 'circle'].map(one => document.querySelector(one).getBBox().y)")
     assert roof < point
     fresh.run("document.querySelector('svg a').focus()")
     fresh.press("Enter")
@@ -41,16 +38,21 @@ def test_roofline_stands_under_the_peaks_of_the_device(fresh: Page, tmp_path: Pa
 
 
 def test_steps_over_time(fresh: Page, tmp_path: Path) -> None:
-    """A bar for each step; of a thousand the longest of some neighbours, which is said."""
+    """A bar for each step; of a thousand the longest of some neighbours, which is said; of a layer, too."""
     rows = Rows()
     for step in range(1000):
         rows.range(f"Batch {step} |step", 1000 * step, 1000 * step + (900 if step == 502 else 500))
+        rows.range("fc Linear |fwd", 1000 * step, 1000 * step + (700 if step == 502 else 300 + step % 7))
     fresh.open(page_of(rows.build(), tmp_path), "steps")
     assert "1,000 steps" in fresh.text("main .status")
-    assert "the longest of 3 steps" in fresh.text("main section .hint")
-    titles = fresh.run("[...document.querySelectorAll('main svg g title')].map(one => one.textContent)")
-    assert "Step 502: other 0.90 µs" in titles
-    assert len(titles) == 334
+    assert "step (a bar is the longest of 4)" in fresh.run("document.querySelector('.drawing').textContent")
+    titles = "[...document.querySelectorAll('.drawing rect title')].map(one => one.textContent)"
+    assert "Step 502: forward 0.70 µs of 0.90 µs" in fresh.run(titles)
+    fresh.go("layer/0")
+    text = "Median 0.30 µs, longest 0.70 µs (step 502), shortest 0.30 µs (step 994). A bar is the longest of 4 steps."
+    assert text in fresh.texts("main section .status")
+    assert "Step 502: forward 0.70 µs of 0.70 µs" in fresh.run(titles)
+    assert len(fresh.run(titles)) == 250
 
 
 def _range(page: Page) -> tuple[float, float]:

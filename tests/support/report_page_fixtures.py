@@ -30,4 +30,4 @@ def fresh(page: Page) -> Iterator[Page]:
     page.problems.clear()
     yield page
     assert page.problems == []
-    assert [url for url in page.requests if not url.startswith(("file:", "data:,"))] == []
+    assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -1,42 +1,53 @@
-"""Charts of points and lines, as shapes and as SVG.
+"""Charts of points, lines and stacked bars, as shapes and as SVG.
 
-The charts need points, lines and a legend only. Plain SVG needs no plotting library, and each point has a tooltip with
-its values. `annot.report.charts.raster` draws the same shapes as PNG.
+All renderers draw the same shapes: `as_svg` files and notebooks, `annot.report.charts.raster` PNG, and `drawing.js` the
+page. No plotting library is needed, and each point and bar has a tooltip with its values.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
 from annot.report.units import printable
 
-__all__ = ["HEIGHT", "INKS", "WIDTH", "Chart", "Series", "Shape", "as_svg", "shapes"]
+__all__ = ["INKS", "SIZE", "Chart", "Mark", "Series", "Shape", "as_svg", "shapes"]
 
-WIDTH, HEIGHT = 860, 480
-_LEFT, _TOP, _RIGHT, _BOTTOM = 84, 46, 210, 62
+SIZE: Final = (860, 480)
+_LEFT, _TOP, _RIGHT, _BELOW = 84, 46, 24, 44
 _LEGEND: Final = 18
 """Maximum number of series in the legend."""
+_NAME: Final = 30
+"""Maximum length of a name in the legend."""
+_THICK: Final = 72
+"""Maximum width of a bar."""
 _RAMP: Final = ((46, 35, 110), (32, 120, 145), (60, 170, 100), (240, 180, 40), (205, 60, 60))
-INKS: Final = {"text": "#333333", "grid": "#dddddd", "axis": "#555555", "guide": "#888888"}
-"""Colors of texts, grid, axes and guide lines."""
+_PHASES: Final = {
+    "forward": "#2b6cb0", "backward": "#b4541a", "recompute": "#7a4fb5", "optimizer": "#2f7d4f", "data": "#a3308a",
+    "other": "#6d747c", "gpu": "#6d747c",
+}  # fmt: skip
+INKS: Final = {"text": "#333333", "grid": "#dddddd", "axis": "#555555", "guide": "#888888"} | _PHASES
+"""Colors of texts, grid, axes and guide lines, and of series that are named after a phase."""
 _STYLE: Final = (
     f"text{{font:12px sans-serif;fill:{INKS['text']}}}.title{{font-size:15px;font-weight:bold}}.small{{font-size:9px}}"
-    "path{fill:none}"
+    ".guide{paint-order:stroke;stroke:#fff;stroke-width:3px}path{fill:none}"
 )
 
 
 class Shape(NamedTuple):
-    """A part of a drawing: a line, a dot (radius 3.5), a square (side 10) or a text.
+    """A part of a drawing: a line, a dot, a bar (rectangle) or a text.
 
     Args:
-        kind: line, dot, square or text.
-        points: corners of a line; else one point: the middle of a dot, the top left of a square, the base of a text.
-        style: color, or a key of `INKS`; of a text: title, small or nothing.
-        text: content of a text; tooltip of a dot.
+        kind: line, dot, bar or text.
+        points: corners of a line; top left and bottom right of a bar; the middle of a dot; the base of a text.
+        style: color, or a key of `INKS`; of a text: title, small, guide or nothing.
+        text: content of a text; tooltip of a dot or bar.
+        link: target of a dot in the page.
+        opacity: 0 to 1.
+        size: radius of a dot.
         anchor: start, middle or end of the text is at the point.
         turn: clockwise rotation of a text around the point, in degrees.
     """
@@ -45,8 +56,27 @@ class Shape(NamedTuple):
     points: Sequence[tuple[float, float]]
     style: str = ""
     text: str = ""
+    link: str = ""
+    opacity: float = 1
+    size: float = 0
     anchor: str = "start"
     turn: int = 0
+
+
+class Mark(NamedTuple):
+    """How a point is drawn.
+
+    Args:
+        text: tooltip; empty: the values.
+        size: radius of a dot.
+        opacity: 0 to 1.
+        link: target in the page.
+    """
+
+    text: str = ""
+    size: float = 3.5
+    opacity: float = 1
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +84,14 @@ class Series:
     """Points of one color, in the order of the line that joins them.
 
     Args:
-        name: name in the legend.
+        name: name in the legend. A series that is named after a phase has the color of the phase.
         points: x and y of each point.
+        marks: one per point; empty: plain dots.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +102,12 @@ class Chart:
         title, x, y: title of the chart and of the axes.
         series: points.
         lines: whether to join the points of a series.
+        bars: width, in units of the horizontal axis, of bars that stack the series; 0: points.
         log_x, log_y: whether an axis is logarithmic, which leaves out values of 0 or less.
         categories: labels of the positions 0, 1, ... on the horizontal axis; None: numbers.
         guides: lines without markers, such as the roofs of a roofline.
         least_y: value that the vertical axis must include, such as 0.
+        size: width and height of the drawing.
     """
 
     title: str
@@ -81,11 +115,13 @@ class Chart:
     y: str
     series: Sequence[Series]
     lines: bool = False
+    bars: float = 0
     log_x: bool = False
     log_y: bool = False
     categories: Sequence[str] | None = None
     guides: Sequence[Series] = ()
     least_y: float | None = None
+    size: tuple[int, int] = SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +152,9 @@ def as_svg(chart: Chart) -> str:
         >>> as_svg(Chart("Time", "batch", "ms", [Series("a", [(1, 2.0), (2, 3.5)])])).count("<circle")
         2
     """
+    width, height = chart.size
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
         f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="white"/>'
         f"{''.join(map(_element, shapes(chart)))}</svg>\n"
     )
@@ -128,52 +165,72 @@ def _element(shape: Shape) -> str:
     color, text = INKS.get(shape.style, shape.style), escape(shape.text)
     if shape.kind == "line":
         path = "L".join(f"{left:.1f} {top:.1f}" for left, top in shape.points)
-        width = 1 if shape.style in INKS else 1.5
+        width = 1 if shape.style in ("grid", "axis", "guide") else 1.5
         dashes = ' stroke-dasharray="6 4"' if shape.style == "guide" else ""
         return f'<path d="M{path}" stroke="{color}" stroke-width="{width}"{dashes}/>'
+    if shape.kind == "text":
+        turned = f' transform="rotate({shape.turn} {x} {y})"' if shape.turn else ""
+        style = f' class="{shape.style}"' if shape.style else ""
+        return f'<text x="{x}" y="{y}" text-anchor="{shape.anchor}"{style}{turned}>{text}</text>'
+    look = f'fill="{color}" fill-opacity="{shape.opacity:g}"><title>{text}</title>'
     if shape.kind == "dot":
-        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{color}" fill-opacity="0.8"><title>{text}</title></circle>'
-    if shape.kind == "square":
-        return f'<rect x="{x}" y="{y}" width="10" height="10" fill="{color}"/>'
-    turned = f' transform="rotate({shape.turn} {x} {y})"' if shape.turn else ""
-    style = f' class="{shape.style}"' if shape.style else ""
-    return f'<text x="{x}" y="{y}" text-anchor="{shape.anchor}"{style}{turned}>{text}</text>'
+        return f'<circle cx="{x}" cy="{y}" r="{shape.size:.3g}" {look}</circle>'
+    (left, top), (right, bottom) = shape.points
+    return f'<rect x="{x}" y="{y}" width="{right - left:.1f}" height="{bottom - top:.1f}" {look}</rect>'
 
 
 def shapes(chart: Chart) -> list[Shape]:
-    """Return the drawing of a chart, `WIDTH` by `HEIGHT`, with a message if there are no points."""
-    series = [Series(one.name, list(_drawable(one.points, chart))) for one in chart.series]
-    points = [point for one in series for point in one.points]
+    """Return the drawing of a chart, as large as its `size`, with a message if there are no points."""
+    series = [_drawable(one, chart) for one in chart.series]
     title = _text(_LEFT, 26, chart.title, style="title")
-    if not points:
+    if not any(one.points for one in series):
         return [title, _text(_LEFT, 70, "No data")]
-    x, y = _axes(chart, points)
-    drawing = [title, *_frame(chart, x, y)]
-    for guide in chart.guides:
-        corners = [(x.at(a), y.at(b)) for a, b in guide.points]
-        drawing += [Shape("line", corners, "guide"), _text(corners[-1][0], corners[-1][1] - 5, guide.name, "end")]
-    for number, one in enumerate(series):
-        drawing += _marks(one, _color(number, len(series)), chart, x, y)
-    return [*drawing, *_legend(series)]
+    x, y = _axes(chart, series)
+    guides = [shape for guide in chart.guides for shape in _guide(guide, x, y)]
+    if chart.bars:
+        marks = [*_bars(series, chart, x, y), *guides]  # lines are in front of bars, and behind points
+    else:
+        marks = [*guides, *(shape for number in range(len(series)) for shape in _dots(series, number, chart, x, y))]
+    return [title, *_frame(chart, x, y), *marks, *_legend(series, x.end + 16)]
 
 
-def _drawable(points: Iterable[tuple[float, float]], chart: Chart) -> Iterable[tuple[float, float]]:
-    for x, y in points:
-        if math.isfinite(x) and math.isfinite(y) and (x > 0 or not chart.log_x) and (y > 0 or not chart.log_y):
-            yield x, y
+def _drawable(series: Series, chart: Chart) -> Series:
+    """The points with a place on the axes, with a mark for each."""
+    marks = series.marks or [Mark(opacity=1 if chart.bars else 0.8)] * len(series.points)
+    kept = [
+        ((x, y), mark)
+        for (x, y), mark in zip(series.points, marks, strict=True)
+        if math.isfinite(x) and math.isfinite(y) and (x > 0 or not chart.log_x) and (y > 0 or not chart.log_y)
+    ]
+    return replace(series, points=[point for point, _ in kept], marks=[mark for _, mark in kept])
 
 
-def _axes(chart: Chart, points: list[tuple[float, float]]) -> tuple[_Axis, _Axis]:
-    every = [*points, *(point for guide in chart.guides for point in guide.points)]
-    xs, ys = [x for x, _ in every], [y for _, y in every]
+def _axes(chart: Chart, series: Sequence[Series]) -> tuple[_Axis, _Axis]:
+    points = [point for one in (*series, *chart.guides) for point in one.points]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    if chart.bars:
+        ys += [0.0, *_totals(series).values()]
     if chart.least_y is not None:
         ys.append(chart.least_y)
-    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    longest = max((min(len(one.name), _NAME) for one in series), default=0)
+    right, bottom = chart.size[0] - _RIGHT - (24 + 6 * longest if longest else 0), chart.size[1] - _BELOW
     if chart.categories is not None:
+        bottom -= 26  # turned texts need space
         horizontal = _Axis(-0.5, len(chart.categories) - 0.5, _LEFT, right, False)
+    elif chart.bars:
+        horizontal = _Axis(min(xs) - chart.bars / 2, max(xs) + chart.bars / 2, _LEFT, right, False)
     else:
         horizontal = _Axis(*_padded(min(xs), max(xs), chart.log_x), _LEFT, right, chart.log_x)
     return horizontal, _Axis(*_padded(min(ys), max(ys), chart.log_y), bottom, _TOP, chart.log_y)
+
+
+def _totals(series: Iterable[Series]) -> dict[float, float]:
+    """The height of the stacked bars by place."""
+    totals: dict[float, float] = {}
+    for one in series:
+        for x, y in one.points:
+            totals[x] = totals.get(x, 0.0) + y
+    return totals
 
 
 def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -208,42 +265,66 @@ def _frame(chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
         yield Shape("line", [(x.begin, at), (x.end, at)], "grid")
         yield _text(x.begin - 6, at + 4, _short(tick), "end")
     if chart.categories is None:
-        yield from (_text(x.at(tick), y.begin + 18, _short(tick), "middle") for tick in x.ticks())
+        ticks = [tick for tick in x.ticks() if not chart.bars or tick == round(tick)]  # bars are at whole numbers
+        yield from (_text(x.at(tick), y.begin + 18, _short(tick), "middle") for tick in ticks)
     else:
         for position, name in enumerate(chart.categories):
             yield _text(x.at(position), y.begin + 12, name[-16:], "end", turn=-40, style="small")
     yield Shape("line", [(x.begin, y.end), (x.begin, y.begin), (x.end, y.begin)], "axis")
-    yield _text((x.begin + x.end) / 2, HEIGHT - 8, chart.x, "middle")
+    yield _text((x.begin + x.end) / 2, chart.size[1] - 8, chart.x, "middle")
     yield _text(16, (y.begin + y.end) / 2, chart.y, "middle", turn=-90)
 
 
-def _marks(series: Series, color: str, chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
-    places = [(x.at(a), y.at(b)) for a, b in series.points]
+def _guide(guide: Series, x: _Axis, y: _Axis) -> Iterable[Shape]:
+    corners = [(x.at(a), y.at(b)) for a, b in guide.points]
+    yield Shape("line", corners, "guide")
+    yield _text(corners[-1][0], corners[-1][1] - 5, guide.name, "end", style="guide")
+
+
+def _dots(series: Sequence[Series], number: int, chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
+    one, color = series[number], _color(series, number)
+    places = [(x.at(a), y.at(b)) for a, b in one.points]
     if chart.lines and len(places) > 1:
         yield Shape("line", places, color)
-    for (a, b), place in zip(series.points, places, strict=True):
-        category = chart.categories[int(a)] if chart.categories is not None else _short(a)
-        yield Shape("dot", [place], color, printable(f"{series.name}: {category}, {_short(b)}"))
+    for point, mark, place in zip(one.points, one.marks, places, strict=True):
+        yield Shape("dot", [place], color, _tip(one, point, mark, chart), mark.link, mark.opacity, mark.size)
 
 
-def _legend(series: Sequence[Series]) -> Iterable[Shape]:
+def _bars(series: Sequence[Series], chart: Chart, x: _Axis, y: _Axis) -> Iterable[Shape]:
+    bases: dict[float, float] = {}
+    half = min(0.42 * abs(x.at(chart.bars) - x.at(0)), _THICK / 2)
+    for number, one in enumerate(series):
+        for point, mark in zip(one.points, one.marks, strict=True):
+            middle, base = x.at(point[0]), bases.get(point[0], 0.0)
+            bases[point[0]] = top = base + point[1]
+            corners = [(middle - half, y.at(top)), (middle + half, y.at(base))]
+            yield Shape("bar", corners, _color(series, number), _tip(one, point, mark, chart), "", mark.opacity)
+
+
+def _tip(series: Series, point: tuple[float, float], mark: Mark, chart: Chart) -> str:
+    category = chart.categories[int(point[0])] if chart.categories is not None else _short(point[0])
+    return printable(mark.text or f"{series.name}: {category}, {_short(point[1])}")
+
+
+def _legend(series: Sequence[Series], left: float) -> Iterable[Shape]:
     named = [(number, one.name) for number, one in enumerate(series) if one.name and one.points]
-    left = WIDTH - _RIGHT + 16
     for row, (number, name) in enumerate(named[:_LEGEND]):
         top = _TOP + 10 + 20 * row
-        yield Shape("square", [(left, top - 9)], _color(number, len(series)))
-        yield _text(left + 16, top, name if len(name) <= 30 else f"{name[:29]}…")
+        yield Shape("bar", [(left, top - 9), (left + 10, top + 1)], _color(series, number))
+        yield _text(left + 16, top, name if len(name) <= _NAME else f"{name[: _NAME - 1]}…")
     if len(named) > _LEGEND:
         yield _text(left, _TOP + 10 + 20 * _LEGEND, f"and {len(named) - _LEGEND} more")
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", *, turn: int = 0, style: str = "") -> Shape:
-    return Shape("text", [(x, y)], style, printable(text), anchor, turn)
+    return Shape("text", [(x, y)], style, printable(text), anchor=anchor, turn=turn)
 
 
-def _color(number: int, count: int) -> str:
-    """A color of the ramp, from dark to bright."""
-    where = (len(_RAMP) - 1) * number / max(count - 1, 1)
+def _color(series: Sequence[Series], number: int) -> str:
+    """The name of a phase, or a color of the ramp from dark to bright."""
+    if (name := series[number].name.lower()) in _PHASES:
+        return name
+    where = (len(_RAMP) - 1) * number / max(len(series) - 1, 1)
     low = min(int(where), len(_RAMP) - 2)
     parts = (round(a + (b - a) * (where - low)) for a, b in zip(_RAMP[low], _RAMP[low + 1], strict=True))
     return "#" + "".join(f"{part:02x}" for part in parts)

@@ -2,49 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.roofline import layer_roofline
+from annot.analyze.roofs import Peaks
 from annot.attribution import Attribution, by_step
-from annot.report.charts.chart import Chart, Series
+from annot.report.charts.chart import SIZE, Chart, Mark, Series
 from annot.report.folds import with_groups
 from annot.report.layer_tree import LAYER_PHASES, row_label
+from annot.report.units import amount, duration, unit_for
 
-__all__ = ["pictures"]
+__all__ = ["pictures", "roofline_chart", "roofs", "step_charts"]
 
 _LAYERS: Final = 20
 _BESIDE: Final = ("optimizer", "data")
 """Phases outside layers that the chart of layers has, too."""
-_STEP_TIMES: Final = ("host_ns", "forward_ns", "backward_ns", "optimizer_ns", "data_ns", "gpu_ns")
-_NAMES: Final = {"host_ns": "step", "gpu_ns": "GPU"}
+_BARS: Final = 320
+"""Maximum number of bars: each has a few pixels."""
+_LINE: Final = 100
+"""Maximum number of bars with a line in front of them."""
+_PROCESSES: Final = 8
+_PHASES: Final = ("forward", "backward", "optimizer")
+_WARMUP: Final = 0.45
+"""Opacity of warm-up steps."""
 
 
 def pictures(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Chart]:
-    """Return the charts with data, by name: steps, layers, roofline.
+    """Return the charts with data, by name: steps (of the first process), layers, roofline.
 
     Args:
         attribution: the profile.
         rows: layers, the result of `annot.attribution.by_layer`.
     """
-    charts = {
-        "steps": _steps(by_step(attribution)),
-        "layers": _layers(rows),
-        "roofline": _roofline(layer_roofline(attribution, None)),
-    }
+    peaks = default_peaks(attribution)
+    roofline = roofline_chart(layer_roofline(attribution, peaks), peaks)
+    charts = dict(zip(("steps",), step_charts(by_step(attribution)), strict=False))
+    charts |= {"layers": _layers(rows), "roofline": roofline}
     return {name: chart for name, chart in charts.items() if any(one.points for one in chart.series)}
 
 
-def _steps(steps: pl.DataFrame) -> Chart:
-    """The time of each step and of its parts, in ms."""
-    series = []
-    for name in _STEP_TIMES:
-        times = steps.select("step", name).drop_nulls().sort("step")
-        if times[name].sum() > 0:
-            points = [(float(step), ns / 1e6) for step, ns in times.iter_rows()]
-            series.append(Series(_NAMES.get(name, name.removesuffix("_ns")), points))
-    return Chart("Time of each step", "step", "ms", series, lines=True, least_y=0)
+def step_charts(steps: pl.DataFrame, size: tuple[int, int] = SIZE) -> list[Chart]:
+    """Return a chart for each process, at most 8: a bar for each step, or for the longest of some neighbors.
+
+    Args:
+        steps: the result of `annot.attribution.by_step`.
+        size: width and height of a chart.
+    """
+    processes = steps.partition_by("process", maintain_order=True)
+    names = [f", process {number} of {len(processes)}" for number in range(1, len(processes) + 1)]
+    shown = zip(processes[:_PROCESSES], names if len(names) > 1 else [""], strict=False)
+    return [_steps(part, name, size) for part, name in shown]
+
+
+def _steps(steps: pl.DataFrame, process: str, size: tuple[int, int]) -> Chart:
+    """The time of each step of a process, by part, and the GPU time as a line."""
+    host, every = steps["host_ns"].null_count() == 0, -(-steps.height // _BARS)
+    rest = pl.col("host_ns") - pl.sum_horizontal(f"{phase}_ns" for phase in _PHASES)  # data is outside of the steps
+    parts = {part: pl.col(f"{part}_ns") for part in ("data", *_PHASES)} | {"other": rest.clip(0)}
+    parts = parts if host else {"GPU": pl.col("gpu_ns")}
+    table = steps.with_row_index("place").select("place", "step", "warmup", on_gpu="gpu_ns", **parts)
+    table = table.with_columns(total=pl.sum_horizontal(*parts), bar=pl.col("place") // every)
+    table = table.sort("total", descending=True, maintain_order=True).group_by("bar").first().sort("bar")
+    table = table.with_columns(x=steps["step"][0] + table["bar"] * every + (every - 1) / 2)
+    unit = unit_for(table["total"])
+    series = [_part(table, part, unit.ns) for part in parts if table[part].sum()]
+    on_gpu = Series("GPU", table.select("x", pl.col("on_gpu") / unit.ns).rows())
+    return Chart(
+        f"{'Host' if host else 'GPU'} time of each step{process}",
+        f"step (a bar is the longest of {every})" if every > 1 else "step", unit.name, series, bars=every,
+        guides=[on_gpu] if host and 1 < table.height <= _LINE and table["on_gpu"].sum() else [], size=size,
+    )  # fmt: skip
+
+
+def _part(steps: pl.DataFrame, part: str, unit: int) -> Series:
+    """A part of the steps, with its share of each step."""
+    points, marks = [], []
+    for x, step, warmup, ns, total in steps.select("x", "step", "warmup", part, "total").iter_rows():
+        points.append((x, ns / unit))
+        text = f"Step {step}: {part} {duration(ns)} of {duration(total)}{' (warm-up)' if warmup else ''}"
+        marks.append(Mark(text, opacity=_WARMUP if warmup else 1))
+    return Series(part, points, marks)
 
 
 def _layers(rows: pl.DataFrame) -> Chart:
@@ -65,11 +106,66 @@ def _layers(rows: pl.DataFrame) -> Chart:
         for (phase,), part in layers.filter(pl.col("layer").is_in(longest)).group_by("phase", maintain_order=True)
     ]
     title = "Self time of the longest layers" if sums.height > _LAYERS else "Self time of layers"
-    return Chart(title, "", "ms", series, categories=longest, least_y=0)
+    return Chart(title, "", "ms", series, bars=1, categories=longest)
 
 
-def _roofline(rows: pl.DataFrame) -> Chart:
-    """FLOP/s over FLOP per byte, one point per layer and phase."""
-    parts = rows.drop_nulls(["intensity", "flops_per_s"]).group_by("phase", maintain_order=True)
-    series = [Series(str(phase), part.select("intensity", "flops_per_s").rows()) for (phase,), part in parts]
-    return Chart("Roofline of layers", "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True)
+def roofline_chart(rows: pl.DataFrame, peaks: Peaks | None, size: tuple[int, int] = SIZE) -> Chart:
+    """Return FLOP/s over FLOP per byte, a point per layer and phase, below the roofs of the precisions in use.
+
+    Args:
+        rows: the result of `annot.analyze.roofline.layer_roofline`, with the target of each point in a column ``link``
+            if it has one.
+        peaks: peaks of the device; None: unknown.
+        size: width and height of the chart.
+    """
+    rows = rows.filter((pl.col("intensity") > 0) & (pl.col("flops_per_s") > 0)).sort("time_ns", descending=True)
+    longest, series = rows["time_ns"].max() or 1, []
+    for (phase,), part in rows.group_by("phase", maintain_order=True):  # short layers in front of long ones
+        marks = [_mark(row, longest) for row in part.iter_rows(named=True)]
+        series.append(Series(str(phase), part.select("intensity", "flops_per_s").rows(), marks))
+    return Chart(
+        "Roofline of layers, larger dots take more time", "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True,
+        guides=_used_roofs(rows, peaks) if peaks else (), size=size,
+    )  # fmt: skip
+
+
+def _mark(row: dict[str, Any], longest: Any) -> Mark:
+    bound = f", bound by {row['bound']}" if row["bound"] else ""
+    speed = (
+        f"{amount(row['flops_per_s'])}FLOP/s at {amount(row['intensity'])} FLOP per byte, {duration(row['time_ns'])}"
+    )
+    text = f"{row['layer'] or MODEL} {row['module']} {row['phase']}: {speed}{bound}"
+    return Mark(text, 4 + 10 * (row["time_ns"] / longest) ** 0.5, 0.6, row.get("link", ""))
+
+
+def _used_roofs(rows: pl.DataFrame, peaks: Peaks) -> list[Series]:
+    used = {name: flops for name, flops in peaks.flops.items() if name == "any" or name in rows["precision"]}
+    named = used or dict(list(peaks.flops.items())[:1])
+    named = {f"{name} {amount(flops)}FLOP/s".removeprefix("any "): flops for name, flops in named.items()}
+    return roofs(named, peaks.bandwidth, rows["intensity"])
+
+
+def roofs(flops: Mapping[str, float], bandwidth: float | None, intensities: Iterable[float]) -> list[Series]:
+    """Return the roofs of a roofline: what a device reaches at most, over the range of the intensities.
+
+    Args:
+        flops: peak FLOP/s by name of the roof.
+        bandwidth: memory bandwidth in bytes/s; None: unknown.
+        intensities: FLOP per byte of the points.
+
+    Example:
+        >>> roofs({"f32": 10.0}, 2.0, [1.0])
+        [Series(name='f32', points=[(1.0, 2.0), (5.0, 10.0), (10.0, 10.0)], marks=())]
+    """
+    corners = [peak / bandwidth for peak in flops.values()] if bandwidth else []
+    places = [*intensities, *(corner / 2 for corner in corners), *(corner * 2 for corner in corners)]
+    if not places:
+        return []
+    low, high = min(places), max(places)
+    if not bandwidth:
+        return [Series(name, [(low, peak), (high, peak)]) for name, peak in flops.items()]
+    if not flops:
+        return [Series("memory", [(low, low * bandwidth), (high, high * bandwidth)])]
+    return [
+        Series(name, [(low, low * bandwidth), (peak / bandwidth, peak), (high, peak)]) for name, peak in flops.items()
+    ]

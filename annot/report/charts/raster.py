@@ -6,7 +6,7 @@ import io
 from importlib import import_module
 from typing import Any, Final
 
-from annot.report.charts.chart import HEIGHT, INKS, WIDTH, Chart, Shape, shapes
+from annot.report.charts.chart import INKS, Chart, Shape, shapes
 
 __all__ = ["as_png", "can_draw"]
 
@@ -27,7 +27,7 @@ def as_png(chart: Chart, scale: int = 2) -> tuple[bytes, int, int]:
 
     Raises ImportError without Pillow; see `can_draw`.
     """
-    size = WIDTH * scale, HEIGHT * scale
+    size = chart.size[0] * scale, chart.size[1] * scale
     picture = _pillow("Image").new("RGB", size, "white")
     for shape in shapes(chart):
         _draw(picture, shape, scale)
@@ -42,16 +42,17 @@ def _pillow(module: str) -> Any:
 
 
 def _draw(picture: Any, shape: Shape, scale: int) -> None:
-    draw = _pillow("ImageDraw").Draw(picture)
-    color, points = INKS.get(shape.style, shape.style), [(x * scale, y * scale) for x, y in shape.points]
+    draw = _pillow("ImageDraw").Draw(picture, "RGBA")  # blends colors that are not opaque
+    color = f"{INKS.get(shape.style, shape.style)}{round(255 * shape.opacity):02x}" if shape.kind != "text" else ""
+    points = [(x * scale, y * scale) for x, y in shape.points]
     x, y = points[0]
     if shape.kind == "line":
         draw.line(points, fill=color, width=max(1, scale // 2) if shape.style == "grid" else scale)
     elif shape.kind == "dot":
-        radius = 3.5 * scale
+        radius = shape.size * scale
         draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
-    elif shape.kind == "square":
-        draw.rectangle((x, y, x + 10 * scale, y + 10 * scale), fill=color)
+    elif shape.kind == "bar":
+        draw.rectangle(points, fill=color)
     else:
         font = _pillow("ImageFont").load_default(_POINTS.get(shape.style, 12) * scale)
         turned = _pillow("Image").new("RGBA", picture.size) if shape.turn else None

@@ -13,12 +13,15 @@ from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
 from annot.analyze.kernel_short_names import short_names, with_short_names
+from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import meanings
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
+from annot.report.charts.chart import Chart, shapes
+from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.folds import every_fold, index_of
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
@@ -130,7 +133,7 @@ def run_data(
         "timeline": lambda: timeline(attribution, events),
         "layer_steps": lambda: _layer_steps(attribution, rows),
         "names": lambda: _names(shown, rows, steps),
-        "steps": lambda: _steps(attribution, made["timeline"].start_ns),
+        "steps": lambda: by_step(attribution),
         "kernels": lambda: _kernels(shown, steps),
         "classes": lambda: _columns(_per_step(by_class(shown), steps)),
         "more": lambda: [_table(view, shown, steps) for view in tables],
@@ -140,13 +143,16 @@ def run_data(
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
     made["verdict"], made["advice"] = made.pop("findings")
+    lines = _lines(rows)
+    charts = _charts(made["steps"], rows, lines["lines"], peaks)
+    made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
     made["timeline"] = _timeline(attribution, rows, made["timeline"])
     tell(_MAKING, _VIEWS, _VIEWS, "views")
     return {
         "units": matrix_units(attribution.meta),
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(rows), **_lines(rows),
+        "rows": _columns(rows), **lines, "charts": charts,
         "shares": meanings(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
@@ -246,10 +252,26 @@ def _table(view: View, attribution: Attribution, steps: int) -> dict[str, Any]:
     return {"name": view.name, "heading": view.heading, "columns": as_data(columns), "rows": _columns(rows)}
 
 
-def _steps(attribution: Attribution, start: int) -> dict[str, Any]:
+def _steps(steps: pl.DataFrame, start: int) -> dict[str, Any]:
     """The steps, with times since the start: JavaScript numbers cannot represent every 64-bit time in ns."""
-    steps = by_step(attribution)
     return _columns(steps.with_columns(pl.col("start_ns") - start, pl.col("process").cast(pl.String)))
+
+
+def _charts(
+    steps: pl.DataFrame, rows: pl.DataFrame, lines: Sequence[dict[str, Any]], peaks: Peaks | None
+) -> dict[str, list[dict[str, Any]]]:
+    """The drawings of the steps of each process and of the roofline, whose points are links to their layers."""
+    line_of = {row: place for place, line in enumerate(lines) for row in line["rows"].values()}
+    links = pl.Series("link", [f"layer/{line_of[row]}" if row in line_of else "" for row in range(rows.height)])
+    roofline = roofline_chart(rows.with_columns(links), peaks, (1200, 480))
+    return {
+        "steps": [_drawing(chart) for chart in step_charts(steps, (1200, 320))],
+        "roofline": [_drawing(roofline)] if roofline.series else [],
+    }
+
+
+def _drawing(chart: Chart) -> dict[str, Any]:
+    return {"title": chart.title, "size": chart.size, "shapes": shapes(chart)}
 
 
 def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:

@@ -57,7 +57,7 @@ function factTable(run, line, caption, facts) {
   );
   return h(
     'div',
-    {class: 'scroll'},
+    {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption},
     h(
       'table',
       {class: 'facts', 'aria-label': caption},
@@ -188,6 +188,7 @@ function kernelsOf(run, place) {
 function layerSteps(run, line) {
   const table = run.layer_steps;
   if (table.kept < 2) return null;
+  /** @type {[string, Float64Array, number][]} */
   const parts = Object.entries(line.rows).map(([phase, row]) => [phase, new Float64Array(table.kept), row]);
   const first = table.step[0] ?? 0;
   for (let at = 0; at < table.row.length; at++) {
@@ -196,14 +197,7 @@ function layerSteps(run, line) {
   }
   const some = parts.filter(([, values]) => values.some(Boolean));
   if (!some.length) return null;
-  return panel(
-    'Time in each step',
-    stepChart(
-      some.map(([phase, values]) => ({title: phase, values: [...values]})),
-      first,
-      [],
-    ),
-  );
+  return panel('Time in each step', stepBars(`Time of ${title(line)} in each step`, some, first));
 }
 
 function childrenOf(run, place) {

@@ -4,7 +4,7 @@ const NOTHING = {phase: '', module: '', search: '', steps: '', time: ''};
 
 async function readData() {
   const element = document.getElementById('data');
-  if (element.type === 'application/json') return JSON.parse(element.textContent);
+  if (element.getAttribute('type') === 'application/json') return JSON.parse(element.textContent);
   const bytes = Uint8Array.from(atob(element.textContent), char => char.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return JSON.parse(await new Response(stream).text());

@@ -107,7 +107,7 @@ function navigate(page, moved) {
   main.replaceChildren(...shown.flat(Infinity).filter(Boolean));
   main.dataset.view = shown_;
   for (const link of document.querySelectorAll('#head nav a')) {
-    if (link.hash === `#${view}`) link.setAttribute('aria-current', 'page');
+    if (link.getAttribute('href') === `#${view}`) link.setAttribute('aria-current', 'page');
     else link.removeAttribute('aria-current');
   }
   const rank = document.getElementById('rank');
@@ -125,7 +125,8 @@ function shortcut(event) {
   const typing = event.target.closest?.('input, select, textarea');
   if (event.key === 'Escape' && event.target.id === 'search') event.target.blur();
   if (event.key !== '/' || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  const search = document.getElementById('search');
+  /** @type {HTMLInputElement | null} */
+  const search = document.querySelector('#search');
   if (search) {
     event.preventDefault();
     search.focus();

@@ -38,7 +38,7 @@ function titleOf(table, column) {
 function sortTable(caption, columns, rows, options = {}) {
   const by = columns.findIndex(column => options.by && column.name === options.by);
   const state = {...keptSort(caption, columns, by, options.down), table: caption, all: false};
-  const holder = h('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': caption});
+  const holder = h('div', {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption});
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();
   return holder;
@@ -113,7 +113,7 @@ function heading(column, place, state, redraw) {
         keepSort(state.table, column, state.down);
         redraw();
         announce(`Sorted by ${column.title}, ${state.down ? 'largest' : 'smallest'} first`);
-        document.querySelector(`[data-column="${place}"].sorted button`)?.focus();
+        /** @type {HTMLElement} */ (document.querySelector(`[data-column="${place}"].sorted button`))?.focus();
       },
     },
     column.text ? column.title : '',
@@ -138,7 +138,7 @@ const TEXTS = new Intl.Collator('en', {numeric: true});
 function sorted(rows, value, down) {
   const keyed = rows.map((row, place) => [value(row), place, row]);
   keyed.sort((a, b) => {
-    if (!known(a[0]) || !known(b[0])) return known(b[0]) - known(a[0]) || a[1] - b[1];
+    if (!known(a[0]) || !known(b[0])) return Number(known(b[0])) - Number(known(a[0])) || a[1] - b[1];
     const order = typeof a[0] === 'string' ? TEXTS.compare(a[0], b[0]) : a[0] - b[0];
     return (down ? -order : order) || a[1] - b[1];
   });

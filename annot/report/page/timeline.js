@@ -54,7 +54,7 @@ function timelineView(run, state) {
         .filter(phase => view.phases.has(phase))
         .map(phase => h('span', {class: `key ${phase}`}, phase)),
     ),
-    h('div', {class: 'lanes'}, canvas, tip),
+    exportable(canvas, 'Timeline', h('div', {class: 'lanes'}, canvas, tip)),
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
@@ -251,7 +251,7 @@ function draw(view) {
   drawAxis(view, paper, color, width);
   let drawn = 0;
   for (const row of view.rows) drawn += drawRow(view, paper, color, width, row);
-  drawLanes(view, paper, color, width);
+  drawLanes(view, paper, color);
   drawInterval(view, paper, color, width);
   Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
   canvas.setAttribute(

@@ -376,7 +376,7 @@ function treeKeyPressed(event, context) {
   };
   const again = () => {
     draw();
-    document.querySelector(`tr[data-place="${place}"]`)?.focus();
+    /** @type {HTMLElement} */ (document.querySelector(`tr[data-place="${place}"]`))?.focus();
   };
   const inner = hasInside(run, tree, place);
   const act = {

@@ -1,4 +1,5 @@
 // Human-readable numbers, with the rules of annot/report/units.py; test_page.py compares the two.
+/** @type {[number, {name: string, ns: number, decimals: number}][]} */
 const UNITS = [
   [1e10, {name: 's', ns: 1e9, decimals: 3}],
   [1e9, {name: 'ms', ns: 1e6, decimals: 1}],
@@ -6,6 +7,7 @@ const UNITS = [
   [1e6, {name: 'ms', ns: 1e6, decimals: 3}],
   [0, {name: 'µs', ns: 1e3, decimals: 2}],
 ];
+/** @type {[number, string][]} */
 const PREFIXES = [
   [1e18, 'E'],
   [1e15, 'P'],
@@ -23,6 +25,7 @@ function known(value) {
 // create, so the formats are cached.
 function fixed(value, decimals) {
   if (!fixed.formats.has(decimals)) {
+    /** @type {Intl.NumberFormatOptions} */
     const digits = {minimumFractionDigits: decimals, maximumFractionDigits: decimals, signDisplay: 'negative'};
     fixed.formats.set(decimals, new Intl.NumberFormat('en-US', digits));
   }

@@ -22,13 +22,7 @@ function rooflineView(run) {
   return [
     h('h1', {}, 'Roofline'),
     h('p', {class: 'status'}, status),
-    h(
-      'p',
-      {class: 'legend'},
-      [...new Set(points.map(one => one.phase))].map(phase => h('span', {class: `key ${phase}`}, phase)),
-      h('span', {class: 'hint'}, 'Larger dots take more time.'),
-    ),
-    panel('FLOP/s over FLOP per byte', rooflinePlot(run, points)),
+    run.charts.roofline.map(chartPanel),
     sortTable(
       'Layers in the roofline',
       [
@@ -61,44 +55,16 @@ function stepsView(run) {
   if (!rows.length)
     return [h('h1', {}, 'Steps'), emptyText('No steps were recorded. Use "for … in annot.batches(loader):".')];
   const {meta} = run,
-    host = meta.host_ns !== null,
     processes = [...new Set(rows.map(row => row.process))];
   const of = meta.step_ns;
   const times =
     of && `, median ${duration(of.median)}, IQR ${duration(of.iqr)}, ${duration(of.min)} to ${duration(of.max)}`;
-  const shown = processes.slice(0, 8).map((process, place) => {
-    const mine = rows.filter(row => row.process === process);
-    const chart = stepChart(
-      seriesOf(mine, host),
-      mine[0].step,
-      mine.map(row => row.warmup),
-    );
-    return panel(
-      processes.length > 1
-        ? `Process ${place + 1} of ${processes.length}`
-        : host
-          ? 'Host time in each step'
-          : 'GPU time in each step',
-      chart,
-    );
-  });
   return [
     h('h1', {}, 'Steps'),
     h('p', {class: 'status'}, `${plural(rows.length, 'step')} (${meta.steps_found_by})${times || ''}`),
-    shown,
+    run.charts.steps.map(chartPanel),
     stepTable(run, rows, processes),
   ];
-}
-
-// The parts of a step: data wait, phases and the rest on the host, or GPU time if host times are unknown.
-function seriesOf(rows, host) {
-  if (!host) return [{title: 'gpu', values: rows.map(row => row.gpu_ns)}];
-  const parts = ['data', 'forward', 'backward', 'optimizer'].map(key => ({
-    title: key,
-    values: rows.map(row => row[`${key}_ns`] ?? 0),
-  }));
-  const rest = rows.map(row => Math.max(0, row.host_ns - row.forward_ns - row.backward_ns - row.optimizer_ns));
-  return [...parts, {title: 'other', values: rest}].filter(one => one.values.some(Boolean));
 }
 
 function stepTable(run, rows, processes) {

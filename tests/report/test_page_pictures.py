@@ -1,0 +1,88 @@
+"""Pictures of the page as files: an SVG file that needs nothing else, and a PNG file."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from chromium import Page
+
+pytest_plugins = ["report_page_fixtures"]
+pytestmark = pytest.mark.slow
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def saved(page: Page, folder: Path, kind: str) -> bytes:
+    """Click the first button for a kind of file, and return the file."""
+    page.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    page.click(f".saves [aria-label^='Save as {kind}']")
+    until = time.monotonic() + 30
+    while not (found := [one for one in folder.iterdir() if one.suffix == f".{kind.lower()}"]):
+        assert time.monotonic() < until, f"no file; problems: {page.problems}"
+        page.run("new Promise(done => requestAnimationFrame(done))")
+    content = found[0].read_bytes()
+    found[0].unlink()
+    return content
+
+
+def test_svg_file_stands_alone(fresh: Page, trained: Path, tmp_path: Path) -> None:
+    """It has the colors of the light theme on white in any theme, all texts and tooltips, and nothing of the page."""
+    fresh.open(trained, "steps", dark=True)
+    in_page = fresh.run("document.querySelector('.drawing').textContent")
+    dark = saved(fresh, tmp_path, "SVG")
+    fresh.open(trained, "steps")
+    light = saved(fresh, tmp_path, "SVG")
+    assert dark == light
+    assert not re.search(rb"class=|style=|href|var\(|http(?!://www.w3.org/2000/svg)", light)
+    root = ElementTree.fromstring(light)
+    assert (root.attrib["width"], root.attrib["height"]) == ("1200", "320")
+    assert root[0].attrib == {"width": "100%", "height": "100%", "fill": "#fff"}
+    assert "".join(root.itertext()) == in_page
+    fills = {one.findtext(f"{SVG}title", "").partition(":")[2].split(" ")[1:2][0]: one.get("fill")
+             for one in root.iter(f"{SVG}rect") if one.findtext(f"{SVG}title")}  # fmt: skip
+    assert fills["forward"] == "rgb(43, 108, 176)"
+    assert all(fill and fill.startswith("rgb(") for fill in fills.values())
+    title = root.find(f"{SVG}text")
+    assert title is not None
+    assert (title.get("font-size"), title.get("font-weight")) == ("15px", "650")
+
+
+def test_png_file_shows_the_picture(fresh: Page, trained: Path, tmp_path: Path) -> None:
+    """Two pixels per unit; a bar of the forward has its color, and the background is white."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    fresh.open(trained, "steps", dark=True)
+    x, y = fresh.run(
+        "(() => { const box = document.querySelector('.drawing rect.forward').getBBox();"
+        "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    picture = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
+    assert picture.size == (2400, 640)
+    assert picture.getpixel((2, 2)) == (255, 255, 255)
+    assert picture.getpixel((round(2 * x), round(2 * y))) == (43, 108, 176)
+
+
+def test_timeline_is_saved_as_it_is_in_view(fresh: Page, trained: Path, tmp_path: Path) -> None:
+    """A canvas has pixels only: what it shows, on the background of the theme."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    fresh.open(trained, "timeline", dark=True)
+    fresh.wait("document.getElementById('timeline').dataset.drawn === '50'")
+    assert fresh.run("document.querySelectorAll('.saves button').length") == 1
+    picture = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
+    assert list(picture.size) == fresh.run("[timeline.width, timeline.height]")
+    colors = {color for _, color in picture.getcolors(1 << 20)}
+    assert {(0x1B, 0x1E, 0x22), (0x6A, 0xA7, 0xE4), (0xE6, 0x99, 0x5A)} <= colors  # surface, forward, backward
+
+
+def test_roofline_and_steps_of_a_layer_are_saved(fresh: Page, trained: Path, tmp_path: Path) -> None:
+    """Links of the roofline become groups. Each picture has a button for each kind of file, with its own name."""
+    for view in ("roofline", "layer/0"):
+        fresh.open(trained, view)
+        kept = fresh.run("document.querySelectorAll('.drawing :is(circle, rect)').length")
+        root = ElementTree.fromstring(saved(fresh, tmp_path, "SVG"))
+        assert len([one for one in root.iter() if one.tag in (f"{SVG}circle", f"{SVG}rect")]) == kept + 1
+        names = fresh.run("[...document.querySelectorAll('.saves button')].map(one => one.getAttribute('aria-label'))")
+        assert len(set(names)) == len(names) == 2
