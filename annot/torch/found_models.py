@@ -59,7 +59,7 @@ class FoundModels:
         self._models.remove(model)
 
     def _is_new(self, root: torch.nn.Module) -> bool:
-        """Return whether a module with parameters lacks a site. Keras models get their parameters when they are built."""
+        """Return whether a module with parameters lacks a site. Keras models get parameters when they are built."""
         has_parameters = next(root.parameters(), None) is not None
         return self._sites.by_id.get(id(root)) is None and (has_parameters or is_keras(root))
 

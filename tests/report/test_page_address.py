@@ -14,6 +14,8 @@ from annot.cli.main import main
 pytest_plugins = ["report_page_fixtures"]
 pytestmark = pytest.mark.slow
 US = 1000
+SUMMARY = "Step 1.97 ms on one GPU: "
+"""Begin of the verdict of `trained`, the title of the first view."""
 
 
 def _hash(page: Page) -> str:
@@ -180,14 +182,14 @@ def test_comparison(fresh: Page, tmp_path: Path) -> None:
     [
         ("layers", "Layers"),
         ("layer/2", "features.0 Conv2d"),
-        ("", "Summary"),
-        ("nonsense", "Summary"),
-        ("layer/abc", "Summary"),
-        ("layer/-1", "Summary"),
-        ("__proto__", "Summary"),
-        ("constructor/1?x=y", "Summary"),
-        ("%E0%A4%A", "Summary"),
-        ("?????", "Summary"),
+        ("", SUMMARY),
+        ("nonsense", SUMMARY),
+        ("layer/abc", SUMMARY),
+        ("layer/-1", SUMMARY),
+        ("__proto__", SUMMARY),
+        ("constructor/1?x=y", SUMMARY),
+        ("%E0%A4%A", SUMMARY),
+        ("?????", SUMMARY),
         ("layers?phase=no&module=no&steps=x&time=tea&sort=layers:no:no&sort=&rank=99", "Layers"),
         ("layers?rank=-1&sort=__proto__:total", "Layers"),
         ("icicle/999999", "Icicle"),
@@ -201,6 +203,6 @@ def test_comparison(fresh: Page, tmp_path: Path) -> None:
 def test_fragments_of_any_kind(fresh: Page, trained: Path, fragment: str, shown: str) -> None:
     """Old fragments open what they did; others open the first view, or leave out what the page does not offer."""
     fresh.open(trained, fragment)
-    assert " ".join(fresh.text("main h1").split()) == shown
+    assert " ".join(fresh.text("main h1").split()).startswith(shown)
     assert "NaN" not in fresh.text("main")
     fresh.wait("!/NaN|=no|999|tea/.test(location.hash)")

@@ -100,7 +100,7 @@ def test_a_comparison_lists_a_change_once(fresh: Page, tmp_path: Path) -> None:
     assert "Optimizer SGD" in labels
     assert "Batch" not in labels
     assert "Left out: 4 layers" in fresh.text(".status")
-    choose(fresh, "only", "")
+    choose(fresh, "only", "all")
     fresh.wait(f"document.querySelectorAll('tbody th').length === {len(labels) + 4}")
     assert {"Batch", "Epoch", "features Sequential"} <= set(fresh.texts("tbody th"))
 

@@ -169,9 +169,9 @@ def test_short_paths_have_no_gap(fresh: Page, tmp_path: Path) -> None:
     fresh.open(page_of(rows.build(), tmp_path), "summary")
     texts = "(one => [...one.childNodes].map(part => { const range = document.createRange();"
     texts += "range.selectNodeContents(part); return range.getBoundingClientRect(); }))"
-    gaps = f"[...document.querySelectorAll('ol.top bdi')].map({texts}).map(boxes =>"
+    gaps = f"[...document.querySelectorAll('ol.top a bdi')].map({texts}).map(boxes =>"
     gaps += " Math.max(0, ...boxes.slice(1).map((box, place) => box.left - boxes[place].right)))"
-    assert len(fresh.texts("ol.top bdi.name")) == 3
+    assert len(fresh.texts("ol.top a bdi.name")) == 3
     assert max(fresh.run(gaps)) < 1
 
 

@@ -44,7 +44,7 @@ def test_svg_file_stands_alone(fresh: Page, trained: Path, tmp_path: Path) -> No
     assert "".join(root.itertext()) == in_page
     fills = {one.findtext(f"{SVG}title", "").partition(":")[2].split(" ")[1:2][0]: one.get("fill")
              for one in root.iter(f"{SVG}rect") if one.findtext(f"{SVG}title")}  # fmt: skip
-    assert fills["forward"] == "rgb(43, 108, 176)"
+    assert fills["forward"] == "rgb(34, 118, 199)"
     assert all(fill and fill.startswith("rgb(") for fill in fills.values())
     title = root.find(f"{SVG}text")
     assert title is not None
@@ -62,7 +62,7 @@ def test_png_file_shows_the_picture(fresh: Page, trained: Path, tmp_path: Path) 
     picture = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
     assert picture.size == (2400, 640)
     assert picture.getpixel((2, 2)) == (255, 255, 255)
-    assert picture.getpixel((round(2 * x), round(2 * y))) == (43, 108, 176)
+    assert picture.getpixel((round(2 * x), round(2 * y))) == (34, 118, 199)
 
 
 def test_timeline_is_saved_as_it_is_in_view(fresh: Page, trained: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_timeline_is_saved_as_it_is_in_view(fresh: Page, trained: Path, tmp_path
     picture = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
     assert list(picture.size) == fresh.run("[timeline.width, timeline.height]")
     colors = {color for _, color in picture.getcolors(1 << 20)}
-    assert {(0x1B, 0x1E, 0x22), (0x6A, 0xA7, 0xE4), (0xE6, 0x99, 0x5A)} <= colors  # surface, forward, backward
+    assert {(0x1B, 0x1E, 0x22), (0x4F, 0x9B, 0xE8), (0xFF, 0xC0, 0x7F)} <= colors  # surface, forward, backward
 
 
 def test_roofline_and_steps_of_a_layer_are_saved(fresh: Page, trained: Path, tmp_path: Path) -> None:

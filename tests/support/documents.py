@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ranked import write_ranks
+from shared_data import shared
 from sqlite_profile import training
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,7 @@ def prepare(folder: Path) -> None:
     for name in ("before", "after"):
         shutil.copy(folder / "gpu.sqlite", folder / f"{name}.sqlite")
     write_ranks(folder, 3)
+    shutil.copy(shared("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz"), folder / "resnet18.json.gz")
     (folder / "train.py").write_text("from annot import trace\nwith trace('work'):\n    pass\n")
     (folder / "samples").symlink_to(ROOT / "samples")
     (folder / "bin").mkdir()
@@ -122,7 +124,7 @@ def run_all(folder: Path, selected: list[Section], framework: str) -> dict[str, 
         run = [asdict(block) for block in section.blocks if not block.left_out]
         jobs.append({"name": section.name, "folder": str(subfolder), "blocks": run})
     script = Path(__file__).with_name("document_runner.py")
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests/support"))), "COLUMNS": "120"}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests/support"))), "COLUMNS": "100"}
     done = subprocess.run(
         [sys.executable, str(script), framework], input=json.dumps(jobs), env=environ, text=True, capture_output=True,
         timeout=SECONDS, check=False,

@@ -41,7 +41,7 @@ function rankOf({values}, shown, ranks) {
 
 // Makes a view the one that `remember` writes, with the state that a complete fragment describes.
 function arrive(view, {argument, values}, rank, state, data, run) {
-  const usual = run ? {time: run.time} : {by: data.by};
+  const usual = run ? {time: run.time} : {by: data.by, only: 'place'};
   Object.assign(address, {view, argument, rank, state, usual});
   if (!history.state?.complete && !String(values)) return;
   const offered = Object.hasOwn(OFFERED, view) ? OFFERED[view](data, run) : {};
@@ -63,7 +63,7 @@ const OFFERED = {
     by: value => Object.hasOwn(data.tables, value),
     search: () => true,
     phase: value => (data.tables[data.by].phase ?? []).includes(value),
-    only: value => ['slower', 'faster', 'alone'].includes(value),
+    only: value => Object.hasOwn(COMPARED, value),
   }),
   timeline: (_, run) => ({
     ...Object.fromEntries(['from', 'to', 'begin', 'end'].map(key => [key, value => Number.isFinite(Number(value))])),

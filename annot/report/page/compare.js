@@ -54,7 +54,7 @@ function comparisonView(data, state) {
           'only',
           [
             ['place', 'Changes at their place'],
-            ['', 'All rows'],
+            ['all', 'All rows'],
             ['slower', 'Slower in B'],
             ['faster', 'Faster in B'],
             ['alone', 'Only in A or B'],
@@ -136,6 +136,15 @@ function sides(data) {
   );
 }
 
+// The rows that a comparison shows, by the value of "Show".
+const COMPARED = {
+  place: row => !row.explained,
+  all: () => true,
+  slower: row => row.difference_ns > 0,
+  faster: row => row.difference_ns < 0,
+  alone: row => known(row.only_in),
+};
+
 function comparisonTable(data, one) {
   const {by} = one,
     rows = records(data.tables[by]),
@@ -149,13 +158,9 @@ function comparisonTable(data, one) {
       class: () => row.class,
       kernel: () => row.name,
     })[by]();
-  const matches =
-    {place: row => !row.explained, slower: row => row.difference_ns > 0, faster: row => row.difference_ns < 0, alone: row => known(row.only_in)}[
-      one.only
-    ] ?? (() => true);
   const found = rows.filter(
     row =>
-      matches(row) &&
+      COMPARED[one.only](row) &&
       (!one.phase || !('phase' in row) || row.phase === one.phase) &&
       `${label_(row)} ${row.module ?? ''}`.toLowerCase().includes(needle),
   );

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Final
 
-from annot.report.charts.chart import Chart, as_svg
+from annot.report.charts.chart import INKS, Chart, as_svg
 from annot.report.columns import formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import Line, other_lines, row_label
@@ -31,8 +31,9 @@ _STYLE: Final = (
     ".annot-layers th{border-bottom:1px solid currentColor;font-weight:600}"
     ".annot-layers .annot-class,.annot-layers .annot-note{opacity:.7}"
     ".annot-layers .annot-bar{display:flex;width:120px;height:10px;background:rgba(128,128,128,.15)}"
-    ".annot-layers .annot-forward{background:#2563a8}.annot-layers .annot-backward{background:#c2612c}"
-    ".annot-layers .annot-rest{background:#8a8a8a}.annot-layers img{max-width:100%;height:auto}"
+    f".annot-layers .annot-forward{{background:{INKS['forward']}}}"
+    f".annot-layers .annot-backward{{background:{INKS['backward']}}}"
+    f".annot-layers .annot-rest{{background:{INKS['other']}}}.annot-layers img{{max-width:100%;height:auto}}"
 )
 _MOST: Final = 1000
 """Number of rows of a table in a notebook."""

@@ -4,9 +4,13 @@ const SHORTCUTS = [
   ['/', 'Search the layers'],
   ['Esc', 'Close the help, leave the search'],
   ['↑ ↓', 'Layers: previous and next line. Timeline: previous and next row'],
-  ['← →', 'Layers: fold and unfold. Timeline: earlier and later'],
-  ['Enter', 'Layers: open the layer. Timeline: zoom to the event'],
-  ['+ −', 'Timeline: zoom in and out, like the wheel'],
+  ['← →', 'Layers: fold and unfold. Icicle: previous and next box. Timeline: earlier and later'],
+  ['Enter', 'Layers: open the layer. Icicle: zoom. Timeline: zoom to the event'],
+  ['Backspace', 'Icicle: zoom out'],
+  ['o', 'Icicle: open the layer'],
+  ['w s, + −', 'Timeline: zoom in and out, like the wheel'],
+  ['a d', 'Timeline: earlier and later'],
+  ['m', 'Timeline: select an interval, to add up its times'],
   ['0', 'Timeline: show all'],
   ['n p', 'Timeline: next and previous event'],
 ];
@@ -18,6 +22,9 @@ const READING = {
   layers:
     'Each line is a layer with the time of its phases. Total includes the layers inside, self does not. Self times of ' +
     'all lines add up to the whole. Start with the largest self time.',
+  icicle:
+    'A box is as wide as the self time of its layer and of the layers below it. Colors are phases; the gray part is the ' +
+    'time of the layer itself. Click a box to zoom.',
   kernels: 'Kernels by name, the longest first, with the layers that launch them. The kinds above add up kernels of one purpose.',
   roofline:
     'Each dot is a layer. The roof is the most that the device can compute at this intensity. A dot far below the roof ' +

@@ -44,7 +44,7 @@ function icicleView(run, state, root) {
     view.status,
     view.crumbs,
     view.legend,
-    holder,
+    exportable(view.picture, 'Icicle', holder),
     h(
       'p',
       {class: 'hint', id: 'icicle-keys'},
