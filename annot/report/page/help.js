@@ -62,7 +62,7 @@ function helpTools(page) {
   document.body.append(dialog);
   addEventListener('keydown', event => {
     if (event.key !== '?' || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest?.('input, select, textarea')) return;
+    if (/** @type {Element} */ (event.target).closest?.('input, select, textarea')) return;
     event.preventDefault();
     open();
   });

@@ -111,8 +111,10 @@ function icicleStatus(view) {
 function icicleBoxes({run, wide, own, within, whole, root, width}) {
   const above = [];
   for (let at = root; at >= 0; at = run.lines[at].parent) above.unshift(at);
+  /** @type {any[]} */
   const boxes = [-1, ...above].map((place, level) => ({place, level, x: 0, wide: width, above: place !== root}));
   const visit = (places, level, x, scale) => {
+    /** @type {any} */
     let few = null;
     for (const place of places) {
       const size = wide[place] * scale;
@@ -253,14 +255,15 @@ function boxLabels(view, {place, self, few}) {
   return [`${named} · ${timeAndShare(ns, view.whole)}`, `${named} · ${duration(ns)}`, named, title(line), line.label];
 }
 
+const PEN = document.createElement('canvas').getContext('2d'); // measures texts
+
 // Writes the longest text that fits, or the beginning of the last. Texts lie above all boxes, which name themselves.
 function boxText(view, box) {
   const texts = boxLabels(view, box),
-    room = box.wide - 11,
-    measure = (boxText.paper ??= document.createElement('canvas').getContext('2d'));
+    room = box.wide - 11;
   if (room < 12) return null;
-  measure.font = '12px system-ui, sans-serif';
-  const long = text => measure.measureText(text).width;
+  PEN.font = '12px system-ui, sans-serif';
+  const long = text => PEN.measureText(text).width;
   let text = texts.find(one => long(printable(one)) <= room);
   if (text === undefined) {
     const last = printable(texts.at(-1).slice(0, 200)),

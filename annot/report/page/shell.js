@@ -110,7 +110,7 @@ function navigate(page, moved) {
     if (link.getAttribute('href') === `#${view}`) link.setAttribute('aria-current', 'page');
     else link.removeAttribute('aria-current');
   }
-  const rank = document.getElementById('rank');
+  const rank = /** @type {HTMLSelectElement} */ (document.getElementById('rank'));
   if (rank) rank.value = String(page.run);
   remember();
   if (!moved) return;
