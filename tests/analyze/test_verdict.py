@@ -138,8 +138,11 @@ def test_profiles_without_times() -> None:
     assert "on Tensor Cores" in _of(rows.build(host_times=False))
 
 
-def test_reports_begin_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_begin_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The terminal, the summary, JSON and notebooks have the sentence of the run; other views of files have none."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     path = str(training(device=True).write(tmp_path / "run.sqlite"))
     run = Run(path)
     assert run.verdict.startswith("Step 1.97 ms on one GPU: the GPU is busy 9")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import annot
-from annot.labels.marks import parse_source
+from annot.labels.marks import parse_cpu, parse_source
 from annot.labels.tag import Tag, parse
 
 _numbers = itertools.count()
@@ -45,7 +45,7 @@ class Range:
 
 
 class Captured:
-    """All ranges and marks of one recording, by start time, without the marks of class sources."""
+    """All ranges and marks of one recording, by start time, without the marks of threads and class sources."""
 
     def __init__(self, path: Path, open_ranges: int, unmatched_pops: int) -> None:
         self.open_ranges = open_ranges
@@ -54,9 +54,8 @@ class Captured:
                    left join StringIds on id = textId where eventType in (34, 59, 60) order by start, end desc"""
         with sqlite3.connect(path) as database:
             rows = database.execute(query).fetchall()
-        self.marks = [
-            (start, text, thread) for start, _, kind, text, thread in rows if kind == 34 and not parse_source(text)
-        ]
+        marks = [(start, text, thread) for start, _, kind, text, thread in rows if kind == 34]
+        self.marks = [mark for mark in marks if not parse_source(mark[1]) and not parse_cpu(mark[1])]
         self.ranges = [Range(text, a, b, thread, kind == 59) for a, b, kind, text, thread in rows if kind != 34]
         self._nest()
 
