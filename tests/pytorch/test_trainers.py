@@ -283,7 +283,7 @@ class TestHuggingFace:
         assert texts(captured, "epoch", "step") == numbered(*wanted)
         steps = within(captured, numbered("Batch 1 |step")[0])
         times = 1 if IS_NATIVE else 4
-        assert steps["Optimizer AdamW params=4 |opt"] == times
+        assert steps["Optimizer AdamW params=4 fused=True |opt"] == times
         assert steps["body Linear [2,3]f32 out=1 |fwd"] == 2 * times
         assert steps["body Linear [2,3]f32 out=1 grad=weight |bwd"] == 2 * times
         assert steps["clip_grad_norm_ |opt"] == times
