@@ -45,6 +45,9 @@ def ranks() -> None:
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+    # DDP keeps gloo's threads alive until the process exits. A thread that still frees its last tensors at that moment
+    # aborts the process (https://github.com/pytorch/pytorch/pull/179291). They are free once another operation ran.
+    dist.barrier()
     dist.destroy_process_group()
 
 
