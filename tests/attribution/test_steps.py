@@ -10,7 +10,7 @@ from tables import ENGINE, MAIN, Rows
 
 from annot import correlate
 from annot.attribution import attribute, by_layer, by_step, summarize
-from annot.attribution.step_patterns import Repetition, largest_repetition
+from annot.attribution.step_patterns import largest_repetitions
 from annot.attribution.step_table import step_statistics
 from annot.attribution.steps import step_slice
 
@@ -138,17 +138,57 @@ def test_step_slice_refuses(text: str) -> None:
 @settings(max_examples=examples(300), deadline=None, database=None, derandomize=True)
 @given(st.lists(st.integers(0, 3), max_size=24))
 def test_largest_repetition_against_all_of_them(codes: list[int]) -> None:
-    """No pattern that comes three times or more covers more of the sequence."""
-    every = [
-        Repetition(first, period, times)
-        for period in range(1, len(codes) // 3 + 1)
-        for first in range(len(codes))
-        for times in range(3, (len(codes) - first) // period + 1)
-        if codes[first : first + period] * times == codes[first : first + period * times]
-    ]
-    found = largest_repetition(codes)
-    assert (found.length if found else 0) == max((one.length for one in every), default=0)
-    assert found is None or found in every
+    """A pattern is found if one comes three times in a row; what it covers is at least what the longest such part does.
+
+    Its occurrences are those that a search from the left finds.
+    """
+    longest = max(
+        (
+            period * times
+            for period in range(1, len(codes) // 3 + 1)
+            for first in range(len(codes))
+            for times in range(3, (len(codes) - first) // period + 1)
+            if codes[first : first + period] * times == codes[first : first + period * times]
+        ),
+        default=0,
+    )
+    found = next(largest_repetitions(codes, ["other"] * len(codes)), None)
+    assert (found is None) == (longest == 0)
+    if found is not None:
+        assert len(found.starts) * found.period >= longest
+        pattern = codes[found.starts[0] : found.starts[0] + found.period]
+        expected, position = [], 0
+        while position <= len(codes) - found.period:
+            matches = codes[position : position + found.period] == pattern
+            expected += [position] * matches
+            position += found.period if matches else 1
+        assert found.starts == expected
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5])
+def test_epochs_of_a_few_batches_are_not_the_step(epochs: int) -> None:
+    """The wait that ends an epoch and the validation interrupt the pattern. A step stays one batch."""
+    rows, expected, time = Rows(), [], 0
+    for _ in range(epochs):
+        for _ in range(4):
+            expected.append((time, time + 50))
+            for place, label in enumerate(("|data", "Net |fwd", "zero_grad SGD |opt", "Net |bwd", "SGD |opt")):
+                rows.range(label, time + 10 * place, time + 10 * place + 10)
+            time += 50
+        for place, label in enumerate(("|data", "Net |fwd", "accuracy |fwd")):
+            rows.range(label, time + 10 * place, time + 10 * place + 10)
+        time += 30
+    assert spans(rows) == expected
+
+
+def test_optimizers_side_by_side_are_one_step() -> None:
+    """A pattern of optimizers only covers little of the time, so the step is the whole of forward to optimizers."""
+    rows = Rows()
+    for step in range(4):
+        rows.range("Net |fwd", 100 * step, 100 * step + 40).range("Net |bwd", 100 * step + 40, 100 * step + 80)
+        for place in range(3):
+            rows.range("SGD |opt", 100 * step + 80 + 5 * place, 100 * step + 84 + 5 * place)
+    assert spans(rows) == [(0, 100), (100, 200), (200, 300), (300, 394)]
 
 
 def test_main_is_the_thread_of_the_rows() -> None:
