@@ -30,6 +30,7 @@ SIZES: Final[dict[str, type[pl.DataType]]] = {
 _SERVING: Final = "steps of a serving engine"
 _USUAL: Final = "ranges with a usual name"
 _REPETITION: Final = "the largest pattern of ranges that repeats"
+_TRAINING: Final = "the pattern of ranges around each optimizer step"
 _LONG: Final = 1.5  # first steps longer than this many times the median are warm-up
 
 
@@ -151,8 +152,17 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     for spans_of, found_by in methods:
         table = _steps(spans_of(forest), forest)
         if table.height:
-            return _found(table, found_by, choice)
+            found = _found(table, found_by, choice)
+            return replace(found, found_by=_TRAINING) if found.guessed and _all_optimize(found, forest) else found
     return _found(table, "", choice)
+
+
+def _all_optimize(steps: Steps, forest: Forest) -> bool:
+    """Return whether each step contains a range of an optimizer, other than one whose name only suggests it."""
+    optimizer = _spans(forest, (forest.labels["phase"] == "optimizer") & ~forest.labels["plain"])
+    process = forest.threads.table["process_code"].gather(optimizer["thread"])
+    at = pl.DataFrame([process.alias("process").cast(pl.Int32), steps.at(process, optimizer["start"])])
+    return steps.table.join(at, on=["process", "step"], how="anti").is_empty()
 
 
 def _found(table: pl.DataFrame, found_by: str, choice: slice | None) -> Steps:

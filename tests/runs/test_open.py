@@ -98,6 +98,17 @@ def test_a_pattern_does_not_make_steps_known() -> None:
     assert "per_step" not in report.meta
 
 
+def test_a_pattern_with_an_optimizer_makes_steps_known() -> None:
+    """A step of the optimizer ends a training step: the table shows the mean of the steps, without warm-up."""
+    rows, time = Rows(), 0
+    for length in (900, 100, 100, 100, 100, 100):
+        rows.range("Net |fwd", time, time + length - 20).range("SGD |opt", time + length - 20, time + length)
+        time += length
+    meta = Run(rows.build()).view().meta
+    assert meta["steps_found_by"] == "the pattern of ranges around each optimizer step"
+    assert (meta["steps"], meta["per_step"]) == (5, 5)
+
+
 def test_steps_of_a_small_part_are_not_those_of_the_run() -> None:
     """Ranges named step that cover less than half of the time do not hide the rest."""
     rows = Rows()
