@@ -11,6 +11,7 @@ The engine runs the nodes of each accelerator on a separate thread, the device t
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,9 +76,10 @@ class BackwardHooks:
         With `keep_graph`, the graph is retained, so the hooks must be removed afterwards. With `every`, each node has a
         hook, because the engine may skip nodes or run them in another order.
         """
-        frame, runs = Frame(create_graph), self.runs()
+        frame, runs, collects = Frame(create_graph), self.runs(), gc.isenabled()
         self._frames.setdefault(threading.get_ident(), []).append(frame)
         try:
+            gc.disable()  # the Python objects of a large graph would start a full collection every few steps
             found, unordered = self._threads.walk(roots)
             previous = None
             with self._lock:
@@ -88,6 +90,9 @@ class BackwardHooks:
         except BaseException:
             self.finish(runs)
             raise
+        finally:
+            if collects:
+                gc.enable()
 
     def runs(self) -> int:
         """Return the number of unfinished runs of this thread."""

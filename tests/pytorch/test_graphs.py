@@ -115,6 +115,45 @@ def test_a_deep_graph_is_freed_on_a_small_stack(way: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "freed\n", "")
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_large_graph_starts_no_garbage_collections(enabled: bool, tmp_path: Path) -> None:
+    """The walk creates some 70,000 Python objects: they start one collection, and those that are off stay off."""
+
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(10_000):
+                x = x * self.weight
+            return x
+
+    model, started, found = Loop(), list[int](), list[bool]()
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            started.append(info["generation"])
+
+    def body() -> None:
+        with emit_ranges(model):
+            loss = model(torch.ones(()))
+            gc.collect()
+            if not enabled:
+                gc.disable()
+            gc.callbacks.append(count)
+            try:
+                loss.backward()
+                found.append(gc.isenabled())
+            finally:
+                gc.callbacks.remove(count)
+                gc.enable()
+
+    capture(tmp_path, body)
+    assert found == [enabled]
+    assert len(started) <= 3 * enabled
+
+
 def test_a_deep_graph_has_its_layers(tmp_path: Path) -> None:
     """Depth costs no ranges: each call of a long loop has its backward range."""
 
