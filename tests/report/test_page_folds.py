@@ -122,3 +122,38 @@ def test_longest_parts_of_the_summary(fresh: Page, deep: Path) -> None:
     fresh.open(deep, "summary")
     assert fresh.texts("ol.top a")[:4] == ["layers.*.attn", "layers.*", "layers.*.mlp", "Optimizer"]
     assert fresh.texts("ol.top .value")[0].startswith("120.00 µs")
+
+
+def test_unfolded_lines_are_in_the_link(fresh: Page, deep: Path) -> None:
+    """What is unfolded, listed and folded comes back with the link, and with Back; the link stays short."""
+    fresh.open(deep, "layers")
+    first = tree_of(fresh)
+    fresh.click(".tree tbody button.link")
+    fresh.click(".tree tbody tr:nth-child(4) button.fold")
+    fresh.click(".tree tbody tr:nth-child(8) button.fold")
+    shown = tree_of(fresh)
+    link = fresh.run("location.hash")
+    assert list(shown)[2:6] == ["layers.1", "layers.2", "attn", "mlp"]
+    fresh.go("summary")
+    fresh.open(deep, link[1:])
+    assert tree_of(fresh) == shown
+    fresh.click(".tree tbody tr:nth-child(1) button.fold")
+    assert len(tree_of(fresh)) == 3
+    fresh.click("#head a[href='#kernels'], #head a[href='#steps']")
+    fresh.run("history.back()")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 3")
+    fresh.open(deep, "layers?lines=zz.0--&listed=zzzzzz-zzzzzz&folded=%00")
+    assert tree_of(fresh) == first
+
+
+def test_many_unfolded_lines_end_with_the_first_of_them(fresh: Page, deep: Path) -> None:
+    """Every second of 200 blocks is unfolded: their numbers are in the link, which has 600 characters at most."""
+    fresh.open(deep, "layers")
+    fresh.click(".tree tbody button.link")
+    for number in range(200, 1, -2):
+        fresh.run(f"document.querySelector('.tree tbody tr:nth-child({number}) button.fold').click()")
+    link = fresh.run("location.hash")
+    assert len(link) < 700
+    shown = list(tree_of(fresh))
+    fresh.open(deep, link[1:])
+    assert list(tree_of(fresh)) == shown
