@@ -157,3 +157,42 @@ def test_many_unfolded_lines_end_with_the_first_of_them(fresh: Page, deep: Path)
     shown = list(tree_of(fresh))
     fresh.open(deep, link[1:])
     assert list(tree_of(fresh)) == shown
+
+
+def test_view_of_a_fold(fresh: Page, deep: Path) -> None:
+    """Its sums and spread, the slowest layer as a link, a bar per layer that leads to it, and the layers inside."""
+    fresh.open(deep, "summary")
+    fresh.click("ol.top li:nth-child(2) a")
+    fresh.wait("document.querySelector('main').dataset.view === 'layer'")
+    assert fresh.text("main h1") == "layers.* Block ×200"
+    rows = {line[0]: line[1:] for line in (row.split("\t") for row in fresh.texts(".facts tbody tr"))}
+    assert rows == {
+        "Total": ["202.00 µs"] * 2, "Median": ["1.00 µs"] * 2, "Slowest (index)": ["3.00 µs (7)"] * 2,
+        "IQR": ["0"] * 2,
+    }  # fmt: skip
+    bars = fresh.run(
+        "[...document.querySelector('.drawing').querySelectorAll('rect')].map(one => one.height.baseVal.value)"
+    )
+    assert (len(bars), max(bars), bars.index(max(bars))) == (BLOCKS, 90, 7)
+    assert bars[0] == pytest.approx(30)
+    assert fresh.texts(".columns .panel:nth-child(2) tbody .name") == ["attn", "mlp"]
+    fresh.click(".facts a")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.7 ')")
+    fresh.run("history.back()")
+    fresh.wait("document.querySelectorAll('.drawing a').length === 200")
+    fresh.run("document.querySelector('.drawing a:nth-of-type(12)').focus()")
+    fresh.press("Enter")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.11 ')")
+
+
+def test_folds_in_a_fold_lead_to_each_other(fresh: Page, deep: Path) -> None:
+    """The tree leads to the view of a fold; a fold in it has the view of the same, with the way back."""
+    fresh.open(deep, "layers")
+    fresh.click(".tree tbody a.count")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.* ')")
+    fresh.click(".columns .panel:nth-child(2) tbody a")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.*.attn ')")
+    assert fresh.texts(".crumbs a") == ["Layers", "layers.*"]
+    assert fresh.text(".facts tbody tr:first-child td") == "120.00 µs"
+    steps = fresh.texts("main .status")
+    assert steps == ["Median 120.00 µs, longest 120.00 µs (step 0), shortest 120.00 µs (step 1)."]

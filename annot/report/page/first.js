@@ -77,7 +77,7 @@ function partRects(key, x, width, height) {
   ];
 }
 
-function hatches() {
+function partHatches() {
   return svg(
     'defs',
     {},
@@ -100,7 +100,7 @@ function partsPicture(parts, text, whole) {
   return svg(
     'svg',
     {class: 'drawing', viewBox: `0 0 ${width} ${bottom + 30}`},
-    hatches(),
+    partHatches(),
     svg('text', {class: 'title', x: 0, y: 20}, text),
     parts.map((one, number) => {
       const start = end,
@@ -129,7 +129,7 @@ function partsBar(parts) {
       height,
       'aria-label': parts.map(one => `${partWords(one.key)} ${percent(one.share)}`).join(', '),
     },
-    hatches(),
+    partHatches(),
     parts.map(one => {
       const start = end;
       end += 100 * one.share;

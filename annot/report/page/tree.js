@@ -300,7 +300,8 @@ function treeRow(place, context, before) {
       fold,
       label,
       line.module && name(line.module, 'module'),
-      line.count && h('span', {class: 'count'}, line.count),
+      line.count &&
+        h('a', {class: 'count', href: partLink(place), title: 'Times of the repeated layers'}, line.count),
     ),
   );
   first.firstChild.style.setProperty('--depth', Math.min(depth, 12));
