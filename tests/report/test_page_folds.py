@@ -170,9 +170,7 @@ def test_view_of_a_fold(fresh: Page, deep: Path) -> None:
         "Total": ["202.00 µs"] * 2, "Median": ["1.00 µs"] * 2, "Slowest (index)": ["3.00 µs (7)"] * 2,
         "IQR": ["0"] * 2,
     }  # fmt: skip
-    bars = fresh.run(
-        "[...document.querySelector('.drawing').querySelectorAll('rect')].map(one => one.height.baseVal.value)"
-    )
+    bars = fresh.run("[...document.querySelectorAll('.drawing a rect')].map(one => one.height.baseVal.value)")
     assert (len(bars), max(bars), bars.index(max(bars))) == (BLOCKS, 90, 7)
     assert bars[0] == pytest.approx(30)
     assert fresh.texts(".columns .panel:nth-child(2) tbody .name") == ["attn", "mlp"]

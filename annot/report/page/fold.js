@@ -71,15 +71,16 @@ function memberBars(run, fold, numbers) {
       phases = PHASES.filter(phase => one[phase]),
       parts = phases.length ? phases.map(phase => [phase, one[phase]]) : [['other', one.total ?? 0]];
     const tip = [title(run.lines[place]), ...parts.map(([phase, ns]) => `${phase} ${duration(ns)}`)].join(', ');
+    const bar = (from, to) => [
+      [number * wide, height * (1 - to / longest)],
+      [number * wide + Math.min(0.84 * wide, 72), height * (1 - from / longest)],
+    ];
     let base = 0;
-    parts.forEach(([phase, ns], part) => {
-      const corners = [base + ns, base].map((level, side) => [
-        number * wide + (side && Math.min(0.84 * wide, 72)),
-        height * (1 - level / longest),
-      ]);
-      shapes.push(['bar', corners, phase, tip, part ? '' : `layer/${place}`, 1]);
+    for (const [phase, ns] of parts) {
+      shapes.push(['bar', bar(base, base + ns), phase, '', '', 1]);
       base += ns;
-    });
+    }
+    shapes.push(['bar', bar(0, base), 'other', tip, `layer/${place}`, 0]); // one link over all phases
   });
   const text = `Time of each layer of ${fold.layer}`;
   return exportable(drawing({title: text, size: [width, height], shapes}), text);
