@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.interval_sums import Cells, cells_of
 from annot.analyze.trace_events import activity_blocks, range_blocks
 from annot.analyze.tracks import Lanes, Tracks
 from annot.attribution import Attribution
@@ -42,6 +43,8 @@ class Timeline:
         total: number of events in all lanes, before sampling.
         every: sampling interval of the shorter events: every n-th is present; 1: all events.
         left_out: number of lanes that are left out.
+        cells: sums of the events of these lanes that are left out; their times are relative to `start_ns`. None: all
+            events are there.
     """
 
     events: pl.DataFrame
@@ -50,6 +53,7 @@ class Timeline:
     total: int
     every: int
     left_out: int
+    cells: Cells | None = None
 
 
 def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
@@ -74,12 +78,14 @@ def timeline(attribution: Attribution, most: int = 100_000) -> Timeline:
     lanes, found = _in_lanes(every, tracks)
     first = found["start_ns"].min()
     start = first if isinstance(first, int) else 0
+    found = found.with_columns(pl.col("start_ns") - start, pl.col("row").clip(upper_bound=_ROWS - 1))
     events, step = _sampled(found, most)
-    events = _in_rows(events).with_columns(pl.col("start_ns") - start, pl.col("text").cast(pl.String))
+    cells = None if step == 1 else cells_of(found, events, lanes, most)
+    events = _in_rows(events).with_columns(pl.col("text").cast(pl.String))
     for number, deepest in events.group_by("lane").agg(pl.col("row").max()).iter_rows():
         lanes[number]["rows"] = deepest + 1
     events = events.sort("lane", "row", "start_ns", maintain_order=True)
-    return Timeline(events, lanes, start, every.height, step, len(tracks.all()) - len(lanes))
+    return Timeline(events, lanes, start, every.height, step, len(tracks.all()) - len(lanes), cells)
 
 
 def _blocks(attribution: Attribution, tracks: Tracks) -> Iterator[pl.DataFrame]:
@@ -144,6 +150,7 @@ def _in_rows(events: pl.DataFrame) -> pl.DataFrame:
     parts = [events.clear()]
     for part in events.sort("start_ns", maintain_order=True).partition_by("lane", maintain_order=True):
         if part["row"].null_count():
-            part = part.with_columns(Lanes().of(part["start_ns"], part["start_ns"] + part["length_ns"]).alias("row"))
-        parts.append(part.with_columns(pl.col("row").clip(upper_bound=_ROWS - 1)))
+            row = Lanes().of(part["start_ns"], part["start_ns"] + part["length_ns"]).clip(upper_bound=_ROWS - 1)
+            part = part.with_columns(row.alias("row"))
+        parts.append(part)
     return pl.concat(parts)

@@ -28,6 +28,10 @@ MODEL: Final = "(model)"
 """Displayed path of the root module."""
 LAYER_PHASES: Final = ("forward", "backward", "recompute")
 """Phases of a layer."""
+_WRAPPERS: Final = (
+    "DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine", "FullyShardedDataParallel",
+)  # fmt: skip
+"""Classes of PyTorch modules that have the path of the module that they wrap."""
 _Key = tuple[str, str]
 _Row = Mapping[str, Any]
 _ROW: Final = ("layer", "module", "phase")
@@ -231,17 +235,22 @@ def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
     """Map each layer to its children. The parent is the layer with the longest path that is a prefix."""
     keys = list(lines)
     first: dict[str, _Key] = {}
-    models = 0
     for key in keys:
         if not _is_graph(key) and FUSED not in key[0]:
             first.setdefault(key[0], key)
-            models += not key[0]
+    roots = [key for key in keys if not key[0] and not _is_graph(key)]
+    wrappers = [key for key in roots if key[1] in _WRAPPERS]
+    models = [key for key in roots if key not in wrappers]
+    if len(wrappers) == len(models) == 1:
+        first[""] = models[0]
     children: dict[_Key | None, list[_Key]] = {}
     for key in keys:
         above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(lines[key])
         parent = next((first[path] for path in above if path in first), None)
-        if parent is not None and not parent[0] and models > 1:
+        if parent is not None and not parent[0] and len(models) > 1:
             parent = None  # with several models, the path alone does not identify the root
+        if [key] == models and len(wrappers) == 1:
+            parent = wrappers[0]
         children.setdefault(parent, []).append(key)
     return children
 
@@ -281,6 +290,8 @@ def _walk(
             line.label = key[0][len(above[0]) + len(separator) :]
         if _is_graph(key):
             line.label = "(graph)"
+        elif above is not None and not key[0]:
+            line.label = "module"
         line.inside = [lines[child] for child in children.get(key, [])]
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

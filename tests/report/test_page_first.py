@@ -42,7 +42,7 @@ def test_the_answer_is_on_the_first_screen(fresh: Page, tmp_path: Path, name: st
     assert fresh.run(OUTSIDE) == []
     rows = run.advice.head(3)
     assert fresh.texts(".best h3") == rows["advice"].to_list()
-    widths = fresh.run("[...document.querySelectorAll('.panel > svg.parts g')].map(one => one.getBBox().width)")
+    widths = fresh.run("[...document.querySelectorAll('.picture > svg.parts g')].map(one => one.getBBox().width)")
     assert sum(widths) == pytest.approx(fresh.run("document.querySelector('svg.parts').clientWidth"), abs=3)
     shares = [float(text.removesuffix("%")) for text in fresh.texts(".keys strong")]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares) + 0.01)

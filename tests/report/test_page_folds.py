@@ -122,3 +122,75 @@ def test_longest_parts_of_the_summary(fresh: Page, deep: Path) -> None:
     fresh.open(deep, "summary")
     assert fresh.texts("ol.top a")[:4] == ["layers.*.attn", "layers.*", "layers.*.mlp", "Optimizer"]
     assert fresh.texts("ol.top .value")[0].startswith("120.00 µs")
+
+
+def test_unfolded_lines_are_in_the_link(fresh: Page, deep: Path) -> None:
+    """What is unfolded, listed and folded comes back with the link, and with Back; the link stays short."""
+    fresh.open(deep, "layers")
+    first = tree_of(fresh)
+    fresh.click(".tree tbody button.link")
+    fresh.click(".tree tbody tr:nth-child(4) button.fold")
+    fresh.click(".tree tbody tr:nth-child(8) button.fold")
+    shown = tree_of(fresh)
+    link = fresh.run("location.hash")
+    assert list(shown)[2:6] == ["layers.1", "layers.2", "attn", "mlp"]
+    fresh.go("summary")
+    fresh.open(deep, link[1:])
+    assert tree_of(fresh) == shown
+    fresh.click(".tree tbody tr:nth-child(1) button.fold")
+    assert len(tree_of(fresh)) == 3
+    fresh.click("#head a[href='#kernels'], #head a[href='#steps']")
+    fresh.run("history.back()")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 3")
+    fresh.open(deep, "layers?lines=zz.0--&listed=zzzzzz-zzzzzz&folded=%00")
+    assert tree_of(fresh) == first
+
+
+def test_many_unfolded_lines_end_with_the_first_of_them(fresh: Page, deep: Path) -> None:
+    """Every second of 200 blocks is unfolded: their numbers are in the link, which has 600 characters at most."""
+    fresh.open(deep, "layers")
+    fresh.click(".tree tbody button.link")
+    for number in range(200, 1, -2):
+        fresh.run(f"document.querySelector('.tree tbody tr:nth-child({number}) button.fold').click()")
+    link = fresh.run("location.hash")
+    assert len(link) < 700
+    shown = list(tree_of(fresh))
+    fresh.open(deep, link[1:])
+    assert list(tree_of(fresh)) == shown
+
+
+def test_view_of_a_fold(fresh: Page, deep: Path) -> None:
+    """Its sums and spread, the slowest layer as a link, a bar per layer that leads to it, and the layers inside."""
+    fresh.open(deep, "summary")
+    fresh.click("ol.top li:nth-child(2) a")
+    fresh.wait("document.querySelector('main').dataset.view === 'layer'")
+    assert fresh.text("main h1") == "layers.* Block ×200"
+    rows = {line[0]: line[1:] for line in (row.split("\t") for row in fresh.texts(".facts tbody tr"))}
+    assert rows == {
+        "Total": ["202.00 µs"] * 2, "Median": ["1.00 µs"] * 2, "Slowest (index)": ["3.00 µs (7)"] * 2,
+        "IQR": ["0"] * 2,
+    }  # fmt: skip
+    bars = fresh.run("[...document.querySelectorAll('.drawing a rect')].map(one => one.height.baseVal.value)")
+    assert (len(bars), max(bars), bars.index(max(bars))) == (BLOCKS, 90, 7)
+    assert bars[0] == pytest.approx(30)
+    assert fresh.texts(".columns .panel:nth-child(2) tbody .name") == ["attn", "mlp"]
+    fresh.click(".facts a")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.7 ')")
+    fresh.run("history.back()")
+    fresh.wait("document.querySelectorAll('.drawing a').length === 200")
+    fresh.run("document.querySelector('.drawing a:nth-of-type(12)').focus()")
+    fresh.press("Enter")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.11 ')")
+
+
+def test_folds_in_a_fold_lead_to_each_other(fresh: Page, deep: Path) -> None:
+    """The tree leads to the view of a fold; a fold in it has the view of the same, with the way back."""
+    fresh.open(deep, "layers")
+    fresh.click(".tree tbody a.count")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.* ')")
+    fresh.click(".columns .panel:nth-child(2) tbody a")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.*.attn ')")
+    assert fresh.texts(".crumbs a") == ["Layers", "layers.*"]
+    assert fresh.text(".facts tbody tr:first-child td") == "120.00 µs"
+    steps = fresh.texts("main .status")
+    assert steps == ["Median 120.00 µs, longest 120.00 µs (step 0), shortest 120.00 µs (step 1)."]

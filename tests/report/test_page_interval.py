@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from chromium import Page
-from report_pages import frames, page_of
-from tables import Rows
+from report_pages import frames, page_data, page_of
+from tables import Rows, busy_steps
 
+from annot.report.page.render import as_page
 from annot.report.units import duration
 
 pytest_plugins = ["report_page_fixtures"]
@@ -182,3 +183,42 @@ def test_host_times_without_a_device(fresh: Page, tmp_path: Path) -> None:
     times = {row.split("\t")[0].strip(): row.split("\t")[2] for row in fresh.texts(".sums tbody tr")}
     assert times == {"net.a Linear": "200.00 µs", "net.b ReLU": "100.00 µs", "net Net": "100.00 µs"}
     assert not re.search(r"NaN|undefined", fresh.text("main"))
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_sums_of_a_sample_are_those_of_all_events(fresh: Page, tmp_path: Path, device: bool) -> None:
+    """With a twelfth of the events: equal from cell to cell, and correct to the error that the page says between."""
+    profile = busy_steps(150, device=device)
+    whole, sample = (page_data(profile, "made", events=most) for most in (100_000, 400))
+    line = sample["runs"][0]["timeline"]
+    assert (line["every"] > 1, len(line["start_ns"]), whole["runs"][0]["timeline"]["every"]) == (True, 400, 1)
+    bounds = line["cells"]["bounds"]
+    found, counted = [], list[str]()
+    for data in (whole, sample):
+        (tmp_path / "made.html").write_bytes(as_page(data, "made"))
+        said = []
+        for begin, end in ((bounds[0], bounds[-1]), (bounds[2], bounds[3]), (bounds[1] + 777, bounds[-2] - 3333)):
+            fresh.open(tmp_path / "made.html", f"timeline?begin={begin}&end={end}")
+            fresh.wait("document.querySelector('.sums tbody')")
+            hint = [text for text in fresh.texts("main .panel .hint") if "±" in text]
+            times = sorted(row.rpartition("\t")[0] for row in fresh.texts(".sums tbody tr"))  # without the count
+            sums = _sums(fresh)
+            counted.append(sums.pop("Kernels and copies" if device else "Ranges"))
+            said.append((sums, times, hint))
+        found.append(said)
+    every, some = found
+    assert counted[0] == counted[3]
+    assert [one[:2] for one in some[:2]] == [one[:2] for one in every[:2]]
+    assert [len(hint) for _, _, hint in some] == [0, 0, 1]
+    assert [hint for _, _, hint in every] == [[], [], []]
+    error = _ns(some[2][2][0].partition("±")[2])
+    assert 0 < error < bounds[-1] - bounds[0]
+    timed = {term: text for term, text in every[2][0].items() if " " in text}
+    assert len(timed) == (4 if device else 3)
+    for term, text in timed.items():
+        assert _ns(some[2][0][term]) == pytest.approx(_ns(text), abs=error + 10), term
+
+
+def _ns(text: str) -> float:
+    number, unit = re.split("[ :]", text)[:2]
+    return float(number) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]

@@ -86,3 +86,27 @@ def test_roofline_and_steps_of_a_layer_are_saved(fresh: Page, trained: Path, tmp
         assert len([one for one in root.iter() if one.tag in (f"{SVG}circle", f"{SVG}rect")]) == kept + 1
         names = fresh.run("[...document.querySelectorAll('.saves button')].map(one => one.getAttribute('aria-label'))")
         assert len(set(names)) == len(names) == 2
+
+
+def test_bar_of_the_first_screen_is_saved_with_its_legend(fresh: Page, trained: Path, tmp_path: Path) -> None:
+    """The files have the parts with the colors of the light theme, hatches of their own, names and shares."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    fresh.open(trained, "summary", dark=True)
+    elements = fresh.run("document.querySelectorAll('*').length")
+    keys = fresh.texts(".keys li")
+    picture = saved(fresh, tmp_path, "SVG")
+    assert fresh.run("document.querySelectorAll('*').length") == elements
+    assert not re.search(rb"class=|style=|var\(|http(?!://www.w3.org/2000/svg)", picture)
+    root = ElementTree.fromstring(picture)
+    texts = [one.text or "" for one in root.iter(f"{SVG}text")]
+    assert texts[0] == "Step time"
+    assert texts[-1].startswith("100% is ")
+    shares = [" ".join(re.sub(r"\(.*?\)", " ", key).split()) for key in keys]
+    assert sorted(texts[1:-1]) == sorted(shares)
+    hatched = {one.get("fill") for one in root.iter(f"{SVG}rect") if "url(" in (one.get("fill") or "")}
+    known = {f'url("#{one.get("id")}")' for one in root.iter(f"{SVG}pattern")}
+    assert hatched
+    assert hatched <= known
+    png = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
+    assert png.size == (2400, 2 * int(root.attrib["height"]))
+    assert len(png.crop((0, 68, 2400, 136)).getcolors(1 << 20)) > len(shares)

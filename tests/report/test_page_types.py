@@ -33,6 +33,14 @@ def checked(script: str, folder: Path) -> list[str]:
     return [f"{problem}  {lines[int(number) - 1].strip()}" for number, problem in found]
 
 
+def test_names_of_functions_are_unique() -> None:
+    """The scripts share one scope, in which a second function of a name replaces the first; `tsc` accepts that."""
+    script = as_page({"kind": "report", "runs": []}, "x").decode()
+    names = re.findall(r"^(?:async )?function\*? (\w+)", script, re.MULTILINE)
+    assert len(names) > 100
+    assert len(set(names)) == len(names)
+
+
 def test_scripts_have_no_type_errors(tmp_path: Path) -> None:
     """All scripts are in one function, so that the checker sees each function with its callers."""
     script = as_page({"kind": "report", "runs": []}, "x").decode().rpartition("<script>")[2].partition("</script>")[0]

@@ -337,6 +337,19 @@ def test_fused_kernels_stand_below_what_their_layers_share(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
+def test_wrapped_model_stands_below_its_wrapper() -> None:
+    """Its layers are below the model. Two models in wrappers have no layer below them: the path fits both."""
+    names = [("", "DistributedDataParallel"), ("", "Net"), ("a", "Linear"), ("a.b", "ReLU")]
+    for more, expected in (
+        ([], [("(model)", 0), ("module", 1), ("a", 2), ("b", 3)]),
+        ([("", "Critic")], [("(model)", 0), ("(model)", 0), ("a", 0), ("b", 1), ("(model)", 0)]),
+    ):
+        rows = pl.DataFrame(
+            [{"layer": layer, "module": module, "phase": "forward"} for layer, module in [*names, *more]],
+        )
+        assert [(line.label, line.depth) for line in layer_lines(rows)] == expected
+
+
 def test_names_do_nothing_but_appear(tmp_path: Path) -> None:
     """Escape sequences and markup in a name are shown, not obeyed."""
     profile = SqliteProfile()

@@ -22,16 +22,16 @@ def written(profile: Path, *options: str) -> Path:
     return out
 
 
-def page_data(profile: Profile, name: str) -> dict[str, Any]:
-    """Return the data of the page of a profile that was made by a test."""
+def page_data(profile: Profile, name: str, **options: Any) -> dict[str, Any]:
+    """Return the data of the page of a profile that was made by a test; `options` of `run_data`."""
     run = Run(profile)
     run.path = name
-    return run.page()
+    return run.page(**options)
 
 
-def page_of(profile: Profile, folder: Path) -> Path:
+def page_of(profile: Profile, folder: Path, **options: Any) -> Path:
     out = folder / "made.html"
-    out.write_bytes(as_page(page_data(profile, "made"), "made"))
+    out.write_bytes(as_page(page_data(profile, "made", **options), "made"))
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import polars as pl
@@ -58,3 +59,26 @@ def many_kernels(events: int) -> Profile:
         end=pl.col("start") + pl.col("length"), name=pl.format("k{}", pl.col("start") % 5),
     )  # fmt: skip
     return Profile.build({}, kernels=kernels.drop("length"))
+
+
+def busy_steps(steps: int, *, device: bool) -> Profile:
+    """Return steps of four blocks with three layers each, of random lengths, and idle time between the steps.
+
+    Layers launch a kernel each on one of two streams, on which kernels of different layers may run at once.
+    """
+    rows, random, clock = Rows(), Random(7), 0
+    for step in range(steps):
+        begin = clock
+        for block in range(4):
+            for layer in range(3):
+                start = clock + 50 + 300 * layer
+                rows.range(f"net.{block}.{layer} Linear |fwd", start, start + random.randint(20, 250))
+                at = start + random.randint(5, 600)
+                if device:
+                    end = at + random.randint(5, random.choice((60, 60, 60, 900)))
+                    rows.kernel(start + 5, (at, end), name=f"k{layer}", stream=random.choice((7, 8)))
+            rows.range(f"net.{block} Block |fwd", clock, clock + 1000)
+            clock += 1000 + random.randint(0, 100)
+        rows.range(f"Batch {step} |step", begin, clock)
+        clock += random.randint(0, 3000)
+    return rows.build()

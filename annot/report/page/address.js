@@ -1,7 +1,13 @@
 // The state of the page in the fragment of its URL, as #view/argument?key=value. A copied link opens the same state, and
 // the entries of the history keep theirs. A link such as #layers names a view alone: the page adds the state that the
 // reader left in it.
-const KEPT = {layers: 'filters', icicle: 'filters', kernels: 'kernels', compare: 'comparison', timeline: 'span'};
+const KEPT = {
+  layers: ['filters', 'unfolded'],
+  icicle: ['filters'],
+  kernels: ['kernels'],
+  compare: ['comparison'],
+  timeline: ['span'],
+};
 const address = {view: '', argument: '', rank: 0, state: {}, usual: {}};
 
 // The parts of a fragment. Malformed fragments have empty parts.
@@ -13,8 +19,9 @@ function readAddress(text) {
 
 function fragmentOf({view, argument, rank, state, usual}) {
   const values = new URLSearchParams();
-  for (const [key, value] of Object.entries(state[KEPT[view]] ?? {}))
-    if (value !== '' && value !== usual[key]) values.set(key, value);
+  for (const part of KEPT[view] ?? [])
+    for (const [key, value] of Object.entries(state[part] ?? {}))
+      if (value !== '' && value !== usual[key]) values.set(key, value);
   for (const [table, sort] of state.sorts?.get(view) ?? []) values.append('sort', `${table}:${sort}`);
   if (rank) values.set('rank', rank);
   const query = String(values);
@@ -44,28 +51,29 @@ function arrive(view, {argument, values}, rank, state, data, run) {
   const usual = run ? {time: run.time} : {by: data.by, only: 'place'};
   Object.assign(address, {view, argument, rank, state, usual});
   if (!history.state?.complete && !String(values)) return;
-  const offered = Object.hasOwn(OFFERED, view) ? OFFERED[view](data, run) : {};
-  const taken = Object.entries(offered).map(([key, fits]) => {
-    const value = values.get(key) ?? '';
-    return [key, value !== '' && fits(value) ? value : usual[key] ?? ''];
-  });
-  if (taken.length) state[KEPT[view]] = {...state[KEPT[view]], ...Object.fromEntries(taken)};
+  for (const part of KEPT[view] ?? []) {
+    const taken = Object.entries(OFFERED[part](data, run)).map(([key, fits]) => {
+      const value = values.get(key) ?? '';
+      return [key, value !== '' && fits(value) ? value : usual[key] ?? ''];
+    });
+    state[part] = {...state[part], ...Object.fromEntries(taken)};
+  }
   const sorts = values.getAll('sort').map(sort => /^([^:]*):(.*)$/s.exec(sort)?.slice(1) ?? []);
   (state.sorts ??= new Map()).set(view, new Map(sorts.filter(sort => sort.length)));
 }
 
-// The values that each view accepts in a link, by key.
+// The values that each part of the state accepts in a link, by key.
 const OFFERED = {
-  layers: (_, run) => layerFilters(run),
-  icicle: (_, run) => layerFilters(run),
+  filters: (_, run) => layerFilters(run),
+  unfolded: () => Object.fromEntries(Object.keys(UNFOLDED).map(key => [key, isPlaces])),
   kernels: (_, run) => ({search: () => true, kind: value => run.classes.kind.includes(value)}),
-  compare: data => ({
+  comparison: data => ({
     by: value => Object.hasOwn(data.tables, value),
     search: () => true,
     phase: value => (data.tables[data.by].phase ?? []).includes(value),
     only: value => Object.hasOwn(COMPARED, value),
   }),
-  timeline: (_, run) => ({
+  span: (_, run) => ({
     ...Object.fromEntries(['from', 'to', 'begin', 'end'].map(key => [key, value => Number.isFinite(Number(value))])),
     marked: value => /^\d{1,9}$/.test(value) && Number(value) < run.lines.length,
   }),
@@ -79,6 +87,45 @@ function layerFilters(run) {
     steps: value => stepRange(value, run.layer_steps.steps) !== undefined,
     time: value => value === 'host_ns' && run.meta.host_ns !== null,
   };
+}
+
+// The lines that the reader unfolded and folded: those unlike at first, folds that list their layers, and lines folded
+// under a filter.
+const UNFOLDED = {lines: '', listed: '', folded: ''};
+
+// Numbers of lines as text, ascending: the distance of each run of neighbors to the one before, and how many follow.
+// A text of more than LONGEST characters would not fit into a link: it ends with the last run that does.
+const LONGEST = 600;
+function placesText(places) {
+  const runs = [];
+  for (const place of [...places].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && place === last[0] + last[1] + 1) last[1]++;
+    else runs.push([place, 0]);
+  }
+  const texts = runs.map(([place, more], at) => {
+    const from = at ? runs[at - 1][0] + runs[at - 1][1] : 0;
+    return (place - from).toString(36) + (more ? `-${more.toString(36)}` : '');
+  });
+  const text = texts.join('.');
+  return text.length > LONGEST ? text.slice(0, text.lastIndexOf('.', LONGEST)) : text;
+}
+
+function isPlaces(text) {
+  return text.length <= LONGEST && /^[0-9a-z]{1,6}(-[0-9a-z]{1,6})?(\.[0-9a-z]{1,6}(-[0-9a-z]{1,6})?)*$/.test(text);
+}
+
+// The numbers below `end` in such a text.
+function placesOf(text, end) {
+  const places = new Set();
+  let at = 0;
+  for (const run of text ? text.split('.') : []) {
+    const [from, more = 0] = run.split('-').map(one => parseInt(one, 36));
+    const last = at + from + more;
+    for (let place = at + from; place <= last && place < end; place++) places.add(place);
+    at = last;
+  }
+  return places;
 }
 
 // The sort order of a table in the fragment, or its own: `by` is the number of a column, -1 the order of the rows.

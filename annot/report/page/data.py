@@ -283,12 +283,21 @@ def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
 def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
     row_of_key = pl.Series([index.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
-    codes, texts = _coded(found.events["text"])
-    events = found.events.select("lane", "row", "start_ns", "length_ns", codes.alias("text"), of="key")
-    events = events.with_columns(row_of_key.gather(events["of"]).alias("of"))
+    cells = found.cells
+    names = [found.events["text"], *([cells.sums["text"].cast(pl.String)] if cells else [])]
+    codes, texts = _coded(pl.concat(names))
+    events = found.events.select("lane", "row", "start_ns", "length_ns", of="key")
+    events = events.with_columns(codes.head(events.height).alias("text"), row_of_key.gather(events["of"]).alias("of"))
     return {
         "lanes": found.lanes, "texts": texts, "total": found.total,
         "every": found.every, "left_out": found.left_out, **_columns(events),
+        "cells": cells and {
+            "bounds": cells.bounds, "busy": _columns(cells.busy),
+            "sums": _columns(cells.sums.select(
+                "cell", "calls", "length_ns", row_of_key.gather(cells.sums["key"]).alias("of"),
+                codes.slice(events.height).alias("text"),
+            )),
+        },
     }  # fmt: skip
 
 

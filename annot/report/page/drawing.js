@@ -31,7 +31,7 @@ function chartPanel(chart) {
 }
 
 // Bars without axes: for each step the stacked times of its parts. With many steps, a bar is the longest of neighbors.
-/** @param {string} text @param {[string, Float64Array, number][]} parts @param {number} first */
+/** @param {string} text @param {[string, Float64Array][]} parts @param {number} first */
 function stepBars(text, parts, first) {
   const steps = parts[0][1].length,
     totals = Array.from({length: steps}, (_, step) => parts.reduce((sum, [, values]) => sum + values[step], 0)),

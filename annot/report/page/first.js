@@ -43,11 +43,13 @@ function stepParts(run, rows) {
           ['GPU idle', idle],
         ]
       : [['', parts]];
+  const heading_ = run.meta.steps ? 'Step time' : 'Time of the run',
+    whole = `100% is ${wholeText(run, wall)}.`;
   return panel(
-    run.meta.steps ? 'Step time' : 'Time of the run',
-    partsBar(parts),
+    heading_,
+    exportable(() => partsPicture(parts, heading_, whole), heading_, partsBar(parts)),
     h('div', {class: 'groups'}, groups.filter(([, of]) => of.length).map(([heading_, of]) => partsLegend(heading_, of))),
-    h('p', {class: 'hint'}, `100% is ${wholeText(run, wall)}.`),
+    h('p', {class: 'hint'}, whole),
   );
 }
 
@@ -75,6 +77,46 @@ function partRects(key, x, width, height) {
   ];
 }
 
+function partHatches() {
+  return svg(
+    'defs',
+    {},
+    Object.entries(HATCHES).map(([key, d]) =>
+      svg(
+        'pattern',
+        {id: `hatch-${key}`, width: 8, height: 8, patternUnits: 'userSpaceOnUse'},
+        svg('path', {d, class: 'idle-lines'}),
+      ),
+    ),
+  );
+}
+
+// The bar with its title and legend, for files.
+function partsPicture(parts, text, whole) {
+  const columns = 4,
+    [width, height] = [1200, 34],
+    bottom = 34 + height + 28 * Math.ceil(parts.length / columns);
+  let end = 0;
+  return svg(
+    'svg',
+    {class: 'drawing', viewBox: `0 0 ${width} ${bottom + 30}`},
+    partHatches(),
+    svg('text', {class: 'title', x: 0, y: 20}, text),
+    parts.map((one, number) => {
+      const start = end,
+        x = ((number % columns) * width) / columns,
+        y = 44 + height + 28 * Math.floor(number / columns);
+      end += width * one.share;
+      return [
+        svg('g', {transform: 'translate(0 34)'}, partRects(one.key, start, end - start, height)),
+        svg('g', {transform: `translate(${x} ${y})`}, partRects(one.key, 0, 14, 14)),
+        svg('text', {x: x + 22, y: y + 11}, `${partWords(one.key)} ${percent(one.share)}`),
+      ];
+    }),
+    svg('text', {x: 0, y: bottom + 22}, whole),
+  );
+}
+
 function partsBar(parts) {
   const height = 34;
   let end = 0;
@@ -87,17 +129,7 @@ function partsBar(parts) {
       height,
       'aria-label': parts.map(one => `${partWords(one.key)} ${percent(one.share)}`).join(', '),
     },
-    svg(
-      'defs',
-      {},
-      Object.entries(HATCHES).map(([key, d]) =>
-        svg(
-          'pattern',
-          {id: `hatch-${key}`, width: 8, height: 8, patternUnits: 'userSpaceOnUse'},
-          svg('path', {d, class: 'idle-lines'}),
-        ),
-      ),
-    ),
+    partHatches(),
     parts.map(one => {
       const start = end;
       end += 100 * one.share;

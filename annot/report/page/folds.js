@@ -6,6 +6,11 @@ function lineAt(run, place) {
   return run.lines[place] ?? run.folds[place - run.lines.length];
 }
 
+// The layers of a fold, or the layer itself.
+function membersOf(run, place) {
+  return lineAt(run, place).members ?? [place];
+}
+
 function isFold(run, place) {
   return place >= run.lines.length;
 }
@@ -65,7 +70,7 @@ function spreadOf(fold, members) {
     return times[below][0] + (place - below) * ((times[below + 1] ?? times[below])[0] - times[below][0]);
   };
   const [slowest, number] = times[times.length - 1];
-  return {median: at(0.5), slowest, index: fold.indices[number], iqr: at(0.75) - at(0.25)};
+  return {median: at(0.5), slowest, number, index: fold.indices[number], iqr: at(0.75) - at(0.25)};
 }
 
 // The parts of the run with the most self time: layers, folds, optimizer, data wait and ranges of the program.
@@ -88,8 +93,8 @@ function partName(line) {
   return line.other ? line.label : title(line);
 }
 
-function partLink(run, place) {
-  return isFold(run, place) ? '#layers' : `#layer/${place}`;
+function partLink(place) {
+  return `#layer/${place}`;
 }
 
 function foldSize(line) {

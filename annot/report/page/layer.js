@@ -1,5 +1,6 @@
 // One layer: times, work, counters, shapes, kernels, steps and advice.
 function layerView(run, state, place) {
+  if (run.folds[place - run.lines.length] && foldsInside(run)) return foldView(run, place);
   const line = run.lines[place];
   if (!line) return [h('h1', {}, 'Layer'), emptyText('This profile does not contain the layer.')];
   return [
@@ -39,12 +40,12 @@ function sourceOf(run, line) {
 
 function crumbs(run, line) {
   const above = [];
-  for (let at = line.parent; at >= 0; at = run.lines[at].parent) above.unshift(at);
+  for (let at = line.parent; at >= 0; at = lineAt(run, at).parent) above.unshift(at);
   return h(
     'nav',
     {class: 'crumbs', 'aria-label': 'Parent layers'},
     h('a', {href: '#layers'}, 'Layers'),
-    above.map(place => [' › ', h('a', {href: `#layer/${place}`}, name(run.lines[place].label))]),
+    above.map(place => [' › ', h('a', {href: partLink(place)}, name(lineAt(run, place).label))]),
   );
 }
 
@@ -142,8 +143,9 @@ function shapesOf(run, line) {
 function kernelsOf(run, place) {
   if (!run.names.row.length) return null;
   const rows = new Map();
-  for (const one of subtree(run, place))
-    for (const [phase, row] of Object.entries(run.lines[one].rows)) rows.set(row, [phase, one === place]);
+  for (const outer of membersOf(run, place))
+    for (const one of subtree(run, outer))
+      for (const [phase, row] of Object.entries(run.lines[one].rows)) rows.set(row, [phase, one === outer]);
   const sums = new Map();
   const {row, name: code, calls, gpu_ns, kind, tensor_cores} = run.names;
   for (let at = 0; at < row.length; at++) {
@@ -188,12 +190,14 @@ function kernelsOf(run, place) {
 function layerSteps(run, line) {
   const table = run.layer_steps;
   if (table.kept < 2) return null;
-  /** @type {[string, Float64Array, number][]} */
-  const parts = Object.entries(line.rows).map(([phase, row]) => [phase, new Float64Array(table.kept), row]);
-  const first = table.step[0] ?? 0;
+  const rows = membersOf(run, line.place).flatMap(place => Object.entries(run.lines[place].rows)),
+    phaseOf = new Map(rows.map(([phase, row]) => [row, phase])),
+    first = table.step[0] ?? 0;
+  /** @type {[string, Float64Array][]} */
+  const parts = [...new Set(phaseOf.values())].map(phase => [phase, new Float64Array(table.kept)]);
   for (let at = 0; at < table.row.length; at++) {
-    for (const [, values, row] of parts)
-      if (table.row[at] === row) values[table.step[at] - first] = table[run.time][at];
+    const part = parts.find(([phase]) => phase === phaseOf.get(table.row[at]));
+    if (part) part[1][table.step[at] - first] += table[run.time][at];
   }
   const some = parts.filter(([, values]) => values.some(Boolean));
   if (!some.length) return null;
@@ -204,33 +208,35 @@ function childrenOf(run, place) {
   const children = placesInside(run, place);
   if (!children.length) return null;
   const {numbers} = withFolds(run, measured(run, {...NOTHING}), NOTHING);
-  const longest = Math.max(1, ...children.map(child => numbers[child].total ?? 0));
-  return panel(
-    'Child layers',
-    sortTable(
-      'Child layers',
-      [
-        {
-          title: 'Layer',
-          text: true,
-          value: child => lineAt(run, child).label,
-          show: (value, child) => [
-            h('a', {href: partLink(run, child)}, name(value)),
-            ' ',
-            name(lineAt(run, child).module, 'module'),
-            foldSize(lineAt(run, child)),
-          ],
-        },
-        {title: 'Time', value: child => numbers[child].total, show: duration},
-        {
-          title: 'Forward and backward',
-          class: 'bars',
-          value: child => numbers[child].total,
-          show: (_, child) => bars(numbers[child], longest),
-        },
-      ],
-      children,
-    ),
+  return panel('Child layers', timesTable(run, 'Child layers', children, numbers, child => lineAt(run, child).label));
+}
+
+// Layers and folds with their times.
+function timesTable(run, caption, places, numbers, label) {
+  const longest = Math.max(1, ...places.map(place => numbers[place].total ?? 0));
+  return sortTable(
+    caption,
+    [
+      {
+        title: 'Layer',
+        text: true,
+        value: label,
+        show: (value, place) => [
+          h('a', {href: partLink(place)}, name(value)),
+          ' ',
+          name(lineAt(run, place).module, 'module'),
+          foldSize(lineAt(run, place)),
+        ],
+      },
+      {title: 'Time', value: place => numbers[place].total, show: duration},
+      {
+        title: 'Forward and backward',
+        class: 'bars',
+        value: place => numbers[place].total,
+        show: (_, place) => bars(numbers[place], longest),
+      },
+    ],
+    places,
   );
 }
 

@@ -18,9 +18,9 @@ const LOOKS = [
 const OF_PAGE = /^(class|style|href|tabindex|role|aria-.*|data-.*|on.*)$/;
 const WIDEST = 8000; // pixels of a PNG file
 
-// A picture with buttons that save it. `shown` contains the picture.
-/** @param {SVGSVGElement | HTMLCanvasElement} picture @param {string} title @param {Element} shown */
-function exportable(picture, title, shown = picture) {
+// A picture with buttons that save it. `shown` contains the picture. A function draws one for files, with its legend.
+/** @param {SVGSVGElement | HTMLCanvasElement | (() => SVGSVGElement)} picture @param {string} title @param {Element} shown */
+function exportable(picture, title, shown = /** @type {Element} */ (picture)) {
   const kinds = picture instanceof HTMLCanvasElement ? ['PNG'] : ['SVG', 'PNG'];
   const button = kind =>
     h(
@@ -32,7 +32,9 @@ function exportable(picture, title, shown = picture) {
 }
 
 async function save(picture, title, kind) {
-  const file = kind === 'SVG' ? new Blob([standalone(picture)], {type: 'image/svg+xml'}) : await pixels(picture);
+  const source = picture instanceof HTMLCanvasElement ? picture : standalone(picture);
+  const asText = kind === 'SVG' && !(source instanceof HTMLCanvasElement),
+    file = asText ? new Blob([source.text], {type: 'image/svg+xml'}) : await pixels(source);
   const address = URL.createObjectURL(file);
   const stem = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 80);
   h('a', {href: address, download: `${stem}.${kind.toLowerCase()}`}).click();
@@ -40,17 +42,21 @@ async function save(picture, title, kind) {
   announce(`Saved ${stem}.${kind.toLowerCase()}`);
 }
 
-// The text of an SVG file, in the light theme on white, without links into the page.
+// The text of an SVG file and its size, in the light theme on white, without links into the page.
 function standalone(picture) {
-  const [width, height] = sizeOf(picture),
+  const made = picture instanceof Function ? picture() : null,
+    drawn = made ?? picture,
     page = document.documentElement.dataset,
     chosen = page.theme;
+  if (made) document.body.append(made); // only elements of the page have a style
   page.theme = 'light'; // the browser does not draw before the theme is back
-  const copy = styled(picture);
+  const [width, height] = sizeOf(drawn),
+    copy = styled(drawn);
   page.theme = chosen;
+  made?.remove();
   put(copy, {width, height}, []);
   copy.prepend(svg('rect', {width: '100%', height: '100%', fill: '#fff'}));
-  return new XMLSerializer().serializeToString(copy);
+  return {text: new XMLSerializer().serializeToString(copy), width, height};
 }
 
 function sizeOf(picture) {
@@ -77,21 +83,21 @@ function styled(element, above) {
 }
 
 // A PNG file: an SVG picture with two pixels per unit, a canvas as it is on the screen.
-async function pixels(picture) {
+async function pixels(source) {
   const paper = document.createElement('canvas').getContext('2d');
   const fill = (width, height, color) => {
     Object.assign(paper.canvas, {width, height});
     paper.fillStyle = color;
     paper.fillRect(0, 0, width, height);
   };
-  if (picture instanceof HTMLCanvasElement) {
-    fill(picture.width, picture.height, getComputedStyle(picture).getPropertyValue('--surface').trim());
-    paper.drawImage(picture, 0, 0);
+  if (source instanceof HTMLCanvasElement) {
+    fill(source.width, source.height, getComputedStyle(source).getPropertyValue('--surface').trim());
+    paper.drawImage(source, 0, 0);
   } else {
-    const [width, height] = sizeOf(picture),
+    const {text, width, height} = source,
       scale = Math.min(2, WIDEST / width),
       image = new Image();
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standalone(picture))}`; // the CSP allows data:
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`; // the CSP allows data:
     await image.decode();
     fill(width * scale, height * scale, '#fff');
     paper.drawImage(image, 0, 0, width * scale, height * scale);

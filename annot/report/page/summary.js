@@ -112,7 +112,7 @@ function topLayers(run) {
         h(
           'li',
           {},
-          h('a', {href: partLink(run, line.place)}, pathName(partName(line))),
+          h('a', {href: partLink(line.place)}, pathName(partName(line))),
           ' ',
           line.module && name(line.module, 'module'),
           foldSize(line),

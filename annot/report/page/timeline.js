@@ -105,7 +105,7 @@ function timelineStatus(events) {
   if (events.every === 1)
     return `${plural(events.text.length, 'event')} in ${plural(events.lanes.length, 'lane')}.${out}`;
   const drawn = `${count(events.text.length)} of ${count(events.total)} events`;
-  return `A sample: ${drawn}, the longest and one in ${count(events.every)} of the others.${out}`;
+  return `A sample: ${drawn}, the longest and one in ${count(events.every)} of the others. Sums of intervals count all.${out}`;
 }
 
 // The positions of lanes and rows, and the index of the first event of each row in the arrays.

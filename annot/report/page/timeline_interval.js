@@ -39,9 +39,19 @@ function* clipped(view, row, [begin, end]) {
   }
 }
 
+// The part of each cell that lies in an interval. Cells have the sums of the events that the page lacks.
+function cellsIn({run}, [begin, end]) {
+  const bounds = run.timeline.cells?.bounds ?? [];
+  return bounds.slice(1).map((to, cell) => {
+    const inside = Math.min(end, to) - Math.max(begin, bounds[cell]);
+    return inside > 0 ? inside / (to - bounds[cell]) : 0;
+  });
+}
+
 // The busy time of each device: the time in which at least one of its streams works.
-function busyOf(view, interval) {
-  const times = new Map();
+function busyOf(view, interval, shares) {
+  const times = new Map(),
+    lacking = new Map();
   for (const row of view.rows) {
     const {device} = view.lanes[row.lane];
     if (!device) continue;
@@ -51,8 +61,12 @@ function busyOf(view, interval) {
       times.get(device).push([begin, begin + ns]);
     }
   }
+  for (const {cell, lane, length_ns} of shares.length ? records(view.run.timeline.cells.busy) : []) {
+    const {device} = view.lanes[lane];
+    lacking.set(device, (lacking.get(device) ?? 0) + length_ns * shares[cell]);
+  }
   return [...times].map(([device, parts]) => {
-    let busy = 0,
+    let busy = lacking.get(device) ?? 0,
       until = -Infinity;
     for (const [begin, end] of parts.sort((a, b) => a[0] - b[0])) {
       busy += Math.max(0, end - Math.max(begin, until));
@@ -69,6 +83,21 @@ function workIn(view, interval) {
     .flatMap(row => [...clipped(view, row, interval)].map(([event, ns]) => ({event, ns})));
 }
 
+// The sums of the events that the page lacks, and how far they may be off: the ends of the interval cut cells.
+function lackingIn(view, shares) {
+  const {cell, of, text, calls, length_ns} = view.run.timeline.cells?.sums ?? {cell: []},
+    found = [];
+  let off = 0;
+  cell.forEach((place, at) => {
+    const part = shares[place];
+    if (!part) return;
+    if (part < 1) off += Math.abs(length_ns[at]) * Math.max(part, 1 - part);
+    const phase = of[at] < 0 ? 'other' : view.run.rows.phase[of[at]];
+    found.push({of: of[at], text: text[at], phase, calls: calls[at] * part, ns: length_ns[at] * part});
+  });
+  return {found, off};
+}
+
 // The ranges of the host in an interval, with the time of each outside the ranges in it.
 function rangesIn(view, interval) {
   const found = new Map();
@@ -81,7 +110,7 @@ function rangesIn(view, interval) {
       if (found.has(outer)) found.get(outer).ns -= ns;
     }
   });
-  return [...found.values()].map(one => ({...one, ns: Math.max(0, one.ns)}));
+  return [...found.values()];
 }
 
 // The innermost event above an event of the same lane that contains it; -1: none.
@@ -95,33 +124,46 @@ function outerOf(view, event, place) {
 }
 
 // Sums of times by a key, longest first.
-function sumsBy(events, keyOf_) {
+function sumsBy(parts, key) {
   const sums = new Map();
-  for (const {event, ns} of events) {
-    const [key, more] = keyOf_(event),
-      sum = sums.get(key) ?? {...more, calls: 0, ns: 0};
-    sum.calls++;
+  for (const {calls, ns, ...more} of parts) {
+    const sum = sums.get(more[key]) ?? {...more, calls: 0, ns: 0};
+    sum.calls += calls;
     sum.ns += ns;
-    sums.set(key, sum);
+    sums.set(more[key], sum);
   }
-  return [...sums.values()].filter(sum => sum.ns > 0).sort((a, b) => b.ns - a.ns);
+  return [...sums.values()].filter(sum => sum.ns >= 0.5).sort((a, b) => b.ns - a.ns);
 }
 
 function intervalSums(view) {
   const {interval, run} = view,
     long = interval[1] - interval[0],
-    devices = busyOf(view, interval),
-    events = devices.length ? workIn(view, interval) : rangesIn(view, interval);
-  const {of, text, texts} = run.timeline,
-    layers = sumsBy(events, event => [of[event], {of: of[event]}]),
-    phases = sumsBy(events, event => [view.phase[event], {phase: view.phase[event]}]),
-    whole = layers.reduce((sum, one) => sum + one.ns, 0);
+    shares = cellsIn(view, interval),
+    devices = busyOf(view, interval, shares),
+    events = devices.length ? workIn(view, interval) : rangesIn(view, interval),
+    {of, text, texts} = run.timeline,
+    {found, off} = lackingIn(view, shares),
+    parts = [
+      ...events.map(({event, ns}) => ({of: of[event], text: text[event], phase: view.phase[event], calls: 1, ns})),
+      ...found,
+    ],
+    layers = sumsBy(parts, 'of'),
+    whole = layers.reduce((sum, one) => sum + one.ns, 0),
+    calls = parts.reduce((sum, one) => sum + one.calls, 0);
   const button = (said, work) => h('button', {type: 'button', onclick: work}, said);
   return [
     panel(
       `Interval from ${instant(interval[0])} to ${instant(interval[1])}`,
-      intervalCards(long, devices, phases, whole, events.length),
-      run.timeline.every > 1 && h('p', {class: 'hint'}, 'The page has a sample of the events, so that sums are too low.'),
+      intervalCards(long, devices, sumsBy(parts, 'phase'), whole, Math.round(calls)),
+      off >= 0.5 &&
+        h(
+          'p',
+          {class: 'hint'},
+          `Times are correct to ±${instant(Math.max(1, off))}: both ends of the interval are inside cells of ` +
+            'time, for which the page has only the sums of short events.',
+        ),
+      run.timeline.left_out > 0 &&
+        h('p', {class: 'hint'}, `The sums lack the ${plural(run.timeline.left_out, 'lane')} that the page leaves out.`),
       h(
         'p',
         {class: 'filters'},
@@ -136,8 +178,8 @@ function intervalSums(view) {
         {class: devices.length ? 'columns' : ''},
         layerSums(run, layers, whole, devices.length > 0),
         devices.length > 0 &&
-          sumTable('Kernels in the interval', 'Kernel', sumsBy(events, event => [text[event], {name: texts[text[event]]}]), whole, {
-            value: one => one.name,
+          sumTable('Kernels in the interval', 'Kernel', sumsBy(parts, 'text'), whole, {
+            value: one => texts[one.text],
             show: value => name(value, 'kernel'),
           }),
       ),
@@ -191,9 +233,9 @@ function sumTable(caption, heading_, sums, whole, first, ...more) {
       [
         {title: heading_, text: true, ...first},
         ...more,
-        {title: 'Time', value: one => one.ns, show: instant},
+        {title: 'Time', value: one => Math.round(one.ns), show: duration},
         {title: 'Share', value: one => one.ns, show: value => share(value, whole)},
-        {title: 'Count', class: 'minor', value: one => one.calls, show: count},
+        {title: 'Count', class: 'minor', value: one => Math.round(one.calls), show: count},
       ],
       sums,
       {shown: 15},

@@ -2,19 +2,17 @@
 const LINES = 1000;
 
 function layersView(run, state) {
-  const tree = (state.tree ??= {
-    table: 'Layers',
-    open: initiallyOpen(run),
-    single: new Set(),
-    folded: new Set(),
-    filtered: false,
-    all: false,
-    focus: -1,
-  });
+  const tree = (state.tree ??= {table: 'Layers', initial: initiallyOpen(run), filtered: false, all: false, focus: -1});
+  unfold(run, tree, (state.unfolded ??= {...UNFOLDED}));
   const holder = h('div', {class: 'scroll wide'});
   const status = h('p', {class: 'status', role: 'status'});
   const draw = () => {
     drawTree(run, state, tree, holder, status, draw);
+    Object.assign(state.unfolded, {
+      lines: placesText(unlike(tree.open, tree.initial)),
+      listed: placesText(tree.single),
+      folded: placesText(tree.folded),
+    });
     remember();
   };
   const filters = h(
@@ -31,6 +29,17 @@ function layersView(run, state) {
     holder,
     h('p', {class: 'hint'}, 'Arrow keys: move, fold and unfold. Enter: open the layer, or list repeated layers. /: search.'),
   ];
+}
+
+// Unfolds the lines that the URL says.
+function unfold(run, tree, {lines, listed, folded}) {
+  const places = text => placesOf(text, run.lines.length + run.folds.length);
+  Object.assign(tree, {open: unlike(tree.initial, places(lines)), single: places(listed), folded: places(folded)});
+}
+
+// What is in one of two sets.
+function unlike(one, other) {
+  return new Set([...[...one].filter(place => !other.has(place)), ...[...other].filter(place => !one.has(place))]);
 }
 
 // The lines that are unfolded at first: all of a small model, the upper levels of a large one.
@@ -291,7 +300,8 @@ function treeRow(place, context, before) {
       fold,
       label,
       line.module && name(line.module, 'module'),
-      line.count && h('span', {class: 'count'}, line.count),
+      line.count &&
+        h('a', {class: 'count', href: partLink(place), title: 'Times of the repeated layers'}, line.count),
     ),
   );
   first.firstChild.style.setProperty('--depth', Math.min(depth, 12));
