@@ -57,6 +57,9 @@ _KINDS: Final = {
 }
 """Kinds of kernels in words, except collectives and unknown ones."""
 _BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
+_OF_CPU: Final = re.compile(r"\((?:R|TM|C)\)|\b(?:CPU|Processor|\d+-Core)\b|@.*|\bwith Radeon.*", re.IGNORECASE)
+_LONGEST: Final = 40
+"""Maximum length of the name of a device."""
 _UNITS: Final = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
 
 
@@ -101,13 +104,18 @@ def _subject(rows: _Rows, facts: Facts) -> str:
 def _device(rows: _Rows, facts: Facts) -> str:
     """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
     if facts.wall_ns and not facts.on_device:
-        return "CPU"
+        return _brief(_OF_CPU.sub("", facts.attribution.meta.get("cpu", ""))) or "CPU"
     count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
     names = {str(device.get("name") or "") for device in facts.attribution.meta.get("devices") or ()}
-    name = _BRAND.sub("", next(iter(names))) if len(names) == 1 else ""
+    name = _brief(_BRAND.sub("", next(iter(names)))) if len(names) == 1 else ""
     if count == 1:
         return name or "one GPU"
     return f"{count} × {name}" if name else f"{count} GPUs"
+
+
+def _brief(name: str) -> str:
+    name = " ".join(name[: 10 * _LONGEST].split())
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
 
 
 def _busy(rows: _Rows, facts: Facts) -> str:
