@@ -49,7 +49,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
                      host: CPU self time
         ``kernels``  all, tensor_cores, other; and copies
-        ``system``   format, producer, software (name and version of each), devices
+        ``system``   format, producer, software (name and version of each), cpu (its model), devices
 
         A profile without GPU activity lacks ``gpu``, ``kernels`` and the GPU self time of ``layers``.
     """
@@ -173,4 +173,5 @@ def _system(attribution: Attribution) -> list[_Row]:
     names = Counter(str(device.get("name", "unknown")) for device in meta.get("devices") or ())
     rows = [_row("system", name, None, None, text=str(meta.get(name, ""))) for name in ("format", "producer")]
     rows += [_row("system", "software", None, None, text=" ".join(one)) for one in meta.get("software", {}).items()]
+    rows += [_row("system", "cpu", None, None, text=str(meta["cpu"]))] if meta.get("cpu") else []
     return rows + [_row("system", "device", count, None, text=name) for name, count in names.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -10,6 +9,7 @@ import polars as pl
 
 from annot.analyze.advice import Facts
 from annot.analyze.advice.kernels import outside_matrix_units
+from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.run_summary import by_summary
 from annot.analyze.tensor_cores import matrix_units
@@ -56,8 +56,6 @@ _KINDS: Final = {
     "optimizer": "parameter updates",
 }
 """Kinds of kernels in words, except collectives and unknown ones."""
-_BRAND: Final = re.compile(r"^(?:NVIDIA |AMD )?(?:GeForce |Tesla |Instinct |Radeon )?")
-_UNITS: Final = (("s", 10**9), ("ms", 10**6), ("µs", 10**3))
 
 
 def verdict(facts: Facts) -> str:
@@ -92,22 +90,19 @@ def _subject(rows: _Rows, facts: Facts) -> str:
     step = rows.get(("steps", "median"))
     if step is None:
         wall = rows["time", "wall"]
-        return f"Run {_time(wall['ns'] / wall['count'])}"
+        return f"Run {short_time(wall['ns'] / wall['count'])}"
     kind = next(iter(facts.attribution.steps.steady()["kind"]), None)
     name = f"{kind} step" if kind else "step"
-    return f"{name[0].upper()}{name[1:]} {_time(step['ns'])}"
+    return f"{name[0].upper()}{name[1:]} {short_time(step['ns'])}"
 
 
 def _device(rows: _Rows, facts: Facts) -> str:
     """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
+    meta = facts.attribution.meta
     if facts.wall_ns and not facts.on_device:
-        return "CPU"
+        return cpu_name(meta) or "CPU"
     count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
-    names = {str(device.get("name") or "") for device in facts.attribution.meta.get("devices") or ()}
-    name = _BRAND.sub("", next(iter(names))) if len(names) == 1 else ""
-    if count == 1:
-        return name or "one GPU"
-    return f"{count} × {name}" if name else f"{count} GPUs"
+    return gpus(count, gpu_name(meta))
 
 
 def _busy(rows: _Rows, facts: Facts) -> str:
@@ -191,11 +186,4 @@ def _without_times(rows: _Rows, facts: Facts) -> str:
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
     share = used["ns"] / kernels["ns"]
     units = matrix_units(facts.attribution.meta)
-    return f"{names} take {_time(kernels['ns'])} on {_device(rows, facts)}: {share:.0%} of it runs on {units}."
-
-
-def _time(ns: float) -> str:
-    """A time (ns) with three significant digits."""
-    unit, size = next((one for one in _UNITS if ns >= one[1]), ("ns", 1))
-    value = ns / size
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}: {share:.0%} of it runs on {units}."

@@ -11,6 +11,7 @@ from typing import Any
 import wrapt
 
 from annot.emit import class_sources, client
+from annot.emit.machine import machine
 
 __all__ = ["profile_when_imported"]
 
@@ -32,6 +33,7 @@ def _start(torch: Any, output: str) -> None:
             # The trace mixes annot's ranges with torch's operators; the texts identify annot's ranges.
             profiler.add_metadata_json("annot_texts", json.dumps(client.texts()))
             profiler.add_metadata_json("annot_sources", json.dumps(class_sources.noted()))
+            profiler.add_metadata_json("annot_machine", json.dumps(machine("PyTorch", str(torch.__version__))))
             profiler.stop()
             profiler.export_chrome_trace(output)
 

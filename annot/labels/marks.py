@@ -1,9 +1,11 @@
-"""Texts of annot's marks: ranks, threads, memory, sources of classes, and name scopes of TensorFlow.
+"""Texts of annot's marks: ranks, machine, threads, memory, sources of classes, and name scopes of TensorFlow.
 
 ``Rank 3 of 8``: rank of the process and number of ranks.
 
 ``CPU threads=2 cores=4 ranks=1 backend=gloo``: threads that an operation of the framework uses, cores that the process
 may use, ranks that share them, and the backend of the default process group. Unknown facts are left out.
+
+``Machine PyTorch=2.9.0+cpu Python=3.11.2 annot=0.1.0 CPU=AMD EPYC 7763``: versions in the process, and its CPU.
 
 ``memory change |rss``, ``memory peak |cuda:0``: the payload is the number of bytes. A memory mark precedes the end of
 the range it belongs to. `change` is the difference between the memory in use at the end and at the start of the range.
@@ -27,12 +29,16 @@ from typing import Final, Literal
 from annot.labels import tag
 
 __all__ = [
-    "CPU", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "SOURCE", "format_cpu", "format_memory", "format_rank",
-    "format_scope", "format_source", "parse_cpu", "parse_memory", "parse_rank", "parse_scope", "parse_source",
+    "CPU", "MACHINE", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "SOURCE", "cpu_model", "format_cpu", "format_machine",
+    "format_memory", "format_rank", "format_scope", "format_source", "parse_cpu", "parse_machine", "parse_memory",
+    "parse_rank", "parse_scope", "parse_source",
 ]  # fmt: skip
 
 CPU: Final = "CPU "
 """Prefix of marks about the threads of a process."""
+
+MACHINE: Final = "Machine "
+"""Prefix of marks about the software and the CPU."""
 
 MEMORY: Final = "memory"
 """NVTX category of memory marks."""
@@ -51,6 +57,12 @@ SCOPES_FILE: Final = "annot_scopes.txt"
 
 _FACTS: Final = {"threads": r"\d{1,6}", "cores": r"\d{1,6}", "ranks": r"\d{1,6}", "backend": r"\w{1,32}"}
 _CPU: Final = re.compile(CPU.rstrip() + "".join(f"(?: {name}=({value}))?" for name, value in _FACTS.items()))
+_VERSIONS: Final = ("PyTorch", "TensorFlow", "Python", "annot")
+_LONGEST: Final = 100
+"""Maximum length of the model of a CPU."""
+_MACHINE: Final = re.compile(
+    MACHINE.rstrip() + "".join(rf"(?: {name}=([\w.+!-]{{1,40}}))?" for name in _VERSIONS) + "(?: CPU=(.+))?", re.DOTALL
+)
 _RANK: Final = re.compile(r"Rank (\d{1,9}) of (\d{1,9})")
 _MEMORY: Final = re.compile(r"memory (change|peak) \|(rss|cuda:[0-9]+)")
 _SOURCE: Final = re.compile(rf"{SOURCE}(\S+) = (.+:\d+)")
@@ -103,6 +115,41 @@ def parse_cpu(text: str) -> dict[str, int | str] | None:
         return None
     found = {name: value for name, value in zip(_FACTS, match.groups(), strict=True) if value is not None}
     return {name: value if name == "backend" else int(value) for name, value in found.items()}
+
+
+def format_machine(facts: Mapping[str, str]) -> str:
+    """Return the text of a mark about the machine: versions of PyTorch, TensorFlow, Python and annot, and the CPU.
+
+    Example:
+        >>> format_machine({"PyTorch": "2.9.0+cpu", "Python": "3.11.2", "CPU": "AMD EPYC"})
+        'Machine PyTorch=2.9.0+cpu Python=3.11.2 CPU=AMD EPYC'
+    """
+    known = {name: facts.get(name, "") for name in _VERSIONS} | {"CPU": cpu_model(facts.get("CPU", ""))}
+    return MACHINE.rstrip() + "".join(f" {name}={fact}" for name, fact in known.items() if fact)
+
+
+def parse_machine(text: str) -> dict[str, str] | None:
+    """Return the facts of a mark about the machine, or None for other texts.
+
+    Example:
+        >>> parse_machine("Machine Python=3.11.2 CPU=AMD EPYC"), parse_machine("Machine learning")
+        ({'Python': '3.11.2', 'CPU': 'AMD EPYC'}, None)
+    """
+    match = _MACHINE.fullmatch(text)
+    if match is None:
+        return None
+    found = dict(zip((*_VERSIONS, "CPU"), match.groups(), strict=True))
+    return {name: cpu_model(fact) if name == "CPU" else fact for name, fact in found.items() if fact is not None}
+
+
+def cpu_model(text: str) -> str:
+    """Return the model of a CPU with single spaces and at most 100 characters.
+
+    Example:
+        >>> cpu_model("AMD EPYC\\t7763  ")
+        'AMD EPYC 7763'
+    """
+    return " ".join(text[: 4 * _LONGEST].split())[:_LONGEST]
 
 
 def format_memory(figure: Literal["change", "peak"], source: str) -> str:

@@ -17,6 +17,7 @@ and, if it differs from the default,
                               (0, 1, 2, ...)
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
     software      dict        versions by name, such as {"CUDA": "12.4"}
+    cpu           str         model of the CPU
     processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
                               backend; see `annot.labels.marks`) if known
     sources       dict[str, str]  file and line of module classes, as "model.py:12"; several are separated by commas

@@ -430,10 +430,11 @@ class Report:
 
     @property
     def nothing(self) -> str:
-        """The sentence in place of a table that has no rows, or that needs GPU activity; empty: there is a table."""
+        """The sentence in place of a table without rows or FLOPs, or without the GPU activity it needs; or empty."""
         if self.view.gpu and self.time != "gpu_ns":
             return _NEED_GPU.format(self.view.gpu)
-        return self.view.empty if self.rows.is_empty() else ""
+        unknown = self.view.group == "work" and self.rows["flops"].null_count() == self.rows.height
+        return self.view.empty if unknown or self.rows.is_empty() else ""
 
     @property
     def each_step(self) -> str:

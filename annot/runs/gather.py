@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.analyze.advice import Facts
 from annot.analyze.collectives import collectives_of
+from annot.analyze.ranks_verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.layer_chains import KEY
 from annot.errors import AnnotError
 from annot.report.terminal.ranks import RanksReport
@@ -69,12 +71,14 @@ class RankTable:
         report: its report. The rows have collective_ns from `annot.runs.skew.with_collectives`; meta has
             collective_ns and collectives from `annot.runs.skew.collective_time`.
         collectives: `annot.analyze.collectives.Collectives.table`, for the view of communication.
+        times: times of the rank for the verdict; None: unknown, or the profile is large.
     """
 
     rank: int | None
     process: int | None
     report: Report
     collectives: pl.DataFrame | None = None
+    times: RankTimes | None = None
 
 
 class Ranks:
@@ -124,6 +128,7 @@ class Ranks:
                             error: why its profile cannot be used, or null
                 across      differences of gpu_ns, host_ns, the median step and collective_ns between ranks, see
                             `annot.runs.skew.spread_of`
+                verdict     the sentence of `annot.analyze.ranks_verdict`; missing if a profile is large
                 notes       notes of all ranks; similar notes are merged
 
         Raises:
@@ -240,7 +245,9 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     if process is not None:
         rank = next((one.get("rank") for one in known.get("processes", ()) if one["process"] == process), None)
     found = collectives_of(attribution).table if view == _COMMUNICATION else None
-    return RankTable(rank, process, replace(report, rows=rows, meta=meta), found)
+    step = (report.meta["step_ns"] or {}).get("median")
+    times = times_of_rank(Facts(attribution), step) if run.is_small(attribution) else None
+    return RankTable(rank, process, replace(report, rows=rows, meta=meta), found, times)
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:
@@ -308,8 +315,10 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
         name: spread_of({number: meta[name] for number, meta in metas.items()})
         for name in ("gpu_ns", "host_ns", "collective_ns")
     }
+    times = {number: table.times for number, table in tables.items() if table.times is not None}
     return {
         "source": ", ".join(sources),
+        **({"verdict": ranks_verdict(times)} if len(times) == len(tables) else {}),
         **{
             name: ", ".join(dict.fromkeys(filter(None, (meta[name] for meta in metas.values()))))
             for name in ("format", "producer", "steps_found_by")

@@ -286,11 +286,15 @@ class Run:
 
     def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
         """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
-        activities = int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item())
-        if activities > _ADVISED:
+        if not self.is_small(attribution):
             return {}, None
         shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
         return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
+
+    @staticmethod
+    def is_small(attribution: Attribution) -> bool:
+        """Return whether the profile is small enough for a verdict and advice with each report."""
+        return int(attribution.nodes.select(pl.col("kernels") + pl.col("copies")).sum().item()) <= _ADVISED
 
     @staticmethod
     def steps_in(attribution: Attribution) -> int:

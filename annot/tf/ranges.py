@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from annot.emit import client, search
 from annot.emit.layer_filter import Selection, choose
+from annot.emit.machine import say_machine
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
 from annot.emit.schedule import Schedule
@@ -180,6 +181,7 @@ class Installed:
                 part.install()
         if options.mode == "names" and client.enabled():  # the recorded scopes alone suffice for tf.profiler
             self._name_operations()
+        say_machine("TensorFlow", tf.__version__)
 
     def _name_operations(self) -> None:
         """Switch TensorFlow's own ranges on, and repeat the marks of the layers that were traced before."""

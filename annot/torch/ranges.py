@@ -14,6 +14,7 @@ from annot import native
 from annot.emit import client, guard, layer_filter, search
 from annot.emit.capture_window import NO_CUDA
 from annot.emit.layer_filter import EVERYTHING, Choice, Selection
+from annot.emit.machine import say_machine
 from annot.emit.open_ranges import OpenRanges
 from annot.emit.patches import undo_all
 from annot.emit.pausable import SwitchedBlock
@@ -310,6 +311,7 @@ class Installed:
             collectives.install(patches)
         collectives.say_rank()
         cpu_threads.say_threads()
+        say_machine("PyTorch", str(torch.__version__))
 
     def _install_keras(self) -> None:
         """Patch the optimizers of Keras if its backend is PyTorch. They do not derive from `torch.optim.Optimizer`."""

@@ -18,6 +18,7 @@ import annot
 from annot import AnnotError, load
 from annot.native import recorder_library
 from annot.notebook.layers import Layers, layers
+from annot.runs.run import Run
 
 
 @pytest.fixture
@@ -286,6 +287,27 @@ def test_cell_without_ranges(shell: Any, capsys: pytest.CaptureFixture[str]) -> 
     assert not shell.run_cell("%%annot nett\nx = 4").success
     assert "UsageError: %%annot: model 'nett' is not defined in this notebook" in capsys.readouterr().err
     assert shell.user_ns["x"] == 3
+
+
+@pytest.mark.parametrize(
+    ("by", "columns", "sentence"),
+    [
+        ("kernel", "time", "Kernels need a profile with GPU activity: run on a machine with a GPU"),
+        ("layer", "tensor", "Tensor Cores need a profile with GPU activity"),
+        ("op", "time", "No operations were recorded. Use torch.profiler or emit_nvtx."),
+        ("layer", "work", "emit_ranges"), ("advice", "time", ""),
+    ],
+)  # fmt: skip
+def test_view_without_its_data(by: str, columns: str, sentence: str, tmp_path: Path) -> None:
+    """In place of an empty table stands the sentence of the terminal, which says what the view needs."""
+    profile = SqliteProfile()
+    profile.range("step", 0, 9_000)
+    report = Run(profile.write(tmp_path / "run.sqlite")).view(by, columns)
+    page = _Page(report._repr_html_())
+    assert report.nothing
+    assert page.rows == [[report.nothing]]
+    assert sentence in report.nothing
+    assert report.nothing in " ".join(repr(report).split())
 
 
 def test_unloaded(shell: Any) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import annot, needs_recorder
+from commands import COLLECTORS, annot, needs_recorder
 from forked import python
 from recorded import environment
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import torch.distributed as dist
+
 from annot import load
 from annot.read.recording.export import assemble
 
 pytestmark = needs_recorder
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++")
 
 SEARCH = "from annot.collect.model_search import search_when_imported\nsearch_when_imported()\n"
 """What `annot run --layers` does in the process of the script."""
@@ -119,6 +125,7 @@ def ran(folder: Path, program: str) -> tuple[list[str], str, str]:
         pytest.param(DISTRIBUTED, id="DDP"),
         pytest.param(COMPILED.format(backend="eager"), id="eager", marks=pytest.mark.slow),
         pytest.param(COMPILED.format(backend="aot_eager"), id="aot_eager", marks=pytest.mark.slow),
+        pytest.param(COMPILED.format(backend="inductor"), id="inductor", marks=[pytest.mark.slow, needs_compiler]),
     ],
 )
 def test_ranges_and_bits_are_those_of_emit_ranges(program: str, tmp_path: Path) -> None:
@@ -209,6 +216,41 @@ def test_command_line_reaches_the_script_and_its_children(tmp_path: Path) -> Non
     none = annot("run", "--layers", "--force", *options, "--", sys.executable, "none.py", cwd=tmp_path)
     assert (none.returncode, none.stdout) == (0, b"no model\n")
     assert "called a PyTorch or Keras model" in none.stderr.decode()
+
+
+TORCHRUN = MLP.replace(
+    "models = ",
+    "torch.distributed.init_process_group('gloo')\nmodel = nn.parallel.DistributedDataParallel(model)\nmodels = ",
+).replace("parameters()])", "parameters()], file=open(f'bits{torch.distributed.get_rank()}', 'w'))")
+ENDED = "torch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
+
+
+def torchrun(folder: Path, collector: str, training: str, *options: str) -> tuple[Counter[str], list[str], Path]:
+    """Record two ranks. Return the texts of their ranges except collectives, their parameters, and the profile."""
+    folder.mkdir()
+    (folder / "train.py").write_text(TORCHRUN + training + ENDED)
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
+    kept = ("--collector", collector, "--no-report", "-o", "out.sqlite")
+    done = annot("run", *options, *kept, "--", sys.executable, *words, cwd=folder)
+    assert done.returncode == 0, done.stderr.decode()
+    texts = Counter(load(folder / "out.sqlite").ranges["text"])
+    found = Counter({text: number for text, number in texts.items() if not text.endswith("|coll")})
+    return found, [(folder / f"bits{rank}").read_text() for rank in range(2)], folder / "out.sqlite"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+@pytest.mark.parametrize("collector", COLLECTORS)
+def test_torchrun(collector: str, tmp_path: Path) -> None:
+    """Each rank that torchrun starts has the ranges of a block around the training, and the same results."""
+    found, bits, path = torchrun(tmp_path / "found", collector, WITHOUT, "--layers")
+    expected, as_with_block, _ = torchrun(tmp_path / "block", "recorder", WITH)
+    assert found == expected
+    assert bits == as_with_block
+    assert len(bits[0]) > 100
+    assert found["0 Linear [4,3]f32 out=8 |fwd"] == 2 * 4
+    ranks = [(one["rank"], one["world_size"]) for one in load(path).meta["processes"] if "rank" in one]
+    assert sorted(ranks) == [(0, 2), (1, 2)]
 
 
 @pytest.mark.slow

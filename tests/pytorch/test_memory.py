@@ -18,7 +18,7 @@ nn = torch.nn
 import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.emit import client  # noqa: E402
-from annot.labels.marks import format_memory, parse_cpu, parse_memory, parse_source  # noqa: E402
+from annot.labels.marks import format_memory, parse_cpu, parse_machine, parse_memory, parse_source  # noqa: E402
 from annot.read.nsys.sqlite_export import stream  # noqa: E402
 from annot.torch.memory import Meter  # noqa: E402
 
@@ -75,7 +75,7 @@ def figures(captured: Captured, path: Path) -> list[tuple[str, str, int]]:
         rows = database.execute(query).fetchall()
     found = []
     for start, thread, text, value in rows:
-        if parse_source(text) or parse_cpu(text):
+        if parse_source(text) or parse_cpu(text) or parse_machine(text):
             continue
         parsed, innermost = parse_memory(text), captured.innermost(start, thread)
         assert parsed is not None

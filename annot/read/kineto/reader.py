@@ -23,6 +23,7 @@ import polars as pl
 
 from annot.errors import AnnotError
 from annot.labels import tag
+from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
 from annot.read.kineto.flows import link_backward, module_texts
@@ -248,7 +249,10 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
     if isinstance(sources, dict) and sources:
         found["sources"] = {module: str(source) for module, source in sources.items()}
     distributed = top.get("distributedInfo")
-    if software := _software(top, distributed):
+    machine = parse_machine(str(top.get("annot_machine", ""))) or {}  # as the sources
+    if cpu := machine.pop("CPU", ""):
+        found["cpu"] = cpu
+    if software := machine | _software(top, distributed):
         found["software"] = software
     if isinstance(distributed, dict):
         found |= {name: distributed[name] for name in ("rank", "world_size") if type(distributed.get(name)) is int}
@@ -257,14 +261,20 @@ def _machine(top: dict[str, Any]) -> dict[str, Any]:
 
 def _software(top: dict[str, Any], distributed: Any) -> dict[str, str]:
     """Return the versions of CUDA, HIP and NCCL from the trace."""
-    cuda, hip = top.get("cuda_runtime_version"), top.get("hip_runtime_version")
+    hip = top.get("hip_runtime_version")
     nccl = distributed.get("nccl_version") if isinstance(distributed, dict) else None
     found = {
-        "CUDA": f"{cuda // 1000}.{cuda % 1000 // 10}" if type(cuda) is int and cuda > 0 else "",
-        "HIP": f"{hip // 10**7}.{hip // 10**5 % 100}.{hip % 10**5}" if type(hip) is int and hip > 0 else "",
-        "NCCL": nccl if isinstance(nccl, str) else "",
+        "CUDA": _cuda(top.get("cuda_runtime_version")),
+        "CUDA driver": _cuda(top.get("cuda_driver_version")),
+        "HIP": f"{hip // 10**7}.{hip // 10**5 % 100}.{hip % 10**5}" if type(hip) is int and 0 < hip < 10**10 else "",
+        "NCCL": nccl[:_LONGEST_NAME] if isinstance(nccl, str) else "",
     }
     return {name: version for name, version in found.items() if version}
+
+
+def _cuda(version: Any) -> str:
+    """Return 12.4 for 12040, the version in the format of CUDA."""
+    return f"{version // 1000}.{version % 1000 // 10}" if type(version) is int and 0 < version < 10**6 else ""
 
 
 def _notes(columns: Columns, invalid: int, ambiguous: int) -> list[str]:

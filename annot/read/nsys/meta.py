@@ -8,14 +8,29 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.labels.marks import CPU, MEMORY, SCOPE, SOURCE, parse_cpu, parse_rank, parse_source
+from annot.labels.marks import (
+    CPU,
+    MACHINE,
+    MEMORY,
+    SCOPE,
+    SOURCE,
+    cpu_model,
+    parse_cpu,
+    parse_machine,
+    parse_rank,
+    parse_source,
+)
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
 from annot.read.notes import sentences
-from annot.read.nsys.schema import Tables
+from annot.read.nsys.schema import ACTIVITY, Tables
 
-__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_ranks"]
+__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_machine", "with_ranks"]
 
+_LONGEST: Final = 40
+"""Maximum length of a version."""
+_MOST_MACHINES: Final = 8
+"""Maximum number of different machines or versions in a file that are listed."""
 _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
@@ -31,6 +46,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     utc_start_ns: time 0 of the profile, in ns since 1970.
     analysis_start_ns: start of the collection in ns.
     rank, world_size: of a recording of annot.
+    cpu, software: model of the CPU, and versions of the GPU driver.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
     named = {row["globalPid"]: row for row in tables.records("PROCESSES") if isinstance(row.get("globalPid"), int)}
@@ -41,8 +57,9 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
         "rank": integer(dict(capture).get("ANNOT_RANK", "")),
         "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
+        **_machine(tables),
     }
-    known = {name: fact for name, fact in facts.items() if fact not in (None, [])}
+    known = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
     exported = dict(_entries(tables, "EXPORT_META_DATA") + _entries(tables, "META_DATA_EXPORT"))
     product = (exported.get("EXPORT_PRODUCT_NAME", ""), exported.get("EXPORT_PRODUCT_VERSION", ""))
     return {"producer": " ".join(filter(None, product)), **known}
@@ -58,6 +75,13 @@ def with_ranks(meta: dict[str, Any], ranks: Mapping[int, tuple[int, int]]) -> di
     )
     different = set(ranks.values())
     return facts | (dict(zip(("rank", "world_size"), *different, strict=True)) if len(different) == 1 else {})
+
+
+def with_machine(meta: dict[str, Any], machine: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_machine`."""
+    software = {name: fact for name, fact in machine.items() if name != "CPU"} | meta.get("software", {})
+    cpu = machine.get("CPU") or meta.get("cpu")
+    return meta | ({"software": software} if software else {}) | ({"cpu": cpu} if cpu else {})
 
 
 def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) -> dict[str, Any]:
@@ -102,6 +126,19 @@ def _devices(tables: Tables) -> list[dict[str, Any]]:
     return [gpu for gpu in gpus.values() if gpu.get("computeMajor") != _NO_CUDA]
 
 
+def _machine(tables: Tables) -> dict[str, Any]:
+    """Return the model of the CPU, and the driver of a profile with kernels. Nsight writes 0 for a driver it lacks."""
+    system = dict(_entries(tables, "TARGET_INFO_SYSTEM_ENV"))
+    cuda = integer(system.get("CudaDriverVersion", "")) or 0
+    versions = {
+        "NVIDIA driver": system.get("NvDriverVersion", ""),
+        "CUDA driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda > 0 else "",
+    }
+    kernels = f"{ACTIVITY}KERNEL" in tables.columns
+    known = {name: version[:_LONGEST] for name, version in versions.items() if version.strip("0. ") and kernels}
+    return {"cpu": cpu_model(system.get("CpuDescription", "")), "software": known}
+
+
 def _named(process: int, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"process": process, "pid": row.get("pid", process >> 24 & 0xFFFFFF), "name": str(row.get("name", ""))}
 
@@ -117,6 +154,7 @@ class AnnotMarks:
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self.cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
+        self.machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
         self.notes: list[str] = []  # sentences for the report
         self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
         self.sources: dict[str, str] = {}  # file and line of module classes
@@ -132,8 +170,11 @@ class AnnotMarks:
         self.scopes = list(dict.fromkeys((*self.scopes, *scopes)))
         sources = own.select(text).filter(text.str.starts_with(SOURCE))["text"].unique(maintain_order=True)
         for module, source in filter(None, map(parse_source, sources)):
-            same = self.sources.get(module, "")  # classes of the same name
-            self.sources[module] = same if source in same.split(", ") else ", ".join(filter(None, (same, source)))
+            _add(self.sources, module, source)  # classes of the same name
+        machines = own.select(text).filter(text.str.starts_with(MACHINE))["text"].unique(maintain_order=True)
+        for facts in filter(None, map(parse_machine, machines.head(_MOST_MACHINES))):
+            for name, fact in facts.items():
+                _add(self.machine, name, fact)
         notes = own.select(text).filter(text.str.starts_with(NOTE))["text"].unique(maintain_order=True)
         self.notes += [note for mark in notes if (note := mark.removeprefix(NOTE)) not in self.notes]
         self.has_memory |= bool(own.select(text.str.starts_with(f"{MEMORY} ").any()).item())
@@ -141,5 +182,10 @@ class AnnotMarks:
         known = ((process, parse_rank(mark)) for process, mark in ranks.select("process", text).iter_rows())
         self.ranks |= {process: rank for process, rank in known if rank is not None}
         cpus = own.filter(text.str.starts_with(CPU)).sort("start")
-        facts = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
-        self.cpus |= {process: fact for process, fact in facts if fact is not None}
+        cores = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
+        self.cpus |= {process: fact for process, fact in cores if fact is not None}
+
+
+def _add(known: dict[str, str], name: str, fact: str) -> None:
+    same = known.get(name, "")
+    known[name] = same if fact in same.split(", ") else ", ".join(filter(None, (same, fact)))

@@ -26,7 +26,7 @@ from annot.profile import (
 )
 from annot.read.notes import sentences
 from annot.read.nsys import nvtx_events
-from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_cpus, with_ranks
+from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_cpus, with_machine, with_ranks
 from annot.read.nsys.schema import (
     ACTIVITY,
     Tables,
@@ -146,6 +146,7 @@ class Export:
         meta = {name: fact for name, fact in self._meta.items() if name != "processes"}
         meta |= {"scopes": self._annot_marks.scopes} if self._annot_marks.scopes else {}
         meta |= {"sources": self._annot_marks.sources} if self._annot_marks.sources else {}
+        meta = with_machine(meta, self._annot_marks.machine)
         meta = with_cpus(meta | ({"processes": known} if known else {}), self._annot_marks.cpus)
         return with_ranks(meta, self._annot_marks.ranks) | {"notes": notes}
 

@@ -20,11 +20,13 @@ function machineLine(run) {
   const {meta} = run;
   const facts = [
     ...texts('device').map(row => (row.count > 1 ? `${row.count} × ${row.text}` : row.text)),
+    ...texts('cpu').map(row => row.text),
     ...texts('software').map(row => row.text),
     meta.producer,
     meta.steps ? `${plural(meta.steps, 'step')} (${meta.steps_found_by})` : '',
   ].filter(Boolean);
-  return facts.length > 0 && h('ul', {class: 'machine', 'aria-label': 'Devices and software'}, facts.map(one => h('li', {}, name(one))));
+  const shown = [...new Set(facts)]; // annot records its profiles itself
+  return shown.length > 0 && h('ul', {class: 'machine', 'aria-label': 'Devices and software'}, shown.map(one => h('li', {}, name(one))));
 }
 
 // One bar: disjoint parts that add up to the wall-clock time of the steps, and their legend.

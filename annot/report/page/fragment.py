@@ -47,12 +47,9 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
         report: report of any view; layers are a tree with bars.
         charts: charts by name, from `annot.report.charts.profile_charts.pictures`.
     """
-    if report.view.layout == "tree":
-        heads, rows = _tree(report)
-        title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer"
-    else:
-        heads, rows = _flat(report)
-        title = report.view.heading
+    tree = report.view.layout == "tree"
+    title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer" if tree else report.view.heading
+    heads, rows = ([report.nothing], "") if report.nothing else _tree(report) if tree else _flat(report)
     head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
     return (
         f'<div class="annot-layers"><style>{_STYLE}</style>{_verdict(report)}<div class="annot-rows"><table>'

@@ -14,7 +14,7 @@ from annot.report.columns import Formatted
 from annot.report.tables import ACROSS, ARRIVALS, head
 from annot.report.terminal.layout import fitted_table, notes
 from annot.report.terminal.table import label_text, with_printed_names
-from annot.report.units import Unit, count, duration, share, unit_for
+from annot.report.units import Unit, count, duration, printable, share, unit_for
 from annot.report.views import Order, Report, View
 
 __all__ = ["RanksReport", "print_ranks"]
@@ -84,7 +84,9 @@ class RanksReport:
 def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False) -> None:
     """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
-    console.print(Group(*_table(report, console.width), *_totals(report)))
+    verdict = report.meta.get("verdict")
+    above = [Text(printable(verdict), style="bold"), Text()] if verdict else []
+    console.print(Group(*above, *_table(report, console.width), *_totals(report)))
 
 
 def _table(report: RanksReport, width: int) -> list[RenderableType]:

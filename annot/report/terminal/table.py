@@ -99,7 +99,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     view, rows = report.view, report.rows
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
-        return _advice_lines(rows.to_dicts()) if rows.height else [Text(view.empty, style="dim")]
+        return _advice_lines(rows.to_dicts()) if rows.height else [Text(report.nothing, style="dim")]
     if report.nothing:
         return [Text(heading, style="bold"), Text(report.nothing, style="dim")]
     if view.layout == "tree":
@@ -108,8 +108,6 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
     shown = timed.head(_SHOWN if single else rows.height).to_dicts()
     columns = formatted([one for one in view.shown if _is_known(one.name, report)], shown, report.whole)
-    if view.group == "work" and not any(row["flops"] is not None for row in shown):
-        return [Text(heading, style="bold"), Text(view.empty, style="dim")]
     lines: list[RenderableType] = [
         Text(f"{heading}{_unit(report, shown)}", style="bold"),
         table_of(_TITLES.get(view.label, view.label.capitalize()), shown, columns, width, view.label, view.end),

@@ -1,0 +1,41 @@
+"""Mark with the versions of the software and the model of the CPU, when the first model gets ranges."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+
+from annot.emit import client, guard
+from annot.labels.marks import format_machine
+
+__all__ = ["machine", "say_machine"]
+
+
+def say_machine(framework: str, version: str) -> None:
+    """Emit the mark of `annot.labels.marks.format_machine`.
+
+    Args:
+        framework: ``PyTorch`` or ``TensorFlow``.
+        version: version of the framework.
+    """
+    guard.attempt(lambda: client.mark(client.event(machine(framework, version), few=True)), otherwise=None)
+
+
+@functools.cache
+def machine(framework: str, version: str) -> str:
+    """Return the text of the mark; see `say_machine`."""
+    from importlib.metadata import version as installed
+
+    versions = {framework: version, "Python": platform.python_version(), "annot": installed("annot")}
+    return format_machine(versions | {"CPU": _cpu()})
+
+
+def _cpu() -> str:
+    """Return the model of the CPU; "": unknown. On Linux, `platform.processor` has the architecture at most."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            found = re.search(r"^model name\s*:\s*(.*)", file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()

@@ -1,0 +1,95 @@
+"""The sentence about the ranks of a run: its numbers are those of the ranks, and it is wherever their report is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ranked import ALL_REDUCE
+from shared_data import unpacked
+from sqlite_profile import SqliteProfile
+
+from annot.analyze.ranks_verdict import RankTimes, ranks_verdict
+from annot.cli.main import main
+from annot.runs.gather import Ranks
+from annot.runs.run import Selection
+
+US = 1000
+ONE = RankTimes(2e6, 0.2, "all_reduce", True, 1, "A100")
+
+
+def _of(*ranks: RankTimes) -> str:
+    return ranks_verdict(dict(enumerate(ranks)))
+
+
+def _write(folder: Path, *computing: int) -> list[str]:
+    """Write a profile per rank: three steps of 1000 µs, a kernel from 10 µs on, then an all-reduce until 960 µs."""
+    paths = []
+    for rank, length in enumerate(computing):
+        profile = SqliteProfile()
+        for step in range(3):
+            zero = step * 1000 * US
+            profile.range(f"Batch {step} |step", zero, zero + 1000 * US, domain="annot")
+            profile.range("fc Linear |fwd", zero + US, zero + 9 * US, domain="annot")
+            end = zero + (10 + length) * US
+            kernels = ((zero + 10 * US, end, "gemm"), (end, zero + 960 * US, ALL_REDUCE))
+            for number, (start, stop, name) in enumerate(kernels, 2 * step):
+                profile.call(zero + (2 + number) * US, zero + (3 + number) * US - 1, number)
+                profile.kernel(start, stop, number, name)
+        paths.append(str(profile.write(folder / f"run_rank{rank}.sqlite")))
+    return paths
+
+
+def test_the_slowest_rank_and_the_wait_for_it(tmp_path: Path) -> None:
+    """Outside the all-reduce, rank 2 takes 650 µs of each step and the others 550 µs; they wait 100 µs longer."""
+    expected = "rank 2 is the slowest by 18%, and the others wait 10% of the step for it in all_reduce."
+    paths = _write(tmp_path, 500, 500, 600, 500)
+    assert Ranks(paths, workers=1).view().meta["verdict"] == f"Step 1.00 ms on 4 GPUs: {expected}"
+
+
+def test_reports_begin_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Terminal, JSON and page have the same sentence; a damaged rank leaves that of the others."""
+    paths = _write(tmp_path, 500, 500, 600)
+    verdict = Ranks(paths, workers=1).view().meta["verdict"]
+    for by in ("layer", "phase"):
+        assert main([*paths, "--by", by]) == 0
+        assert " ".join(capsys.readouterr().out.split()).startswith(verdict)
+    assert main([*paths, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["meta"]["verdict"] == verdict
+    assert Ranks(paths, workers=1).page()["ranks"]["verdict"] == verdict
+    Path(paths[0]).write_bytes(b"")
+    fewer = Ranks(paths, workers=1).view().meta["verdict"]
+    assert fewer == verdict.replace("3 GPUs", "2 GPUs").replace("others wait", "other one waits")
+
+
+def test_real_ranks(tmp_path: Path) -> None:
+    """Two H100 that do the same are alike."""
+    path = unpacked("nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz", tmp_path)
+    report = Ranks([str(path)], Selection(by_process=True), workers=1).view()
+    assert report.meta["verdict"] == "Run 299 ms on 2 GPUs: no rank is slower than the others by 5%."
+
+
+def test_the_threshold() -> None:
+    """From 5 % of the time of the others, a rank is slow; wait, factor and number of the others are in words."""
+    assert _of() == _of(ONE) == ""
+    alike = "no rank is slower than the others by 5%, and exposed communication takes 20%, led by all_reduce."
+    assert _of(ONE, ONE, ONE) == f"Step 2.00 ms on 3 × A100: {alike}"
+    below, above = (replace(ONE, ns=2e6 * share) for share in (1.049, 1.051))
+    assert "no rank is slower" in _of(ONE, below, ONE)
+    assert "rank 1 is the slowest by 5%, and exposed communication takes 20%" in _of(ONE, above, ONE)
+    assert "the others wait 10% of the step for it in all_reduce." in _of(ONE, ONE, replace(ONE, waiting=0.1))
+    late = _of(replace(ONE, waiting=0.9), replace(ONE, waiting=0.0, operation=""))
+    assert "rank 1 is slower than the others by a factor of 10.0, and the other one waits 90% of the step" in late
+    quiet = replace(ONE, waiting=0.0, operation="", stepped=False)
+    assert _of(quiet, quiet) == "Run 2.00 ms on 2 × A100: no rank is slower than the others by 5%."
+
+
+def test_devices() -> None:
+    """GPUs of several ranks add up; different names have none; ranks on a CPU share it."""
+    assert " on 4 × A100: " in _of(replace(ONE, gpus=2), replace(ONE, gpus=2))
+    assert " on 2 GPUs: " in _of(ONE, replace(ONE, device="H100"))
+    cpu = replace(ONE, gpus=0, device="AMD EPYC")
+    assert " of 2 ranks on AMD EPYC: " in _of(cpu, cpu)
+    assert " of 2 ranks: " in _of(cpu, ONE)
