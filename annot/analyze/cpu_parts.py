@@ -91,6 +91,7 @@ def _collectives(parts: Parts, process: int | None) -> pl.DataFrame:
     return merged(parts.host["collectives"].filter(pl.col("process").eq_missing(pl.lit(process, pl.Int64))))
 
 
+@once_for_each
 def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     """Return the time of each layer in the parts of `COMPUTED`: part, layer, module, ns, the longest first.
 

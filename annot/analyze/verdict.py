@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -9,9 +10,11 @@ import polars as pl
 
 from annot.analyze.advice import Facts
 from annot.analyze.advice.kernels import outside_matrix_units
+from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.run_summary import by_summary
+from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 
@@ -23,6 +26,10 @@ _LEAST: Final = 0.1
 """Share of the step from which a part is worth a clause."""
 _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""
+_LEAST_BLOCKS: Final = 5
+"""Number of equal layers that count together, as in `annot.report.folds`."""
+_BLOCK: Final = re.compile(r"(?<![^./_])\d+(?=[./])")
+"""Index of a block in the path of a layer inside it."""
 _IDLE: Final = {
     "data": "waiting for data",
     "synchronisation": "because the CPU waits for it",
@@ -80,7 +87,7 @@ def verdict(facts: Facts) -> str:
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
         return _without_times(rows, facts)
-    clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table)
+    clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table, facts)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
 
@@ -151,11 +158,22 @@ def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
 def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
     rows = facts.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
-    sums = rows.group_by("layer", "module").agg(pl.col("wall_ns").sum())
-    if sums.is_empty():
-        return ""
-    layer, module, ns = sums.sort("wall_ns", "layer", descending=[True, False]).row(0)
-    return _named(f"{layer} {module}".strip(), ns / facts.wall_ns, whole)
+    return "".join(_named(name, ns / facts.wall_ns, whole) for name, ns in _longest(rows, "wall_ns"))
+
+
+def _longest(rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
+    """The name and the time (ns) of the layer with the most time; none without rows.
+
+    Layers of one class that differ in the index of a block count together, such as ``blocks.*.norm LayerNorm``.
+    """
+    sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
+    blocks = [_BLOCK.sub("*", layer) for layer in sums["layer"]]
+    sums = sums.with_columns(block=pl.Series(blocks, dtype=pl.String))
+    repeated = pl.len().over("block", "module") >= _LEAST_BLOCKS
+    sums = sums.with_columns(layer=pl.when(repeated).then("block").otherwise("layer"))
+    sums = sums.group_by("layer", "module").agg(pl.col("ns").sum())
+    longest = sums.sort("ns", "layer", descending=[True, False]).head(1).iter_rows()
+    return [(f"{layer} {module}".strip(), time) for layer, module, time in longest]
 
 
 def _named(name: str, share: float, whole: float) -> str:
@@ -164,18 +182,27 @@ def _named(name: str, share: float, whole: float) -> str:
     return f", {'most of it in' if share > whole / 2 else 'led by'} {name} ({share:.0%})"
 
 
-def _on_cpu(table: pl.DataFrame) -> list[str]:
-    """The longest part of the steps of processes without a GPU, its longest layer, and long waits."""
+def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
+    """The longest part of the steps of processes without a GPU, the longest layer, and long waits."""
     time = table.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("share") >= _LEAST)
     parts = time.sort("ns", descending=True).select("item", "share").rows()
     if not parts:
         return []
     (item, share), *others = parts
-    layers = table.filter(pl.col("section") == "parts", pl.col("item") == item, pl.col("count").is_null())
-    longest = layers.sort("ns", descending=True).select("text", "share").head(1).rows()
-    layer = "".join(_named(name, part, share) for name, part in longest)
     more = [f"{_ON_CPU[name]} {part:.0%}" for name, part in others if name in _WAITS]
-    return [f"{_ON_CPU.get(item, 'code inside ranges takes')} {share:.0%}{layer}", *more]
+    return [f"{_ON_CPU.get(item, 'code inside ranges takes')} {share:.0%}", *_layer_on_cpu(table, facts), *more]
+
+
+def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
+    """The layer with the most time in forward and backward."""
+    wall = table.row(by_predicate=(pl.col("section") == "time") & (pl.col("item") == "wall"), named=True)["ns"]
+    layers = layers_of_parts(facts.attribution, parts_of(facts.attribution))
+    layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
+    parts = " and ".join(part for part in ("forward", "backward") if (layers["part"] == part).any())
+    layers = layers.with_columns(layer=pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer"))
+    return [
+        f"{name} takes {ns / wall:.0%} in {parts}" for name, ns in _longest(layers, "ns") if ns >= _LEAST_LAYER * wall
+    ]
 
 
 def _without_times(rows: _Rows, facts: Facts) -> str:

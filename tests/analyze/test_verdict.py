@@ -131,6 +131,23 @@ def test_a_profile_on_the_cpu() -> None:
     assert re.fullmatch(r"Step 60\.0 µs on CPU: .+ and waiting for data takes 40%\.", _of(rows.build()))
 
 
+def test_layers_of_blocks_count_together() -> None:
+    """Layers that differ in the index of their block are named once; the time outside layers is no layer."""
+    rows = Rows()
+    for step in range(3):
+        zero = step * 1000 * US
+        rows.range(f"Batch {step} |step", zero, zero + 900 * US).range(
+            "Backward |bwd", zero + 300 * US, zero + 800 * US
+        )
+        rows.range("head Linear |fwd", zero + 200 * US, zero + 260 * US)
+        for block in range(5):
+            rows.range(f"h.{block}.fc.0 Linear |fwd", zero + 10 * US * block, zero + 10 * US * (block + 1))
+            at = zero + (300 + 40 * block) * US
+            rows.range(f"h.{block}.fc.0 Linear |bwd", at, at + 40 * US)
+    text = _of(rows.build())
+    assert text == ("Step 900 µs on CPU: backward takes 56%, and h.*.fc.0 Linear takes 28% in forward and backward.")
+
+
 def test_profiles_without_times() -> None:
     """Durations of kernels without clock times have a sum; nothing at all has no sentence."""
     assert _of(Profile.build({})) == ""
