@@ -20,7 +20,7 @@ and, if it differs from the default,
     cpu           str         model of the CPU
     processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
                               backend; see `annot.labels.marks`) if known
-    sources       dict[str, str]  file and line of module classes, as "model.py:12"; several are separated by commas
+    sources       dict[str, str]  file and line of module classes or of their `forward`, as "model.py:12, net.py:7"
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems

@@ -19,6 +19,7 @@ import msgspec
 import polars as pl
 
 from annot.read.kineto.messages import MESSAGE, message_text
+from annot.read.kineto.module_sources import MODULE, ModuleSources
 from annot.read.kineto.operator_calls import OPERATORS, call_text
 from annot.read.kineto.trace_events import Event
 
@@ -45,7 +46,6 @@ _IGNORED: Final = frozenset(
     }
 )
 """Categories that annot ignores: spans of the profiler itself, and repetitions of other events."""
-_MODULE: Final = "nn.Module: "
 _HALF: Final = 1 << 23
 _EARLIEST, _LATEST, _LONGEST = -(10**15), 3 * 10**15, 6 * 10**14
 """Limits of start time and duration in microseconds. Two times in a file differ by less than 2^62 ns."""
@@ -193,6 +193,7 @@ class Columns:
         self.invalid_args = 0  # number of spans with arguments of unexpected types
         self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
+        self.sources = ModuleSources()
         self._threads = _Threads()
         self._flows = _Numbers()
         self._names = _Numbers()
@@ -263,8 +264,9 @@ class Columns:
             self._add_ranges(_RANGES[category], events)
         elif category == _PYTHON_FUNCTION:
             # annot does not use calls of other Python functions, which are frequent.
-            if modules := [event for event in events if event.name.startswith(_MODULE)]:
-                self._append("modules", self._thread_span(modules, _MODULE_DETAILS))
+            if modules := [index for index, event in enumerate(events) if event.name.startswith(MODULE)]:
+                self.sources.add(events, modules)
+                self._append("modules", self._thread_span([events[index] for index in modules], _MODULE_DETAILS))
         elif category.endswith(("runtime", "driver")):
             self._append("launches", self._thread_span(events, _LAUNCH_DETAILS))
         elif category == "kernel" or category in _COPIES:

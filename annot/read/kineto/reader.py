@@ -96,8 +96,11 @@ def _read(path: Path, exact: bool) -> Profile:
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
     ranges = _ranges(operations, modules, names, flows, columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
+    meta = {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)}
+    if sources := columns.sources.by_class() | meta.get("sources", {}):
+        meta["sources"] = sources
     profile = Profile.build(
-        {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)},
+        meta,
         ranges=ranges,
         launches=_named(launches, LAUNCHES),
         kernels=_named(kernels, KERNELS),
