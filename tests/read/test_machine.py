@@ -91,7 +91,8 @@ def test_a_run_has_its_machine(collector: str, out: str, tmp_path: Path) -> None
 def test_annot_without_its_metadata(tmp_path: Path) -> None:
     """A copy of annot that is not installed has no version; the other facts are there."""
     (tmp_path / "annot").symlink_to(Path(annot_package.__file__).parent)
-    program = "import sys; sys.path.insert(0, sys.argv[1])\nfrom annot.emit import machine as m; print(m.machine('PyTorch', '2'))"
+    show = "from annot.emit import machine as m; print(m.machine('PyTorch', '2'))"
+    program = f"import sys; sys.path.insert(0, sys.argv[1])\n{show}"
     words = [sys.executable, "-S", "-c", program, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={})
     assert done.returncode == 0, done.stderr
