@@ -25,9 +25,14 @@ def say_machine(framework: str, version: str) -> None:
 @functools.cache
 def machine(framework: str, version: str) -> str:
     """Return the text of the mark; see `say_machine`."""
+    from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
-    versions = {framework: version, "Python": platform.python_version(), "annot": installed("annot")}
+    try:
+        annot = installed("annot")
+    except PackageNotFoundError:  # on PYTHONPATH only
+        annot = ""
+    versions = {framework: version, "Python": platform.python_version(), "annot": annot}
     return format_machine(versions | {"CPU": _cpu()})
 
 

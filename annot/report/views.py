@@ -303,7 +303,7 @@ _VIEWS: Final = (
     ),
     View(
         "summary", "summary", ("count", "ns", "share", "hidden_ns"), _from("run_summary", "by_summary"),
-        heading="Summary of the run", plural="summary", label="item", end="text", sums=False, calls=True,
+        heading="Summary: sums over the run", plural="summary", label="item", end="text", sums=False, calls=True,
     ),
     View(
         "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", plural="advice", layout="advice",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from shared_data import shared
 from sqlite_profile import thread, training
 
+import annot as annot_package
 from annot.analyze.run_summary import by_summary
 from annot.attribution import attribute
 from annot.labels.marks import MACHINE, format_machine, parse_machine
@@ -34,6 +36,11 @@ with annot.emit_ranges(net):
     for _ in range(3):
         net(torch.ones(2, 4)).sum().backward()
 """
+
+
+def _cpu() -> str:
+    names = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    return names[0] if names else platform.processor()
 
 
 def _software(path: Path) -> list[str]:
@@ -74,12 +81,24 @@ def test_a_run_has_its_machine(collector: str, out: str, tmp_path: Path) -> None
     run = Run(tmp_path / out)
     expected = {"PyTorch": version("torch"), "Python": platform.python_version(), "annot": version("annot")}
     assert {name: run.source.meta["software"].get(name) for name in expected} == expected
-    names = re.findall(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    assert run.source.meta["cpu"] == (names[0] if names else platform.processor())
+    assert run.source.meta["cpu"] == _cpu()
     assert f" on {run.source.meta['cpu'].split()[0]}" in run.verdict
     assert _software(tmp_path / out)[:3] == [" ".join(one) for one in expected.items()]
     marks = load(tmp_path / out).marks["text"].str.starts_with(MACHINE).sum()
     assert marks == (collector == "recorder")  # however many steps; traces of torch.profiler have no marks
+
+
+def test_annot_without_its_metadata(tmp_path: Path) -> None:
+    """A copy of annot that is not installed has no version; the other facts are there."""
+    (tmp_path / "annot").symlink_to(Path(annot_package.__file__).parent)
+    show = "from annot.emit import machine as m; print(m.machine('PyTorch', '2'))"
+    program = f"import sys; sys.path.insert(0, sys.argv[1])\n{show}"
+    words = [sys.executable, "-S", "-c", program, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={})
+    assert done.returncode == 0, done.stderr
+    assert parse_machine(done.stdout.strip("\n")) == parse_machine(
+        format_machine({"PyTorch": "2", "Python": platform.python_version(), "CPU": _cpu()})
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from annot.cli.main import main
 from annot.labels import layer_path
 from annot.profile import Profile
 from annot.read.formats import load
-from annot.report.terminal.table import print_table
+from annot.report.terminal.table import as_text, print_table
 from annot.report.views import views
 from annot.runs.run import Run
 
@@ -168,6 +168,17 @@ def test_summary() -> None:
     assert rows["layers", "tc_unused"]["ns"] == 50
     assert rows["steps", "all"]["count"] == 1
     assert rows["system", "device"]["text"] == "A100"
+
+
+def test_the_summary_says_that_it_sums(tmp_path: Path) -> None:
+    """The parts add up to two steps of 1.97 ms and their wait for data of 0.3 ms, and the heading says so."""
+    report = Run(training(device=False).write(tmp_path / "run.sqlite")).view("summary")
+    text = as_text(report)
+    assert "Summary: sums over the run" in text
+    rows = _rows(report.rows, "section", "item")
+    assert rows["time", "wall"]["ns"] == 2 * rows["steps", "median"]["ns"] + 300_000
+    assert "time: wall" in text
+    assert "4.240" in text
 
 
 def test_what_kernels_do_not_tell() -> None:

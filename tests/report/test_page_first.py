@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 from chromium import Page
+from ranked import write_ranks
 from report_pages import page_of
 from shared_data import shared, unpacked
+from sqlite_profile import thread, training
 from tables import Rows
 
 from annot.read.formats import load
+from annot.runs.gather import Ranks
 from annot.runs.run import Run
 
 pytest_plugins = ["report_page_fixtures"]
@@ -55,6 +58,31 @@ def test_devices_and_software(fresh: Page, tmp_path: Path) -> None:
     run.to_html(out := tmp_path / "page.html")
     fresh.open(out)
     assert fresh.texts(".machine li")[:3] == ["AMD Instinct MI300X", "HIP 7.2.53211", "NCCL 2.27.7"]
+
+
+def test_cpu_and_versions(fresh: Page, tmp_path: Path) -> None:
+    """A mark's CPU and versions stand there too, each once and escaped; sums over the steps are called sums."""
+    profile = training(device=False)
+    mark = "Machine PyTorch=2.9.0 annot=0.1.0 CPU=<b>Xeon</b>"
+    profile.event(34, 0, None, mark, thread(1), domainId=profile.domain("annot"))
+    profile.add("META_DATA_EXPORT", name="EXPORT_PRODUCT_NAME", value="annot")
+    profile.add("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="0.1.0")
+    Run(profile.write(tmp_path / "run.sqlite")).to_html(out := tmp_path / "page.html")
+    fresh.open(out)
+    assert fresh.texts(".machine li")[:3] == ["<b>Xeon</b>", "PyTorch 2.9.0", "annot 0.1.0"]
+    assert fresh.texts(".machine li").count("annot 0.1.0") == 1
+    text = fresh.text("main")
+    assert "Step 1.97 ms on <b>Xeon</b>" in text
+    assert "100% is 4.240 ms, the sum of the steps" in text
+    assert "Sum of the steps: 4.240 ms" in text
+
+
+def test_the_verdict_of_the_ranks(fresh: Page, tmp_path: Path) -> None:
+    """The view of the ranks begins with the sentence about all of them."""
+    ranks = Ranks([str(path) for path in write_ranks(tmp_path, 3)], workers=1)
+    ranks.to_html(out := tmp_path / "page.html")
+    fresh.open(out, "ranks")
+    assert fresh.text("main p strong") == ranks.view().meta["verdict"] != ""
 
 
 def test_a_profile_without_times_has_a_heading(fresh: Page, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     halved = Ranks(paths, workers=1).view("layer", "communication")
     assert halved.rows["skew_ns"].sum() * 2 == report.rows["skew_ns"].sum()
     assert main([*paths, "--columns", "communication", "--workers", "1"]) == 0
-    table = capsys.readouterr().out
+    table = capsys.readouterr().out.partition("\n\n")[2]  # below the verdict
     assert table.startswith("Exposed communication by layer over 8 ranks, µs per step")
     assert table.splitlines()[1].endswith("Skew  Transfer  Late")
 

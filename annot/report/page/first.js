@@ -58,7 +58,7 @@ function stepParts(run, rows) {
 function wholeText(run, wall) {
   const {meta} = run;
   let of = run.time === 'gpu_ns' ? 'the time from the first to the last kernel' : 'the time of the run';
-  if (meta.steps) of = `the time of the ${meta.step_kinds.length > 1 ? `${meta.step_kind} ` : ''}steps`;
+  if (meta.steps) of = `the sum of the ${meta.step_kinds.length > 1 ? `${meta.step_kind} ` : ''}steps`;
   const warmup = meta.step_ns?.warmup ? ' without warm-up' : '';
   return `${duration(wall.ns)}, ${of}${warmup}${wall.count > 1 ? `, added up over ${wall.count} devices` : ''}`;
 }

@@ -93,7 +93,7 @@ function shareOfSteps(run, rows) {
     h(
       'p',
       {class: 'hint'},
-      `Total: ${duration(wall.ns)}${devices}. Overlapped: time hidden behind the parts listed above.`,
+      `${run.meta.steps ? 'Sum of the steps' : 'Total'}: ${duration(wall.ns)}${devices}. Overlapped: time hidden behind the parts listed above.`,
     ),
   );
 }
