@@ -108,8 +108,9 @@ def test_skew_and_transfer_add_up(steps: list[tuple[str, str, bool, list[int]]])
 
 
 @pytest.mark.slow
-def test_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow rank has the short all-reduce: the others wait 300 of 400 µs for it, in each of two steps."""
+    monkeypatch.setenv("COLUMNS", "80")
     paths = [str(path) for path in write_ranks(tmp_path)]
     report = Ranks(paths, workers=1).view("layer", "communication", total=True)
     assert isinstance(report, RanksReport)
