@@ -94,7 +94,7 @@ def test_annot_without_its_metadata(tmp_path: Path) -> None:
     show = "from annot.emit import machine as m; print(m.machine('PyTorch', '2'))"
     program = f"import sys; sys.path.insert(0, sys.argv[1])\n{show}"
     words = [sys.executable, "-S", "-c", program, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env={})
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert parse_machine(done.stdout.strip("\n")) == parse_machine(
         format_machine({"PyTorch": "2", "Python": platform.python_version(), "CPU": _cpu()})

@@ -1,4 +1,4 @@
-"""Where the classes of modules define `forward`, from the Python stacks of torch.profiler (``with_stack=True``).
+"""Places where the classes of modules define `forward`, from torch.profiler's Python stacks (``with_stack=True``).
 
 A call of a module is ``nn.Module: Block_3``, with the frame of `_call_impl` inside it, and in that one
 ``model.py(12): forward``. Frames have increasing ids in the order of their calls, which is their order in the file. A
