@@ -73,6 +73,7 @@ def test_classes_and_functions(tmp_path: Path) -> None:
         *_call("Block_0", "a.py(3): forward", 1), *_call("Block_1", "b.py(4): forward", 5),
         *_call("Child_0", "a.py(3): forward", 9), *_call("Linear_0", "torch/nn/modules/linear.py(5): forward", 13),
         *_call("Other_0", "/x/site-packages/torch/nn/f.py(5): forward", 17), *_call("Odd_0", "c.py(6): backward", 21),
+        *_call("GraphModule_0", "<eval_with_key>.5(4): forward", 25),
     ]  # fmt: skip
     assert _sources(tmp_path, *frames) == {"Block": "a.py:3, b.py:4", "Child": "a.py:3"}
 

@@ -25,7 +25,8 @@ _CALLS: Final = 2
 _NEAR: Final = 8
 """Number of frames from the call of a module to `forward`, including built-in functions that `_call_impl` calls."""
 _FUNCTION: Final = re.compile(r"(.+)\((\d+)\): forward", re.DOTALL)
-_FRAMEWORK: Final = re.compile(r"(?:.*/site-packages/)?(?:torch|keras|tf_keras|tensorflow|annot)/")
+_HIDDEN: Final = re.compile(r"<|(?:.*/site-packages/)?(?:torch|keras|tf_keras|tensorflow|annot)/")
+"""Generated code, such as ``<eval_with_key>.5``, and the frameworks."""
 
 
 class _Args(msgspec.Struct):
@@ -64,7 +65,7 @@ def _forward_of(frames: Sequence[Event]) -> str:
     for frame in frames[1:]:
         match = _FUNCTION.fullmatch(frame.name)
         if match and module is not None and _args(frame).parent == module + 1:
-            return "" if _FRAMEWORK.match(match[1]) else f"{match[1]}:{match[2]}"
+            return "" if _HIDDEN.match(match[1]) else f"{match[1]}:{match[2]}"
     return ""
 
 
