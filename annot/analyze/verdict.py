@@ -30,6 +30,8 @@ _LEAST_BLOCKS: Final = 5
 """Number of equal layers that count together, as in `annot.report.folds`."""
 _BLOCK: Final = re.compile(r"(?<![^./_])\d+(?=[./])")
 """Index of a block in the path of a layer inside it."""
+_SEPARATOR: Final = re.compile(r"([./])")
+_LAST: Final = re.compile(r"\d+$")
 _IDLE: Final = {
     "data": "waiting for data",
     "synchronisation": "because the CPU waits for it",
@@ -167,13 +169,18 @@ def _longest(rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
     Layers of one class that differ in the index of a block count together, such as ``blocks.*.norm LayerNorm``.
     """
     sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
-    blocks = [_BLOCK.sub("*", layer) for layer in sums["layer"]]
-    sums = sums.with_columns(block=pl.Series(blocks, dtype=pl.String))
-    repeated = pl.len().over("block", "module") >= _LEAST_BLOCKS
-    sums = sums.with_columns(layer=pl.when(repeated).then("block").otherwise("layer"))
-    sums = sums.group_by("layer", "module").agg(pl.col("ns").sum())
-    longest = sums.sort("ns", "layer", descending=[True, False]).head(1).iter_rows()
-    return [(f"{layer} {module}".strip(), time) for layer, module, time in longest]
+    blocks = pl.Series([_BLOCK.sub("*", layer) for layer in sums["layer"]], dtype=pl.String)
+    repeated = pl.len().over(blocks, "module") >= _LEAST_BLOCKS
+    sums = sums.with_columns(block=pl.when(repeated).then(blocks).otherwise("layer"))
+    sums = sums.group_by("block", "module").agg(pl.col("ns").sum(), pl.col("layer").sort())
+    longest = sums.sort("ns", "block", descending=[True, False]).head(1).iter_rows()
+    return [(f"{_common(layers)} {module}".strip(), time) for _, module, time, layers in longest]
+
+
+def _common(layers: list[str]) -> str:
+    """The path of layers that differ in indices of blocks, with ``*`` for these."""
+    columns = zip(*(_SEPARATOR.split(layer) for layer in layers), strict=True)
+    return "".join(one[0] if len(set(one)) == 1 else _LAST.sub("*", one[0]) for one in columns)
 
 
 def _named(name: str, share: float, whole: float) -> str:

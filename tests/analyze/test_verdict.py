@@ -54,8 +54,11 @@ def test_numbers_are_those_of_the_summary(name: str, tmp_path: Path) -> None:
     busy = facts.work["wall_ns"].sum() / facts.wall_ns  # without overlaps, from single activities
     known = {busy, 1 - busy} if facts.on_device else set()
     known |= set(summary.filter(pl.col("section").is_in(["time", "parts"]))["share"].drop_nulls())
-    for keys in (["kind", "tensor"], ["kind", "tensor", "layer", "module"], ["matrix", "tensor", "layer", "module"]):
-        sums = facts.work.filter("kernel").group_by(keys).agg(pl.col("wall_ns").sum())["wall_ns"]
+    block = pl.col("layer").map_elements(lambda layer: re.sub(r"\d+(?=[./])", "*", layer), pl.String).alias("block")
+    work = facts.work.filter("kernel").with_columns(block)
+    of_layer = (["kind", "tensor", name, "module"] for name in ("layer", "block"))
+    for keys in (["kind", "tensor"], *of_layer, ["matrix", "tensor", "layer", "module"]):
+        sums = work.group_by(keys).agg(pl.col("wall_ns").sum())["wall_ns"]
         known |= {ns / facts.wall_ns for ns in sums}
     evidence = " ".join(by_advice(attribution)["evidence"])
     said = {int(number) for number in re.findall(r"(\d+)% of step time", evidence)} | {
@@ -141,11 +144,13 @@ def test_layers_of_blocks_count_together() -> None:
         )
         rows.range("head Linear |fwd", zero + 200 * US, zero + 260 * US)
         for block in range(5):
-            rows.range(f"h.{block}.fc.0 Linear |fwd", zero + 10 * US * block, zero + 10 * US * (block + 1))
+            rows.range(f"net.0.h.{block}.fc.0 Linear |fwd", zero + 10 * US * block, zero + 10 * US * (block + 1))
             at = zero + (300 + 40 * block) * US
-            rows.range(f"h.{block}.fc.0 Linear |bwd", at, at + 40 * US)
+            rows.range(f"net.0.h.{block}.fc.0 Linear |bwd", at, at + 40 * US)
     text = _of(rows.build())
-    assert text == ("Step 900 µs on CPU: backward takes 56%, and h.*.fc.0 Linear takes 28% in forward and backward.")
+    assert text == (
+        "Step 900 µs on CPU: backward takes 56%, and net.0.h.*.fc.0 Linear takes 28% in forward and backward."
+    )
 
 
 def test_profiles_without_times() -> None:
