@@ -18,6 +18,7 @@ from annot.analyze.regression_places import FLAT, Nesting, Times, nesting_of
 from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.layer_chains import Key
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
+from annot.attribution.step_spans import step_spans
 
 __all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
 
@@ -259,7 +260,10 @@ def _summed(times: pl.DataFrame, keys: Iterable[str]) -> pl.DataFrame:
 
 def _step_time(attribution: Attribution) -> pl.DataFrame:
     """The mean wall-clock time of a step in the layout of `_Side.means`."""
-    spans = attribution.steps.steady().select(time=(pl.col("end") - pl.col("start")).cast(pl.Float64))["time"]
+    steady = attribution.steps.steady().select("step", process_code="process")
+    rows = step_spans(attribution).join(steady, on=["process_code", "step"], how="semi")
+    sums = rows.group_by("process_code", "step", maintain_order=True).agg((pl.col("end") - pl.col("start")).sum())
+    spans = sums["end"].cast(pl.Float64)
     mean, count = spans.mean(), len(spans)
     if not isinstance(mean, float) or mean <= 0:
         return pl.DataFrame(schema=_ONE)

@@ -14,6 +14,7 @@ from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.overlap import shares
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
+from annot.attribution.step_spans import step_spans
 from annot.labels.plain_names import WARM_UP
 
 __all__ = [
@@ -99,39 +100,24 @@ def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame
     if steps.table.is_empty() or alone or not known(attribution.meta):
         return _of_run(attribution, work, host).sort("process", "device", "start")
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
-    table = steps.table.select("step", "start", "end", process_code="process").join(codes, on="process_code")
-    steady = steps.steady().select("step", process_code="process")
-    steady = table.join(steady, on=["process_code", "step"], how="semi")
-    spans = pl.concat([steady.select("process", "start", "end"), _waits(table, steady, host["data"])])
+    spans = step_spans(attribution).join(codes, on="process_code")
+    steady = spans.join(steps.steady().select("step", process_code="process"), on=["process_code", "step"], how="semi")
     devices = pl.DataFrame(list(work), schema={"process": pl.Int64, "device": pl.Int64}, orient="row")
-    joined = spans.join(devices, on="process", how="left", nulls_equal=True)
+    joined = steady.join(devices, on="process", how="left", nulls_equal=True)
     if steps.kinds["kind"].count() and steps.kind is None:
-        joined = _until_last_activity(joined, table, work)
+        joined = _until_last_activity(joined, spans, work)
     return joined.select(_WINDOW).sort("process", "device", "start")
 
 
-def _until_last_activity(windows: pl.DataFrame, table: pl.DataFrame, work: _Work) -> pl.DataFrame:
+def _until_last_activity(windows: pl.DataFrame, spans: pl.DataFrame, work: _Work) -> pl.DataFrame:
     """Extend the last step of a process to the last GPU activity: a serving engine waits for it after the range."""
     ends = [(process, device, rows["end"].max()) for (process, device), rows in work.items()]
     schema = {"process": pl.Int64, "device": pl.Int64, "last": pl.Int64}
     found = windows.join(
         pl.DataFrame(ends, schema, orient="row"), on=["process", "device"], how="left", nulls_equal=True
-    ).join(table.group_by("process").agg(final=pl.col("end").max()), on="process", how="left")
+    ).join(spans.group_by("process").agg(final=pl.col("end").max()), on="process", how="left")
     end = pl.when(pl.col("end") == pl.col("final")).then(pl.max_horizontal("end", "last")).otherwise("end")
     return found.with_columns(end.alias("end"))
-
-
-def _waits(table: pl.DataFrame, steady: pl.DataFrame, data: pl.DataFrame) -> pl.DataFrame:
-    """The waits for data between each of the steady steps and the step before it."""
-    before = pl.col("end").shift(1).over("process", order_by="start").alias("free")
-    gaps = table.with_columns(before).select("process", "step", "free", until="start")
-    gaps = gaps.join(steady.select("process", "step"), on=["process", "step"], how="semi").sort("until")
-    waits = data.select("process", "start", "end").sort("end")
-    found = waits.join_asof(
-        gaps, left_on="end", right_on="until", by="process", strategy="forward", check_sortedness=False
-    )
-    begin = pl.max_horizontal("start", "free")
-    return found.drop_nulls("step").select("process", begin.alias("start"), "end")
 
 
 def _of_run(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:

@@ -48,7 +48,8 @@ class Attribution:
         names: a row per node and name of a GPU activity: node, name, kernel, calls, gpu_ns, min_ns, max_ns.
         busy: a row per layer and device, including the layers inside: key, process, device, busy_ns, first_ns, last_ns.
         device_busy: a row per device: process, device, busy_ns, first_ns, last_ns.
-        step_work: GPU activities launched in each step: process_code, step, gpu_ns, kernels, copies.
+        step_work: GPU activities launched in each step of the run: process_code, step, gpu_ns, kernels, copies,
+            first_ns (the first start) and last_ns (the last end).
         range_work: reads the GPU activities again and returns gpu_self_ns, gpu_by_time_ns, kernels and copies of each
             range of the tree.
         crossing_gpu_ns: GPU time launched inside each crossing range.

@@ -35,6 +35,7 @@ _PARTS: Final[dict[str, dict[str, type[pl.DataType]]]] = {
     "late": {"node": pl.Int32, "gpu_by_time_ns": pl.Int64},
     "steps": {
         "process_code": pl.Int32, "step": pl.Int32, "gpu_ns": pl.Int64, "kernels": pl.Int64, "copies": pl.Int64,
+        "first_ns": pl.Int64, "last_ns": pl.Int64,
     },
 }  # fmt: skip
 """Schemas of the sums per block: by kernel name, of GPU time attributed by time, and by step."""
@@ -223,14 +224,11 @@ class Account:
         kept = placed.filter(~pl.col("left_out")) if placed["left_out"].any() else placed
         self.left_out += placed.height - kept.height
         self._launches.crossing.add(kept["cell"], kept["gpu_ns"])
-        counted = kept.select(
-            "gpu_ns", kernels=pl.col("kernel").cast(pl.Int64), copies=(~pl.col("kernel")).cast(pl.Int64)
-        )
         if not (late := kept.filter("by_time")).is_empty():
             self._parts["late"].append(late.group_by("node").agg(pl.col("gpu_ns").sum().alias("gpu_by_time_ns")))
         self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
         self._parts["names"].append(_by_name(kept))
-        self._parts["steps"].append(_by_step(kept, counted))
+        self._parts["steps"].append(_by_step(placed))
         self.settled &= self._known == len(self._forest.nodes)
         if self.settled:
             self.settled = self._add_busy(kept)
@@ -261,9 +259,10 @@ class Account:
         return nodes.join(late, on="node", how="left", maintain_order="left")
 
     def of_steps(self) -> pl.DataFrame:
-        """Return process_code, step, gpu_ns, kernels, copies of each step with GPU activities."""
-        steps = pl.concat(self._parts["steps"])
-        return steps.group_by("process_code", "step").agg(pl.col("gpu_ns", "kernels", "copies").sum())
+        """Return a row per step with GPU activities, also for steps left out: see `Attribution.step_work`."""
+        every = pl.concat(self._parts["steps"]).group_by("process_code", "step")
+        bounds = pl.col("first_ns").min(), pl.col("last_ns").max()
+        return every.agg(pl.col("gpu_ns", "kernels", "copies").sum(), *bounds)
 
     def busy(self) -> pl.DataFrame:
         """Return the result of `Busy.result` with process and device instead of the device code."""
@@ -298,9 +297,11 @@ def _by_name(kept: pl.DataFrame) -> pl.DataFrame:
     return sums.select("node", names, "kernel", "calls", "gpu_ns", "min_ns", "max_ns")
 
 
-def _by_step(kept: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
-    key = pair(pl.col("process_code"), pl.col("step")).alias("key")
-    rows = pl.concat([kept.select("process_code", "step", key), counted], how="horizontal")
-    first = pl.col("process_code", "step").first()
-    sums = pl.col("gpu_ns", "kernels", "copies").sum()
-    return rows.filter(pl.col("step") >= 0).group_by("key").agg(first, sums).drop("key")
+def _by_step(placed: pl.DataFrame) -> pl.DataFrame:
+    rows = placed.filter(pl.col("step") >= 0)
+    kernels = pl.col("kernel").cast(pl.Int64)
+    return rows.group_by(key=pair(pl.col("process_code"), pl.col("step"))).agg(
+        pl.col("process_code", "step").first(), pl.col("gpu_ns").sum(), kernels=kernels.sum(),
+        copies=(1 - kernels).sum(), first_ns=pl.col("start").cast(pl.Int64).min(),
+        last_ns=pl.col("end").cast(pl.Int64).max(),
+    ).drop("key")  # fmt: skip

@@ -10,7 +10,7 @@ import polars as pl
 __all__ = ["known", "without_unknown"]
 
 _COLUMNS: Final = (
-    "host_ns", "host_self_ns", "start_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "warmup",
+    "host_ns", "host_self_ns", "start_ns", "step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "warmup",
 )  # fmt: skip
 
 

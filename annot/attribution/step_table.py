@@ -11,6 +11,7 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import without_unknown
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
+from annot.attribution.step_spans import step_spans
 from annot.attribution.steps import SIZES, Steps, of_main_kind
 from annot.util.weak_keys import once_for_each
 
@@ -28,8 +29,9 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     Returns:
         process, step (from 0, per process), batch (number in the epoch, null if unknown), kind, requests, tokens and
         context of a step of a serving engine (null: unknown), warmup (one of the first steps that take longer than the
-        later ones), start_ns, host_ns, data_ns (the wait for data since the previous step), forward_ns, backward_ns,
-        optimizer_ns (total host time), gpu_ns (all GPU activities launched in the step) and kernels.
+        later ones), start_ns, host_ns, step_ns (time of the step with the wait for data before it, see
+        `annot.attribution.step_spans`), data_ns (the wait for data since the previous step), forward_ns,
+        backward_ns, optimizer_ns (total host time), gpu_ns (all GPU activities launched in the step) and kernels.
     """
     steps = attribution.steps
     table = steps.chosen()
@@ -40,10 +42,13 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     sums = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in _PHASES}
     placed = ranges.with_columns(steps.at(ranges["process_code"], ranges["start"]))
     phases = placed.filter(pl.col("step") != column_ops.NONE).group_by("process_code", "step").agg(**sums)
-    for part in (phases, _data_times(ranges, steps), attribution.step_work):
+    length = pl.col("end") - pl.col("start")
+    lengths = step_spans(attribution).group_by("process_code", "step").agg(step_ns=length.sum())
+    for part in (phases, _data_times(ranges, steps), attribution.step_work, lengths):
         rows = rows.join(part, on=["process_code", "step"], how="left", maintain_order="left")
     counted = ["data_ns", *(f"{phase}_ns" for phase in _PHASES), "gpu_ns", "kernels"]
-    columns = ["process", pl.col("step").cast(pl.Int64), "batch", *SIZES, "warmup", "start_ns", "host_ns", *counted]
+    times = ("start_ns", "host_ns", "step_ns")
+    columns = ["process", pl.col("step").cast(pl.Int64), "batch", *SIZES, "warmup", *times, *counted]
     rows = rows.with_columns(pl.col(counted).fill_null(0)).select(columns).sort("start_ns", "process")
     return without_unknown(rows, attribution.meta)
 
@@ -63,8 +68,8 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
     if steps.is_empty():
         return None
     steps = of_main_kind(steps)
-    steady = steps.filter(~pl.col("warmup"))["host_ns"]
-    lengths = (steady if steady.len() else steps["host_ns"]).sort().to_list()
+    steady = steps.filter(~pl.col("warmup"))["step_ns"]
+    lengths = (steady if steady.len() else steps["step_ns"]).sort().to_list()
     first, third = lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
     return {
         "median": lengths[len(lengths) // 2], "min": lengths[0], "max": lengths[-1], "iqr": third - first,

@@ -9,6 +9,7 @@ import polars as pl
 from annot.attribution.attribute import Attribution
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.host_times import known
+from annot.attribution.step_spans import step_spans
 from annot.attribution.step_table import by_step, step_statistics
 from annot.attribution.steps import Steps
 
@@ -112,7 +113,7 @@ def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:
     if guesses := _guesses(attribution):
         more = ", …" if len(guesses) > _MOST_NAMED else ""
         notes.append(f"Phases are guessed from the names of ranges: {', '.join(guesses[:_MOST_NAMED])}{more}.")
-    return [*attribution.meta.get("notes", ()), *_kinds(attribution.steps), *notes]
+    return [*attribution.meta.get("notes", ()), *_kinds(attribution.steps), *_ahead(attribution), *notes]
 
 
 def _kinds(steps: Steps) -> list[str]:
@@ -124,6 +125,19 @@ def _kinds(steps: Steps) -> list[str]:
         for kind, count, median in steps.kinds.select("kind", "steps", "median_ns").iter_rows()
     ]
     return [f"The steps are of several kinds: {', '.join(kinds)}. Step times are those of {shown} steps."]
+
+
+def _ahead(attribution: Attribution) -> list[str]:
+    """Return a sentence if the CPU runs ahead of the GPU."""
+    behind = step_spans(attribution).filter("behind").select("step", process="process_code")
+    steps = attribution.steps.steady().join(behind, on=["process", "step"], how="semi")
+    if steps.is_empty():
+        return []
+    on_cpu = int((steps["end"] - steps["start"]).median())  # type: ignore[arg-type]
+    return [
+        f"The CPU runs ahead of the GPU: the range of a step takes {_duration(on_cpu)} (median), and its kernels run "
+        "later. Step times are those of the GPU."
+    ]
 
 
 def _guesses(attribution: Attribution) -> list[str]:

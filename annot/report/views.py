@@ -272,7 +272,7 @@ _VIEWS: Final = (
     View(
         "step", "step",
         ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",
-         Column("host_ns", "Time", "ns"), "data_ns", "forward_ns",
+         Column("step_ns", "Time", "ns"), "data_ns", "forward_ns",
          "backward_ns", "optimizer_ns", "gpu_ns"),
         by_step, heading="Time by step", label="step", sums=False,
         empty="No steps were recorded. Use `for … in batches(loader)`.", keys=("step",),

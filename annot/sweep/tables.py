@@ -85,7 +85,7 @@ def _rows(profile: Path, steps: str) -> pl.DataFrame:
 def run_rows(attribution: Attribution, work: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of one run: a row per layer, module and phase.
 
-    The columns are steps (their number), step_ns and step_gpu_ns (medians of the host time and the GPU time of a step,
+    The columns are steps (their number), step_ns and step_gpu_ns (medians of the time and the GPU time of a step,
     null without steps), those of `annot.correlate`, and of `work`: flops, bytes_read, bytes_written, params
     (null if unknown).
     """

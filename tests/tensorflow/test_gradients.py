@@ -90,7 +90,8 @@ def test_a_backward_range_begins_with_its_gradient(tmp_path: Path, graph: bool) 
     wanted = run(x, plain)
     captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
     assert captured.texts == ["sine", "product", "product'", "sine'"]
-    assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges))
+    if not graph:  # in a graph, the operation that closes a range runs on any thread, maybe after what follows
+        assert all(one.end <= following.start for one, following in itertools.pairwise(captured.ranges))
 
 
 @both
@@ -161,7 +162,7 @@ def test_a_backward_range_begins_with_the_gradient_of_the_loss(tmp_path: Path, g
     captured = recorded(tmp_path, lambda: same(run(x, ranged), wanted) or pytest.fail("changed"))
     assert captured.texts == ["softplus", "softplus'"]
     forward, backward = captured.ranges
-    assert forward.end <= backward.start
+    assert (forward.start if graph else forward.end) <= backward.start
 
 
 @needs_graphs

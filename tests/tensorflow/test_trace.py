@@ -70,7 +70,8 @@ def test_trace_gives_a_range_to_the_block_and_to_its_gradient(tmp_path: Path, wa
     captured = unchanged(tmp_path, train(block, weights, graph), train(traced, weights, graph))
     forward, gradient = captured.ranges
     assert (forward.text, gradient.text) == ("Dense Block", "Dense Block")
-    assert forward.end <= gradient.start
+    # In a graph, the operation that closes a range runs on any thread, maybe after what follows.
+    assert (forward.start if graph else forward.end) <= gradient.start
     assert _domains(tmp_path) == [("Dense Block", "Forward"), ("Dense Block", "Gradient")]
 
 

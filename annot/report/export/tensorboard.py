@@ -20,7 +20,7 @@ __all__ = ["FILE", "event_file"]
 
 FILE: Final = "events.out.tfevents.0.annot"
 """Name of the file. TensorBoard recognizes event files by ``tfevents`` in the name."""
-_STEP_TIMES: Final = ("host_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns")
+_STEP_TIMES: Final = ("step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "gpu_ns")
 
 
 def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
@@ -53,7 +53,7 @@ def _step_scalars(attribution: Attribution, wall_time: float) -> Iterator[bytes]
     for row in steps.iter_rows(named=True):
         owner = f" of process {processes.index(row['process']) + 1}" if len(processes) > 1 else ""
         values = {
-            f"step{owner}/{'time' if name == 'host_ns' else name.removesuffix('_ns')} ms": row[name] / 1e6
+            f"step{owner}/{'time' if name == 'step_ns' else name.removesuffix('_ns')} ms": row[name] / 1e6
             for name in _STEP_TIMES
             if row[name] is not None
         }
