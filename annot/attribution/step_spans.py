@@ -14,7 +14,7 @@ from annot.util.weak_keys import once_for_each
 __all__ = ["step_spans"]
 
 _BEHIND: Final = 1.1
-"""Ratio of the time of the steps on the GPU to that on the CPU from which the GPU counts as behind."""
+"""Ratio of the time between the ends of steps on the GPU to that on the CPU from which the GPU counts as behind."""
 
 
 @once_for_each
@@ -49,10 +49,9 @@ def _with_gpu(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     free = pl.when("first").then("first_ns").otherwise(pl.col("finished").shift(1).over("process_code"))
     table = table.with_columns(begin=pl.max_horizontal("start", free), until=pl.max_horizontal("end", "finished"))
     compared = pl.col("steady") & (~pl.col("first") | (pl.col("steady").sum() == 1))
-    on_gpu, on_cpu = (
-        length.filter(compared).sum().over("process_code")
-        for length in (pl.col("until") - pl.col("begin"), pl.col("end") - pl.col("start"))
-    )
+    since = pl.coalesce(pl.col("end").shift(1).over("process_code"), "start")
+    table = table.with_columns(on_gpu=pl.col("until") - pl.col("begin"), on_cpu=pl.col("end") - since)
+    on_gpu, on_cpu = (pl.col(name).filter(compared).sum().over("process_code") for name in ("on_gpu", "on_cpu"))
     return table.with_columns(behind=on_gpu > _BEHIND * on_cpu)
 
 

@@ -167,7 +167,7 @@ def test_reports_begin_with_it(
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     path = str(training(device=True).write(tmp_path / "run.sqlite"))
     run = Run(path)
-    assert run.verdict.startswith("Step 1.97 ms on one GPU: the GPU is busy 9")
+    assert run.verdict.startswith("Step 2.12 ms on one GPU: the GPU is busy 9")
     for options in ([], ["--by", "summary"], ["--by", "kernel"]):
         assert main(["report", path, *options]) == 0
         assert capsys.readouterr().out.splitlines()[0] == run.verdict

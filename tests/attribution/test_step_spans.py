@@ -70,7 +70,8 @@ def reference(steps: list[Step], attribution: Attribution) -> list[int]:
     on_cpu = [end - start for (start, _), (end, _) in zip(begins, ends, strict=True)]
     on_gpu = [done - begin for (_, begin), (_, done) in zip(begins, ends, strict=True)]
     compared = [row for row in range(len(steps)) if steady[row] and (row or sum(steady) == 1)]
-    behind = sum(on_gpu[row] for row in compared) > 1.1 * sum(on_cpu[row] for row in compared)
+    since = [begins[0][0], *(end for end, _ in ends)]
+    behind = sum(on_gpu[row] for row in compared) > 1.1 * sum(ends[row][0] - since[row] for row in compared)
     found = on_gpu if behind else on_cpu
     for row, step in enumerate(steps):
         start = begins[row][0]

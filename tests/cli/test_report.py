@@ -39,7 +39,7 @@ def test_table_on_standard_output(source: Path) -> None:
     """The default is the table of layers, without colour where there is no terminal, with nothing on stderr."""
     result = _annot("report", source, COLUMNS="80")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("Step 1.97 ms on one GPU: ")
+    assert result.stdout.startswith("Step 2.12 ms on one GPU: ")
     assert "\nGPU per step, mean of 2: 3.480 ms = " in result.stdout
     assert "\n\nGPU time by layer, ms per step\nLayer " in result.stdout
     assert "\x1b" not in result.stdout
@@ -71,8 +71,8 @@ def test_output_file(source: Path, tmp_path: Path, form: str, capsys: pytest.Cap
         ("out.parquet", b"PAR1"),
         ("out.html", b"<!doctype html>"),
         ("out.json.gz", b"\x1f\x8b"),
-        ("out.txt", b"Step 1.97 ms"),
-        ("csv", b"Step 1.97 ms"),
+        ("out.txt", b"Step 2.12 ms"),
+        ("csv", b"Step 2.12 ms"),
     ],
 )
 def test_format_is_what_the_name_ends_in(source: Path, tmp_path: Path, name: str, begins: bytes) -> None:
@@ -248,7 +248,7 @@ def test_steps(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_step_range(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Any ranges can be the steps, # stands for any number."""
     meta = _json(capsys, source, "--step-range", "features.# Conv#d [#,3,224,224]f32 |fwd")["meta"]
-    assert (meta["steps"], meta["step_ns"]["median"]) == (2, 400_000)
+    assert (meta["steps"], meta["step_ns"]["median"]) == (2, 550_000)
     assert meta["steps_found_by"] == "the ranges 'features.# Conv#d [#,3,224,224]f32 |fwd'"
 
 
@@ -331,7 +331,7 @@ def test_many_ranks(tmp_path: Path) -> None:
     result = _annot("report", tmp_path / "run_rank*.sqlite", "--sort", "time", "--total", COLUMNS="200")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert lines[0] == "Step 1.97 ms on 7 GPUs: no rank is slower than the others by 5%."  # the all-reduce is hidden
+    assert lines[0] == "Step 2.12 ms on 7 GPUs: no rank is slower than the others by 5%."  # the all-reduce is hidden
     assert lines[2] == "GPU time by layer over 7 ranks, ms"
     assert lines[3].split()[-7:] == ["r0", "r1", "r3", "r4", "r5", "r6", "r7"]
     conv = next(line for line in lines if line.startswith("features.0 Conv2d") and "forward" in line)

@@ -114,7 +114,7 @@ def test_annot_without_its_metadata(tmp_path: Path) -> None:
 def test_the_verdict_names_the_cpu(model: str, name: str, tmp_path: Path) -> None:
     """The name is that under which the CPU is sold."""
     path = _marked(tmp_path / "run.sqlite", format_machine({"CPU": model}))
-    assert Run(path).verdict.startswith(f"Step 1.97 ms on {name}: ")
+    assert Run(path).verdict.startswith(f"Step 2.12 ms on {name}: ")
 
 
 def test_several_processes(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_cpu_and_versions(fresh: Page, tmp_path: Path) -> None:
     assert fresh.texts(".machine li")[:3] == ["<b>Xeon</b>", "PyTorch 2.9.0", "annot 0.1.0"]
     assert fresh.texts(".machine li").count("annot 0.1.0") == 1
     text = fresh.text("main")
-    assert "Step 1.97 ms on <b>Xeon</b>" in text
+    assert "Step 2.12 ms on <b>Xeon</b>" in text
     assert "100% is 4.240 ms, the sum of the steps" in text
     assert "Sum of the steps: 4.240 ms" in text
 

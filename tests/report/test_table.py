@@ -50,14 +50,14 @@ def host_only(tmp_path: Path) -> Path:
 
 GOLDEN = {
     "device 60": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes
         to float32 matrix multiplications outside Tensor Cores, most
         of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs
              unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to
-               1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to
+               2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5%
                    launch, 0.2% idle
 
@@ -84,11 +84,11 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "device 80": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         GPU time by layer, ms
@@ -113,10 +113,10 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "device 200": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         GPU time by layer, ms
@@ -140,10 +140,10 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,  # noqa: E501
     "host 80": """\
-        Step 1.97 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in
+        Step 2.12 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in
         forward and backward.
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges,
                    7.1% data, 1.9% other ranges
 
@@ -164,9 +164,9 @@ GOLDEN = {
 
     """,
     "host 200": """\
-        Step 1.97 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in forward and backward.
+        Step 2.12 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in forward and backward.
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% data, 1.9% other ranges
 
         Host time by layer, ms
@@ -186,11 +186,11 @@ GOLDEN = {
 
     """,
     "module": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         Time by module, ms
@@ -213,11 +213,11 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "phase": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         Time by phase, ms
@@ -235,11 +235,11 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "kernel": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         Time by kernel, ms
@@ -260,17 +260,17 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,
     "step": """\
-        Step 1.97 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
+        Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
-        Steps: 2 (batch ranges), median 1.970 ms, IQR 0, 1.970 to 1.970 ms
+        Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         Time by step, ms
         Step           Time   Data  Forward  Backward  Optimizer    GPU
-        0             1.970  0.150    0.700     0.850      0.200  3.480
-        1             1.970  0.150    0.700     0.850      0.200  3.480
+        0             2.120  0.150    0.700     0.850      0.200  3.480
+        1             2.120  0.150    0.700     0.850      0.200  3.480
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least

@@ -92,7 +92,7 @@ def test_scalars(trained: Path, tmp_path: Path) -> None:
     def values(tag: str) -> list[tuple[int, float]]:
         return [(event.step, round(event.value, 4)) for event in accumulator.Scalars(tag)]
 
-    assert values("step/time ms") == [(0, 1.97), (1, 1.97)]
+    assert values("step/time ms") == [(0, 2.12), (1, 2.12)]
     assert values("step/data ms") == [(0, 0.15), (1, 0.15)]
     assert values("forward ms/features.0 Conv2d") == [(0, 0.9), (1, 0.9)]
     assert values("backward ms/(model) AlexNet") == [(0, 2.13), (1, 2.13)]
