@@ -63,7 +63,7 @@ def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: A
     """Return rows by layer in which the total times of each owner include its layers, inside its ranges or not.
 
     `owners` has the layers that are included, and the owners themselves. Where a total time changes, busy time and span
-    are null, because layers can overlap.
+    are null, because layers can overlap, and so are times per call.
     """
     groups = {owner: number for number, owner in enumerate(dict.fromkeys(owners.values()))}
     names = attribution.forest.keys.names
@@ -72,10 +72,19 @@ def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: A
     table = pl.DataFrame(list(groups), schema=dict.fromkeys(KEY, pl.String), orient="row")
     sums = _rolled_up(attribution, table, of_key, crossing).select(*KEY, *_INCLUSIVE)
     found = rows.update(without_unknown(sums, attribution.meta), on=KEY)
-    spans = [name for name in ("gpu_busy_ns", "gpu_span_ns") if name in rows.columns]
     return found.with_columns(
-        pl.when(found["gpu_ns"].eq_missing(rows["gpu_ns"])).then(name).alias(name) for name in spans
+        pl.when(found[total].eq_missing(rows[total])).then(name).alias(name)
+        for total, names in _OF_TOTAL.items()
+        for name in names
+        if name in rows.columns
     )
+
+
+_OF_TOTAL: Final = {
+    "host_ns": ("host_mean_ns", "host_min_ns", "host_max_ns"),
+    "gpu_ns": ("gpu_mean_ns", "gpu_min_ns", "gpu_max_ns", "gpu_busy_ns", "gpu_span_ns"),
+}
+"""Columns that describe the calls of a total time."""
 
 
 def by_module(attribution: Attribution) -> pl.DataFrame:

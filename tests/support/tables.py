@@ -51,6 +51,15 @@ def _table(rows: list[dict[str, Any]], schema: Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict(schema), orient="row") if rows else pl.DataFrame(schema=dict(schema))
 
 
+def disordered(details: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `annot.analyze.layer_details.by_detail` with a mean outside minimum and maximum."""
+    bad = [
+        (pl.col(f"{of}_min_ns") > pl.col(f"{of}_mean_ns")) | (pl.col(f"{of}_mean_ns") > pl.col(f"{of}_max_ns"))
+        for of in ("host", "gpu")
+    ]
+    return details.filter(pl.any_horizontal(bad).fill_null(False))
+
+
 def many_kernels(events: int) -> Profile:
     """Return a profile of kernels of 1 to 7 ns, one every 10 ns."""
     number = pl.int_range(events, eager=True)
