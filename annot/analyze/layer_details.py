@@ -82,9 +82,7 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
     if not known(attribution.meta):
         parts = [part.with_columns(host_ns=pl.lit(None, pl.Int64)) for part in parts]
-    times = {
-        f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in ("min", "max", "sum")
-    }
+    times = {f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in ("min", "max", "sum")}
     rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
     return forest.layers()[rows["key"]].hstack(rows.drop("key"))
 

@@ -165,7 +165,9 @@ def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.Dat
     is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
     table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
     keys = [name for name in ("layer", "module", "phase", "batch") if name in rows.columns]
-    merged = combined(table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name not in _OF_CALLS])
+    merged = combined(
+        table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name not in _OF_CALLS]
+    )
     own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
     merged = merged.join(table.group_by(keys, maintain_order=True).agg(own), on=keys, how="left", nulls_equal=True)
     last = {key: owner for key, owner in owners.items() if key[:2] in lines and lines[key[:2]].depth == depth}

@@ -9,7 +9,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
-from tables import disordered
+from tables import check_modules_and_operations, disordered
 
 from annot.analyze.layer_details import by_detail
 from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_kernel, by_layer, by_phase, summarize
@@ -275,6 +275,7 @@ def _check_totals(result: Attribution, whole: int, pieces: int) -> None:
     layers, phases, kernels = by_layer(result), by_phase(result), by_kernel(result)
     assert layers["gpu_self_ns"].sum() == phases["gpu_ns"].sum() == kernels["gpu_ns"].sum() == whole
     assert layers["host_self_ns"].sum() == phases["host_ns"].sum() == meta["host_ns"]
+    check_modules_and_operations(result)
     assert layers["kernels"].sum() + layers["copies"].sum() == pieces
     rest = layers.filter(pl.col("layer") == UNATTRIBUTED)
     assert rest["gpu_ns"].sum() == meta["unattributed_gpu_ns"]
