@@ -22,6 +22,7 @@ from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
 from annot.attribution.attribute import Attribution
+from annot.attribution.layer_tables import of_modules
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
 from annot.labels.tag import FUSED
@@ -134,15 +135,14 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
     """Return a row per module class, with forward and backward together, the longest first.
 
     Returns:
-        module (an operation if the profile does not contain layers); layers: number of distinct layers, of which
-        tc_eligible and tc_used; calls: forward calls, or all calls of classes without forward ranges; host_ns, gpu_ns:
-        self times of the layers; tc_ns: the part of gpu_ns on Tensor Cores; gpu_mean_ns: mean of gpu_ns per call;
-        gpu_min_ns, gpu_max_ns: minimum and maximum over the layers of their mean per call; forward_ns, backward_ns:
-        parts of gpu_ns by phase (recompute is backward). In a profile without GPU activities the GPU columns are null,
-        and forward_ns and backward_ns are parts of host_ns.
+        module, with the names of `annot.attribution.layer_tables.by_module` for time without one; layers: number of
+        distinct layers, of which tc_eligible and tc_used; calls: forward calls, or all calls of classes without forward
+        ranges; host_ns, gpu_ns: self times; tc_ns: the part of gpu_ns on Tensor Cores; gpu_mean_ns: mean of gpu_ns per
+        call; gpu_min_ns, gpu_max_ns: minimum and maximum over the layers of their mean per call; forward_ns,
+        backward_ns: parts of gpu_ns by phase (recompute is backward). In a profile without GPU activities the GPU
+        columns are null, and forward_ns and backward_ns are parts of host_ns.
     """
-    kind = pl.when(pl.col("module") != "").then("module").otherwise("layer")
-    rows = _layers(attribution).with_columns(kind.alias("module"))
+    rows = of_modules(_with_tensor_cores(by_layer(attribution), attribution))
     per_layer = rows.group_by("module", "layer", maintain_order=True).agg(*_sums())
     mean = pl.when(pl.col("calls") > 0).then(pl.col("gpu_ns") // pl.col("calls"))
     table = per_layer.with_columns(mean.alias("mean")).group_by("module", maintain_order=True).agg(
@@ -158,9 +158,9 @@ def by_op_type(attribution: Attribution) -> pl.DataFrame:
 _SUMMED: Final = ["calls", "host_ns", "gpu_ns", "tc_ns", "forward_ns", "backward_ns"]
 
 
-def _layers(attribution: Attribution) -> pl.DataFrame:
-    """The rows of layers with their self times."""
-    rows = layers_in(by_layer(attribution).select(*KEY, "calls", "host_self_ns", "gpu_self_ns"))
+def _with_tensor_cores(rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
+    """Rows by layer with their self times, and the part of these on Tensor Cores."""
+    rows = rows.select(*KEY, "calls", "host_self_ns", "gpu_self_ns")
     used = layer_tensor_cores(attribution).drop("gpu_self_ns", "reason")
     rows = rows.join(used, on=KEY, how="left", maintain_order="left")
     rows = rows.rename({"host_self_ns": "host_ns", "gpu_self_ns": "gpu_ns"})
@@ -193,7 +193,7 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
         forward_ns, backward_ns: sums of the self times of the layers; tc_share: tc_ns / gpu_ns. Profiles without GPU
         activities: as in `by_op_type`. The last row, `MODEL`, is the sum of all layers.
     """
-    rows = _layers(attribution)
+    rows = _with_tensor_cores(layers_in(by_layer(attribution)), attribution)
     layers = rows.group_by("layer", maintain_order=True).agg(*_sums())
     groups: dict[str, list[int]] = defaultdict(list)
     for row, layer in enumerate(layers["layer"]):

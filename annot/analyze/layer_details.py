@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import polars as pl
 
 from annot.analyze.api_calls import calls_of
@@ -19,17 +21,20 @@ from annot.attribution.host_times import known
 
 __all__ = ["by_detail"]
 
+_CLOCKS: Final = ("host", "gpu")
+
 
 def by_detail(attribution: Attribution) -> pl.DataFrame:
     """Return all that is known about each layer, a row per layer, module class and phase.
 
     Returns:
         layer, module, phase, calls; tc_eligible, tc_used, reason: see `annot.analyze.tensor_cores`; host_ns, gpu_ns
-        (total time) and their mean, min and max over the calls; gpu_self_ns, of which tc_ns in kernels on Tensor
-        Cores, matrix_ns in matrix multiplications and outside_ns in other kernels, listed in outside; launch_ns: CPU
-        time of the API calls that launched the GPU activities of the layer itself; shapes. Then the other columns of
-        `annot.correlate`, of `annot.analyze.roofline.layer_roofline` with the peaks of the profile's device, and, if
-        the profile has them, of `annot.analyze.hardware_counters.layer_counters`.
+        (total time) and their mean, min and max over the calls, where min and max are null if the calls do not add up
+        to the total time, as for a layer with layers inside that run outside its calls; gpu_self_ns, of which tc_ns in
+        kernels on Tensor Cores, matrix_ns in matrix multiplications and outside_ns in other kernels, listed in outside;
+        launch_ns: CPU time of the API calls that launched the GPU activities of the layer itself; shapes. Then the
+        other columns of `annot.correlate`, of `annot.analyze.roofline.layer_roofline` with the peaks of the profile's
+        device, and, if the profile has them, of `annot.analyze.hardware_counters.layer_counters`.
     """
     rows = _dlprof(attribution)
     parts = [by_layer_with_work(attribution), layer_roofline(attribution, default_peaks(attribution)).drop("self_ns")]
@@ -48,16 +53,21 @@ def _dlprof(attribution: Attribution) -> pl.DataFrame:
     for part in (layer_tensor_cores(attribution), kernels, _extremes(attribution), _launch_times(attribution)):
         rows = rows.join(part, on=KEY, how="left", maintain_order="left")
     calls = pl.when(pl.col("calls") > 0).then("calls")
-    means = [(pl.col(name) // calls).alias(name.replace("_ns", "_mean_ns")) for name in ("host_ns", "gpu_ns")]
-    return rows.with_columns(means).select(
+    means = [(pl.col(f"{of}_ns") // calls).alias(f"{of}_mean_ns") for of in _CLOCKS]
+    extremes = [
+        pl.when(pl.col(f"{of}_sum_ns") == pl.col(f"{of}_ns")).then(f"{of}_{what}_ns").alias(f"{of}_{what}_ns")
+        for of in _CLOCKS
+        for what in ("min", "max")
+    ]
+    return rows.with_columns(*means, *extremes).select(
         *KEY, "calls", "tc_eligible", "tc_used",
-        *(f"{of}{what}_ns" for of in ("host", "gpu") for what in ("", "_mean", "_min", "_max")),
+        *(f"{of}{what}_ns" for of in _CLOCKS for what in ("", "_mean", "_min", "_max")),
         "gpu_self_ns", "tc_ns", "matrix_ns", "outside_ns", "outside", "launch_ns", "reason", "shapes",
     )  # fmt: skip
 
 
 def _extremes(attribution: Attribution) -> pl.DataFrame:
-    """The shortest and longest call of each layer, in CPU time and in GPU time."""
+    """The shortest and longest call of each layer and the sum of its calls, in CPU time and in GPU time."""
     forest = attribution.forest
     tree = forest.tree.select("path", outer=pl.col("path").gather(pl.col("parent").clip(lower_bound=0)))
     nested = forest.tree["parent"] != column_ops.NONE
@@ -72,9 +82,7 @@ def _extremes(attribution: Attribution) -> pl.DataFrame:
     parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
     if not known(attribution.meta):
         parts = [part.with_columns(host_ns=pl.lit(None, pl.Int64)) for part in parts]
-    times = {
-        f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in ("host", "gpu") for what in ("min", "max")
-    }
+    times = {f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in ("min", "max", "sum")}
     rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
     return forest.layers()[rows["key"]].hstack(rows.drop("key"))
 

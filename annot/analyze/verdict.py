@@ -26,6 +26,8 @@ _LEAST: Final = 0.1
 """Share of the step from which a part is worth a clause."""
 _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""
+_LONGEST_NAME: Final = 50
+"""Number of characters of the name of a layer."""
 _LEAST_BLOCKS: Final = 5
 """Number of equal layers that count together, as in `annot.report.folds`."""
 _BLOCK: Final = re.compile(r"(?<![^./_])\d+(?=[./])")
@@ -174,7 +176,13 @@ def _longest(rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
     sums = sums.with_columns(block=pl.when(repeated).then(blocks).otherwise("layer"))
     sums = sums.group_by("block", "module").agg(pl.col("ns").sum(), pl.col("layer").sort())
     longest = sums.sort("ns", "block", descending=[True, False]).head(1).iter_rows()
-    return [(f"{_common(layers)} {module}".strip(), time) for _, module, time, layers in longest]
+    return [(_short(f"{_common(layers)} {module}".strip()), time) for _, module, time, layers in longest]
+
+
+def _short(name: str) -> str:
+    """A name of at most `_LONGEST_NAME` characters, shortened in the middle, since paths share prefixes."""
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _common(layers: list[str]) -> str:

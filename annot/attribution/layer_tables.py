@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.attribute import Attribution
+from annot.attribution.attribute import Attribution, self_times
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.host_times import without_unknown
 from annot.attribution.layer_chains import KEY, Key
@@ -18,12 +18,22 @@ from annot.attribution.sequence_numbers import inside_engine_range
 from annot.util.weak_keys import once_for_each
 
 __all__ = [
-    "by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys", "phases_of_nodes", "with_layers_of",
+    "NO_MODULE", "NO_OPERATION", "by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys",
+    "of_modules", "phases_of_nodes", "with_layers_of",
 ]  # fmt: skip
 
 _SHAPES_KEPT: Final = 8
 _LAYER_PHASES: Final = ("forward", "backward", "recompute")
 _TIMES: Final = ("host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
+_OPERATIONS: Final = ("operator", "backward")
+_OF_OPERATIONS: Final = {"op": pl.String, "phase": pl.String} | dict.fromkeys(
+    ("calls", "host_self_ns", "gpu_self_ns", "kernels", "copies"), pl.Int64
+)
+NO_MODULE: Final = "(no module)"
+"""Module of the ranges without a module class in tables by module."""
+NO_OPERATION: Final = "(no operation)"
+"""Operation of the other ranges in tables by operation."""
+_REST: Final = (NO_MODULE, UNATTRIBUTED)
 _OWN: Final = ("calls", "host_self_ns", "gpu_self_ns", "gpu_by_time_ns", "gpu_by_sequence_ns", "kernels", "copies")
 _INCLUSIVE: Final = {"host_ns": "host_self_ns", "gpu_ns": "gpu_self_ns", "kernels_total": "kernels"}
 
@@ -63,7 +73,7 @@ def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: A
     """Return rows by layer in which the total times of each owner include its layers, inside its ranges or not.
 
     `owners` has the layers that are included, and the owners themselves. Where a total time changes, busy time and span
-    are null, because layers can overlap.
+    are null, because layers can overlap, and so are times per call.
     """
     groups = {owner: number for number, owner in enumerate(dict.fromkeys(owners.values()))}
     names = attribution.forest.keys.names
@@ -72,24 +82,56 @@ def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: A
     table = pl.DataFrame(list(groups), schema=dict.fromkeys(KEY, pl.String), orient="row")
     sums = _rolled_up(attribution, table, of_key, crossing).select(*KEY, *_INCLUSIVE)
     found = rows.update(without_unknown(sums, attribution.meta), on=KEY)
-    spans = [name for name in ("gpu_busy_ns", "gpu_span_ns") if name in rows.columns]
     return found.with_columns(
-        pl.when(found["gpu_ns"].eq_missing(rows["gpu_ns"])).then(name).alias(name) for name in spans
+        pl.when(found[total].eq_missing(rows[total])).then(name).alias(name)
+        for total, names in _OF_TOTAL.items()
+        for name in names
+        if name in rows.columns
     )
+
+
+_OF_TOTAL: Final = {
+    "host_ns": ("host_mean_ns", "host_min_ns", "host_max_ns"),
+    "gpu_ns": ("gpu_mean_ns", "gpu_min_ns", "gpu_max_ns", "gpu_busy_ns", "gpu_span_ns"),
+}
+"""Columns that describe the calls of a total time."""
 
 
 def by_module(attribution: Attribution) -> pl.DataFrame:
     """Return a row per module class and phase, with `layers`, the number of its distinct layers.
 
-    Ranges without a module class are left out, so the times do not add up to those of the run.
+    The last rows are the other ranges, `NO_MODULE`, by phase, and the unattributed GPU time, with self times only, so
+    that self times add up to those of the run. A profile without module classes has no rows.
     """
-    groups, of_key = modules_of_keys(attribution.forest)
-    layers = attribution.forest.layers().select("layer", pl.Series("group", of_key, pl.Int64)).group_by("group")
-    rows = _rolled_up(attribution, groups, of_key)
-    rows = rows.join(layers.agg(layers=pl.col("layer").n_unique().cast(pl.Int64)), on="group", how="left")
-    rows = rows.sort("start", "module", "phase", nulls_last=True)
+    keys = _with_modules(attribution.forest.layers())
+    groups = keys.select("module", "phase").unique(maintain_order=True).with_columns(group=pl.int_range(pl.len()))
+    keys = keys.join(groups, on=["module", "phase"], how="left", maintain_order="left")
+    rows = _rolled_up(attribution, groups.drop("group"), keys["group"].to_list())
+    layers = keys.group_by("group").agg(layers=pl.col("layer").n_unique().cast(pl.Int64))
+    rows = rows.join(layers, on="group", how="left").with_columns(rest=pl.col("module").is_in(_REST))
+    if rows["rest"].all():
+        rows = rows.clear()
+    own = (pl.when("rest").then(f"{of}_self_ns").otherwise(f"{of}_ns").alias(f"{of}_ns") for of in ("host", "gpu"))
+    rows = rows.with_columns(own).sort(
+        "rest", pl.col("module") == UNATTRIBUTED, "start", "module", "phase", nulls_last=True
+    )
     rows = rows.select("module", "phase", "layers", "calls", *_TIMES, "kernels", "copies")
     return without_unknown(rows, attribution.meta)
+
+
+def of_modules(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows by layer in which each has a module: its class, `NO_MODULE`, or `UNATTRIBUTED`, also as its phase.
+
+    Rows without any module class are left out.
+    """
+    rows = _with_modules(rows)
+    return rows.clear() if rows["module"].is_in(_REST).all() else rows
+
+
+def _with_modules(rows: pl.DataFrame) -> pl.DataFrame:
+    lost, word = pl.col("layer") == UNATTRIBUTED, pl.lit(UNATTRIBUTED)
+    module = pl.when(lost).then(word).when(pl.col("module") == "").then(pl.lit(NO_MODULE)).otherwise("module")
+    return rows.with_columns(module.alias("module"), pl.when(lost).then(word).otherwise("phase").alias("phase"))
 
 
 def by_phase(attribution: Attribution) -> pl.DataFrame:
@@ -139,22 +181,37 @@ def by_kernel(attribution: Attribution) -> pl.DataFrame:
 def by_op(attribution: Attribution) -> pl.DataFrame:
     """Return a row per operation that annot, the framework, `emit_nvtx` or PyProf recorded, by descending GPU time.
 
-    GPU activities and host time count towards the innermost operation around them.
+    The phase is that of `by_phase`. The last rows are the self times of the other ranges, `NO_OPERATION`, and the
+    unattributed GPU time, so that times add up to those of `by_phase`, phase by phase. A profile without operations
+    has no rows.
 
     Returns:
-        op, phase (forward, backward or other), calls, host_self_ns, gpu_self_ns, kernels, copies.
+        op, phase, calls, host_self_ns, gpu_self_ns, kernels, copies.
     """
     forest = attribution.forest
-    operations = forest.labels["role"].is_in(["operator", "backward"])
-    is_operation = operations.gather(forest.tree["label"])
-    columns = ("layer", "phase", "host_self_ns", "gpu_self_ns", "kernels", "copies")
-    again = inside_engine_range(forest.tree, forest.labels).alias("again")  # already counted by the engine's range
-    rows = attribution.ranges().select(columns).with_columns(again).filter(is_operation).rename({"layer": "op"})
-    rows = rows.with_columns(phase=pl.when("again").then(pl.lit("backward")).otherwise("phase"))
-    sums = pl.col("host_self_ns", "gpu_self_ns", "kernels", "copies").sum().cast(pl.Int64)
-    table = rows.group_by("op", "phase").agg((~pl.col("again")).sum().cast(pl.Int64).alias("calls"), sums)
-    table = table.sort("gpu_self_ns", "host_self_ns", "op", "phase", descending=[True, True, False, False])
-    return without_unknown(table, attribution.meta)
+    tree, labels = forest.tree, forest.labels
+    is_operation = labels["role"].is_in(_OPERATIONS)
+    if not is_operation.gather(tree["label"]).any():
+        return pl.DataFrame(schema=_OF_OPERATIONS)
+    names = labels.select(op=pl.when(is_operation).then("layer").otherwise(pl.lit(NO_OPERATION)))["op"]
+    op, phases = names.gather(tree["label"]), phases_of_nodes(forest)
+    first = ~inside_engine_range(tree, labels).alias("calls")  # the others are counted by the engine's range
+    phase = phases.gather(column_ops.known(tree["path"])).fill_null("other")
+    parts = [pl.DataFrame([op, phase, first, self_times(forest)]).group_by("op", "phase").agg(pl.all().sum())]
+    for block in () if attribution.source is None else attribution.source.work_blocks():
+        work = attribution.attributor.of(block).filter(~pl.col("left_out"))
+        rows = work.select(
+            op.gather(column_ops.known(work["range"])).fill_null(NO_OPERATION), phases.gather(work["node"]),
+            gpu_self_ns="gpu_ns", kernels="kernel", copies=~pl.col("kernel"),
+        )  # fmt: skip
+        parts.append(rows.group_by("op", "phase").agg(pl.all().sum()))
+    table = pl.concat([pl.DataFrame(schema=_OF_OPERATIONS), *parts], how="diagonal_relaxed")
+    lost = pl.col("phase") == UNATTRIBUTED
+    table = table.with_columns(op=pl.when(lost).then("phase").otherwise("op"))
+    table = table.group_by("op", "phase").agg(pl.all().sum().cast(pl.Int64))
+    last = pl.col("op").replace_strict({NO_OPERATION: 1, UNATTRIBUTED: 2}, default=0)
+    longest = -pl.col("gpu_self_ns", "host_self_ns")
+    return without_unknown(table.sort(last, longest, "op", "phase"), attribution.meta)
 
 
 def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:

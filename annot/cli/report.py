@@ -2,8 +2,9 @@
 
 PROFILE is a report or export of Nsight Systems, a recording of annot, a trace of torch.profiler or another profile.
 Its format is detected from its content. Times are GPU times if the profile has GPU activity, else host times. A kernel
-counts in the innermost range around its launch. Time outside of ranges has separate rows. The rows add up to the
-total.
+counts in the innermost range around its launch. The self times of layers, modules and operations, with separate rows
+for all other time, add up to the total, as do the times of phases, kinds and kernels. Steps leave out the time outside
+them.
 
 If the profile has steps, the tables show the mean of a step without warm-up. --total shows sums over the whole
 profile. Files contain sums, unless --per-step is given.

@@ -295,13 +295,14 @@ def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
     """Return the nodes that repeat each other.
 
     Blocks do by their class, also if one of them has a layer more. Layers without inner layers whose index is their
-    name, such as the convolutions of VGG's `features`, repeat each other if most of them have the same input.
+    name, such as the convolutions of VGG's `features`, repeat each other if most of them have the same input, or if
+    neither a class nor an input of any is known, as between the hooks of FSDP2.
     """
     if not pattern.endswith("*") or any(inner[id(line)] for node in nodes for line in node.lines):
         return nodes
+    if not any(node.module or line.input for node in nodes for line in node.lines):
+        return nodes
     inputs = Counter(node.lines[0].input for node in nodes)
-    if not inputs:
-        return []
     most, number = inputs.most_common(1)[0]
     return [node for node in nodes if node.lines[0].input == most] if most and 2 * number > len(nodes) else []
 

@@ -35,6 +35,7 @@ _WRAPPERS: Final = (
 _Key = tuple[str, str]
 _Row = Mapping[str, Any]
 _ROW: Final = ("layer", "module", "phase")
+_OF_CALLS: Final = ("calls", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns")
 _TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
@@ -143,8 +144,9 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
 def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.DataFrame:
     """Return rows in which each layer below a depth is part of its ancestor at that depth.
 
-    The rows of an ancestor and of the layers below it combine as their columns say. Its calls are its own. Its total
-    times include the layers below it, also where these run outside its calls. Rows without a layer stay.
+    The rows of an ancestor and of the layers below it combine as their columns say. Its calls and the times per call
+    are its own. Its total times include the layers below it, also where these run outside its calls. Rows without a
+    layer stay.
 
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
@@ -163,7 +165,9 @@ def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.Dat
     is_owner = (rows["layer"] == owner["layer"]) & (rows["module"] == owner["module"])
     table = rows.with_columns(*owner.get_columns(), is_owner.alias("is_owner"))
     keys = [name for name in ("layer", "module", "phase", "batch") if name in rows.columns]
-    merged = combined(table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name != "calls"])
+    merged = combined(
+        table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name not in _OF_CALLS]
+    )
     own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
     merged = merged.join(table.group_by(keys, maintain_order=True).agg(own), on=keys, how="left", nulls_equal=True)
     last = {key: owner for key, owner in owners.items() if key[:2] in lines and lines[key[:2]].depth == depth}

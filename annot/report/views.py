@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, Literal, Self, TypeAlias
 
 import polars as pl
 
 from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op, by_phase, by_step
+from annot.attribution.layer_tables import of_modules
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names, per_step
@@ -107,12 +108,12 @@ def _kernels(attribution: Attribution) -> pl.DataFrame:
     return with_short_names(with_unknown_tensor_cores(with_classes(by_kernel(attribution))), attribution)
 
 
-def _work(attribution: Attribution) -> pl.DataFrame:
+def _work(attribution: Attribution, *, every: bool = False) -> pl.DataFrame:
     """Return the rows of `by_work`, with measured work if the profile has hardware counters."""
     from annot.analyze.measured_work import with_measured
     from annot.analyze.work import by_work
 
-    rows, profile = by_work(attribution), attribution.source
+    rows, profile = by_work(attribution, every=every), attribution.source
     if isinstance(profile, Profile) and profile.metrics.height:
         return with_measured(rows, attribution, profile)
     return rows
@@ -134,26 +135,28 @@ def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
 
 
 def _executions(attribution: Attribution) -> pl.DataFrame:
-    """Return a row per range in the order of the profile, with its step (null: outside the steps)."""
+    """Return a row per range, crossing ranges last, with its step (null: outside the steps)."""
     forest = attribution.forest
-    process = forest.threads.table["process_code"].gather(forest.tree["thread"])
-    step = attribution.steps.at(process, forest.tree["start"]).cast(pl.Int64).alias("step")
-    rows = attribution.ranges().with_columns(pl.when(step >= 0).then(step).alias("step"), start_ns="start")
-    named = (pl.col("layer") != "") | (pl.col("module") != "")
-    return rows.filter(named).select(
-        "step", "layer", "module", "phase", "process", "thread", "start_ns", "host_ns", "host_self_ns", "gpu_ns",
-        "gpu_self_ns", "kernels", "copies", "shapes",
+    rows = pl.concat([attribution.ranges(), attribution.crossing_ranges()], how="diagonal")
+    threads = pl.concat([forest.tree["thread"], forest.crossing["thread"]])
+    step = attribution.steps.at(forest.threads.table["process_code"].gather(threads), rows["start"]).cast(pl.Int64)
+    rows = rows.with_columns(pl.when(step >= 0).then(step).alias("step"), start_ns="start")
+    return rows.select(
+        "step", "layer", "module", "phase", "process", "thread", "start_ns", "host_ns",
+        pl.col("host_self_ns").fill_null(0), "gpu_ns", pl.col("gpu_self_ns", "kernels", "copies").fill_null(0),
+        "shapes",
     )  # fmt: skip
 
 
-def _grouped(view: View, *keys: str) -> Rows:
-    """Return a function that combines the rows of a layer view by its keys."""
+def _grouped(view: View, *keys: str, rows: Rows | None = None) -> Rows:
+    """Return a function that combines the rows of a layer view by its keys; `rows` replaces those of the view."""
     columns = [_REPLACED.get(one.name, one) for one in view.shown if one.name != "time_share"]
 
-    def rows(attribution: Attribution) -> pl.DataFrame:
-        return combined(view.rows(attribution), keys, columns)
+    def grouped(attribution: Attribution) -> pl.DataFrame:
+        table = (rows or view.rows)(attribution)
+        return combined(of_modules(table) if "module" in keys else table, keys, columns)
 
-    return rows
+    return grouped
 
 
 _LAYER: Final = ("layer", "module", "phase")
@@ -163,6 +166,7 @@ _NEED_GPU: Final = (
 _KERNELS: Final = "Kernels"
 _TENSOR_CORES: Final = "Tensor Cores"
 _NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
+_NO_MODULES: Final = "No module classes were recorded. Use emit_ranges(model)."
 _SHARE: Final = Column("main_ns", "Share", "of total")
 _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
 """Columns of layers, whose times include the layers inside, and those of their sums by module or phase."""
@@ -220,18 +224,18 @@ _VIEWS: Final = (
     ),
     View(
         "module", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
-        empty="No module classes were recorded. Use emit_ranges(model).", keys=("module", "phase"),
+        empty=_NO_MODULES, keys=("module", "phase"),
     ),
-    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"), "work", "Work by module",
-         "modules", "module", empty=_NO_WORK),
+    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase", rows=partial(_work, every=True)),
+         "work", "Work by module", "modules", "module", empty=_NO_WORK),
     View("module_roofline", "module", _OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline",
-         "Roofline by module", plural="modules", label="module", calls=True),
+         "Roofline by module", plural="modules", label="module", empty=_NO_MODULES, calls=True),
     View(
         "op_type", "module",
         ("layers", "tc_eligible=Eligible", "tc_used", "calls", "gpu_ns", "forward_ns", "backward_ns", "gpu_mean_ns",
          "host_ns"),
-        _from("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", calls=True,
-        gpu=_TENSOR_CORES,
+        _from("dlprof_reports", "by_op_type"), "tensor", "Self time by module", label="module", empty=_NO_MODULES,
+        calls=True, gpu=_TENSOR_CORES,
     ),
     View(
         "phase", "phase", ("calls", "gpu_ns", _SHARE, "kernels", "copies", "host_ns"), by_phase,

@@ -153,6 +153,16 @@ def test_layers_of_blocks_count_together() -> None:
     )
 
 
+@pytest.mark.parametrize("length", [50, 51, 120])
+def test_long_names_are_shortened_in_the_middle(length: int) -> None:
+    """A name of 50 characters is whole; of a longer one the verdict has the beginning and the end."""
+    path = "call." + "f4ii27ddivzk" * 10
+    name = f"{path[: length - 7]} Linear"
+    text = _of(Rows().range(f"{name} |fwd", 0, 1000).build())
+    shown = name if length == 50 else f"{name[:24]}…{name[-25:]}"
+    assert f"and {shown} takes 100% in forward" in text
+
+
 def test_profiles_without_times() -> None:
     """Durations of kernels without clock times have a sum; nothing at all has no sentence."""
     assert _of(Profile.build({})) == ""

@@ -51,12 +51,12 @@ def test_sequence_number_leads_to_the_layer(training: Profile) -> None:
 
 
 def test_operations_are_part_of_their_layer(training: Profile) -> None:
-    """Where layers are named, operations have no rows, but the report by operation has them."""
+    """Where layers are named, operations have no rows. The report by operation has them, in the phase of the layer."""
     assert set(correlate(training)["layer"]) == {"block", "block.fc"}
     operations = by_op(attribute(training)).select("op", "phase", "kernels").rows()
-    assert ("aten::addmm", "other", 1) in operations
-    assert ("aten::linear", "other", 0) in operations
-    assert ("aten::mm", "other", 1) in operations
+    assert ("aten::addmm", "forward", 1) in operations
+    assert ("aten::linear", "forward", 0) in operations
+    assert ("aten::mm", "backward", 1) in operations
 
 
 def test_without_layers_operations_are_the_rows() -> None:

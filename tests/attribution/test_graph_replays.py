@@ -11,6 +11,7 @@ from graph_profiles import CAPTURING, Node, capture, execution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from tables import check_modules_and_operations
 
 from annot.attribution import attribute, by_layer, by_step, summarize
 from annot.attribution.graph_replays import with_captures
@@ -243,6 +244,7 @@ def test_captures_never_change_totals(graphs: list[list[Node]], others: list[lis
     assert [summarize(after)[name] for name in totals] == [summarize(before)[name] for name in totals]
     assert by_layer(after)["gpu_self_ns"].sum() == summarize(before)["gpu_ns"]
     assert by_step(after).equals(by_step(before))
+    check_modules_and_operations(after)
 
 
 @few

@@ -9,7 +9,9 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
+from tables import check_modules_and_operations, disordered
 
+from annot.analyze.layer_details import by_detail
 from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_kernel, by_layer, by_phase, summarize
 from annot.profile import Profile
 
@@ -273,6 +275,7 @@ def _check_totals(result: Attribution, whole: int, pieces: int) -> None:
     layers, phases, kernels = by_layer(result), by_phase(result), by_kernel(result)
     assert layers["gpu_self_ns"].sum() == phases["gpu_ns"].sum() == kernels["gpu_ns"].sum() == whole
     assert layers["host_self_ns"].sum() == phases["host_ns"].sum() == meta["host_ns"]
+    check_modules_and_operations(result)
     assert layers["kernels"].sum() + layers["copies"].sum() == pieces
     rest = layers.filter(pl.col("layer") == UNATTRIBUTED)
     assert rest["gpu_ns"].sum() == meta["unattributed_gpu_ns"]
@@ -308,6 +311,19 @@ def test_rows_count_recursion_once(ranges: list[dict[str, Any]], work: list[dict
     rows = by_layer(result).filter(pl.col("layer") != UNATTRIBUTED).rows(named=True)
     got = {(r["layer"], r["module"], r["phase"]): [r["calls"], r["host_ns"], r["gpu_ns"]] for r in rows}
     assert got == {keys.get(name, (name, "", "other")): sums for name, sums in expected.items()}
+
+
+@random_profiles
+@given(st.lists(range_rows, max_size=12), st.lists(work_rows, max_size=6))
+def test_the_mean_of_calls_lies_between_the_shortest_and_the_longest(
+    ranges: list[dict[str, Any]], work: list[dict[str, Any]]
+) -> None:
+    """Also of a layer in itself, whose time counts once while its calls are two."""
+    details = by_detail(attribute(build(ranges, work)))
+    assert disordered(details).is_empty()
+    once = details.filter(pl.col("calls") == 1)
+    assert once["host_min_ns"].equals(once["host_ns"])
+    assert once["host_max_ns"].equals(once["host_mean_ns"])
 
 
 @random_profiles

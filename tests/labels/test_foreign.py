@@ -8,6 +8,7 @@ from tables import Rows
 
 from annot import correlate
 from annot.attribution import attribute, by_op
+from annot.attribution.layer_tables import NO_OPERATION
 from annot.labels.foreign import understand
 
 
@@ -82,8 +83,9 @@ def test_operations_of_annot() -> None:
     profile = rows.build()
     columns = ["layer", "module", "phase", "calls", "host_self_ns", "gpu_self_ns", "shapes"]
     assert correlate(profile).select(columns).rows() == [("fc", "Linear", "forward", 1, 100, 9, ["[4,8]f32"])]
-    found = by_op(attribute(profile)).select("op", "calls", "host_self_ns", "gpu_self_ns").rows()
-    assert found == [("linear", 1, 80, 7), ("relu", 1, 8, 2)]
+    found = by_op(attribute(profile)).select("op", "phase", "calls", "host_self_ns", "gpu_self_ns").rows()
+    rest = (NO_OPERATION, "forward", 1, 12, 0)
+    assert found == [("linear", "forward", 1, 80, 7), ("relu", "forward", 1, 8, 2), rest]
 
 
 def test_shapes_of_layerwise_texts() -> None:

@@ -17,7 +17,7 @@ from ranked import ordered_only, write_ranks
 from rich.console import Console
 from shared_data import shared, unpacked
 from sqlite_profile import training
-from tables import ENGINE, Rows
+from tables import ENGINE, Rows, check_modules_and_operations, disordered
 
 from annot.analyze.advice import advise
 from annot.analyze.dlprof_reports import MODEL, by_group, by_iteration, by_op_type, by_tensor_core
@@ -206,11 +206,15 @@ def test_real_profiles_add_up(name: str, tmp_path: Path) -> None:
     detail = by_detail(attribution)
     assert detail.select(layers.columns[:3]).equals(layers.select(layers.columns[:3]))
     assert detail["gpu_self_ns"].sum() == meta["gpu_ns"]
-    assert (detail["gpu_min_ns"] <= detail["gpu_max_ns"]).all()
+    assert disordered(detail).is_empty()
+    assert detail["gpu_max_ns"].count() >= 0.8 * (detail["calls"] > 0).sum()
+    for depth in range(3):
+        assert disordered(Run(path).view("detail", depth=depth, total=True).rows).is_empty()
     work = by_iteration(attribution)
     assert (work.height, work["gpu_ns"].sum()) == (meta["kernels"] + meta["copies"], meta["gpu_ns"])
     groups = by_group(attribution)
-    assert groups["gpu_ns"][-1] == groups["gpu_ns"].max() == by_op_type(attribution)["gpu_ns"].sum()
+    assert groups["gpu_ns"][-1] == groups["gpu_ns"].max()
+    check_modules_and_operations(attribution)
     summary = by_summary(attribution).filter(pl.col("section") == "time")["ns"]
     assert summary[0] == summary[1:].sum()
 

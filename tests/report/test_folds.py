@@ -82,6 +82,10 @@ def test_blocks_are_one_line() -> None:
         (_blocks(5, "conv Conv2d"), 2),
         ([f"features.{n} Conv2d [4,{n},9]f32" for n in range(16)], 16),  # VGG: each convolution has its own input
         ([f"features.{n} Conv2d" for n in range(16)], 16),  # inputs are unknown
+        ([f"blocks.{n}" for n in range(5)], 1),  # classes, too
+        ([f"blocks.{n}" for n in range(4)], 4),
+        ([f"blocks.{n} [4,{n},9]f32" for n in range(8)], 8),
+        ([f"blocks.{n} {'[4,16]f32' if n == 3 else ''}" for n in range(8)], 8),  # of one, the input is known
         (
             ["net.0 Linear [4,784]f32", *(f"net.{n} Linear {NORM}" for n in range(1, 9))],
             2,
@@ -94,7 +98,7 @@ def test_blocks_are_one_line() -> None:
     ],
 )
 def test_what_folds(layers: list[str], lines: int) -> None:
-    """Blocks fold by their class, single layers where most have the same input."""
+    """Blocks fold by their class, single layers where most have the same input or nothing tells them apart."""
     assert len(_shown(_profile(*layers))) == lines
 
 

@@ -181,10 +181,21 @@ def test_single_executions(path: str) -> None:
     each = run.view("layer", each=True).rows
     of_layer = each.filter(pl.col("layer") == "features.0", pl.col("phase") == "forward")
     assert of_layer["step"].to_list() == [0, 1]
-    assert each["gpu_self_ns"].sum() <= run.meta["attributed_gpu_ns"]
+    assert each.height == run.meta["ranges"]
+    assert each["gpu_self_ns"].sum() == run.meta["attributed_gpu_ns"]
+    assert each["host_self_ns"].sum() == run.meta["host_ns"]
+    assert ("", "", "backward") in each.select("layer", "module", "phase").unique().rows()
     assert run.view("kernel", each=True).rows["gpu_ns"].sum() == run.meta["gpu_ns"]
     with pytest.raises(ValueError, match="each is not available by phase, only columns time, work, roofline"):
         run.view("phase", each=True)
+
+
+def test_executions_of_ranges_that_cross_others() -> None:
+    """They are rows, too, whose time belongs to the layers that they cross."""
+    rows = Rows().range("fc Linear |fwd", 0, 100, domain="annot").range("apart", 50, 150, kind="start")
+    each = Run(rows.kernel(60, (60, 70)).build()).view("layer", each=True).rows
+    columns = ["layer", "start_ns", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns"]
+    assert each.select(columns).rows() == [("fc", 0, 100, 100, 10, 10), ("apart", 50, 100, 0, 10, 0)]
 
 
 def test_steps_of_the_user_count_with_their_warmup() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from annot.analyze.dlprof_reports import by_op_type
+from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_module, by_op, by_phase
 from annot.profile import COPIES, KERNELS, LAUNCHES, RANGES, Profile, Schema
 
 MAIN, ENGINE = 101, 102
@@ -49,6 +51,36 @@ class Rows:
 
 def _table(rows: list[dict[str, Any]], schema: Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict(schema), orient="row") if rows else pl.DataFrame(schema=dict(schema))
+
+
+def disordered(details: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of `annot.analyze.layer_details.by_detail` with a mean outside minimum and maximum."""
+    bad = [
+        (pl.col(f"{of}_min_ns") > pl.col(f"{of}_mean_ns")) | (pl.col(f"{of}_mean_ns") > pl.col(f"{of}_max_ns"))
+        for of in ("host", "gpu")
+    ]
+    return details.filter(pl.any_horizontal(bad).fill_null(False))
+
+
+def check_modules_and_operations(attribution: Attribution) -> None:
+    """Check that rows by module and by operation add up to the total, the latter to the rows by phase."""
+    rows = by_module(attribution), by_op_type(attribution), by_op(attribution)
+    times, (modules, types, operations) = ("host_self_ns", "gpu_self_ns", "kernels", "copies"), rows
+    whole = attribution.nodes.select(pl.col(times).sum()).row(0)
+    known = modules.height > 0
+    assert known == bool((by_layer(attribution).filter(pl.col("layer") != UNATTRIBUTED)["module"] != "").any())
+    assert modules.select(pl.col(times).sum()).row(0) == (whole if known else (0,) * 4)
+    assert types.select(pl.col("host_ns").sum()).item() == (whole[0] if known else 0)
+    assert types.select(pl.col("gpu_ns").sum()).item() == (whole[1] if known and whole[2] + whole[3] else 0)
+    assert set(types["module"]) == set(modules["module"])
+    if operations.height:
+        phases = by_phase(attribution).rename({"host_ns": times[0], "gpu_ns": times[1]})
+        assert _by_phase(operations, times) == _by_phase(phases, times)
+
+
+def _by_phase(rows: pl.DataFrame, times: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    sums = rows.group_by("phase").agg(pl.col(times).sum().cast(pl.Int64)).sort("phase")
+    return sums.filter(pl.any_horizontal(pl.col(times) != 0)).rows()
 
 
 def many_kernels(events: int) -> Profile:
