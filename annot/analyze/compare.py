@@ -14,8 +14,9 @@ import polars as pl
 from annot.analyze.comparable import Comparability, comparability, device_names
 from annot.analyze.gpu_activities import KEY, attributed_blocks, range_self_times, sums_by_group
 from annot.analyze.kernel_kinds import classify
-from annot.analyze.regression_places import FLAT, Nesting, Times, nesting_of
+from annot.analyze.regression_places import Nesting, Times, nesting_of
 from annot.attribution import UNATTRIBUTED, Attribution
+from annot.attribution.column_ops import NONE
 from annot.attribution.layer_chains import Key
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
 from annot.attribution.step_spans import step_spans
@@ -45,16 +46,17 @@ class Comparison:
         rows: the columns of the grouping (layer, module, phase; class; name); a_ns, b_ns (means, Float64; null: absent
             from that run); difference_ns (b minus a); speedup (a / b; above 1: b is faster); speedup_low, speedup_high
             (95 % confidence interval; null: fewer than two steps in a run); share (of the longer of the two runs,
-            0 to 1); only_in ("a", "b" or null); and for layers explained (true: the time changes by 1 % of the run
-            only because of other rows inside the layer), kernels_gone, kernels_new (lists: kernels that the layer
-            itself launches only in a, only in b). The largest slowdown comes first.
+            0 to 1); only_in ("a", "b" or null); and for layers explained (true: rows inside or around the layer have
+            its change; see `_with_explained`), own_difference_ns (difference_ns without rows inside that are not
+            explained; null: explained), kernels_gone, kernels_new (lists: kernels that the layer itself launches only
+            in a, only in b). The largest slowdown comes first.
         whole: the same numbers for the total time, attributed or not.
         step_time: the same numbers for the wall-clock time of a step, including idle time; None: a run without steps.
         time: "gpu_ns" or "host_ns".
         steps: number of steps in a and in b that the means cover; None: means over whole profiles.
         devices: names of the devices in a and in b; "": unknown.
         comparability: differences other than time.
-        nesting: layers inside each other.
+        nesting: layers inside each other; None: other rows.
     """
 
     by: Subject
@@ -65,7 +67,7 @@ class Comparison:
     step_time: dict[str, Any] | None = None
     devices: tuple[str, str] = ("", "")
     comparability: Comparability = field(default_factory=Comparability)
-    nesting: Nesting = FLAT
+    nesting: Nesting | None = None
 
     @property
     def kernels(self) -> list[str]:
@@ -107,9 +109,10 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
     of_a, of_b = (side.means(by) for side in sides)
     if by == "layer":
         of_a, of_b = _with_new_classes(of_a, of_b)
-    rows, nesting = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS), FLAT
+    rows, nesting = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS), None
     if by == "layer":
-        nesting = nesting_of(list(zip((a, b), _rows_of_layers(rows), strict=True)))
+        own = [side.self_times() for side in sides]
+        nesting = nesting_of(list(zip((a, b), _rows_of_layers(rows), own, strict=True)))
         rows = _with_kernels(_with_explained(rows, nesting, longer), a, b)
     step_time = _single(*map(_step_time, (a, b))) if per_step else None
     steps = (sides[0].count, sides[1].count) if per_step else None
@@ -152,8 +155,10 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
     numbers = [comparison.whole[side] or 0 for side in ("a_ns", "b_ns")]
     least = least_share * max(numbers)
     found = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
+    if comparison.nesting is None:
+        return comparison.rows[found]
     kept = comparison.nesting.at_their_place(
-        found, _times(comparison.rows), lambda times: times[1] > threshold * times[0] and max(times) >= least
+        found, lambda _, times: times[1] > threshold * times[0] and max(times) >= least
     )
     return comparison.rows[sorted(kept)]
 
@@ -163,24 +168,36 @@ _NUMBERS: Final = (
 )  # fmt: skip
 
 
-_CHANGED: Final = 0.01
-"""Change of the time of a layer, as a share of the run, that the layers inside it may explain."""
-
-
-def _times(rows: pl.DataFrame) -> list[Times]:
-    return rows.select(pl.col("a_ns", "b_ns").fill_null(0.0)).rows()
+_MATTERS: Final = 0.001
+"""Change of the time of a layer, as a share of the run, that is worth a row. Smaller ones count to the layer around."""
+_REST: Final = 0.25
+"""Least part of the change of a layer that other rows do not have, if the layer is worth a row too."""
+_ROUNDING_NS: Final = 0.01
 
 
 def _with_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.DataFrame:
-    """Add the column `explained` of `Comparison.rows`."""
+    """Add the columns `explained` and `own_difference_ns` of `Comparison.rows`.
 
-    def changed(times: Times) -> bool:
-        return abs(times[1] - times[0]) >= _CHANGED * longer
+    The change of a layer is that of its self time plus those of the layers inside. A layer is a place if its change
+    without that of places inside is at least `_MATTERS` of the run and `_REST` of its whole change. It gathers the
+    small changes inside. All other layers inside a place are explained. Outside places, a layer is explained if the
+    rows inside have more than 1 - `_REST` of its change.
+    """
+    changes: list[float] = rows["difference_ns"].to_list()
 
-    times = _times(rows)
-    found = [row for row, one in enumerate(times) if changed(one)]
-    explained = set(found) - nesting.at_their_place(found, times, changed)
-    return rows.with_columns(explained=pl.Series([row in explained for row in range(rows.height)], dtype=pl.Boolean))
+    def is_own(row: int, times: Times) -> bool:
+        return abs(times[1] - times[0]) + _ROUNDING_NS >= _REST * abs(changes[row])
+
+    def matters(row: int, times: Times) -> bool:
+        return abs(times[1] - times[0]) >= _MATTERS * longer and is_own(row, times)
+
+    every = range(rows.height)
+    places = nesting.at_their_place(every, matters)
+    small = set(every) - nesting.inside(places)
+    kept = nesting.at_their_place({*places, *small}, lambda row, times: row in places or is_own(row, times))
+    own = [kept[row][1] - kept[row][0] if row in kept else None for row in every]
+    column = pl.Series("own_difference_ns", own, pl.Float64)
+    return rows.with_columns(column.is_null().alias("explained"), column)
 
 
 def _rows_of_layers(rows: pl.DataFrame) -> tuple[dict[Key, int], dict[Key, int]]:
@@ -213,6 +230,14 @@ class _Side:
         if self._steps is not None:
             return times.join(self._steps, on=["process_code", "step"], how="semi")
         return times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
+
+    def self_times(self) -> list[float]:
+        """Return the mean self time of each node of the layer paths (ns)."""
+        own = [0.0] * len(self._attribution.forest.nodes)
+        sums = self._times.filter(pl.col("node") != NONE).group_by("node").agg(pl.col("time_ns").sum())
+        for node, time_ns in sums.iter_rows():
+            own[node] = time_ns / self.count
+        return own
 
     def means(self, by: Subject | None) -> pl.DataFrame:
         """Return the columns of the grouping, mean_ns and variance (of the mean over its square; null: one step)."""

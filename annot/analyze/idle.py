@@ -19,8 +19,9 @@ __all__ = ["CAUSES", "DISPATCH_NS", "idle_calls", "idle_time", "waiting_calls"]
 
 CAUSES: Final = {
     "data": "a thread waits for data",
+    "unrecorded": "the next GPU activity, or a thread, waits for something that the profile does not show",
     "synchronisation": "a thread waits for the device, or has just waited for it and has not launched anything since",
-    "launch": "the next GPU activity is being launched, and the device waits less than 1 ms for it",
+    "dispatch": "the CPU prepares the next launch or launches, and the device waits less than 1 ms for it",
     "allocation": "a thread allocates or frees device memory",
     "python": "the CPU runs other code",
 }
@@ -55,12 +56,18 @@ def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     to the next GPU activity therefore counts as synchronisation too, but at most for the duration of the call: without
     the call the CPU would have been ahead by that time.
 
+    A launched activity that starts at least `DISPATCH_NS` after its API call, on an idle device, waits for something
+    that the profile does not show, such as an activity from before the recording. So does a thread that synchronises
+    before the first activity of the device.
+
     The columns are process, device (null: the process uses no device), cause (one of `CAUSES`), ns, wall_ns (step time,
     as in `annot.analyze.step_time.step_time`). All are Int64 except cause.
     """
-    going_on = partial(_going_on, waiting_calls(attribution), _quick_launches(attribution))
-    rows = shares_of_devices(parts or parts_of(attribution), going_on).filter(pl.col("share") != "work")
-    same = {"wait": "synchronisation", "pending": "launch", "dispatch": "launch", "idle": "python"}
+    parts = parts or parts_of(attribution)
+    queues = _queues(attribution, parts)
+    going_on = partial(_going_on, waiting_calls(attribution), _quick_launches(attribution), queues)
+    rows = shares_of_devices(parts, going_on).filter(pl.col("share") != "work")
+    same = {"wait": "synchronisation", "call": "dispatch", "pending": "dispatch", "idle": "python"}
     cause = pl.col("share").replace(same).alias("cause")
     sums = rows.group_by("process", "device", cause, "wall_ns", maintain_order=True).agg(pl.col("ns").sum())
     return sums.select("process", "device", "cause", "ns", "wall_ns")
@@ -125,20 +132,48 @@ def _caused(attribution: Attribution) -> Iterator[pl.DataFrame]:
         yield block.join(kinds, on="name")
 
 
+def _queues(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+    """Long idle times between the API call of an activity and its start: process, device, start, end."""
+    late = pl.concat([pl.DataFrame(schema=_LATE), *(_late(device, work) for device, work in parts.work.items())])
+    found = [pl.DataFrame(schema=_QUEUE)]
+    for block in attribution.source.launch_blocks() if attribution.source is not None and late.height else ():
+        calls = block.select(pl.col("process", "correlation").cast(pl.Int64), called=pl.col("end").cast(pl.Int64))
+        rows = late.join(calls, on=["process", "correlation"])
+        found.append(rows.select("process", "device", start=pl.max_horizontal("called", "done"), end="started"))
+    queues = pl.concat(found)
+    return queues.filter(pl.col("end") - pl.col("start") >= DISPATCH_NS)
+
+
+def _late(device: Device, work: pl.DataFrame) -> pl.DataFrame:
+    """The activities with a known launch that start after a gap of at least `DISPATCH_NS`, and the first activity."""
+    ran = merged(intervals_of(work))
+    gaps = ran.select(started="start", done=pl.col("end").shift(1))
+    gaps = gaps.filter((pl.col("started") - pl.col("done") >= DISPATCH_NS).fill_null(True))
+    rows = work.drop_nulls("launched").join(gaps, left_on="start", right_on="started")
+    ids = [pl.lit(one, pl.Int64).alias(name) for name, one in zip(("process", "device"), device, strict=True)]
+    return rows.select(*ids, "correlation", "done", started="start")
+
+
+_LATE: Final = dict.fromkeys(("process", "device", "correlation", "done", "started"), pl.Int64)
+_QUEUE: Final = dict.fromkeys(("process", "device", "start", "end"), pl.Int64)
+
+
 def _going_on(
-    calls: pl.DataFrame, launches: dict[int | None, pl.DataFrame], parts: Parts, device: Device
+    calls: pl.DataFrame, launches: dict[int | None, pl.DataFrame], queues: pl.DataFrame, parts: Parts, device: Device
 ) -> dict[str, Intervals]:
     """The intervals of one device; some causes have several."""
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
     here = parts.of_device(device)
-    ran, calls = merged(intervals_of(here)), calls.filter(mine)
+    ran, calls, queues = merged(intervals_of(here)), calls.filter(mine), queues.filter(mine)
     waits = calls.filter(pl.col("cause") == "synchronisation")
-
+    before = waits.select("start", end=pl.min_horizontal("end", pl.lit(ran["start"].min(), pl.Int64)))
+    queued = queues.filter(pl.col("device").eq_missing(pl.lit(device[1], pl.Int64))).select("start", "end")
     return {
         "work": lambda: ran if here.height else parts.host["collectives"].filter(mine),
         "data": lambda: parts.host["data"].filter(mine),
+        "unrecorded": lambda: pl.concat([queued, before if ran.height else before.clear()]),
         "synchronisation": lambda: _after(waits, ran),
-        "launch": lambda: launches.get(device[0], waits.clear()),
+        "call": lambda: launches.get(device[0], waits.clear()),
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
         "pending": lambda: _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti"))),

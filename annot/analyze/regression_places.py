@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from annot.attribution import Attribution
 from annot.attribution.column_ops import NONE
 from annot.attribution.layer_chains import Key
 
-__all__ = ["FLAT", "Nesting", "Times", "nesting_of"]
+__all__ = ["Nesting", "Times", "Tree", "nesting_of"]
 
 Times: TypeAlias = tuple[float, float]
-"""Times of a row in two profiles (ns); 0: the profile lacks the row."""
+"""Times in two profiles (ns); 0: the profile lacks the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Layer paths of one profile with their times.
+
+    Args:
+        rows: the row of each node; -1: none, and the node has no self time.
+        parents: the parent of each node; -1: none. A parent comes before its children.
+        own: self time of each node (ns).
+    """
+
+    rows: Sequence[int]
+    parents: Sequence[int]
+    own: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,70 +37,96 @@ class Nesting:
     """Rows of a comparison inside each other.
 
     Args:
-        trees: for each profile, the row and the parent of each node of its layer paths; -1: none. A parent comes
-            before its children.
+        trees: the layer paths of both profiles.
     """
 
-    trees: tuple[tuple[Sequence[int], Sequence[int]], ...]
+    trees: tuple[Tree, Tree]
 
-    def at_their_place(
-        self, rows: Collection[int], times: Sequence[Times], changed: Callable[[Times], bool]
-    ) -> set[int]:
-        """Return the rows that are still `changed` without the returned rows inside them.
+    def at_their_place(self, rows: Collection[int], is_place: Callable[[int, Times], bool]) -> dict[int, Times]:
+        """Return the rows to which times count, and these times.
+
+        The self times of a layer count to the nearest returned row around it, or to its own. `is_place` decides from
+        the times that would count to a row: its self times, and those of layers inside that count to no returned row.
 
         Args:
-            rows: the rows that `changed`.
-            times: times of all rows, including those inside.
-            changed: whether times are those of a changed row.
+            rows: the rows that may be returned.
+            is_place: whether a row with these times is returned.
 
         Example:
-            >>> net_and_layer = Nesting((([0, 1], [-1, 0]),))
-            >>> slower = lambda times: times[1] > 1.05 * times[0]
-            >>> net_and_layer.at_their_place([0, 1], [(100, 130), (30, 60)], slower)
-            {1}
+            >>> nodes = ([0, 1], [-1, 0])  # a net with one layer
+            >>> nesting = Nesting((Tree(*nodes, own=[70, 30]), Tree(*nodes, own=[70, 60])))
+            >>> nesting.at_their_place([0, 1], lambda row, times: times[1] > 1.05 * times[0])
+            {1: (30, 60)}
         """
-        inside, depths = self._inside(rows)
-        kept: set[int] = set()
-        covered: dict[int, Times] = {}
-        for row in sorted(rows, key=lambda row: (-depths.get(row, 0), row)):
-            below = [covered[one] for one in inside.get(row, ()) if one in covered]
-            a, b = (sum(one[side] for one in below) for side in (0, 1))
-            if not below or changed((max(times[row][0] - a, 0), max(times[row][1] - b, 0))):
-                kept.add(row)
-                covered[row] = times[row]
-            else:
-                covered[row] = a, b
+        of_row = [_nodes_by_row(tree) for tree in self.trees]
+        left = [list(tree.own) for tree in self.trees]
+        kept: dict[int, Times] = {}
+        candidates, done = set(rows), {NONE}
+        for row in self._innermost_first():
+            done.add(row)
+            before, after = (sum(own[node] for node in nodes[row]) for own, nodes in zip(left, of_row, strict=True))
+            if row in candidates and is_place(row, (before, after)):
+                kept[row] = before, after
+                continue
+            for tree, own, nodes in zip(self.trees, left, of_row, strict=True):
+                for node in nodes[row]:
+                    if (above := _above(tree, node, done)) != NONE:
+                        own[above] += own[node]
         return kept
 
-    def _inside(self, rows: Collection[int]) -> tuple[Mapping[int, set[int]], Mapping[int, int]]:
-        """Return the nearest of the rows inside each of them, and their depths among each other."""
+    def inside(self, rows: Collection[int]) -> set[int]:
+        """Return the rows with a node inside one of these rows."""
+        found: set[int] = set()
+        for tree in self.trees:
+            within: list[bool] = []
+            for row, parent in zip(tree.rows, tree.parents, strict=True):
+                within.append(parent != NONE and (within[parent] or tree.rows[parent] in rows))
+                if within[-1]:
+                    found.add(row)
+        return found
+
+    def _innermost_first(self) -> list[int]:
+        """The rows, each after the rows inside it. Layers inside each other have any order."""
         inside: defaultdict[int, set[int]] = defaultdict(set)
-        depths: dict[int, int] = {}
-        wanted = set(rows)
-        for of_node, parents in self.trees:
+        for tree in self.trees:
             nearest: list[int] = []
-            levels: list[int] = []
-            for row, parent in zip(of_node, parents, strict=True):
-                above, level = (NONE, 0) if parent == NONE else (nearest[parent], levels[parent])
-                if row in wanted and row != above:
-                    level += 1
-                    depths[row] = max(depths.get(row, 0), level)
-                    if above != NONE:
-                        inside[above].add(row)
-                nearest.append(row if row in wanted else above)
-                levels.append(level)
-        return inside, depths
+            for row, parent in zip(tree.rows, tree.parents, strict=True):
+                around = NONE if parent == NONE else nearest[parent]
+                nearest.append(around if row == NONE else row)
+                inside[around].add(nearest[-1])
+        order, entered = [], set()
+        stack = [(NONE, True)]
+        while stack:
+            row, enters = stack.pop()
+            if not enters:
+                order.append(row)
+            elif row not in entered:
+                entered.add(row)
+                stack += [(row, False), *((one, True) for one in sorted(inside[row]))]
+        return order[:-1]
 
 
-FLAT: Final = Nesting(())
-"""No row is inside another."""
+def _nodes_by_row(tree: Tree) -> defaultdict[int, list[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for node, row in enumerate(tree.rows):
+        found[row].append(node)
+    return found
 
 
-def nesting_of(sides: Sequence[tuple[Attribution, Mapping[Key, int]]]) -> Nesting:
-    """Return the nesting of rows, given the profiles and the row of each of their layers."""
+def _above(tree: Tree, node: int, done: Collection[int]) -> int:
+    """The nearest node around a node whose row is undecided; -1: none."""
+    above = tree.parents[node]
+    while above != NONE and tree.rows[above] in done:
+        above = tree.parents[above]
+    return above
+
+
+def nesting_of(sides: Sequence[tuple[Attribution, Mapping[Key, int], Sequence[float]]]) -> Nesting:
+    """Return the nesting of rows, given both profiles, the row of each layer, and the self time of each node (ns)."""
     trees = []
-    for attribution, row_of in sides:
+    for attribution, row_of, own in sides:
         forest = attribution.forest
         of_key = [row_of.get(key, NONE) for key in forest.keys.names]
-        trees.append(([of_key[key] for key in forest.nodes.keys], forest.nodes.parents))
-    return Nesting(tuple(trees))
+        trees.append(Tree([of_key[key] for key in forest.nodes.keys], forest.nodes.parents, own))
+    a, b = trees
+    return Nesting((a, b))

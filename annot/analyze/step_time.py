@@ -32,7 +32,7 @@ SHARES: Final = {
     "collectives": "only collectives run (exposed communication)",
     "copies": "only copies and memsets run",
     "data": "the GPU is idle while a thread waits for data",
-    "launch": "the GPU is idle while its next activity is being launched",
+    "launch": "the GPU is idle while its next activity is being launched, or waits to start",
     "host": "the GPU is idle and nothing is being launched: the CPU is inside a range (CPU-bound)",
     "idle": "the GPU is idle and the CPU is outside any range",
 }

@@ -36,8 +36,9 @@ _SEPARATOR: Final = re.compile(r"([./])")
 _LAST: Final = re.compile(r"\d+$")
 _IDLE: Final = {
     "data": "waiting for data",
+    "unrecorded": "waiting for something that the profile does not show",
     "synchronisation": "because the CPU waits for it",
-    "launch": "waiting for launches",
+    "dispatch": "while the CPU prepares launches",
     "allocation": "while the CPU allocates its memory",
     "python": "while the CPU runs other code",
 }

@@ -2,78 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_inputs import examples
 from tables import Rows
 
 from annot.analyze.compare import compare, regressions
-from annot.analyze.regression_places import FLAT, Nesting, Times
+from annot.analyze.regression_places import Nesting, Times, Tree
 from annot.attribution import Attribution, attribute
 
+US = 1000
 
-def slower(times: Times) -> bool:
+
+def slower(_: int, times: Times) -> bool:
     return times[1] > 1.1 * times[0]
+
+
+def nesting(rows: list[int], parents: list[int], a: Sequence[float], b: Sequence[float]) -> Nesting:
+    """Both profiles have the same layer paths, with these self times."""
+    return Nesting((Tree(rows, parents, a), Tree(rows, parents, b)))
 
 
 def test_a_change_is_that_of_the_innermost_layer() -> None:
     """net contains block, which contains two layers; only one became slower."""
-    nesting = Nesting((([0, 1, 2, 3], [-1, 0, 1, 1]),))
-    times = [(100.0, 140.0), (80.0, 120.0), (20.0, 60.0), (60.0, 60.0)]
-    assert nesting.at_their_place([0, 1, 2], times, slower) == {2}
-    assert FLAT.at_their_place([0, 1, 2], times, slower) == {0, 1, 2}
+    nested = nesting([0, 1, 2, 3], [-1, 0, 1, 1], [20, 0, 20, 60], [20, 0, 60, 60])
+    assert nested.at_their_place([0, 1, 2], slower) == {2: (20, 60)}
 
 
 def test_a_layer_with_a_change_of_its_own_stays() -> None:
     """What the layers inside do not explain is a second change."""
-    nesting = Nesting((([0, 1], [-1, 0]),))
-    assert nesting.at_their_place([0, 1], [(100.0, 180.0), (20.0, 60.0)], slower) == {0, 1}
+    nested = nesting([0, 1], [-1, 0], [80, 20], [120, 60])
+    assert nested.at_their_place([0, 1], slower) == {1: (20, 60), 0: (80, 120)}
 
 
 def test_many_small_changes_are_that_of_what_contains_them() -> None:
     """If no layer inside counts by itself, the change stays with the layer around."""
-    nesting = Nesting((([0, 1, 2], [-1, 0, 0]),))
-    assert nesting.at_their_place([0], [(100.0, 120.0), (50.0, 60.0), (50.0, 60.0)], slower) == {0}
+    nested = nesting([0, 1, 2], [-1, 0, 0], [0, 50, 50], [0, 60, 60])
+    assert nested.at_their_place([0], slower) == {0: (100, 120)}
 
 
-def test_layers_inside_themselves_and_each_other_end() -> None:
-    """Recursive layers have no innermost one: the search ends, and keeps one of them."""
-    nesting = Nesting((([0, 1, 0, 1], [-1, 0, 1, 2]),))
-    assert nesting.at_their_place([0, 1], [(10.0, 20.0), (10.0, 20.0)], slower)
+def test_a_shared_layer_counts_once_for_each_layer_around() -> None:
+    """Two blocks call the same layer, which became slower in one of them: neither block has its change."""
+    nested = nesting([0, 2, 1, 2], [-1, 0, -1, 2], [10, 30, 10, 70], [10, 90, 10, 70])
+    assert nested.at_their_place([0, 1, 2], slower) == {2: (100, 160)}
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=8))
-def test_trees_against_the_definition(nodes: list[tuple[int, int, int]]) -> None:
-    """In a random tree with own times, a kept row is changed without the kept rows inside; a dropped one is not."""
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(-1, 4), st.integers(0, 9)), min_size=1, max_size=12))
+def test_each_time_counts_once(nodes: list[tuple[int, int, int]]) -> None:
+    """Whatever layers contain each other, a time counts to one row: with a row around all, sums are exact."""
     parents = [-1, *(parent % number for number, (parent, _, _) in enumerate(nodes[1:], 1))]
-    times: list[Times] = [(float(a), float(b)) for _, a, b in nodes]
-    for node in range(len(nodes) - 1, 0, -1):
-        above = parents[node]
-        times[above] = times[above][0] + times[node][0], times[above][1] + times[node][1]
-    rows = [row for row, one in enumerate(times) if slower(one)]
-    kept = Nesting(((range(len(nodes)), parents),)).at_their_place(rows, times, slower)
-    assert kept <= set(rows)
-
-    def inside(row: int) -> Times:
-        """Times of the outermost kept rows inside a row."""
-        children = [child for child, parent in enumerate(parents) if parent == row]
-        parts = [times[child] if child in kept else inside(child) for child in children]
-        return sum(a for a, _ in parts), sum(b for _, b in parts)
-
-    for row in rows:
-        a, b = inside(row)
-        rest = times[row][0] - a, times[row][1] - b
-        has_kept = (a, b) != (0, 0) or any(_under(one, row, parents) for one in kept)
-        assert (row in kept) == (slower(rest) or not has_kept)
+    rows = [max(nodes[0][1], 0), *(row for _, row, _ in nodes[1:])]
+    own = [0 if row == -1 else ns for row, (_, _, ns) in zip(rows, nodes, strict=True)]
+    nested = nesting(rows, parents, own, [2 * ns for ns in own])
+    kept = nested.at_their_place(rows, lambda row, times: row == rows[0] or (times[0] + row) % 2 == 0)
+    assert sum(a for a, _ in kept.values()) == sum(own)
+    assert all(b == 2 * a for a, b in kept.values())
 
 
-def _under(row: int, above: int, parents: list[int]) -> bool:
-    while row != above and row != -1:
-        row = parents[row]
-        if row == above:
-            return True
-    return False
+Node = tuple[int, int, int]
+"""A layer: the layer around it (any number), and its self time in each of two runs."""
+
+
+def _trained(nodes: list[Node], side: int) -> tuple[Attribution, list[str]]:
+    """A step in which each layer launches one kernel, and the paths of the layers."""
+    parents = [-1, *(parent % number for number, (parent, _, _) in enumerate(nodes[1:], 1))]
+    paths: list[str] = []
+    for number, parent in enumerate(parents):
+        paths.append(f"{paths[parent]}.{number}" if number else "net")
+    rows, clock = Rows(), 10
+
+    def enter(node: int) -> None:
+        nonlocal clock
+        start, at = clock, clock + 1
+        clock += 10
+        for child, parent in enumerate(parents):
+            if parent == node:
+                enter(child)
+        rows.range(f"{paths[node]} Block [8,8]f32 |fwd", start, clock)
+        if length := nodes[node][side]:
+            rows.kernel(at, (US * (1000 + 100 * node), US * (1000 + 100 * node) + length), name="gemm")
+        clock += 1
+
+    enter(0)
+    rows.range("Batch 0 |step", 0, clock + 10)
+    return attribute(rows.build()), paths
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 7), st.sampled_from([0, 1, 400, 20_000]), st.sampled_from([0, 1, 3, 430, 500, 30_000])
+        ),
+        min_size=2, max_size=9,
+    )
+)  # fmt: skip
+def test_rows_at_their_place_against_the_definition(nodes: list[Node]) -> None:
+    """No nanosecond of a change is in two rows, and no row has a change that the rows inside explain."""
+    if not any(a for _, a, _ in nodes) or not any(b for _, _, b in nodes):  # host times are compared
+        return
+    (a, paths), (b, _) = (_trained(nodes, side) for side in (1, 2))
+    comparison = compare(a, b)
+    changes = {row["layer"]: row for row in comparison.rows.to_dicts()}
+    shown = {layer for layer, row in changes.items() if not row["explained"]}
+    longer = max(comparison.whole["a_ns"] or 0, comparison.whole["b_ns"] or 0)
+    around = {path: path.rpartition(".")[0] for path in paths}
+    own = {path: after - before for path, (_, before, after) in zip(paths, nodes, strict=True)}
+    around["net"] = "(batch)"
+
+    @cache
+    def rest(path: str) -> float:
+        """The change of a row without the shown rows inside."""
+        inside = [child for child, parent in around.items() if parent == path and child not in shown]
+        return own.get(path, 0) + sum(map(rest, inside))
+
+    def above(path: str) -> list[str]:
+        return [around[path], *above(around[path])] if path in around else []
+
+    tops = [layer for layer in shown if not shown.intersection(above(layer))]
+    assert sum(map(rest, shown)) == pytest.approx(sum(changes[layer]["difference_ns"] for layer in tops))
+    for layer, row in changes.items():
+        change, left = row["difference_ns"], rest(layer)
+        if layer in shown:
+            assert row["own_difference_ns"] == pytest.approx(left)
+            assert abs(left) + 0.01 >= abs(change) / 4
+            continue
+        assert row["own_difference_ns"] is None
+        assert abs(left) < 0.001 * longer or abs(left) < abs(change) / 4
+        assert shown.intersection(above(layer)) or any(layer in above(one) for one in shown)
 
 
 def _deep(fast: bool, depth: int = 6) -> Attribution:

@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_summary(name: str, tmp_path: Path) -> None:
         sums = work.group_by(keys).agg(pl.col("wall_ns").sum())["wall_ns"]
         known |= {ns / facts.wall_ns for ns in sums}
     evidence = " ".join(by_advice(attribution)["evidence"])
-    said = {int(number) for number in re.findall(r"(\d+)% of step time", evidence)} | {
+    said = {int(number) for number in re.findall(r"(\d+)% of (?:step time|the run)", evidence)} | {
         round(100 * share) for share in known
     }
     assert {int(number) for number in re.findall(r"(\d+)%", text)} <= said
@@ -86,8 +86,8 @@ def test_idle_time_and_matrix_multiplications() -> None:
     """60 of 100 µs are float32 matrix multiplications, 40 of them of one layer; the rest is idle before launches."""
     device = {"name": "NVIDIA GeForce RTX 3070 Ti", "computeMajor": 8, "computeMinor": 6}
     assert _of(_steps().build(devices=[device])) == (
-        "Step 100 µs on RTX 3070 Ti: the GPU idles 40%, mostly waiting for launches, and 60% goes to float32 matrix "
-        "multiplications outside Tensor Cores, most of it in fc2 Linear (40%)."
+        "Step 100 µs on RTX 3070 Ti: the GPU idles 40%, mostly while the CPU prepares launches, and 60% goes to "
+        "float32 matrix multiplications outside Tensor Cores, most of it in fc2 Linear (40%)."
     )
 
 
@@ -107,7 +107,8 @@ def test_work_without_a_known_problem_is_named_by_its_kind(kernel: str, words: s
 
 def test_unknown_kernels_are_no_claim() -> None:
     """A kernel whose name says nothing has no kind: the sentence ends with the idle time."""
-    assert _of(_steps(kernel="k").build()) == "Step 100 µs on one GPU: the GPU idles 40%, mostly waiting for launches."
+    text = "Step 100 µs on one GPU: the GPU idles 40%, mostly while the CPU prepares launches."
+    assert _of(_steps(kernel="k").build()) == text
 
 
 def test_a_busy_device_and_several() -> None:
@@ -193,3 +194,21 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     assert "<b>" in shown.meta["verdict"]
     assert "<b>" not in shown._repr_html_()
     assert "\x1b" not in repr(shown)
+
+
+def test_idle_time_has_other_words_than_the_shares_of_the_bar(tmp_path: Path) -> None:
+    """The bar counts launch calls (2.7 %). The verdict counts all code between kernels less than 1 ms apart (7.5 %)."""
+    facts = Facts(attribute(load(unpacked("nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz", tmp_path))))
+    assert facts.shares["launch"] == pytest.approx(0.027, abs=0.001)
+    assert facts.idle["dispatch"] == pytest.approx(0.075, abs=0.001)
+    assert "the GPUs idle 10%, mostly while the CPU prepares launches, and" in verdict(facts)
+    assert not set(facts.idle) & {"launch", "host", "idle"}
+    assert by_advice(facts.attribution, facts)["evidence"].str.contains("% of the run is spent").all()
+
+
+def test_an_idle_gpu_does_not_let_the_cpu_wait() -> None:
+    """A copy of 463 ms waits for kernels that were launched and do not start: no advice about copies follows."""
+    facts = Facts(attribute(load(shared("kineto/graph_pairs/sglang_decode/execution.json.gz"))))
+    words = "the GPU idles 98%, mostly waiting for something that the profile does not show."
+    assert verdict(facts) == f"Decode step 466 ms on MI300X: {words}"
+    assert by_advice(facts.attribution, facts).is_empty()

@@ -141,6 +141,11 @@ class Facts:
         return kinds.drop("node").hstack(layers).with_columns(matrix=pl.col("kind").is_in(MATRIX))
 
     @property
+    def time(self) -> str:
+        """The whole of the shares in words: step time, or the run in a profile without steps."""
+        return "step time" if self.all_steps.height else "the run"
+
+    @property
     def source(self) -> str:
         """Path of the profile as an argument of a command."""
         return shlex.quote(str(self.attribution.meta.get("source", "PROFILE")))

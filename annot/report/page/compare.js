@@ -224,7 +224,7 @@ function comparisonTable(data, one) {
 function leftOut(one, rows) {
   const explained = rows.filter(row => row.explained).length;
   return one.only === 'place' && explained
-    ? `. Left out: ${plural(explained, 'layer')} whose change the rows inside explain.`
+    ? `. Left out: ${plural(explained, 'layer')} whose change other rows explain.`
     : '';
 }
 
