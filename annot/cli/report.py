@@ -310,7 +310,7 @@ def _nsys_stats(args: argparse.Namespace) -> NsightReport:
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
     from annot.runs.executors import run_one
-    from annot.runs.gather import Ranks
+    from annot.runs.gather import OneRankError, Ranks
     from annot.runs.profile_files import expand
     from annot.runs.run import view_of
 
@@ -327,6 +327,9 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
             return run_one(partial(view_of, selection=_selection(args), **options), paths[0], dask=args.dask)
         ranks = Ranks(paths, _selection(args), workers=args.workers, dask=args.dask)
         return ranks.view(**options, rank=args.rank)
+    except OneRankError as error:
+        words = " ".join(f"--{argument}" for argument in error.arguments)
+        raise AnnotError(f"{words} needs a single rank: use --rank N") from None
     except ValueError as error:
         raise AnnotError(str(error)) from None
 

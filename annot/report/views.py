@@ -348,12 +348,15 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
         each: single executions instead of sums.
 
     Raises:
+        TypeError: `by` is not a str.
         ValueError: the view does not exist.
 
     Example:
         >>> find_view("layers", "roofline").name
         'bottleneck'
     """
+    if not isinstance(by, str):
+        raise TypeError(f"by must be a str, got {by!r}")
     if columns not in COLUMN_GROUPS:
         raise ValueError(f"columns must be one of {', '.join(COLUMN_GROUPS)}, got {columns!r}")
     known = views()
