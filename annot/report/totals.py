@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from annot.report.units import duration, share
+from annot.report.units import count, duration, share
 from annot.report.views import Report
 
 __all__ = ["totals"]
@@ -46,7 +46,7 @@ def _per_step(meta: dict[str, Any]) -> str:
 
 def _host_line(meta: dict[str, Any]) -> str:
     threads = "1 thread" if meta["threads"] == 1 else f"{meta['threads']} threads"
-    ranges = f"{'1 range' if meta['ranges'] == 1 else format(meta['ranges'], ',') + ' ranges'} on {threads}"
+    ranges = f"{'1 range' if meta['ranges'] == 1 else count(meta['ranges']) + ' ranges'} on {threads}"
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"

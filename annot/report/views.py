@@ -470,7 +470,8 @@ class Report:
 
     def per_step(self, steps: int) -> Self:
         """Return the report with sums divided by a number of steps."""
-        meta = self.meta | {name: self.meta[name] / steps for name in _TIMES_OF_META if self.meta.get(name) is not None}
+        meta = self.meta | {name: self.meta[name] / steps for name in _SUMS_OF_META if self.meta.get(name) is not None}
+        meta["devices"] = [one | {"busy_ns": one["busy_ns"] / steps} for one in self.meta["devices"]]
         meta["per_step"] = steps
         columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
         if not self.view.sums:
@@ -479,7 +480,7 @@ class Report:
         return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every, tree=tree)
 
 
-_TIMES_OF_META: Final = (
+_SUMS_OF_META: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "host_ns",
+    "warmup_gpu_ns", "host_ns", "ranges", "kernels", "copies",
 )  # fmt: skip

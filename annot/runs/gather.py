@@ -295,8 +295,8 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     steps = report.meta.get("per_step", 1)
     collectives = collective_time(attribution)
     rows = with_collectives(report.rows, attribution, views()[view], steps)
-    collective_ns = collectives[0] if steps == 1 else collectives[0] / steps
-    meta = report.meta | {"collective_ns": collective_ns, "collectives": collectives[1]}
+    collective_ns, number = collectives if steps == 1 else (value / steps for value in collectives)
+    meta = report.meta | {"collective_ns": collective_ns, "collectives": number}
     process, known = run.selection.process, run.source.meta
     rank = known.get("rank")
     if process is not None:

@@ -66,7 +66,10 @@ def test_tables_show_a_step_without_warmup() -> None:
     layer = table.rows.filter(pl.col("layer") == "fc").row(0, named=True)
     assert (layer["gpu_ns"], layer["calls"]) == ((10 + 11 + 12) / 3, 1)
     assert table.rows.filter(pl.col("layer") == "(data)")["host_ns"].to_list() == [10]
-    assert table.meta["gpu_ns"] == 11
+    assert [table.meta[name] for name in ("gpu_ns", "ranges", "kernels", "copies")] == [11, 3, 1, 0]
+    assert [one["busy_ns"] for one in table.meta["devices"]] == [11]
+    assert "in 3 ranges on 1 thread" in repr(table)
+    assert total.meta["ranges"] == 12
     assert "per_step" not in total.meta
     assert total.rows.filter(pl.col("layer") == "fc")["gpu_ns"].to_list() == [90 + 33]
     assert "GPU time by layer, µs per step" in repr(table)
