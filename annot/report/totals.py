@@ -1,4 +1,4 @@
-"""Totals of a report in words: GPU and host time, steps, and the breakdown of the step time."""
+"""Totals of a report in words: GPU and host time, steps, and the breakdown of the time of a step or run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Steps", _step_line(meta)
     if report.shares and (meta["steps"] or meta["kernels"]):
         parts = sorted(report.shares.items(), key=lambda part: -part[1])
-        yield "Step time", ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts)
+        yield (
+            "Step time" if meta["steps"] else "Run time",
+            ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts),
+        )
 
 
 def _device_line(meta: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ def threads(facts: Facts) -> Advice | None:
     if count * ranks <= cores and count >= each:
         return None
     of_rank = f" in each of {ranks} ranks" if ranks > 1 else ""
-    busy = f"and {computing:.0%} of step time computes forward, backward and optimizer"
+    busy = f"and {computing:.0%} {facts.of_time} computes forward, backward and optimizer"
     if count < each:
         return Advice(
             "threads",
@@ -79,7 +79,7 @@ def small_layers(facts: Facts) -> Advice | None:
     return Advice(
         "small_layers",
         "Give each call more work: fuse small layers, or use larger batches.",
-        f"{share:.0%} of step time is spent in {each:,.0f} calls of layers per step that take "
+        f"{share:.0%} {facts.of_time} is spent in {each:,.0f} calls of layers per step that take "
         f"{int(short['host_self_ns'].sum()) / calls / 1000:.0f} µs each, which is mostly Python and dispatch",
         f"model = torch.compile(model){batch}",
         share, names.unique(maintain_order=True).head(5).to_list(),
@@ -95,7 +95,7 @@ def double_precision(facts: Facts) -> Advice | None:
     return Advice(
         "double_precision",
         "Compute in float32.",
-        f"{share:.0%} of step time is spent in layers whose inputs are float64, which has half the throughput",
+        f"{share:.0%} {facts.of_time} is spent in layers whose inputs are float64, which has half the throughput",
         "model = model.float()\nx = x.float()",
         share / 2, double[:5],
     )  # fmt: skip
@@ -127,7 +127,7 @@ def fusion(facts: Facts) -> Advice | None:
     return Advice(
         "fusion",
         "Fuse memory-bound layers: compile the model.",
-        f"{share:.0%} of step time is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
+        f"{share:.0%} {facts.of_time} is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
         f"({', '.join(modules['module'].head(4))})",
         "model = torch.compile(model)",
         share, layers[:5],
@@ -155,7 +155,7 @@ def optimizer(facts: Facts) -> Advice | None:
     return Advice(
         "optimizer",
         "Use the fused optimizer, which updates a parameter in one pass over memory.",
-        f"{share:.0%} of step time is spent in steps of {name}{of} without fused=True",
+        f"{share:.0%} {facts.of_time} is spent in steps of {name}{of} without fused=True",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share * (1 - _WITH_FUSED[name]),
     )
@@ -173,7 +173,7 @@ def outside_phases(facts: Facts) -> Advice | None:
     return Advice(
         "outside_phases",
         "Find out what the loop does between forward, backward, optimizer and data loading.",
-        f"{inside + outside:.0%} of step time lies outside these phases: {', '.join(found)}",
+        f"{inside + outside:.0%} {facts.of_time} lies outside these phases: {', '.join(found)}",
         'with annot.trace("metrics"):      # around each part of the loop\n    ...',
         inside + outside,
     )
@@ -194,8 +194,8 @@ def data_loading(facts: Facts) -> Advice | None:
         "Load data in more worker processes."
         if workers
         else "Load data in worker processes, before the step needs it.",
-        f"{share:.0%} of step time is spent waiting for data, {wait:,.1f} ms in each of {facts.steps.height:,} steps, "
-        f"while the rest takes {rest:,.1f} ms; {by} fetches it",
+        f"{share:.0%} {facts.of_time} is spent waiting for data, {wait:,.1f} ms in each of {facts.steps.height:,} steps"
+        f", while the rest takes {rest:,.1f} ms; {by} fetches it",
         f"DataLoader(dataset, num_workers={min(needed, most)}, persistent_workers=True)",
         share,
     )
@@ -220,7 +220,7 @@ def waiting_for_ranks(facts: Facts) -> Advice | None:
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and communicate less often.",
-        f"{share:.0%} of step time is spent waiting for ranks in {name}{of_it}",
+        f"{share:.0%} {facts.of_time} is spent waiting for ranks in {name}{of_it}",
         "annot report 'run_rank*.sqlite' --columns communication      # which rank is late\n"
         "with model.no_sync():      # accumulate the gradients of several batches",
         share,

@@ -68,6 +68,11 @@ class Facts:
         """The table of `annot.attribution.by_layer`."""
         return by_layer(self.attribution)
 
+    @property
+    def of_time(self) -> str:
+        """The words after a share: ``of step time``, or ``of run time`` in a profile without steps."""
+        return "of step time" if self.steps.height else "of run time"
+
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The steps of the most frequent kind in `all_steps` without warm-up, or all of them if all are warm-up."""

@@ -50,7 +50,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
     return Advice(
         "mixed_precision",
         f"Run matrix multiplications on {units}: use {'bfloat16, or at least TF32' if bfloat else 'float16'}.",
-        f"{share:.0%} of step time is spent in float32 matrix multiplications outside {units}",
+        f"{share:.0%} {facts.of_time} is spent in float32 matrix multiplications outside {units}",
         _AUTOCAST if bfloat else _SCALED,
         share * (1 - relative), facts.layers_of(predicate),
     )  # fmt: skip
@@ -90,8 +90,8 @@ def multiples_of_eight(facts: Facts) -> Advice | None:
     return Advice(
         "multiples_of_eight",
         f"Pad channels, features, classes and vocabulary to multiples of 8 (64 is better), as {units} require.",
-        f"{share:.0%} of step time is spent in matrix multiplications outside {units} with sizes not divisible by 8, "
-        f"such as {example}",
+        f"{share:.0%} {facts.of_time} is spent in matrix multiplications outside {units} with sizes not divisible by 8"
+        f", such as {example}",
         "features = -(-features // 8) * 8",
         share, layers,
     )  # fmt: skip
@@ -119,7 +119,7 @@ def channels_last(facts: Facts) -> Advice | None:
     return Advice(
         "channels_last",
         "Use the channels-last memory format for image tensors.",
-        f"{share:.0%} of step time is spent in conversions between NCHW and NHWC",
+        f"{share:.0%} {facts.of_time} is spent in conversions between NCHW and NHWC",
         "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         share, facts.layers_of(predicate),
     )  # fmt: skip
@@ -138,7 +138,7 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
     return Advice(
         "cudnn_benchmark",
         "Let cuDNN benchmark its algorithms: the input shapes never change.",
-        f"{share:.0%} of step time is spent in convolutions with constant shapes, "
+        f"{share:.0%} {facts.of_time} is spent in convolutions with constant shapes, "
         "and the first step runs no extra kernels",
         "torch.backends.cudnn.benchmark = True",
         share, facts.layers_of(predicate),
@@ -155,7 +155,7 @@ def fusion(facts: Facts) -> Advice | None:
     return Advice(
         "fusion",
         "Fuse memory-bound operations: compile the model.",
-        f"{share:.0%} of step time is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels",
+        f"{share:.0%} {facts.of_time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels",
         "model = torch.compile(model)",
         share, facts.layers_of(predicate),
     )  # fmt: skip
@@ -171,7 +171,7 @@ def short_kernels(facts: Facts) -> Advice | None:
     return Advice(
         "short_kernels",
         "Merge short kernels: compile the model, or call fused functions.",
-        f"{share:.0%} of step time is spent in {count:,.0f} short kernels, {mean:.1f} µs on average",
+        f"{share:.0%} {facts.of_time} is spent in {count:,.0f} short kernels, {mean:.1f} µs on average",
         "model = torch.compile(model)",
         share, facts.layers_of(short),
     )  # fmt: skip
@@ -188,7 +188,7 @@ def optimizer(facts: Facts) -> Advice | None:
     return Advice(
         "optimizer",
         "Use a fused optimizer, which updates all parameters in a few kernels.",
-        f"{kernels / calls:,.0f} kernels per optimizer step take {share:.0%} of step time",
+        f"{kernels / calls:,.0f} kernels per optimizer step take {share:.0%} {facts.of_time}",
         f"torch.optim.{name}(model.parameters(), ..., fused=True)",
         share,
     )

@@ -30,7 +30,7 @@ def data_loading(facts: Facts) -> Advice | None:
     return Advice(
         "data_loading",
         "Load data in worker processes, before the step needs it.",
-        f"{share:.0%} of step time is spent waiting for data ({facts.steps.height:,} steps)",
+        f"{share:.0%} {facts.of_time} is spent waiting for data ({facts.steps.height:,} steps)",
         "DataLoader(dataset, num_workers=8, pin_memory=True, persistent_workers=True, prefetch_factor=4)",
         share,
     )
@@ -44,7 +44,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     return Advice(
         "synchronous_copies",
         "Avoid waiting for the GPU inside a step: remove .item(), .cpu() and print(tensor), and copy asynchronously.",
-        f"For {share:.0%} of step time the GPU is idle because the CPU waited for it, "
+        f"For {share:.0%} {facts.of_time} the GPU is idle because the CPU waited for it, "
         f"{_often(facts, 'synchronisation')}",
         "x = x.to(device, non_blocking=True)      # from pinned memory\nif step % 100 == 0:\n    print(loss.item())",
         share,
@@ -69,7 +69,7 @@ def allocations(facts: Facts) -> Advice | None:
     return Advice(
         "allocations",
         "Keep GPU memory allocated between steps: let the framework cache it.",
-        f"For {share:.0%} of step time the GPU is idle while the CPU allocates or frees GPU memory, "
+        f"For {share:.0%} {facts.of_time} the GPU is idle while the CPU allocates or frees GPU memory, "
         f"{_often(facts, 'allocation')}",
         "for name in ('PYTORCH_NO_CUDA_MEMORY_CACHING', 'PYTORCH_NO_HIP_MEMORY_CACHING'):\n"
         "    os.environ.pop(name, None)           # before torch is imported\n"
@@ -86,7 +86,7 @@ def pageable_copies(facts: Facts) -> Advice | None:
     return Advice(
         "pageable_copies",
         "Copy batches from pinned memory while the previous step still runs.",
-        f"{share:.0%} of step time is spent in host-to-device copies that do not overlap with kernels",
+        f"{share:.0%} {facts.of_time} is spent in host-to-device copies that do not overlap with kernels",
         "DataLoader(dataset, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         share,
     )
@@ -103,7 +103,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     return Advice(
         "cuda_graphs",
         "Launch each step as a CUDA graph: the run is launch-bound.",
-        f"For {share:.0%} of step time the GPU waits for the next launch, and {same} {count:,.0f} kernels, "
+        f"For {share:.0%} {facts.of_time} the GPU waits for the next launch, and {same} {count:,.0f} kernels, "
         f"{facts.mean_kernel_ns / 1000:.1f} µs on average",
         'model = torch.compile(model, mode="reduce-overhead")',
         share, facts.idle_layers,
@@ -131,7 +131,8 @@ def host_bound(facts: Facts) -> Advice | None:
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
-        f"For {share:.0%} of step time the GPU is idle while the CPU runs Python and framework code: {', '.join(gaps)}",
+        f"For {share:.0%} {facts.of_time} the GPU is idle while the CPU runs Python and framework code"
+        f": {', '.join(gaps)}",
         f"annot report {facts.source} --by bottleneck\nmodel = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
@@ -147,7 +148,7 @@ def batch_size(facts: Facts) -> Advice | None:
     return Advice(
         "batch_size",
         "Double the batch size while it fits into memory, and scale the learning rate with it.",
-        f"For {share:.0%} of step time the GPU waits for the next launch, and kernels take "
+        f"For {share:.0%} {facts.of_time} the GPU waits for the next launch, and kernels take "
         f"{facts.mean_kernel_ns / 1000:.1f} µs on average at batch size {size}",
         f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
         share,
@@ -182,7 +183,7 @@ def collectives(facts: Facts) -> Advice | None:
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and overlap communication with the backward pass.",
-        f"{share:.0%} of step time is spent in collectives while no other kernel runs, including the wait for the "
+        f"{share:.0%} {facts.of_time} is spent in collectives while no other kernel runs, including the wait for the "
         "slowest rank",
         "annot report 'run_rank*.sqlite'\n"
         "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
