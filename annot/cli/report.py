@@ -77,14 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # The values are literals here, because importing annot.report loads polars, which is slow.
     parser.add_argument(
         "--by", type=_row, metavar="ROW",
-        help="what a row is: layer, module (class), kind (of kernel), kernel, op, step or phase; for one profile or "
-        "rank also summary (shares of the step time) and advice (with reasons and code); default: layer",
+        help="what a row is: layer, module (class), kernel, kind (of kernel), op, step, phase, expert (of a mixture), "
+        "stage (of a pipeline), summary (shares of the time) or advice (with reasons and code); default: layer",
     )  # fmt: skip
     parser.add_argument(
         "--columns", choices=("time", "work", "roofline", "tensor", "memory", "communication", "all"),
         help="what to show of each row: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
-        "hardware counters); tensor (use of Tensor Cores); memory; communication (exposed and "
-        "hidden collectives); default: time",
+        "hardware counters); tensor (use of Tensor Cores); memory; communication (exposed and hidden collectives); all "
+        "(everything about each layer; time of other rows); default: time",
     )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
     parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
@@ -127,7 +127,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
-    ranks = parser.add_argument_group("ranks")
+    ranks = parser.add_argument_group(
+        "ranks",
+        "Several profiles, or processes, are compared --by layer, module, kernel, op, step, phase,\n"
+        "expert or stage, and --by layer also with --columns work or communication. Everything else\nneeds --rank.",
+    )
     ranks.add_argument("--rank", type=_number, metavar="N", help="print the report of this rank only")
     ranks.add_argument("--by-process", action="store_true", help="treat each process with layers or steps as a rank")
     ranks.add_argument(

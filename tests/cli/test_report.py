@@ -20,6 +20,7 @@ from shared_data import shared, unpacked
 from sqlite_profile import training
 
 from annot.cli.main import main, make_parser, with_command
+from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, views
 
 
 @pytest.fixture
@@ -164,6 +165,20 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Help is status 0 on standard output."""
     assert main(words) == 0
     assert capsys.readouterr().out.startswith("usage: annot")
+
+
+def test_help_names_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, and those by which ranks are compared."""
+    assert main(["report", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    rows, columns = (re.search(rf" {start} (.*?)default: ", text)[1] for start in ("what a row is:", "of each row:"))  # type: ignore[index]
+    known = [view for view in views().values() if view.by not in OTHER_NAMES]
+    assert all(re.search(rf"\b{view.by}\b", rows) for view in known)
+    assert all(re.search(rf"\b{group}\b", columns) for group in COLUMN_GROUPS)
+    compared, also = re.search(r"are compared (.*?), and --by layer also with --columns (.*?)\. ", text).groups()  # type: ignore[union-attr]
+    named = {view.by for view in known if view.keys}
+    assert set(re.findall(r"[a-z]+", compared)) - {"by", "or"} == named
+    assert set(also.split()) - {"or"} == {view.group for view in known if view.keys and view.group != "time"}
 
 
 def test_help_shows_verbs_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
