@@ -67,14 +67,12 @@ def run_each(
     return _in_processes(task, paths, count)
 
 
-def run_one(task: Callable[[str], _Result], path: str, *, dask: str | None = None) -> _Result:
-    """Return the result of a single file, computed in this process or on Dask; see `run_each`.
+def run_one(task: Callable[[str], _Result], path: str, *, dask: str) -> _Result:
+    """Return the result of a single file, computed on Dask; see `run_each`.
 
     Raises:
         AnnotError: the file cannot be used, or Dask is not available.
     """
-    if dask is None:
-        return task(path)
     result = run_each(task, [path], dask=dask)[0]
     if isinstance(result, Failure):
         raise AnnotError(result.reason)

@@ -19,6 +19,7 @@ from annot.attribution.attribute import STEADY
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
+from annot.read.kineto.reader import NAME as KINETO
 from annot.report.folds import with_groups
 from annot.report.layer_tree import at_depth
 from annot.report.views import Order, Report, View, find_view
@@ -188,7 +189,7 @@ class Run(Frames):
     @cached_property
     def file(self) -> Path:
         """The file of the profile; of a URL a temporary copy."""
-        return self._files.enter_context(local(self.path))
+        return Path(self.path) if os.path.exists(self.path) else self._files.enter_context(local(self.path))
 
     @cached_property
     def verdict(self) -> str:
@@ -350,7 +351,8 @@ class Run(Frames):
         small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
             opened = load(self.file) if small else source(self.file, calls=calls)
-            opened = with_capture_files(opened, self.selection.captures, self.file)
+            if self.selection.captures or opened.meta["format"] == KINETO:
+                opened = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None
