@@ -431,6 +431,12 @@ class Report:
         names = (self.time, self.time.replace("_ns", "_self_ns"), "self_ns", "time_ns")
         return next((name for name in names if name in self.rows.columns), "")
 
+    def knows(self, column: str) -> bool:
+        """Return whether the profile has data for a column of the view; 0 in its rows would mean measured."""
+        if column.startswith("gpu_") or column in ("kernels", "copies"):
+            return self.time == "gpu_ns"
+        return not column.startswith("host_") or self.meta["host_ns"] is not None
+
     @property
     def nothing(self) -> str:
         """The sentence in place of a table without rows or FLOPs, or without the GPU activity it needs; or empty."""

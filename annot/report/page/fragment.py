@@ -15,6 +15,7 @@ from annot.report.charts.chart import INKS, Chart, as_svg
 from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import Line, other_lines, row_label
+from annot.report.tables import TREE
 from annot.report.terminal.ranks import RanksReport, ranks_columns, ranks_heading, ranks_totals
 from annot.report.totals import totals
 from annot.report.units import printable, share, unit_for
@@ -90,43 +91,32 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
     view, rows = report.view, report.rows.with_columns(main_ns=report.column) if report.column else report.rows
     shown = rows.head(_MOST).to_dicts()
-    columns = formatted(view.shown, shown, report.whole)
-    unit = unit_for(
-        row[one.name] for one in view.shown if one.unit == "ns" and one.name in rows.columns for row in shown
-    )
-    named = {one.title for one in view.shown if one.unit == "ns"}
-    heads = [f"{one.title}, {unit.name}" if one.title in named else one.title for one in columns]
+    columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole, units=True)
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
         lines += _row(_label(path, beside), columns, row, row["name"] if view.label == "name" else "")
-    return [view.label.capitalize(), *heads], lines
+    return [view.label.capitalize(), *(one.title for one in columns)], lines
 
 
 def _tree(report: Report) -> tuple[Sequence[str], str]:
-    """The headings, and the table rows of the tree of layers."""
-    lines = [*shown_lines(report), *other_lines(report.tree_rows)]
-    unit = unit_for(report.rows[report.time]).name
-    columns = shown_columns(report, lines)
-    shows = {one.title: one.show for one in columns}
-    spread = [one.title for one in columns if one.title.split()[0] in _SPREAD]
-
-    def cells(line: Line, *titles: str) -> str:
-        return "".join(f"<td>{shows[title](line) if title in shows else ''}</td>" for title in titles)
-
-    rows = "".join(
-        f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
-        f"{_label(line.label, f'{line.module} {line.count}'.strip())}</td>"
-        f"{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
-        f"{cells(line, *spread, 'Calls', 'Kernels')}<td>{_plain(line.input)}</td></tr>"
-        for line in lines
-    )
-    heads = [*(f"{title}, {unit}" for title in _TIMES), "Share", "", *spread, "Calls", "Kernels", "Input"]
-    return ["Layer", *heads], rows
-
-
-_TIMES: Final = ("Forward", "Backward", "Total", "Self")
-_SPREAD: Final = ("Median", "Slowest", "Index", "IQR")
+    """The headings, and the table rows of the tree of layers: the columns of the terminal, a bar, and the input."""
+    layers = shown_lines(report)
+    lines, unit = [*layers, *other_lines(report.tree_rows)], unit_for(report.rows[report.time]).name
+    columns = [one for one in shown_columns(report, layers) if any(map(one.show, lines))]
+    timed = {one.title for one in TREE.values() if one.unit == "ns"}
+    heads = [f"{one.title}, {unit}" if one.title in timed else one.title for one in columns]
+    bar = heads.index("Share") + 1 if "Share" in heads else 0
+    rows = ""
+    for line in lines:
+        cells = [_plain(one.show(line)) for one in columns]
+        cells[bar:bar] = [_bar(line, report)]
+        rows += (
+            f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
+            f"{_label(line.label, f'{line.module} {line.count}'.strip())}</td>"
+            f"{''.join(f'<td>{cell}</td>' for cell in (*cells, _plain(line.input)))}</tr>"
+        )
+    return ["Layer", *heads[:bar], "", *heads[bar:], "Input"], rows
 
 
 def _label(path: str, beside: str) -> str:

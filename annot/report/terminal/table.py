@@ -107,7 +107,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     single = view.group == "each"
     timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
     shown = timed.head(_SHOWN if single else rows.height).to_dicts()
-    columns = formatted([one for one in view.shown if _is_known(one.name, report)], shown, report.whole)
+    columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole)
     lines: list[RenderableType] = [
         Text(f"{heading}{_unit(report, shown)}", style="bold"),
         table_of(_TITLES.get(view.label, view.label.capitalize()), shown, columns, width, view.label, view.end),
@@ -117,18 +117,9 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     return lines + (_work_lines(rows) if view.name == "work" else [])
 
 
-def _is_known(name: str, report: Report) -> bool:
-    """Whether the profile has data for a column; 0 would mean measured."""
-    if name.startswith("gpu_") or name in ("kernels", "copies"):
-        return report.time == "gpu_ns"
-    if name.startswith("host_"):
-        return report.meta["host_ns"] is not None
-    return True
-
-
 def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
     """The unit that the time columns of a table share, and whether its times are per step."""
-    columns = [one for one in report.view.shown if one.name in report.rows.columns and _is_known(one.name, report)]
+    columns = [one for one in report.view.shown if one.name in report.rows.columns and report.knows(one.name)]
     times = [row[one.name] for one in columns if one.unit == "ns" for row in rows if row[one.name] is not None]
     unit = f", {unit_for(times).name}" if times else ""
     return f"{unit}{report.each_step}"
