@@ -140,7 +140,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         import difflib
 
-        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: )([^\s'=]+)", message)
+        if message.startswith("argument COMMAND: invalid choice: "):
+            word, _, choices = message.removeprefix("argument COMMAND: invalid choice: ").partition(" (")
+            message = f"{word} is neither a file nor a command ({choices}"
+        wrong = re.search(r"(?:invalid choice: '|unrecognized arguments: |^')([^\s'=]+)", message)
         names = re.findall(r"[\w-]+", message.partition("choose from")[2]) or list(self._option_string_actions)
         near = difflib.get_close_matches(wrong[1], names, 1) if wrong else []
         super().error(f"{message}; did you mean {near[0]}?" if near else message)

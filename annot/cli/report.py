@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
     from annot.report.views import Report
+    from annot.runs.gather import Ranks
     from annot.runs.run import Run, Selection
 
 __all__ = ["add_arguments", "print_report", "run"]
@@ -78,14 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # The values are literals here, because importing annot.report loads polars, which is slow.
     parser.add_argument(
         "--by", type=_row, metavar="ROW",
-        help="what a row is: layer, module (class), kind (of kernel), kernel, op, step or phase; for one profile or "
-        "rank also summary (shares of the step time) and advice (with reasons and code); default: layer",
+        help="what a row is: layer, module (class), kernel, kind (of kernel), op, step, phase, expert (of a mixture), "
+        "stage (of a pipeline), summary (shares of the time) or advice (with reasons and code); default: layer",
     )  # fmt: skip
     parser.add_argument(
         "--columns", choices=("time", "work", "roofline", "tensor", "memory", "communication", "all"),
         help="what to show of each row: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
-        "hardware counters); tensor (use of Tensor Cores); memory; communication (exposed and "
-        "hidden collectives); default: time",
+        "hardware counters); tensor (use of Tensor Cores); memory; communication (exposed and hidden collectives); all "
+        "(everything about each layer; time of other rows); default: time",
     )  # fmt: skip
     parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
     parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
@@ -128,7 +129,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
-    ranks = parser.add_argument_group("ranks")
+    ranks = parser.add_argument_group(
+        "ranks",
+        "Several profiles, or processes, are compared --by layer, module, kernel, op, step, phase,\n"
+        "expert or stage, and --by layer also with --columns work or communication. Everything else\nneeds --rank.",
+    )
     ranks.add_argument("--rank", type=_number, metavar="N", help="print the report of this rank only")
     ranks.add_argument("--by-process", action="store_true", help="treat each process with layers or steps as a rank")
     ranks.add_argument(
@@ -148,12 +153,16 @@ def run(args: argparse.Namespace) -> int:
     output.settle_format(args)
     if problem := _usage_problem(args):
         raise output.UsageError(problem)
-    output.check_output(args, *args.profiles, *(args.capture or ()))
+    if args.output is not None:
+        output.check_output(args, *args.profiles, *(args.capture or ()))
     with progress():
         if args.format in ("html", *_EXPORTS):
             _write_profile(args)
             return 0
         report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
+    if args.output is None and args.format == "table":
+        _print(report, output.console_for(sys.stdout), full_names=args.full_names)
+        return 0
     output.deliver(report, partial(_print, report, full_names=args.full_names), args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
@@ -260,19 +269,33 @@ def _write_profile(args: argparse.Namespace) -> None:
     from annot.report.page.render import as_page
     from annot.runs.executors import run_one
     from annot.runs.gather import Ranks
-    from annot.runs.profile_files import expand
     from annot.runs.run import Run, page_of
 
-    selection = _selection(args)
     if args.format != "html":
-        _export(Run(args.profiles[0], selection), args)
+        _export(Run(args.profiles[0], _selection(args)), args)
         return
-    paths = expand(args.profiles)
-    if len(paths) == 1 and args.rank is None and not args.by_process:
-        data = run_one(partial(page_of, selection=selection), paths[0], dask=args.dask)
+    run = _opened(args)
+    if isinstance(run, Ranks):
+        data = run.page(args.rank)
+    elif args.dask is not None:
+        data = run_one(partial(page_of, selection=run.selection), run.path, dask=args.dask)
     else:
-        data = Ranks(paths, selection, workers=args.workers, dask=args.dask).page(args.rank)
+        data = run.page()
     output.show_page(as_page(data, f"{data['source']} · annot"), args)
+
+
+def _opened(args: argparse.Namespace) -> Run | Ranks:
+    """Return the profile, or the ranks if there are several, or options for ranks."""
+    from annot.runs.gather import Ranks
+    from annot.runs.profile_files import expand
+    from annot.runs.run import Run
+
+    paths, selection = args.profiles, _selection(args)
+    if len(paths) > 1 or not os.path.isfile(paths[0]):
+        paths = expand(paths)
+    if len(paths) == 1 and args.rank is None and not args.by_process:
+        return Run(paths[0], selection)
+    return Ranks(paths, selection, workers=args.workers, dask=args.dask)
 
 
 def _export(run: Run, args: argparse.Namespace) -> None:
@@ -311,8 +334,7 @@ def _nsys_stats(args: argparse.Namespace) -> NsightReport:
 
 def _report(args: argparse.Namespace) -> Report | RanksReport:
     from annot.runs.executors import run_one
-    from annot.runs.gather import Ranks
-    from annot.runs.profile_files import expand
+    from annot.runs.gather import OneRankError, Ranks
     from annot.runs.run import view_of
 
     options: dict[str, Any] = {
@@ -322,12 +344,16 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         "total": args.total or (args.format != "table" and not args.per_step),
         "brief": args.format in ("table", "json", "parquet"),
     }  # fmt: skip
-    paths = expand(args.profiles)
+    run = _opened(args)
     try:
-        if len(paths) == 1 and args.rank is None and not args.by_process:
-            return run_one(partial(view_of, selection=_selection(args), **options), paths[0], dask=args.dask)
-        ranks = Ranks(paths, _selection(args), workers=args.workers, dask=args.dask)
-        return ranks.view(**options, rank=args.rank)
+        if isinstance(run, Ranks):
+            return run.view(**options, rank=args.rank)
+        if args.dask is not None:
+            return run_one(partial(view_of, selection=run.selection, **options), run.path, dask=args.dask)
+        return run.view(**options)
+    except OneRankError as error:
+        words = " ".join(f"--{argument}" for argument in error.arguments)
+        raise AnnotError(f"{words} needs a single rank: use --rank N") from None
     except ValueError as error:
         raise AnnotError(str(error)) from None
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 
+from annot.report.units import Unit as TimeUnit
 from annot.report.units import amount, count, printable, share, unit_for
 
 __all__ = [
@@ -181,7 +182,7 @@ class Formatted(Generic[_Row]):
 
 
 def formatted(
-    columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None
+    columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], whole: float | None, *, units: bool = False
 ) -> list[Formatted[Mapping[str, Any]]]:
     """Return the printable columns that have a value in any row.
 
@@ -189,6 +190,7 @@ def formatted(
         columns: the columns.
         rows: rows by column name.
         whole: total time of the run (ns), for shares; None or 0: shares are empty.
+        units: whether headings name the unit that ``ns`` columns share.
 
     Example:
         >>> rows = [{"gpu_ns": 1500, "calls": 2}, {"gpu_ns": 20, "calls": 1}]
@@ -197,15 +199,15 @@ def formatted(
     """
     used = [one for one in columns if any(row.get(one.name) is not None for row in rows)]
     unit = unit_for(row[one.name] for one in used if one.unit == "ns" for row in rows)
-    return [_formatted(one, rows, whole, unit.show) for one in used]
+    return [_formatted(one, rows, whole, unit, units=units) for one in used]
 
 
 def _formatted(
-    column: Column, rows: Sequence[Mapping[str, Any]], whole: float | None, shared: Callable[[Any], str]
+    column: Column, rows: Sequence[Mapping[str, Any]], whole: float | None, shared: TimeUnit, *, units: bool
 ) -> Formatted[Mapping[str, Any]]:
     name, title, show = column.name, column.title, _FORMATS.get(column.unit, _plain)
     if column.unit == "ns":
-        show = shared
+        title, show = f"{title}, {shared.name}" if units else title, shared.show
     elif column.unit == "own ns":
         unit = unit_for(row[name] for row in rows)
         title, show = f"{title} {unit.name}", unit.show

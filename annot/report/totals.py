@@ -1,11 +1,11 @@
-"""Totals of a report in words: GPU and host time, steps, and the breakdown of the step time."""
+"""Totals of a report in words: GPU and host time, steps, and the breakdown of the time of a step or run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from annot.report.units import duration, share
+from annot.report.units import count, duration, share
 from annot.report.views import Report
 
 __all__ = ["totals"]
@@ -22,7 +22,10 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Steps", _step_line(meta)
     if report.shares and (meta["steps"] or meta["kernels"]):
         parts = sorted(report.shares.items(), key=lambda part: -part[1])
-        yield "Step time", ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts)
+        yield (
+            "Step time" if meta["steps"] else "Run time",
+            ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts),
+        )
 
 
 def _device_line(meta: dict[str, Any]) -> str:
@@ -46,7 +49,7 @@ def _per_step(meta: dict[str, Any]) -> str:
 
 def _host_line(meta: dict[str, Any]) -> str:
     threads = "1 thread" if meta["threads"] == 1 else f"{meta['threads']} threads"
-    ranges = f"{'1 range' if meta['ranges'] == 1 else format(meta['ranges'], ',') + ' ranges'} on {threads}"
+    ranges = f"{'1 range' if meta['ranges'] == 1 else count(meta['ranges']) + ' ranges'} on {threads}"
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"

@@ -352,12 +352,15 @@ def find_view(by: str, columns: str = "time", *, each: bool = False) -> View:
         each: single executions instead of sums.
 
     Raises:
+        TypeError: `by` is not a str.
         ValueError: the view does not exist.
 
     Example:
         >>> find_view("layers", "roofline").name
         'bottleneck'
     """
+    if not isinstance(by, str):
+        raise TypeError(f"by must be a str, got {by!r}")
     if columns not in COLUMN_GROUPS:
         raise ValueError(f"columns must be one of {', '.join(COLUMN_GROUPS)}, got {columns!r}")
     known = views()
@@ -432,6 +435,12 @@ class Report:
         names = (self.time, self.time.replace("_ns", "_self_ns"), "self_ns", "time_ns")
         return next((name for name in names if name in self.rows.columns), "")
 
+    def knows(self, column: str) -> bool:
+        """Return whether the profile has data for a column of the view; 0 in its rows would mean measured."""
+        if column.startswith("gpu_") or column in ("kernels", "copies"):
+            return self.time == "gpu_ns"
+        return not column.startswith("host_") or self.meta["host_ns"] is not None
+
     @property
     def nothing(self) -> str:
         """The sentence in place of a table without rows or FLOPs, or without the GPU activity it needs; or empty."""
@@ -471,7 +480,8 @@ class Report:
 
     def per_step(self, steps: int) -> Self:
         """Return the report with sums divided by a number of steps."""
-        meta = self.meta | {name: self.meta[name] / steps for name in _TIMES_OF_META if self.meta.get(name) is not None}
+        meta = self.meta | {name: self.meta[name] / steps for name in _SUMS_OF_META if self.meta.get(name) is not None}
+        meta["devices"] = [one | {"busy_ns": one["busy_ns"] / steps} for one in self.meta["devices"]]
         meta["per_step"] = steps
         columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
         if not self.view.sums:
@@ -480,7 +490,7 @@ class Report:
         return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every, tree=tree)
 
 
-_TIMES_OF_META: Final = (
+_SUMS_OF_META: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "host_ns",
+    "warmup_gpu_ns", "host_ns", "ranges", "kernels", "copies",
 )  # fmt: skip

@@ -10,11 +10,14 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from annot.errors import AnnotError
@@ -30,6 +33,7 @@ _Item = TypeVar("_Item")
 _SECONDS: Final = 30
 _THREADS: Final = "POLARS_MAX_THREADS"
 _KILLED: Final = "its worker process was killed, for example because memory ran out"
+_STARTING: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +67,12 @@ def run_each(
     return _in_processes(task, paths, count)
 
 
-def run_one(task: Callable[[str], _Result], path: str, *, dask: str | None = None) -> _Result:
-    """Return the result of a single file, computed in this process or on Dask; see `run_each`.
+def run_one(task: Callable[[str], _Result], path: str, *, dask: str) -> _Result:
+    """Return the result of a single file, computed on Dask; see `run_each`.
 
     Raises:
         AnnotError: the file cannot be used, or Dask is not available.
     """
-    if dask is None:
-        return task(path)
     result = run_each(task, [path], dask=dask)[0]
     if isinstance(result, Failure):
         raise AnnotError(result.reason)
@@ -115,8 +117,9 @@ def _pooled(
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(threads,)) as pool:
         futures: dict[str, Future[_Result | Failure]] = {}
         try:
-            for path in paths:
-                futures[path] = pool.submit(_attempt, task, path)
+            with _without_main():
+                for path in paths:
+                    futures[path] = pool.submit(_attempt, task, path)
         except BrokenProcessPool:
             pass
         for path, future in futures.items():
@@ -124,6 +127,20 @@ def _pooled(
                 yield path, future.result()
             except BrokenProcessPool:
                 continue
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module while workers start, because multiprocessing imports it again in each of them.
+
+    A training script would train again (`multiprocessing.spawn.get_preparation_data`).
+    """
+    with _STARTING:
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def _start_worker(threads: int) -> None:

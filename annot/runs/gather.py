@@ -16,12 +16,13 @@ from annot.analyze.collectives import collectives_of
 from annot.analyze.ranks_verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.layer_chains import KEY
 from annot.errors import AnnotError
-from annot.report.terminal.ranks import RanksReport
+from annot.report.terminal.layout import plain_text
+from annot.report.terminal.ranks import RanksReport, print_ranks
 from annot.report.views import Order, Report, View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import ALL, Run, Selection
+from annot.runs.run import ALL, Frames, Run, Selection, Shown
 from annot.runs.skew import (
     across_ranks,
     arrivals,
@@ -31,9 +32,10 @@ from annot.runs.skew import (
     with_collectives,
     work_time,
 )
+from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.whole_files import write_file
 
-__all__ = ["RankTable", "Ranks", "rank_tables"]
+__all__ = ["OneRankError", "RankTable", "Ranks", "rank_tables"]
 
 _COMMUNICATION: Final = "communication"
 """The view whose comparison also splits collectives into skew and transfer."""
@@ -81,12 +83,38 @@ class RankTable:
     times: RankTimes | None = None
 
 
-class Ranks:
+class OneRankError(ValueError):
+    """Arguments of a view that cannot compare ranks, such as ``by kind``."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(f"{' '.join(arguments)} needs a single rank: use rank=N")
+        self.arguments = arguments
+
+
+class ShownRanks(RanksReport):
+    """A comparison of ranks that prints its table, and that a notebook displays."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return plain_text(partial(print_ranks, self)).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        from annot.report.page.fragment import as_ranks_fragment
+
+        return as_ranks_fragment(self)
+
+
+class Ranks(Frames):
     """The ranks of a run.
 
+    The frames (`layers`, `kernels`, `steps`, `summary`, `advice`) have the rows of every rank, and its number in their
+    first column, `rank`. `view` compares the ranks. `rank` returns the `Run` of one rank, with all views and a
+    timeline. A notebook displays the comparison by layer.
+
     The number of a rank comes from its profile, else from the file names (`annot.runs.profile_files.rank_numbers`). If
-    files hold several ranks without numbers, ranks are numbered by file, then by process. Notes name the profiles that
-    cannot be used.
+    files hold several ranks without numbers, ranks are numbered by file, then by process. Profiles that cannot be used
+    are missing in the frames. Notes of the comparison name them.
 
     Args:
         paths: the profiles, from `annot.runs.profile_files.expand`.
@@ -101,22 +129,27 @@ class Ranks:
     ) -> None:  # fmt: skip
         self.paths, self.selection = list(paths), selection
         self._workers, self._dask = workers, dask
+        self._runs: dict[int, Run] = {}
 
     @cached_property
-    def layers(self) -> pl.DataFrame:
-        """The differences between ranks by layer; see `annot.runs.skew.across_ranks`."""
-        return self._compared(find_view("layer"), total=True).across
+    def verdict(self) -> str:
+        """The sentence of `annot.analyze.ranks_verdict`; empty: a profile is large, or times are unknown."""
+        return str(self._compared(find_view("phase"), total=False).meta.get("verdict") or "")
 
     def view(
-        self, by: str = "layer", columns: str = "time", *, sort: Order = "order", total: bool = False,
-        rank: int | None = None, **options: Any,
-    ) -> RanksReport | Report:  # fmt: skip
+        self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
+        top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
+        brief: bool = False, expand: str | Sequence[str] = (), rank: int | None = None,
+    ) -> ShownRanks | Shown:  # fmt: skip
         """Return the comparison of the ranks, or the view of one rank.
 
+        The comparison is by layer, module, kernel, op, step, phase, expert or stage; by layer also of the columns work
+        and communication. `top` and `min_share` use the median times.
+
         Args:
-            by, columns, sort, total: see `Run.view`.
+            by, columns, top, min_share, sort, total: see `Run.view`.
+            each, depth, expand, brief: see `Run.view`; for one rank.
             rank: number of the rank; None: compare all ranks.
-            options: further options of `Run.view`. `top` and `min_share` of all ranks use the median times.
 
         Returns:
             With `rank`, its report. Else the comparison. Its meta holds the sums of `annot.attribution.summarize` over
@@ -132,19 +165,24 @@ class Ranks:
                 notes       notes of all ranks; similar notes are merged
 
         Raises:
-            AnnotError: all profiles are unusable, the view is for a single rank, the rank does not exist, or Dask is
-                not available.
-            ValueError: the view does not exist.
+            AnnotError: all profiles are unusable, the rank does not exist, or Dask is not available.
+            OneRankError: the arguments need a single rank.
+            TypeError: an argument has another type.
+            ValueError: the view does not exist, or an argument is out of range.
         """
-        view = find_view(by, columns, each=options.get("each", False))
+        view = find_view(by, columns, each=each)
+        check(depth, top, min_share, sort)
         if rank is not None:
-            return self.rank(rank).view(by, columns, sort=sort, total=total, **options)
-        if not view.keys or options.get("depth") is not None or options.get("expand"):
-            names = [f"--{name}" for name in ("each", "depth", "expand") if options.get(name) not in (None, False, ())]
-            what = names[0] if names else f"--by {by}" + (f" --columns {columns}" if view.name != by else "")
-            raise AnnotError(f"{what} needs a single rank: use --rank N")
-        report = self._compared(view, total).at_least(options.get("min_share") or 0.0)
-        return report.sorted(sort) if options.get("top") is None else report.top(options["top"])
+            return self.rank(rank).view(
+                by, columns, each=each, depth=depth, top=top, min_share=min_share, sort=sort, total=total, brief=brief,
+                expand=expand,
+            )  # fmt: skip
+        given = {"each": each, "depth": depth is not None, "expand": paths_to_expand(expand, view)}
+        if not view.keys or any(given.values()):
+            names = [name for name, value in given.items() if value]
+            raise OneRankError(*names[:1] or (f"by {by}", *([f"columns {columns}"] if columns != "time" else [])))
+        report = self._compared(view, total).at_least(min_share)
+        return report.sorted(sort) if top is None else report.top(top)
 
     def rank(self, number: int) -> Run:
         """Return the run of one rank.
@@ -155,7 +193,7 @@ class Ranks:
         found = {one["rank"]: one for one in self._usable}
         if number not in found:
             raise AnnotError(f"rank {number} does not exist: choose from {', '.join(map(str, found))}")
-        return self._run(found[number])
+        return self._runs.setdefault(number, self._run(found[number]))
 
     def page(self, rank: int | None = None) -> dict[str, Any]:
         """Return the data of the HTML page: the comparison of all ranks, and all views of the first 16 or of one.
@@ -172,7 +210,8 @@ class Ranks:
         shown = [one for one in usable if rank in (None, one["rank"])][:_PAGES]
         if rank is None and len(usable) > len(shown):
             report.meta["notes"].append(
-                f"The page has views of the first {len(shown)} of {len(usable)} ranks. Use --rank N for another rank."
+                f"The page has views of the first {len(shown)} of {len(usable)} ranks. Select another rank (--rank N, "
+                "rank=N) for its views."
             )
         events = EVENTS // len(shown)
         runs = [
@@ -180,19 +219,19 @@ class Ranks:
         ]
         return ranks_data(runs, report.across, report.meta, report.time)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page with all views, which works offline."""
+    def to_html(self, path: str | os.PathLike[str], rank: int | None = None) -> None:
+        """Write one page, which works offline: the comparison, and all views of the first 16 ranks or of `rank`."""
         from annot.report.page.render import as_page
 
-        data = self.page()
+        data = self.page(rank)
         write_file(path, [as_page(data, f"{data['source']} · annot")], force=True)
 
-    def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
-        """Write a view as JSON; sums by default."""
-        from annot.report.export.json_csv_parquet import as_json
+    def _repr_html_(self) -> str:
+        return self._table._repr_html_()
 
-        parts = as_json(self.view(by, **{"total": True} | options))
-        write_file(path, (part.encode() for part in parts), force=True)
+    @cached_property
+    def _table(self) -> ShownRanks:
+        return self._compared(find_view("layer"), total=False)
 
     @cached_property
     def _usable(self) -> list[dict[str, Any]]:
@@ -201,7 +240,16 @@ class Ranks:
     def _run(self, one: dict[str, Any]) -> Run:
         return Run(one["source"], replace(self.selection, process=one["process"], by_process=False))
 
-    def _compared(self, view: View, total: bool) -> RanksReport:
+    def _frame(self, by: str) -> pl.DataFrame:
+        """Return the rows of a view of all ranks, sums, with the column `rank`."""
+        tables = _tables(self._read(find_view(by), total=True))
+        return _with_rank({number: table.report.rows.drop("collective_ns") for number, table in tables.items()})
+
+    def _compared(self, view: View, total: bool) -> ShownRanks:
+        ranks = self._read(view, total)
+        return _report(view, ranks, _tables(ranks))
+
+    def _read(self, view: View, total: bool) -> list[_Rank]:
         task = partial(rank_tables, view=view.name, selection=self.selection, total=total)
         results = run_each(task, self.paths, workers=self._workers, dask=self._dask)
         ranks = _numbered(self.paths, results)
@@ -210,8 +258,17 @@ class Ranks:
             raise AnnotError(
                 reasons[0] if len(ranks) == 1 else f"all {len(ranks)} profiles are unusable. The first: {reasons[0]}"
             )
-        tables = {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
-        return _report(view, ranks, tables)
+        return ranks
+
+
+def _tables(ranks: Sequence[_Rank]) -> dict[int, RankTable]:
+    return {rank.number or 0: rank.result for rank in ranks if isinstance(rank.result, RankTable)}
+
+
+def _with_rank(rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
+    """Return the rows of all ranks, with the rank in the first column."""
+    parts = [one.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, one in rows.items()]
+    return pl.concat(parts, how="diagonal_relaxed")
 
 
 def _usable(meta: dict[str, Any]) -> list[dict[str, Any]]:
@@ -238,8 +295,8 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     steps = report.meta.get("per_step", 1)
     collectives = collective_time(attribution)
     rows = with_collectives(report.rows, attribution, views()[view], steps)
-    collective_ns = collectives[0] if steps == 1 else collectives[0] / steps
-    meta = report.meta | {"collective_ns": collective_ns, "collectives": collectives[1]}
+    collective_ns, number = collectives if steps == 1 else (value / steps for value in collectives)
+    meta = report.meta | {"collective_ns": collective_ns, "collectives": number}
     process, known = run.selection.process, run.source.meta
     rank = known.get("rank")
     if process is not None:
@@ -272,17 +329,16 @@ def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]
     return sorted(ranks, key=lambda rank: (rank.number is None, rank.number or 0))
 
 
-def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> RanksReport:
+def _report(view: View, ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> ShownRanks:
     reports = {number: table.report for number, table in tables.items()}
     device = any(report.meta["kernels"] or report.meta["copies"] for report in reports.values())
     time = _time(view.name, device=device)
-    parts = [one.rows.select(pl.lit(number, pl.Int64).alias("rank"), pl.all()) for number, one in reports.items()]
-    rows = pl.concat(parts, how="diagonal_relaxed").with_columns(work_time(time).alias("work_ns"))
+    rows = _with_rank({number: one.rows for number, one in reports.items()}).with_columns(work_ns=work_time(time))
     across = across_ranks(rows, view.keys)
     if view.name == _COMMUNICATION:
         rows, across = _with_skew(rows, across, tables)
     rows = rows.join(across, on=list(view.keys), how="left", nulls_equal=True, maintain_order="left")
-    return RanksReport(view, time, rows, across, reports, _meta(ranks, tables))
+    return ShownRanks(view, time, rows, across, reports, _meta(ranks, tables))
 
 
 def _with_skew(

@@ -38,6 +38,7 @@ def open(  # noqa: A001 - the public name is `annot.open`
     Raises:
         AnnotError: no file matches, or a capture cannot be read.
         TypeError: `profile` has another type.
+        ValueError: `profile` is an empty list.
 
     Example:
         >>> import polars as pl
@@ -53,5 +54,7 @@ def open(  # noqa: A001 - the public name is `annot.open`
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     if not several and not isinstance(profile, str | os.PathLike):
         return Run(with_capture_files(profile, captures) if captures else profile, selection)  # type: ignore[arg-type]
+    if several and not profile:
+        raise ValueError("profile must name at least one file, got an empty list")
     paths = expand([os.fspath(one) for one in (profile if several else [profile])])  # type: ignore[union-attr, arg-type]
     return Run(paths[0], selection) if len(paths) == 1 and not by_process else Ranks(paths, selection)

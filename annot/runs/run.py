@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +19,14 @@ from annot.attribution.attribute import STEADY
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
+from annot.read.kineto.reader import NAME as KINETO
 from annot.report.folds import with_groups
 from annot.report.layer_tree import at_depth
-from annot.report.views import ORDERS, Order, Report, View, find_view
+from annot.report.views import Order, Report, View, find_view
 from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
+from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
 
@@ -50,6 +53,9 @@ class Selection:
         by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
             with ranges is a rank.
         captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
+
+    Raises:
+        TypeError: an argument has another type.
     """
 
     domain: str | None = None
@@ -59,6 +65,11 @@ class Selection:
     process: int | None = None
     by_process: bool = False
     captures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in (("domain", str), ("steps", slice), ("step_range", str), ("step_kind", str)):
+            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r}")
 
 
 ALL: Final = Selection()
@@ -81,7 +92,58 @@ class Shown(Report):
         return as_fragment(self)
 
 
-class Run:
+class Frames(ABC):
+    """The frames of a profile or of ranks, each computed once; those of ranks have the column `rank` first."""
+
+    @cached_property
+    def layers(self) -> pl.DataFrame:
+        """Rows of `annot.correlate`, with FLOPs, bytes and parameters, and the fold of each layer."""
+        return self._frame("layer")
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """A row per kernel name, longest total first."""
+        return self._frame("kernel")
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """A row per step."""
+        return self._frame("step")
+
+    @cached_property
+    def summary(self) -> pl.DataFrame:
+        """A row per item of the summary: shares of the step time, Tensor Cores, kernels, devices."""
+        return self._frame("summary")
+
+    @cached_property
+    def advice(self) -> pl.DataFrame:
+        """A row per piece of advice: what to change, the most it saves, evidence, code and layers."""
+        return self._frame("advice")
+
+    def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
+        """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
+        from annot.report.export.json_csv_parquet import as_json
+
+        parts = as_json(self.view(by, **{"total": True} | options))
+        write_file(path, (part.encode() for part in parts), force=True)
+
+    def __repr__(self) -> str:
+        return repr(self._table)
+
+    view: Callable[..., Any]
+    """Return a view, to print or to write."""
+
+    @property
+    @abstractmethod
+    def _table(self) -> object:
+        """The view that prints as the profile or ranks."""
+
+    @abstractmethod
+    def _frame(self, by: str) -> pl.DataFrame:
+        """Return the rows of a view; sums."""
+
+
+class Run(Frames):
     """A profile, attributed to layers on first use.
 
     A notebook displays the layers with bars and charts.
@@ -127,32 +189,7 @@ class Run:
     @cached_property
     def file(self) -> Path:
         """The file of the profile; of a URL a temporary copy."""
-        return self._files.enter_context(local(self.path))
-
-    @cached_property
-    def layers(self) -> pl.DataFrame:
-        """Rows of `annot.correlate`, with FLOPs, bytes and parameters, and the fold of each layer."""
-        return with_groups(find_view("layer").rows(self.attribution))
-
-    @cached_property
-    def kernels(self) -> pl.DataFrame:
-        """A row per kernel name, longest total first."""
-        return find_view("kernel").rows(self.attribution)
-
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        """A row per step."""
-        return find_view("step").rows(self.attribution)
-
-    @cached_property
-    def summary(self) -> pl.DataFrame:
-        """A row per item of the summary: shares of the step time, Tensor Cores, kernels, devices."""
-        return find_view("summary").rows(self.attribution_with_calls)
-
-    @cached_property
-    def advice(self) -> pl.DataFrame:
-        """A row per piece of advice: what to change, the most it saves, evidence, code and layers."""
-        return find_view("advice").rows(self.attribution_with_calls)
+        return Path(self.path) if os.path.exists(self.path) else self._files.enter_context(local(self.path))
 
     @cached_property
     def verdict(self) -> str:
@@ -170,7 +207,7 @@ class Run:
     def view(
         self, by: str = "layer", columns: str = "time", *, each: bool = False, depth: int | None = None,
         top: int | None = None, min_share: float = 0.0, sort: Order = "order", total: bool = False,
-        brief: bool = False, expand: Sequence[str] = (),
+        brief: bool = False, expand: str | Sequence[str] = (),
     ) -> Shown:  # fmt: skip
         """Return a view of the profile, to print or to write.
 
@@ -178,25 +215,24 @@ class Run:
             by: what a row is: layer, module, kind, kernel, op, step, expert, stage or phase; or the name of a view.
             columns: what to say about it: time, work, roofline, tensor, memory, communication or all.
             each: single executions instead of sums (layers and kernels).
-            depth: levels of layers below the outermost; deeper layers count in their ancestor. None: all.
-            top: number of rows to keep, the longest; None: all.
-            min_share: leave out rows below this share of the total time, 0 to 1.
+            depth: levels of layers below the outermost, 0 or more; deeper layers count in their ancestor. None: all.
+            top: number of rows to keep, the longest, 1 or more; None: all.
+            min_share: leave out rows below this share of the total time, 0 to 1 (0.05 is 5%).
             sort: "order" keeps the order of appearance (kernels: longest total first); "time": longest first.
             total: sums over the selected steps or the whole profile; false: the mean of a step without warm-up, if
                 the profile has steps.
             brief: also make the breakdown of the step time and the advice, if the profile is small.
-            expand: paths of layers, such as ``layers`` or ``layers.7``, that the layer table shows one by one
-                instead of in folds; ``""``: all layers.
+            expand: path of layers, such as ``layers`` or ``layers.7``, or several, that the layer table shows one by
+                one instead of in folds; ``""``: all layers.
 
         Raises:
             AnnotError: the profile cannot be read, or lacks the selected steps.
-            ValueError: the view does not exist, or an argument has an unknown value.
+            TypeError: an argument has another type.
+            ValueError: the view does not exist, or an argument is out of range.
         """
         view = find_view(by, columns, each=each)
-        if expand and view.layout != "tree":
-            raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
-        if sort not in ORDERS:
-            raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
+        check(depth, top, min_share, sort)
+        expand = paths_to_expand(expand, view)
         attribution = self.attribution_for(view, total=total)
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
@@ -205,7 +241,7 @@ class Run:
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        every = rows = with_groups(view.rows(attribution)) if view.layout == "tree" else view.rows(attribution)
+        every = rows = self._rows(view, attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
@@ -243,13 +279,6 @@ class Run:
         from annot.report.page.render import as_page
 
         write_file(path, [as_page(self.page(), f"{self.path} · annot")], force=True)
-
-    def to_json(self, path: str | os.PathLike[str], by: str = "layer", **options: Any) -> None:
-        """Write a view as JSON: `meta`, and a list of rows. `options` are those of `view`; sums by default."""
-        from annot.report.export.json_csv_parquet import as_json
-
-        parts = as_json(self.view(by, **{"total": True} | options))
-        write_file(path, (part.encode() for part in parts), force=True)
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a timeline for Perfetto and chrome://tracing; compressed if the name ends in .gz.
@@ -322,7 +351,8 @@ class Run:
         small = self.file.is_file() and self.file.stat().st_size <= _IN_MEMORY
         try:
             opened = load(self.file) if small else source(self.file, calls=calls)
-            opened = with_capture_files(opened, self.selection.captures, self.file)
+            if self.selection.captures or opened.meta["format"] == KINETO:
+                opened = with_capture_files(opened, self.selection.captures, self.file)
         except AnnotError as error:  # name the URL that the user gave, not its local copy
             message = str(error).replace(str(self.file), self.path) if is_url(self.path) else str(error)
             raise AnnotError(message) from None
@@ -347,8 +377,14 @@ class Run:
                 raise
             raise AnnotError(str(error)) from None  # the options are valid, but the profile lacks these steps
 
-    def __repr__(self) -> str:
-        return repr(self._table)
+    def _frame(self, by: str) -> pl.DataFrame:
+        view = find_view(by)
+        return self._rows(view, self._attribution(calls=view.calls))
+
+    @staticmethod
+    def _rows(view: View, attribution: Attribution) -> pl.DataFrame:
+        rows = view.rows(attribution)
+        return with_groups(rows) if view.layout == "tree" else rows
 
     def _repr_html_(self) -> str:
         from annot.report.charts.profile_charts import pictures

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import polars as pl
@@ -19,7 +20,13 @@ from ranked import SLOW, write_ranks
 from shared_data import shared, unpacked
 from sqlite_profile import training
 
+from annot.attribution import Attribution
 from annot.cli.main import main, make_parser, with_command
+from annot.profile import Profile
+from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, Report, views
+from annot.runs.run import Run
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -43,6 +50,38 @@ def test_table_on_standard_output(source: Path) -> None:
     assert "\nGPU per step, mean of 2: 3.480 ms = " in result.stdout
     assert "\n\nGPU time by layer, ms per step\nLayer " in result.stdout
     assert "\x1b" not in result.stdout
+
+
+def test_a_table_takes_the_way_of_the_guide(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The modules in `annot guide architecture` receive the path or a result made of it; other ways are not taken."""
+    seen = set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/annot/" in code.co_filename:
+            values = [
+                frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            ]
+            if any(isinstance(value, Run | Profile | Attribution | Report) or _is(value, source) for value in values):
+                seen.add(code.co_filename.rpartition("/annot/")[2])
+
+    sys.setprofile(note)
+    try:
+        assert main([str(source)]) == 0
+    finally:
+        sys.setprofile(None)
+    guide = (ROOT / "annot/guide/architecture.md").read_text(encoding="utf-8")
+    text = guide.partition("## The life of a report")[2].partition("`attribute()`")[0]
+    way, others = (set(re.findall(r"`(\w+(?:/\w+)+\.py)`", part)) for part in text.split("Other requests"))
+    way.remove("report/columns.py")  # the columns of a view
+    assert len(way) == 11
+    assert way <= seen
+    assert seen & others == set()
+
+
+def _is(value: object, path: Path) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return any(str(one) == str(path) for one in values if isinstance(one, str | Path))
 
 
 def test_json_on_standard_output(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +203,20 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Help is status 0 on standard output."""
     assert main(words) == 0
     assert capsys.readouterr().out.startswith("usage: annot")
+
+
+def test_help_names_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, and those by which ranks are compared."""
+    assert main(["report", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    rows, columns = (re.search(rf" {start} (.*?)default: ", text)[1] for start in ("what a row is:", "of each row:"))  # type: ignore[index]
+    known = [view for view in views().values() if view.by not in OTHER_NAMES]
+    assert all(re.search(rf"\b{view.by}\b", rows) for view in known)
+    assert all(re.search(rf"\b{group}\b", columns) for group in COLUMN_GROUPS)
+    compared, also = re.search(r"are compared (.*?), and --by layer also with --columns (.*?)\. ", text).groups()  # type: ignore[union-attr]
+    named = {view.by for view in known if view.keys}
+    assert set(re.findall(r"[a-z]+", compared)) - {"by", "or"} == named
+    assert set(also.split()) - {"or"} == {view.group for view in known if view.keys and view.group != "time"}
 
 
 def test_help_shows_verbs_and_examples(capsys: pytest.CaptureFixture[str]) -> None:

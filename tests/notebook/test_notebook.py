@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ import annot
 from annot import AnnotError, load
 from annot.native import recorder_library
 from annot.notebook.layers import Layers, layers
+from annot.report.terminal.layout import plain_text
+from annot.report.terminal.table import print_table
 from annot.runs.run import Run
 
 
@@ -62,7 +66,13 @@ def test_table(trained: Path) -> None:
     page = _Page(layers(trained).view(total=True)._repr_html_())
     rows = {row[0]: row[1:] for row in page.rows}
     assert rows["Layer"][:3] == ["Forward, ms", "Backward, ms", "Total, ms"]
-    assert rows["0 Conv2d"] == ["1.800", "3.000", "4.800", "4.800", "68.6%", "", "2", "4", "[16,3,224,224]f32 (+1)"]
+    assert rows["0 Conv2d"] == [
+        "1.800", "3.000", "4.800", "4.800", "68.6%", "", "2", "4.800", "4", "1.840", "[16,3,224,224]f32 (+1)",
+    ]  # fmt: skip
+    terminal = plain_text(partial(print_table, layers(trained).view(total=True)), 200)
+    shown = re.search(r"^Layer  .*$", terminal, re.MULTILINE)
+    assert shown
+    assert " ".join(["Layer", *rows["Layer"]]).replace(", ms", "").split() == shown[0].split()
     assert rows["(unattributed) no launch recorded"][2:5] == ["0.030", "0.030", "0.4%"]
     bars = [attrs["style"] for tag, attrs in page.tags if attrs.get("class") in ("annot-forward", "annot-backward")]
     assert bars[:2] == ["width:34.86%", "width:60.86%"]

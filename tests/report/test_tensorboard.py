@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from annot.report.charts.chart import Chart, Series, as_svg
 from annot.report.charts.raster import as_png
 from annot.report.export.tensorboard import FILE
 from annot.report.export.tfevents import crc32c
+from annot.report.views import find_view
 
 pytest.importorskip("google.protobuf", reason="needs protobuf")
 
@@ -115,12 +117,14 @@ def test_table_as_text(trained: Path, tmp_path: Path) -> None:
     """The layers are a table in Markdown, the totals another."""
     accumulator = _read(_written(trained, tmp_path / "logs").parent)
     lines = _text(accumulator, "layers").splitlines()
-    assert lines[0].startswith("| Layer | Module | Phase | GPU time | Self |")
-    assert lines[1].count("---") == 9
-    assert next(line for line in lines if line.startswith("| features | Sequential | forward |")).split("|")[4:6] == [
-        " 1.840 ms ", " 0 ",
+    view = find_view("layer")
+    titles = [re.sub(r",? (ms|µs)$", "", cell) for cell in lines[0].strip("| ").split(" | ")]
+    assert titles == ["Layer", "Module", "Phase", *(one.title for one in view.shown), "Input"]
+    assert lines[1].count("---") == len(titles)
+    assert next(line for line in lines if line.startswith("| features | Sequential | forward |")).split("|")[5:7] == [
+        " 1.840 ", " 0.000 ",
     ]  # fmt: skip
-    assert "| features.0 | Conv2d | backward | 3.000 ms | 3.000 ms | 42.9% | 2 | 2 |  |" in lines
+    assert any(line.startswith("| features.0 | Conv2d | backward | 2 | 3.000 | 3.000 | 42.9% | 2 |") for line in lines)
     assert "| Note | 1 kernel or copy with no launch recorded |" in _text(accumulator, "summary")
 
 
@@ -129,8 +133,8 @@ def test_hostile_names(tmp_path: Path) -> None:
     profile = SqliteProfile()
     profile.range("a|b\n<script>alert(1)</script> [x](javascript:y) **z** `c`", 0, 10)
     accumulator = _read(_written(profile.write(tmp_path / "x"), tmp_path / "logs").parent)
-    row = _text(accumulator, "layers").splitlines()[2]
-    assert row.count("|") == 10
+    head, _, row = _text(accumulator, "layers").splitlines()[:3]
+    assert row.count("|") == head.count("|")
     assert not set("<>*`[]") & set(row)
     markdown = pytest.importorskip("markdown", reason="needs markdown, which comes with tensorboard")
     html = markdown.markdown(_text(accumulator, "layers"), extensions=["markdown.extensions.tables"])

@@ -104,6 +104,24 @@ def _report(profile: Path, *words: str, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.parametrize("steps", [False, True])
+def test_time_is_that_of_a_step_or_of_the_run(steps: bool) -> None:
+    """A profile without steps has no step time: terminal, notebook and all advice speak of the run."""
+    rows = Rows().range("fc Linear [2,3]f32 out=4 |fwd", 20, 900, domain="annot")
+    rows.kernel(30, (40, 900), name="ampere_sgemm_128x64_nn")
+    if steps:
+        rows.range("Batch 0 |step", 10, 1000, domain="annot")
+    run = Run(rows.build())
+    table, other = run.view(brief=True), {"step": "run", "run": "step"}
+    word = "step" if steps else "run"
+    for text in (repr(table), table._repr_html_(), repr(run.view("advice"))):
+        assert f"{other[word]} time" not in text.lower()
+        assert f"of the {other[word]}" not in text
+    assert f"\n{word.capitalize()} time: " in repr(table)
+    assert f"% of the {word}." in " ".join(repr(table).split())
+    assert re.search(rf"Saves: at most \S+% of the {word}\n", repr(run.view("advice")))
+
+
 def test_colour(trained: Path) -> None:
     """No escape sequence goes into a pipe, unless FORCE_COLOR wants it; NO_COLOR allows none that colours."""
     cyan = "\x1b[36m"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -65,7 +66,10 @@ def test_tables_show_a_step_without_warmup() -> None:
     layer = table.rows.filter(pl.col("layer") == "fc").row(0, named=True)
     assert (layer["gpu_ns"], layer["calls"]) == ((10 + 11 + 12) / 3, 1)
     assert table.rows.filter(pl.col("layer") == "(data)")["host_ns"].to_list() == [10]
-    assert table.meta["gpu_ns"] == 11
+    assert [table.meta[name] for name in ("gpu_ns", "ranges", "kernels", "copies")] == [11, 3, 1, 0]
+    assert [one["busy_ns"] for one in table.meta["devices"]] == [11]
+    assert "in 3 ranges on 1 thread" in repr(table)
+    assert total.meta["ranges"] == 12
     assert "per_step" not in total.meta
     assert total.rows.filter(pl.col("layer") == "fc")["gpu_ns"].to_list() == [90 + 33]
     assert "GPU time by layer, µs per step" in repr(table)
@@ -363,6 +367,46 @@ def test_a_profile_is_a_path_or_a_profile() -> None:
         annot.open(7)  # type: ignore[arg-type]
     with pytest.raises(annot.AnnotError, match="no-such-file does not exist"):
         _ = annot.open("no-such-file").layers
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"top": -1}, ValueError, "top must be at least 1, got -1"),
+        ({"top": 0}, ValueError, "top must be at least 1, got 0"),
+        ({"top": 1.5}, TypeError, "top must be an int or None, got 1.5 .float."),
+        ({"depth": -1}, ValueError, "depth must be at least 0, got -1"),
+        ({"depth": True}, TypeError, "depth must be an int or None, got True .bool."),
+        ({"min_share": 5}, ValueError, r"min_share must be from 0 to 1 \(0\.05 is 5%\), got 5"),
+        ({"min_share": float("nan")}, ValueError, "min_share must be from 0 to 1 .*, got nan"),
+        ({"min_share": "5%"}, TypeError, "min_share must be a number, got '5%' .str."),
+        ({"sort": "name"}, ValueError, "sort must be one of order, time, got 'name'"),
+        ({"expand": 3}, TypeError, "expand must be a path of a layer or a sequence of paths, got 3 .int."),
+        ({"expand": [3]}, TypeError, "expand must have paths of layers, got 3 .int."),
+        ({"expand": "layers"}, ValueError, "expand must be the path of a layer, got 'layers'"),
+        ({"by": 3}, TypeError, "by must be a str, got 3"),
+    ],
+)
+def test_arguments_of_views_are_checked(
+    options: dict[str, Any], error: type[Exception], message: str, path: str
+) -> None:
+    """The message says what was expected, and what the argument is."""
+    with pytest.raises(error, match=message):
+        annot.open(path).view(**options)
+
+
+def test_one_path_to_expand_is_a_str(path: str) -> None:
+    run = annot.open(path)
+    assert run.view(expand="features").tree_rows.equals(run.view(expand=["features"]).tree_rows)
+    assert run.view(top=1, depth=0, min_share=1, expand="").rows.height == 1
+
+
+@pytest.mark.parametrize("name", ["domain", "steps", "step_range", "step_kind"])
+def test_arguments_of_open_are_checked(name: str, path: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a (str|slice) or None, got 3"):
+        annot.open(path, **{name: 3})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="profile must name at least one file, got an empty list"):
+        annot.open([])
 
 
 def test_views_have_names_of_their_own() -> None:

@@ -143,7 +143,7 @@ class Facts:
     @property
     def time(self) -> str:
         """The whole of the shares in words: step time, or the run in a profile without steps."""
-        return "step time" if self.all_steps.height else "the run"
+        return "step time" if self.steps.height else "the run"
 
     @property
     def source(self) -> str:

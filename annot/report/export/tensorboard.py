@@ -12,9 +12,11 @@ from annot.analyze.gpu_activities import by_layer_and_step
 from annot.attribution import Attribution, by_layer, by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
+from annot.report.columns import COLUMNS, formatted
 from annot.report.export import tfevents
-from annot.report.layer_tree import MODEL, is_layer, title
-from annot.report.units import count, duration, printable, share
+from annot.report.layer_tree import row_label
+from annot.report.units import count, duration, printable
+from annot.report.views import Report, find_view
 
 __all__ = ["FILE", "event_file"]
 
@@ -35,14 +37,14 @@ def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     Raises AnnotError if the package protobuf is not installed.
     """
     wall_time = (attribution.meta.get("utc_start_ns") or 0) / 1e9
-    rows, meta = by_layer(attribution), summarize(attribution) | {"source": source}
+    report = Report(find_view("layer"), by_layer(attribution), summarize(attribution) | {"source": source})
     yield tfevents.version(wall_time)
     yield from _step_scalars(attribution, wall_time)
-    yield from _layer_scalars(attribution, rows, _time(meta), wall_time)
-    yield tfevents.text(wall_time, "layers", _layer_table(rows, meta))
-    yield tfevents.text(wall_time, "summary", _summary(meta))
+    yield from _layer_scalars(attribution, report, wall_time)
+    yield tfevents.text(wall_time, "layers", _layer_table(report))
+    yield tfevents.text(wall_time, "summary", _summary(report.meta))
     if can_draw():
-        for name, chart in pictures(attribution, rows).items():
+        for name, chart in pictures(attribution, report.rows).items():
             yield tfevents.image(wall_time, name, *as_png(chart))
 
 
@@ -61,39 +63,27 @@ def _step_scalars(attribution: Attribution, wall_time: float) -> Iterator[bytes]
         yield tfevents.scalars(wall_time + since / 1e9, row["step"], values)
 
 
-def _layer_scalars(attribution: Attribution, rows: pl.DataFrame, time: str, wall_time: float) -> Iterator[bytes]:
+def _layer_scalars(attribution: Attribution, report: Report, wall_time: float) -> Iterator[bytes]:
     per_step = by_layer_and_step(attribution)
     if per_step.is_empty():
-        per_step = rows.with_columns(step=pl.lit(0, pl.Int64))
+        per_step = report.rows.with_columns(step=pl.lit(0, pl.Int64))
     for (step,), part in per_step.group_by("step", maintain_order=True):
-        known = part.drop_nulls(time).iter_rows(named=True)
-        values = {f"{row['phase']} ms/{_label(row)}": row[time] / 1e6 for row in known}
+        known = part.drop_nulls(report.time).iter_rows(named=True)
+        values = {f"{row['phase']} ms/{_label(row)}": row[report.time] / 1e6 for row in known}
         yield tfevents.scalars(wall_time, int(str(step)), values)
 
 
-def _time(meta: dict[str, Any]) -> str:
-    return "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns"
-
-
 def _label(row: dict[str, Any]) -> str:
-    name, module = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
-    return printable(" ".join(filter(None, (name, module))))
+    return printable(" ".join(filter(None, row_label(row))))
 
 
-def _layer_table(rows: pl.DataFrame, meta: dict[str, Any]) -> str:
-    time = _time(meta)
-    own, whole = time.replace("_ns", "_self_ns"), meta[time] or 0
-    where = "GPU" if time == "gpu_ns" else "Host"
-    heads = ("Layer", "Module", "Phase", f"{where} time", "Self", "Self share", "Calls", "Kernels", "Input")
-    lines = [
-        (
-            row["layer"] or (MODEL if is_layer(row) else ""), row["module"], row["phase"], _span(row[time]),
-            _span(row[own]), share(row[own], whole), count(row["calls"]), count(row["kernels"]),
-            ", ".join(row["shapes"][:1]),
-        )
-        for row in rows.iter_rows(named=True)
-    ]  # fmt: skip
-    return _markdown(heads, lines)
+def _layer_table(report: Report) -> str:
+    """Return the columns of the view, sums, as Markdown."""
+    rows = report.rows.with_columns(main_ns=report.column).to_dicts()
+    shown = [COLUMNS["phase"], *(one for one in report.view.shown if report.knows(one.name))]
+    columns = formatted(shown, rows, report.whole, units=True)
+    lines = [(*row_label(row), *(one.show(row) for one in columns), ", ".join(row["shapes"][:1])) for row in rows]
+    return _markdown(("Layer", "Module", *(one.title for one in columns), "Input"), lines)
 
 
 def _span(ns: int | None) -> str:

@@ -7,19 +7,21 @@ escaped by `_plain`.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 from annot.report.charts.chart import INKS, Chart, as_svg
-from annot.report.columns import formatted
+from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import Line, other_lines, row_label
+from annot.report.tables import TREE
+from annot.report.terminal.ranks import RanksReport, ranks_columns, ranks_heading, ranks_totals
 from annot.report.totals import totals
 from annot.report.units import printable, share, unit_for
 from annot.report.views import Report
 
-__all__ = ["as_fragment"]
+__all__ = ["as_fragment", "as_ranks_fragment"]
 
 _STYLE: Final = (
     ".annot-layers{font:13px system-ui,sans-serif;overflow-x:auto}"
@@ -50,57 +52,71 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
     tree = report.view.layout == "tree"
     title = f"{'GPU' if report.time == 'gpu_ns' else 'Host'} time by layer" if tree else report.view.heading
     heads, rows = ([report.nothing], "") if report.nothing else _tree(report) if tree else _flat(report)
+    pictures = "".join(_picture(name, chart) for name, chart in (charts or {}).items())
+    return _fragment(f"{title}{report.each_step}", heads, rows, report.meta, totals(report), pictures)
+
+
+def as_ranks_fragment(report: RanksReport) -> str:
+    """Return the comparison of ranks as a table with the totals below."""
+    shown = report.across.head(_MOST).to_dicts()
+    columns = [one for one in ranks_columns(report) if any(map(one.show, shown))]
+    heads = [report.view.by.capitalize(), *(one.title for one in columns)]
+    rows = "".join(_row(_label(*row_label(row, report.view.label)), columns, row) for row in shown)
+    return _fragment(ranks_heading(report), heads, rows, report.meta, ranks_totals(report))
+
+
+def _fragment(
+    title: str, heads: Sequence[str], rows: str, meta: Mapping[str, Any], lines: Iterable[tuple[str, str]],
+    pictures: str = "",
+) -> str:  # fmt: skip
+    """Return the verdict, a table, the lines below it, notes and charts."""
     head = "".join(f'<th scope="col">{_plain(name)}</th>' for name in heads)
+    below = [f"<div>{name}: {_plain(text)}</div>" for name, text in lines]
+    below += [f'<div class="annot-note">Note: {_plain(note)}</div>' for note in meta["notes"]]
     return (
-        f'<div class="annot-layers"><style>{_STYLE}</style>{_verdict(report)}<div class="annot-rows"><table>'
-        f"<caption>{_plain(title)}{report.each_step}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{''.join(_below(report))}{''.join(_picture(name, chart) for name, chart in (charts or {}).items())}</div>"
+        f'<div class="annot-layers"><style>{_STYLE}</style>{_verdict(meta)}<div class="annot-rows"><table>'
+        f"<caption>{_plain(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{''.join(below)}{pictures}</div>"
     )
+
+
+def _row(label: str, columns: Iterable[Formatted[Any]], row: Any, whole: str = "") -> str:
+    """Return a table row; `whole` is the tooltip of its label."""
+    tooltip = f' title="{_plain(whole)}"' if whole else ""
+    cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
+    return f"<tr><td{tooltip}>{label}</td>{cells}</tr>"
 
 
 def _flat(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
     view, rows = report.view, report.rows.with_columns(main_ns=report.column) if report.column else report.rows
     shown = rows.head(_MOST).to_dicts()
-    columns = formatted(view.shown, shown, report.whole)
-    unit = unit_for(
-        row[one.name] for one in view.shown if one.unit == "ns" and one.name in rows.columns for row in shown
-    )
-    named = {one.title for one in view.shown if one.unit == "ns"}
-    heads = [f"{one.title}, {unit.name}" if one.title in named else one.title for one in columns]
+    columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole, units=True)
     lines = ""
     for row in shown:
         path, beside = row_label(row, view.label) if view.layout == "rows" else (row["advice"], "")
-        cells = "".join(f"<td>{_plain(one.show(row))}</td>" for one in columns)
-        whole = f' title="{_plain(row["name"])}"' if view.label == "name" else ""
-        lines += f"<tr><td{whole}>{_label(path, beside)}</td>{cells}</tr>"
-    return [view.label.capitalize(), *heads], lines
+        lines += _row(_label(path, beside), columns, row, row["name"] if view.label == "name" else "")
+    return [view.label.capitalize(), *(one.title for one in columns)], lines
 
 
 def _tree(report: Report) -> tuple[Sequence[str], str]:
-    """The headings, and the table rows of the tree of layers."""
-    lines = [*shown_lines(report), *other_lines(report.tree_rows)]
-    unit = unit_for(report.rows[report.time]).name
-    columns = shown_columns(report, lines)
-    shows = {one.title: one.show for one in columns}
-    spread = [one.title for one in columns if one.title.split()[0] in _SPREAD]
-
-    def cells(line: Line, *titles: str) -> str:
-        return "".join(f"<td>{shows[title](line) if title in shows else ''}</td>" for title in titles)
-
-    rows = "".join(
-        f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
-        f"{_label(line.label, f'{line.module} {line.count}'.strip())}</td>"
-        f"{cells(line, *_TIMES, 'Share')}<td>{_bar(line, report)}</td>"
-        f"{cells(line, *spread, 'Calls', 'Kernels')}<td>{_plain(line.input)}</td></tr>"
-        for line in lines
-    )
-    heads = [*(f"{title}, {unit}" for title in _TIMES), "Share", "", *spread, "Calls", "Kernels", "Input"]
-    return ["Layer", *heads], rows
-
-
-_TIMES: Final = ("Forward", "Backward", "Total", "Self")
-_SPREAD: Final = ("Median", "Slowest", "Index", "IQR")
+    """The headings, and the table rows of the tree of layers: the columns of the terminal, a bar, and the input."""
+    layers = shown_lines(report)
+    lines, unit = [*layers, *other_lines(report.tree_rows)], unit_for(report.rows[report.time]).name
+    columns = [one for one in shown_columns(report, layers) if any(map(one.show, lines))]
+    timed = {one.title for one in TREE.values() if one.unit == "ns"}
+    heads = [f"{one.title}, {unit}" if one.title in timed else one.title for one in columns]
+    bar = heads.index("Share") + 1 if "Share" in heads else 0
+    rows = ""
+    for line in lines:
+        cells = [_plain(one.show(line)) for one in columns]
+        cells[bar:bar] = [_bar(line, report)]
+        rows += (
+            f'<tr><td style="padding-left:{8 + 16 * line.depth}px" title="{_plain(line.label)}">'
+            f"{_label(line.label, f'{line.module} {line.count}'.strip())}</td>"
+            f"{''.join(f'<td>{cell}</td>' for cell in (*cells, _plain(line.input)))}</tr>"
+        )
+    return ["Layer", *heads[:bar], "", *heads[bar:], "Input"], rows
 
 
 def _label(path: str, beside: str) -> str:
@@ -119,14 +135,9 @@ def _bar(line: Line, report: Report) -> str:
     return f'<div class="annot-bar" role="img" aria-label="{share(total, whole)} of total time">{inside}</div>'
 
 
-def _verdict(report: Report) -> str:
-    text = report.meta.get("verdict")
+def _verdict(meta: Mapping[str, Any]) -> str:
+    text = meta.get("verdict")
     return f"<p><strong>{_plain(text)}</strong></p>" if text else ""
-
-
-def _below(report: Report) -> Iterator[str]:
-    yield from (f"<div>{head}: {_plain(text)}</div>" for head, text in totals(report))
-    yield from (f'<div class="annot-note">Note: {_plain(note)}</div>' for note in report.meta["notes"])
 
 
 def _picture(name: str, chart: Chart) -> str:

@@ -87,7 +87,7 @@ function helpDialog(page) {
       {class: 'help-body', tabindex: '0', role: 'region', 'aria-labelledby': 'help-title'},
       helpList('Keyboard', SHORTCUTS.map(([keys, text]) => [keys.split(' ').map(one => [h('kbd', {}, one), ' ']), text])),
       helpList('How to read the views', views.map(([key, [title_]]) => [title_, READING[key]])),
-      shares.length > 0 && helpList('Parts of the step', shares.map(([key, text]) => [partWords(key), `${text}.`])),
+      shares.length > 0 && helpList('Parts of the time', shares.map(([key, text]) => [partWords(key), `${text}.`])),
       helpList('Glossary', GLOSSARY),
     ),
   );

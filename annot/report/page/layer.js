@@ -248,6 +248,7 @@ function layerAdvice(run, line) {
 }
 
 function adviceList(run, found) {
+  const whole = run.meta.steps ? 'step' : 'run';
   return h(
     'ol',
     {class: 'advice'},
@@ -256,7 +257,7 @@ function adviceList(run, found) {
         'li',
         {},
         h('strong', {}, one.advice),
-        h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the step.` : 'Saves no time by itself.'),
+        h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the ${whole}.` : 'Saves no time by itself.'),
         h('p', {}, `${one.evidence}.`),
         one.layers.length > 0 &&
           h(

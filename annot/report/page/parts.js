@@ -7,9 +7,10 @@ function layersOfParts(run) {
   const single = row => row.count === null;
   const shown = [...sorted(rows.filter(single), row => row.ns, true), ...rows.filter(row => !single(row))];
   const steps = run.meta.per_step || 1;
+  const whole = run.meta.steps ? 'step' : 'run';
   const longest = Math.max(...rows.map(row => row.ns));
   return panel(
-    'Layers in the parts of the step',
+    `Layers in the parts of the ${whole}`,
     h(
       'ol',
       {class: 'top'},
@@ -29,6 +30,6 @@ function layersOfParts(run) {
         ),
       ),
     ),
-    h('p', {class: 'hint'}, 'Shares of the time of the steps. Those of a part add up to its share above.'),
+    h('p', {class: 'hint'}, `Shares of the time of the ${whole}. Those of a part add up to its share above.`),
   );
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import polars as pl
 from rich.console import Console, Group, RenderableType
@@ -14,10 +14,10 @@ from annot.report.columns import Formatted
 from annot.report.tables import ACROSS, ARRIVALS, head
 from annot.report.terminal.layout import fitted_table, notes
 from annot.report.terminal.table import label_text, with_printed_names
-from annot.report.units import Unit, count, duration, printable, share, unit_for
+from annot.report.units import count, duration, printable, share, unit_for
 from annot.report.views import Order, Report, View
 
-__all__ = ["RanksReport", "print_ranks"]
+__all__ = ["RanksReport", "print_ranks", "ranks_columns", "ranks_heading", "ranks_totals"]
 
 _Column: TypeAlias = Formatted[Mapping[str, Any]]
 
@@ -55,24 +55,24 @@ class RanksReport:
         """Plural of the subject, such as `layers`."""
         return self.view.plural
 
-    def at_least(self, share: float) -> RanksReport:
+    def at_least(self, share: float) -> Self:
         """Return the report without the rows whose median time is below a share (0 to 1) of the median rank's time."""
         whole = self.meta["across"]["gpu_ns" if self.time.startswith("gpu") else "host_ns"]
         if not share or not whole:
             return self
         return self._kept(self.across.filter(pl.col("median_ns").fill_null(0) >= share * whole["median"]))
 
-    def top(self, number: int) -> RanksReport:
+    def top(self, number: int) -> Self:
         """Return the report with the rows of the longest median times only, longest first."""
         report = self.sorted("time")
         return report._kept(report.across.head(number))
 
-    def _kept(self, across: pl.DataFrame) -> RanksReport:
+    def _kept(self, across: pl.DataFrame) -> Self:
         keys = list(self.view.keys)
         rows = self.rows.join(across.select(keys), on=keys, how="semi", nulls_equal=True, maintain_order="left")
         return replace(self, rows=rows, across=across)
 
-    def sorted(self, sort: Order) -> RanksReport:
+    def sorted(self, sort: Order) -> Self:
         """Return the report sorted by median time, longest first, if `sort` is "time"."""
         if sort == "order":
             return self
@@ -86,21 +86,28 @@ def print_ranks(report: RanksReport, console: Console, *, full_names: bool = Fal
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
     verdict = report.meta.get("verdict")
     above = [Text(printable(verdict), style="bold"), Text()] if verdict else []
-    console.print(Group(*above, *_table(report, console.width), *_totals(report)))
+    totals = [Text(f"{name}: {text}") for name, text in ranks_totals(report)]
+    console.print(Group(*above, *_table(report, console.width), Text(), *totals, *notes(report.meta)))
 
 
 def _table(report: RanksReport, width: int) -> list[RenderableType]:
-    unit = unit_for(report.across["max_ns"])
+    rows = report.across.to_dicts()
+    labels = [label_text(row, report.view.label) for row in rows]
+    table = fitted_table(report.view.by.capitalize(), labels, ranks_columns(report), rows, width)
+    return [Text(ranks_heading(report), style="bold"), table]
+
+
+def ranks_heading(report: RanksReport) -> str:
+    """Return the title of the table, with the unit of its times."""
     what = _TIMES.get(report.time, "Host time")
     ranks = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
     per_step = " per step" if "per_step" in report.meta and report.view.sums else ""
-    heading = Text(f"{what} by {report.view.by} over {ranks}, {unit.name}{per_step}", style="bold")
-    rows = report.across.to_dicts()
-    labels = [label_text(row, report.view.label) for row in rows]
-    return [heading, fitted_table(report.view.by.capitalize(), labels, _columns(report, unit), rows, width)]
+    return f"{what} by {report.view.by} over {ranks}, {unit_for(report.across['max_ns']).name}{per_step}"
 
 
-def _columns(report: RanksReport, unit: Unit) -> list[_Column]:
+def ranks_columns(report: RanksReport) -> list[_Column]:
+    """Return the columns of the comparison, and one per rank if there are few."""
+    unit = unit_for(report.across["max_ns"])
     shows: dict[str, Callable[[Mapping[str, Any]], str]] = {}
     if "phase" in report.across.columns and report.view.name != "phase":
         shows["phase"] = lambda row: row["phase"]
@@ -132,16 +139,15 @@ def _columns(report: RanksReport, unit: Unit) -> list[_Column]:
     return columns + [Formatted(f"r{rank}", of(rank), least) for rank in report.ranks]
 
 
-def _totals(report: RanksReport) -> list[RenderableType]:
+def ranks_totals(report: RanksReport) -> Iterator[tuple[str, str]]:
+    """Yield the head and the text of each line below the table."""
     meta = report.meta
     profiles = f"{meta['profiles'] - meta['failed']} of {meta['profiles']} profiles"
-    lines = [Text(), Text(f"Ranks: {len(report.ranks)}, read from {profiles}")]
+    yield "Ranks", f"{len(report.ranks)}, read from {profiles}"
     words = {"gpu_ns": "GPU", "host_ns": "Host", "step_ns": "Step", "collective_ns": "Collectives"}
     for name, word in words.items():
         if spread := meta["across"][name]:
-            wait = _wait(spread) if name == "collective_ns" else ""
-            lines.append(Text(f"{word}: {_spread(spread)}{wait}"))
-    return [*lines, *notes(meta)]
+            yield word, f"{_spread(spread)}{_wait(spread) if name == 'collective_ns' else ''}"
 
 
 def _spread(spread: dict[str, int]) -> str:

@@ -43,7 +43,7 @@ def print_table(report: Report, console: Console, *, full_names: bool = False) -
     verdict = report.meta.get("verdict")
     above: list[RenderableType] = [Text(printable(verdict), style="bold")] if verdict else []
     above += [Hanging(f"{head}: ", text) for head, text in totals(report)]
-    below = _advice_below(report.advice) if report.advice and report.view.layout != "advice" else []
+    below = _advice_below(report) if report.advice and report.view.layout != "advice" else []
     tables = [line for one in report.instead for line in (*_tables(one, console.width), Text())]
     tables = tables or [*_tables(report, console.width), Text()]
     console.print(Group(*above, Text(), *tables, *notes(report.meta), *below))
@@ -99,7 +99,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     view, rows = report.view, report.rows
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
-        return _advice_lines(rows.to_dicts()) if rows.height else [Text(report.nothing, style="dim")]
+        return _advice_lines(rows.to_dicts(), report.meta) if rows.height else [Text(report.nothing, style="dim")]
     if report.nothing:
         return [Text(heading, style="bold"), Text(report.nothing, style="dim")]
     if view.layout == "tree":
@@ -107,7 +107,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     single = view.group == "each"
     timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
     shown = timed.head(_SHOWN if single else rows.height).to_dicts()
-    columns = formatted([one for one in view.shown if _is_known(one.name, report)], shown, report.whole)
+    columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole)
     lines: list[RenderableType] = [
         Text(f"{heading}{_unit(report, shown)}", style="bold"),
         table_of(_TITLES.get(view.label, view.label.capitalize()), shown, columns, width, view.label, view.end),
@@ -117,18 +117,9 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     return lines + (_work_lines(rows) if view.name == "work" else [])
 
 
-def _is_known(name: str, report: Report) -> bool:
-    """Whether the profile has data for a column; 0 would mean measured."""
-    if name.startswith("gpu_") or name in ("kernels", "copies"):
-        return report.time == "gpu_ns"
-    if name.startswith("host_"):
-        return report.meta["host_ns"] is not None
-    return True
-
-
 def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
     """The unit that the time columns of a table share, and whether its times are per step."""
-    columns = [one for one in report.view.shown if one.name in report.rows.columns and _is_known(one.name, report)]
+    columns = [one for one in report.view.shown if one.name in report.rows.columns and report.knows(one.name)]
     times = [row[one.name] for one in columns if one.unit == "ns" for row in rows if row[one.name] is not None]
     unit = f", {unit_for(times).name}" if times else ""
     return f"{unit}{report.each_step}"
@@ -173,9 +164,10 @@ def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
     return [*lines]
 
 
-def _advice_below(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+def _advice_below(report: Report) -> list[RenderableType]:
     """Return the lines below a table: the advice that saves most, and the command that prints all of it."""
-    texts = [f"{printable(row['advice'])} Saves {_saving(row['saves'])}." for row in rows[:_BELOW]]
+    rows, meta = report.advice, report.meta
+    texts = [f"{printable(row['advice'])} Saves {_saving(row['saves'], meta)}." for row in rows[:_BELOW]]
     more = len(rows) - _BELOW
     beside = f"{more} more, with reasons and code" if more > 0 else "Reasons and code"
     return [
@@ -184,12 +176,12 @@ def _advice_below(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     ]
 
 
-def _advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:
+def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[RenderableType]:
     """Return the advice as text: suggestion, saving, evidence, layers and code."""
     lines: list[RenderableType] = []
     for number, row in enumerate(rows, 1):
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
-        lines.append(Hanging("   Saves: ", _saving(row["saves"])))
+        lines.append(Hanging("   Saves: ", _saving(row["saves"], meta)))
         lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
         if row["layers"]:
             lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
@@ -198,6 +190,7 @@ def _advice_lines(rows: list[dict[str, Any]]) -> list[RenderableType]:
     return lines[:-1]
 
 
-def _saving(saves: float) -> str:
-    """Return the saving of a piece of advice, a share of the step time (0 to 1), in words."""
-    return f"at most {share(saves, 1)} of the step" if saves else "no time by itself; it shows where time is spent"
+def _saving(saves: float, meta: Mapping[str, Any]) -> str:
+    """Return the saving of a piece of advice, a share (0 to 1) of the time of a step or run, in words."""
+    whole = "step" if meta["steps"] else "run"
+    return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself; it shows where time is spent"
