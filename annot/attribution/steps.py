@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
+from annot.attribution.data_workers import worker_processes
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import NAMES, repetition
@@ -140,7 +141,8 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
 
     Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are those of a
     serving engine, otherwise annot's batch ranges or the steps of torch.profiler, otherwise ranges with a usual name
-    such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
+    such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats. Only a key range finds steps
+    in processes that only load data. `choice` is that of `Steps`.
     """
     if key_range is not None:
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
@@ -149,8 +151,10 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     methods = (
         (_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL), (repetition, _REPETITION),
     )  # fmt: skip
+    threads = forest.threads.table
+    loading = threads.select(pl.col("process_code").is_in(worker_processes(forest).implode()).arg_true()).to_series()
     for spans_of, found_by in methods:
-        table = _steps(spans_of(forest), forest)
+        table = _steps(spans_of(forest).filter(~pl.col("thread").is_in(loading.implode())), forest)
         if table.height:
             found = _found(table, found_by, choice)
             return replace(found, found_by=_TRAINING) if found.guessed and _all_optimize(found, forest) else found
