@@ -44,7 +44,7 @@ class Steps:
               Steps of a process do not overlap. With `kind`, only the steps of that kind
     found_by  words for the method that found the steps, empty without steps
     choice    the selected step numbers, or None for the whole profile, including time outside steps
-    spans     process, step, start and end of the steps with the waits for data before them; None: those of `table`
+    spans     process, step, start and end of the steps, and of the waits for data before them; None: those of `table`
     kind      the selected kind, or None for all kinds
     kinds     kind, steps (their number) and median_ns of each kind of all steps, most frequent first
     """
@@ -69,20 +69,29 @@ class Steps:
         table = self.table if self.spans is None else self.spans
         spans = table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
         row = column_ops.Tree(*spans.get_columns()).owners(process, start, start)
-        return self.table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
+        return table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
 
     def with_waits(self, forest: Forest) -> Steps:
-        """Return the steps, each with the last wait for data before it, which loops put outside the step."""
+        """Return the steps with the waits for data since the step before, which loops put outside the step.
+
+        A step starts with the last of them. Earlier ones, such as that at the end of an epoch, are rows of their own.
+        """
         waits = _spans(forest, forest.labels["phase"] == "data")
         process = forest.threads.table["process_code"].gather(waits["thread"]).alias("process")
-        waits = waits.select(process, wait="start", start="start").sort("start")
-        numbered = self.table.select("process", "step", "start").sort("start")
-        last = waits.join_asof(numbered, on="start", by="process", strategy="forward", check_sortedness=False)
-        last = last.drop_nulls("step").group_by("process", "step").agg(pl.col("wait").max())
-        spans = self.table.join(last, on=["process", "step"], how="left", maintain_order="left")
-        earlier = pl.max_horizontal("wait", pl.col("end").shift(1).over("process"))
-        start = pl.min_horizontal("start", pl.when(pl.col("wait").is_not_null()).then(earlier))
-        return replace(self, spans=spans.select("process", "step", start, "end", "batch", "warmup"))
+        waits = waits.select(process, "start", "end").sort("start")
+        before = pl.col("end").shift(1).over("process").alias("before")
+        steps = self.table.select("process", "step", before, begin="start").sort("begin")
+        waits = waits.join_asof(
+            steps, left_on="start", right_on="begin", by="process", strategy="forward", check_sortedness=False
+        ).drop_nulls("step")
+        start, following = pl.max_horizontal("start", "before"), pl.col("start").shift(-1).over("process", "step")
+        waits = waits.select("process", "step", start.alias("start"), "end", following=following)
+        last = waits.filter(pl.col("following").is_null()).select("process", "step", wait="start")
+        spans = self.table.join(last, on=["process", "step"], how="left")
+        spans = spans.select("process", "step", pl.min_horizontal("start", "wait"), "end")
+        earlier = waits.drop_nulls("following").with_columns(pl.min_horizontal("end", "following"))
+        earlier = earlier.filter(pl.col("start") < pl.col("end")).select(spans.columns)
+        return replace(self, spans=pl.concat([spans, earlier]).sort("process", "start"))
 
     def of_kind(self, kind: str) -> Steps:
         """Return the steps of one kind; all of them are selected, unless `choice` selects some."""

@@ -113,6 +113,13 @@ class Facts:
         """Number of processes with step time."""
         return self.parts.windows["process"].n_unique()
 
+    @cached_property
+    def ranked(self) -> bool:
+        """Whether the ranks of all these processes are known."""
+        processes = self.attribution.meta.get("processes") or ()
+        ranks = {one["process"] for one in processes if one.get("rank") is not None}
+        return ranks.issuperset(self.parts.windows["process"])
+
     @property
     def ranks_command(self) -> str:
         """The command that compares the ranks in this profile, or in the profiles of a run with one for each rank."""
