@@ -110,9 +110,9 @@ def _time(rows: _Rows, facts: Facts) -> str:
         return f"Run {short_time(wall['ns'] / wall['count'])}"
     kind = next(iter(facts.attribution.steps.steady()["kind"]), None)
     name = f"{kind} step" if kind else "step"
-    median, mean = step["ns"], facts.steps["step_ns"].mean()
+    median, mean = step["ns"], facts.mean_step_ns
     time = short_time(median)
-    if isinstance(mean, float) and max(mean, median) > _UNEVEN * min(mean, median):
+    if mean is not None and max(mean, median) > _UNEVEN * min(mean, median):
         time = f"{short_time(mean)} (mean; median {time})"
     return f"{name[0].upper()}{name[1:]} {time}"
 

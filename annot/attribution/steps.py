@@ -10,7 +10,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.data_workers import worker_processes
-from annot.attribution.parsed_labels import BATCH
+from annot.attribution.parsed_labels import BATCH, EPOCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import NAMES, repetition
 from annot.labels.plain_names import WARM_UP
@@ -72,25 +72,28 @@ class Steps:
         return table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
 
     def with_waits(self, forest: Forest) -> Steps:
-        """Return the steps with the waits for data since the step before, which loops put outside the step.
+        """Return the steps with the waits for data before them, which loops put outside the step.
 
-        A step starts with the last of them. Earlier ones, such as that at the end of an epoch, are rows of their own.
+        A step starts with the last wait before it. Waits right before that, such as the one at the end of an epoch, are
+        rows of their own. Those that another range follows, as in a validation, belong to no step.
         """
-        waits = _spans(forest, forest.labels["phase"] == "data")
-        process = forest.threads.table["process_code"].gather(waits["thread"]).alias("process")
-        waits = waits.select(process, "start", "end").sort("start")
+        data = forest.labels["phase"] == "data"
         before = pl.col("end").shift(1).over("process").alias("before")
-        steps = self.table.select("process", "step", before, begin="start").sort("begin")
-        waits = waits.join_asof(
-            steps, left_on="start", right_on="begin", by="process", strategy="forward", check_sortedness=False
-        ).drop_nulls("step")
-        start, following = pl.max_horizontal("start", "before"), pl.col("start").shift(-1).over("process", "step")
-        waits = waits.select("process", "step", start.alias("start"), "end", following=following)
-        last = waits.filter(pl.col("following").is_null()).select("process", "step", wait="start")
-        spans = self.table.join(last, on=["process", "step"], how="left")
-        spans = spans.select("process", "step", pl.min_horizontal("start", "wait"), "end")
-        earlier = waits.drop_nulls("following").with_columns(pl.min_horizontal("end", "following"))
-        earlier = earlier.filter(pl.col("start") < pl.col("end")).select(spans.columns)
+        steps = self.table.select("process", "step", before, begin="start")
+        waits = _followed(_of_process(_spans(forest, data), forest), "start", steps, "begin").drop_nulls("step")
+        waits = waits.with_columns(pl.max_horizontal("start", "before")).sort("start")
+        following = pl.col("start").shift(-1).over("process", "step")
+        last = pl.col("start").max().over("process", "step").alias("last")
+        waits = waits.select("process", "step", "start", pl.min_horizontal("end", following), last)
+        begins = waits.select("process", "step", "last").unique()
+        spans = self.table.join(begins, on=["process", "step"], how="left", maintain_order="left")
+        spans = spans.select("process", "step", pl.min_horizontal("start", "last"), "end")
+        earlier = waits.filter(pl.col("start") < pl.col("end"), pl.col("end") <= pl.col("last"))
+        if earlier.is_empty():
+            return replace(self, spans=spans)
+        others = _of_process(_spans(forest, ~data & (forest.labels["layer"] != EPOCH)), forest)
+        earlier = _followed(earlier, "end", others.select("process", other="start"), "other")
+        earlier = earlier.filter((pl.col("other") >= pl.col("last")).fill_null(True)).select(spans.columns)
         return replace(self, spans=pl.concat([spans, earlier]).sort("process", "start"))
 
     def of_kind(self, kind: str) -> Steps:
@@ -255,6 +258,19 @@ def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
     every = forest.every_range()
     every = every.filter(which.gather(every["label"]))
     return every.with_columns(forest.labels["number"].gather(every["label"]).alias("number"))
+
+
+def _of_process(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
+    """Return process (code), start and end of spans."""
+    process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
+    return spans.select(process, "start", "end")
+
+
+def _followed(rows: pl.DataFrame, time: str, others: pl.DataFrame, start: str) -> pl.DataFrame:
+    """Add to each row the first row of `others` of its process with a `start` at or after its `time`."""
+    return rows.sort(time).join_asof(
+        others.sort(start), left_on=time, right_on=start, by="process", strategy="forward", check_sortedness=False
+    )
 
 
 def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:

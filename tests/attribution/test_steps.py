@@ -120,6 +120,15 @@ def test_chosen_steps() -> None:
         correlate(Rows().range("x", 0, 1).build(), steps=slice(0, 1))
 
 
+def test_waits_at_the_end_of_an_epoch_belong_to_the_next_step() -> None:
+    """They come right before its own wait; those that another range follows, as in a validation, belong to no step."""
+    rows = training("Batch {} |step").range("Epoch 0 |epoch", 200, 246).range("Epoch 1 |epoch", 246, 500)
+    rows.range("Data |data", 230, 245).range("Data |data", 250, 260).range("Data |data", 295, 300)
+    rows.range("Data |data", 350, 360).range("validate", 360, 370).range("Data |data", 390, 400)
+    of_data = by_layer(attribute(rows.build(), steps=slice(3, 5))).filter(phase="data")
+    assert of_data.select("calls", "host_ns").rows() == [(4, 15 + 10 + 5 + 10)]
+
+
 def test_work_of_other_threads_belongs_to_the_step_of_its_launch() -> None:
     """A launch of the engine's thread counts to the step in which it was made."""
     rows = training("Batch {} |step").kernel(110, (500, 540), ENGINE)
