@@ -13,6 +13,7 @@ from annot.analyze.api_calls import Calls, calls_of
 from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.overlap import shares
 from annot.attribution.attribute import Attribution
+from annot.attribution.data_workers import worker_processes
 from annot.attribution.host_times import known
 from annot.attribution.step_spans import step_spans
 from annot.labels.plain_names import WARM_UP
@@ -121,10 +122,16 @@ def _until_last_activity(windows: pl.DataFrame, spans: pl.DataFrame, work: _Work
 
 
 def _of_run(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
-    """From the first to the last kernel of each device; without GPU activities, from the first to the last range."""
+    """From the first to the last kernel of each device; without GPU activities, from the first to the last range.
+
+    Processes that only load data do not count.
+    """
     bounds = (pl.col("start").min(), pl.col("end").max())
     if not work:
         every = pl.concat([part.select("process", "start", "end") for part in (host["ranges"], host["data"])])
+        threads = attribution.whole.threads.table
+        workers = threads.join(worker_processes(attribution.whole).to_frame(), on="process_code", how="semi")
+        every = every.join(workers, on="process", how="anti", nulls_equal=True)
         spans = every.drop_nulls("start").group_by("process").agg(*bounds).with_columns(device=pl.lit(None, pl.Int64))
     else:
         computed = {key: rows.filter(pl.col("share") != "copies") for key, rows in work.items()}

@@ -24,6 +24,8 @@ _Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
 
 _LEAST: Final = 0.1
 """Share of the step from which a part is worth a clause."""
+_UNEVEN: Final = 1.5
+"""Ratio of mean and median of the steps from which the mean is their time, because the shares are those of the mean."""
 _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""
 _LONGEST_NAME: Final = 50
@@ -98,14 +100,24 @@ def verdict(facts: Facts) -> str:
 
 
 def _subject(rows: _Rows, facts: Facts) -> str:
-    """The time of a step; without steps that of the run on one device."""
+    """The time of a step, of several processes if they use no GPU; without steps that of the run on one device."""
+    several = facts.processes if facts.wall_ns and not facts.on_device else 1
+    what = "ranks" if facts.ranked else "processes"
+    return f"{_time(rows, facts)}{f' of {several} {what}' if several > 1 else ''}"
+
+
+def _time(rows: _Rows, facts: Facts) -> str:
     step = rows.get(("steps", "median"))
     if step is None:
         wall = rows["time", "wall"]
         return f"Run {short_time(wall['ns'] / wall['count'])}"
     kind = next(iter(facts.attribution.steps.steady()["kind"]), None)
     name = f"{kind} step" if kind else "step"
-    return f"{name[0].upper()}{name[1:]} {short_time(step['ns'])}"
+    median, mean = step["ns"], facts.mean_step_ns
+    time = short_time(median)
+    if mean is not None and max(mean, median) > _UNEVEN * min(mean, median):
+        time = f"{short_time(mean)} (mean; median {time})"
+    return f"{name[0].upper()}{name[1:]} {time}"
 
 
 def _device(rows: _Rows, facts: Facts) -> str:

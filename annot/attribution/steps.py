@@ -9,7 +9,8 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
-from annot.attribution.parsed_labels import BATCH
+from annot.attribution.data_workers import worker_processes
+from annot.attribution.parsed_labels import BATCH, EPOCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import NAMES, repetition
 from annot.labels.plain_names import WARM_UP
@@ -43,7 +44,7 @@ class Steps:
               Steps of a process do not overlap. With `kind`, only the steps of that kind
     found_by  words for the method that found the steps, empty without steps
     choice    the selected step numbers, or None for the whole profile, including time outside steps
-    spans     process, step, start and end of the steps with the waits for data before them; None: those of `table`
+    spans     process, step, start and end of the steps, and of the waits for data before them; None: those of `table`
     kind      the selected kind, or None for all kinds
     kinds     kind, steps (their number) and median_ns of each kind of all steps, most frequent first
     """
@@ -68,20 +69,32 @@ class Steps:
         table = self.table if self.spans is None else self.spans
         spans = table.select("process", "start", last, top=pl.lit(column_ops.NONE, pl.Int32))
         row = column_ops.Tree(*spans.get_columns()).owners(process, start, start)
-        return self.table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
+        return table["step"].gather(column_ops.known(row)).fill_null(column_ops.NONE)
 
     def with_waits(self, forest: Forest) -> Steps:
-        """Return the steps, each with the last wait for data before it, which loops put outside the step."""
-        waits = _spans(forest, forest.labels["phase"] == "data")
-        process = forest.threads.table["process_code"].gather(waits["thread"]).alias("process")
-        waits = waits.select(process, wait="start", start="start").sort("start")
-        numbered = self.table.select("process", "step", "start").sort("start")
-        last = waits.join_asof(numbered, on="start", by="process", strategy="forward", check_sortedness=False)
-        last = last.drop_nulls("step").group_by("process", "step").agg(pl.col("wait").max())
-        spans = self.table.join(last, on=["process", "step"], how="left", maintain_order="left")
-        earlier = pl.max_horizontal("wait", pl.col("end").shift(1).over("process"))
-        start = pl.min_horizontal("start", pl.when(pl.col("wait").is_not_null()).then(earlier))
-        return replace(self, spans=spans.select("process", "step", start, "end", "batch", "warmup"))
+        """Return the steps with the waits for data before them, which loops put outside the step.
+
+        A step starts with the last wait before it. Waits right before that, such as the one at the end of an epoch, are
+        rows of their own. Those that another range follows, as in a validation, belong to no step.
+        """
+        data = forest.labels["phase"] == "data"
+        before = pl.col("end").shift(1).over("process").alias("before")
+        steps = self.table.select("process", "step", before, begin="start")
+        waits = _followed(_of_process(_spans(forest, data), forest), "start", steps, "begin").drop_nulls("step")
+        waits = waits.with_columns(pl.max_horizontal("start", "before")).sort("start")
+        following = pl.col("start").shift(-1).over("process", "step")
+        last = pl.col("start").max().over("process", "step").alias("last")
+        waits = waits.select("process", "step", "start", pl.min_horizontal("end", following), last)
+        begins = waits.select("process", "step", "last").unique()
+        spans = self.table.join(begins, on=["process", "step"], how="left", maintain_order="left")
+        spans = spans.select("process", "step", pl.min_horizontal("start", "last"), "end")
+        earlier = waits.filter(pl.col("start") < pl.col("end"), pl.col("end") <= pl.col("last"))
+        if earlier.is_empty():
+            return replace(self, spans=spans)
+        others = _of_process(_spans(forest, ~data & (forest.labels["layer"] != EPOCH)), forest)
+        earlier = _followed(earlier, "end", others.select("process", other="start"), "other")
+        earlier = earlier.filter((pl.col("other") >= pl.col("last")).fill_null(True)).select(spans.columns)
+        return replace(self, spans=pl.concat([spans, earlier]).sort("process", "start"))
 
     def of_kind(self, kind: str) -> Steps:
         """Return the steps of one kind; all of them are selected, unless `choice` selects some."""
@@ -140,7 +153,8 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
 
     Without a key range (the text of the ranges that are the steps, with ``#`` for any number), the steps are those of a
     serving engine, otherwise annot's batch ranges or the steps of torch.profiler, otherwise ranges with a usual name
-    such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats. `choice` is that of `Steps`.
+    such as ``step 12`` or ``batch``, otherwise the largest pattern of ranges that repeats. Only a key range finds steps
+    in processes that only load data. `choice` is that of `Steps`.
     """
     if key_range is not None:
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
@@ -149,8 +163,10 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
     methods = (
         (_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL), (repetition, _REPETITION),
     )  # fmt: skip
+    threads = forest.threads.table
+    loading = threads.select(pl.col("process_code").is_in(worker_processes(forest).implode()).arg_true()).to_series()
     for spans_of, found_by in methods:
-        table = _steps(spans_of(forest), forest)
+        table = _steps(spans_of(forest).filter(~pl.col("thread").is_in(loading.implode())), forest)
         if table.height:
             found = _found(table, found_by, choice)
             return replace(found, found_by=_TRAINING) if found.guessed and _all_optimize(found, forest) else found
@@ -242,6 +258,19 @@ def _spans(forest: Forest, which: pl.Series) -> pl.DataFrame:
     every = forest.every_range()
     every = every.filter(which.gather(every["label"]))
     return every.with_columns(forest.labels["number"].gather(every["label"]).alias("number"))
+
+
+def _of_process(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
+    """Return process (code), start and end of spans."""
+    process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
+    return spans.select(process, "start", "end")
+
+
+def _followed(rows: pl.DataFrame, time: str, others: pl.DataFrame, start: str) -> pl.DataFrame:
+    """Add to each row the first row of `others` of its process with a `start` at or after its `time`."""
+    return rows.sort(time).join_asof(
+        others.sort(start), left_on=time, right_on=start, by="process", strategy="forward", check_sortedness=False
+    )
 
 
 def _steps(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:

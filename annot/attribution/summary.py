@@ -7,6 +7,7 @@ from typing import Any, Final
 import polars as pl
 
 from annot.attribution.attribute import Attribution
+from annot.attribution.data_workers import fetches, worker_processes
 from annot.attribution.gpu_time import REASONS, UNATTRIBUTED
 from annot.attribution.host_times import known
 from annot.attribution.step_spans import step_spans
@@ -31,6 +32,10 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         gpu_by_time_ns             part of attributed_gpu_ns that was attributed to the innermost range of another
                                    thread at that time
         host_ns                    host time inside ranges, added up over threads; null without host times
+        wall_ns                    time of the selected steps with their waits for data, or from the first to the last
+                                   range, added up over processes that do more than load data; null without host times
+        processes                  number of these processes: those with steps, or else with ranges
+        workers                    of the processes that only load data, in the whole run: processes, fetches, host_ns
         warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps
         gpu_guessed_ns             part of attributed_gpu_ns that was launched while several ranges of its process
                                    were innermost, and was attributed to the one that started last
@@ -60,6 +65,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
         "gpu_guessed_ns": attribution.guessed_ns,
         "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
+        **_processes(attribution),
         "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
         "kernels": int(nodes["kernels"].sum()),
         "copies": int(nodes["copies"].sum()),
@@ -73,6 +79,30 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
         "notes": _notes(attribution, lost),
     }
+
+
+def _processes(attribution: Attribution) -> dict[str, Any]:
+    """Return wall_ns, processes and workers; see `summarize`."""
+    forest, steps = attribution.whole, attribution.steps
+    loading = worker_processes(forest)
+    process = forest.threads.table["process_code"]
+    rows = forest.every_range()
+    rows = rows.with_columns(process.gather(rows["thread"]))
+    of_workers = pl.col("process_code").is_in(loading.implode())
+    spans = rows.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
+    length = pl.col("end") - pl.col("start")
+    selected = spans
+    if steps.choice is not None:
+        chosen = steps.chosen().select("step", process_code="process")
+        selected = step_spans(attribution).join(chosen, on=["process_code", "step"], how="semi")
+    fetched = rows.filter(of_workers & fetches(forest.labels).gather(rows["label"]))
+    return {
+        "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
+        "processes": (steps.table["process"] if steps.table.height else spans["process_code"]).n_unique(),
+        "workers": {
+            "processes": loading.len(), "fetches": fetched.height, "host_ns": int(fetched.select(length.sum()).item()),
+        },
+    }  # fmt: skip
 
 
 def _notes(attribution: Attribution, lost: pl.DataFrame) -> list[str]:

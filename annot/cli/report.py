@@ -170,13 +170,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def print_report(path: Path, console: Console) -> None:
-    """Print the layers of a profile."""
+def print_report(path: Path, console: Console) -> int:
+    """Print the layers of a profile, and return the number of processes that it compares with ``--by-process``."""
     from annot.runs.run import Run
 
     with progress():
         report = Run(path).view(brief=True)
     _print(report, console)
+    processes: int = report.meta["processes"]
+    return processes
 
 
 def _row(text: str) -> str:

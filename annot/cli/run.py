@@ -92,17 +92,20 @@ def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> int:
         return outcome.status
     if outcome.status:
         say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")
-    if report:
-        _print_report(outcome.out)
-    say(f"next: annot report {shlex.quote(str(outcome.out))} --by step")
+    several = report and _print_report(outcome.out) > 1
+    say(f"next: annot report {shlex.quote(str(outcome.out))} {'--by-process' if several else '--by step'}")
     return outcome.status
 
 
-def _print_report(profile: Path) -> None:
-    """Print the report. An error in the report is a message and does not change the exit status."""
+def _print_report(profile: Path) -> int:
+    """Print the report, and return the number of its processes, 0 if unknown.
+
+    An error in the report is a message and does not change the exit status.
+    """
     try:
         from annot.cli.report import print_report
 
-        print_report(profile, console_for(sys.stdout if sys.stdout.isatty() else sys.stderr))
+        return print_report(profile, console_for(sys.stdout if sys.stdout.isatty() else sys.stderr))
     except (AnnotError, ModuleNotFoundError) as error:
         say(f"no report: {error}")
+        return 0

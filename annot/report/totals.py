@@ -18,6 +18,8 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
     if meta["kernels"] or meta["copies"]:
         yield f"GPU{per_step}", _device_line(meta)
     yield f"Host{per_step if meta['host_ns'] is not None else ''}", _host_line(meta)
+    if meta["processes"] > 1:
+        yield "Processes", f"{meta['processes']:,}. Times are added up; --by-process compares the processes"
     if meta["steps"]:
         yield "Steps", _step_line(meta)
     if report.shares and (meta["steps"] or meta["kernels"]):
@@ -53,7 +55,20 @@ def _host_line(meta: dict[str, Any]) -> str:
     times = meta["host_ns"]
     if times is None:
         return f"times unknown, {ranges}"
-    return f"{duration(times)} in {ranges}"
+    return f"{duration(times)} in {ranges}{_of_processes(meta)}"
+
+
+def _of_processes(meta: dict[str, Any]) -> str:
+    """The processes over which the host time is a sum, and the time of those that load data, which steps lack."""
+    several = f", the sum over {meta['processes']:,} processes" if meta["processes"] > 1 else ""
+    workers = meta["workers"]
+    if not workers["fetches"]:
+        return several
+    count = "1 worker process" if workers["processes"] == 1 else f"{workers['processes']:,} worker processes"
+    if "per_step" not in meta:
+        return f"{several}, {duration(workers['host_ns'])} of it in {count} that load data"
+    mean = duration(workers["host_ns"] / workers["fetches"])
+    return f"{several}, without {count} that load data ({mean} per batch)"
 
 
 def _step_line(meta: dict[str, Any]) -> str:

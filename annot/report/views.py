@@ -425,8 +425,8 @@ class Report:
 
     @property
     def whole(self) -> float | None:
-        """Total of the main time (ns)."""
-        whole: float | None = self.meta[self.time]
+        """100 % in ns: the GPU time, or without GPU activity the wall-clock time of the processes."""
+        whole: float | None = self.meta[self.time if self.time == "gpu_ns" else "wall_ns"]
         return whole
 
     @property
@@ -492,5 +492,5 @@ class Report:
 
 _SUMS_OF_META: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "warmup_gpu_ns", "host_ns", "ranges", "kernels", "copies",
+    "warmup_gpu_ns", "host_ns", "wall_ns", "ranges", "kernels", "copies",
 )  # fmt: skip

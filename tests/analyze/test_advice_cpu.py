@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import polars as pl
 import pytest
 from step_rows import Rows
 
@@ -101,6 +102,49 @@ def test_evidence_has_the_numbers() -> None:
     small = _said(_profile(300_000, calls=20))["small_layers"]
     assert "20 calls of layers per step that take 15 µs each" in small.evidence
     assert "batch_size=128)      # 64 now" in small.code
+
+
+def _with_workers(workers: int, epochs: int = 1, cores: int = 2) -> Profile:
+    """Four steps that wait for data most of the time, and the worker processes of each epoch."""
+    rows, times = Rows(), 4 // epochs
+    for step in range(4):
+        at = step * 1000
+        rows.range(f"Batch {step} |step", at, at + 1000).range("Data |data", at, at + 800)
+        rows.range("fc Linear |fwd", at + 800, at + 1000)
+        for worker in range(workers):
+            process = 2 + worker + workers * (step // times)
+            rows.range(f"Data Worker {worker} |data", at, at + 990, process)
+    return rows.build(processes=[{"process": 1, "pid": 1, "name": "", "cpu": {"threads": 2, "cores": cores}}])
+
+
+def test_present_workers_are_no_advice() -> None:
+    """With a worker per core, advice is about their start in each epoch, or else about what they load."""
+    more = _said(_with_workers(1))["data_loading"]
+    assert "; 1 worker of the DataLoader fetches it" in more.evidence
+    assert (more.advice, more.code) == (
+        "Load data in more worker processes.", "DataLoader(dataset, num_workers=2, persistent_workers=True)",
+    )  # fmt: skip
+    assert "num_workers=6," in _said(_with_workers(2, cores=6))["data_loading"].code
+    again = _said(_with_workers(2, epochs=4))["data_loading"]
+    assert "; 2 workers of the DataLoader fetch it" in again.evidence
+    assert again.advice.startswith("Keep the worker processes of the DataLoader between epochs")
+    assert again.code == "DataLoader(dataset, num_workers=2, persistent_workers=True)"
+    cheaper = _said(_with_workers(2))["data_loading"]
+    assert cheaper.advice.startswith("Make loading cheaper")
+    assert "num_workers=2," in cheaper.code
+
+
+def test_workers_are_no_stragglers() -> None:
+    """A process that only loads data computes nothing, and is not compared with the one that trains."""
+    assert "stragglers" not in _said(_with_workers(2))
+
+
+def test_the_late_rank_is_found_in_this_profile_or_in_those_of_all_ranks() -> None:
+    """A profile of several processes is compared within itself; one of one rank needs the others."""
+    both = _profile(wait=100_000)
+    assert _said(both)["collectives"].code.startswith("annot report PROFILE --by-process --columns communication")
+    alone = Profile.build(both.meta, ranges=both.ranges.filter(pl.col("process") == 1))
+    assert _said(alone)["collectives"].code.startswith("annot report 'run_rank*.sqlite' --columns communication")
 
 
 def test_layers_that_read_parameters_are_not_fused() -> None:

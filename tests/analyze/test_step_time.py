@@ -113,6 +113,13 @@ def test_without_steps_the_time_is_that_of_kernels() -> None:
     assert _shares(rows) == {"host": 10, "launch": 15, "kernels": 35}
 
 
+def test_without_steps_processes_that_only_load_data_do_not_count() -> None:
+    """The run is that of the process that trains, and so are its parts."""
+    rows = Rows().range("Data |data", 0, 300).range("net MLP |fwd", 300, 400)
+    rows.range("Data Worker 0 |data", -500, 250, process=2)
+    assert {name: ns for name, ns in _shares(rows).items() if ns} == {"data": 300, "forward": 100}
+
+
 def test_without_steps_ranges_of_a_warm_up_do_not_count() -> None:
     """What lies in a range that somebody called a warm-up is none of the time, unless it is all there is."""
     rows = Rows().range("Warm-up", 0, 30).work(GEMM, None, 10, 25).work(GEMM, None, 40, 50)

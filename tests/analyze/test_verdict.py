@@ -135,6 +135,16 @@ def test_a_profile_on_the_cpu() -> None:
     assert re.fullmatch(r"Step 100 µs on CPU: .+ and waiting for data takes 40%\.", _of(rows.build()))
 
 
+def test_uneven_steps_have_their_mean() -> None:
+    """Shares are those of the mean, so its time comes first where a long step makes it much longer than the median."""
+    rows, start = Rows(), 0
+    for step, length in enumerate((100, 100, 700, 100)):
+        rows.range(f"Batch {step} |step", start, start + length * US).range("fc Linear |fwd", start, start + 50 * US)
+        start += length * US
+    text = _of(rows.build())
+    assert text.startswith("Step 250 µs (mean; median 100 µs) on CPU: code outside any range takes 80%, and fc ")
+
+
 def test_layers_of_blocks_count_together() -> None:
     """Layers that differ in the index of their block are named once; the time outside layers is no layer."""
     rows = Rows()

@@ -90,6 +90,23 @@ def test_steps_of_each_process() -> None:
     ]
 
 
+def test_processes_that_only_load_data_have_no_steps() -> None:
+    """Fetches of the workers repeat as well, in processes of their own, and so may ranges of the data set."""
+    rows = Rows()
+    for step in range(5):
+        at = 100 * step
+        rows.range("Data |data", at, at + 40).range("net MLP |fwd", at + 40, at + 60)
+        rows.range("Backward |bwd", at + 60, at + 80).range("Optimizer SGD |opt", at + 80, at + 100)
+        for worker in (0, 1):
+            thread = 100 * (worker + 2)
+            rows.range(f"Data Worker {worker} |data", at, at + 90, thread).range("batch", at + 90, at + 95, thread)
+            rows.range("net MLP |fwd", at + 5, at + 9, thread)  # the data set computes something
+    found = attribute(rows.build())
+    assert found.steps.found_by == "the pattern of ranges around each optimizer step"
+    assert by_step(found).select("process", "step").rows() == [(1, step) for step in range(5)]
+    assert spans(rows, step_range="batch") == 2 * [(100 * step + 90, 100 * step + 95) for step in range(5)]
+
+
 def test_chosen_steps() -> None:
     """With steps chosen, ranges and work of others take no part, and a note says how much that is."""
     rows = training("Batch {} |step", "after").kernel(None, (900, 990))
@@ -101,6 +118,15 @@ def test_chosen_steps() -> None:
     assert by_step(result)["step"].to_list() == [1, 2]
     with pytest.raises(ValueError, match="no steps to select from"):
         correlate(Rows().range("x", 0, 1).build(), steps=slice(0, 1))
+
+
+def test_waits_at_the_end_of_an_epoch_belong_to_the_next_step() -> None:
+    """They come right before its own wait; those that another range follows, as in a validation, belong to no step."""
+    rows = training("Batch {} |step").range("Epoch 0 |epoch", 200, 246).range("Epoch 1 |epoch", 246, 500)
+    rows.range("Data |data", 230, 245).range("Data |data", 250, 260).range("Data |data", 295, 300)
+    rows.range("Data |data", 350, 360).range("validate", 360, 370).range("Data |data", 390, 400)
+    of_data = by_layer(attribute(rows.build(), steps=slice(3, 5))).filter(phase="data")
+    assert of_data.select("calls", "host_ns").rows() == [(4, 15 + 10 + 5 + 10)]
 
 
 def test_work_of_other_threads_belongs_to_the_step_of_its_launch() -> None:

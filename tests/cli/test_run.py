@@ -215,6 +215,9 @@ def test_report_and_next_step_go_to_stderr(collector, tmp_path):
     assert last_line(done.stderr) == "annot: next: annot report out.sqlite --by step"
     quiet = run(collector, sys.executable, tmp_path / "script.py", cwd=tmp_path, options=("--force", "--no-report"))
     assert b"outer" not in quiet.stderr
+    twice = f"{sys.executable} script.py && {sys.executable} script.py"
+    several = run(collector, "sh", "-c", twice, cwd=tmp_path, options=("--force",))
+    assert last_line(several.stderr) == "annot: next: annot report out.sqlite --by-process"
 
 
 @needs_recorder

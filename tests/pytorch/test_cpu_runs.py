@@ -84,6 +84,8 @@ def test_a_late_rank_is_waited_for_in_all_reduce(two_ranks: Path) -> None:
     assert report.meta["across"]["collective_ns"]["fastest"] == cpu_runs.LATE
     slow = rf"Step .+ of 2 ranks.*: rank {cpu_runs.LATE} is .+, and the other one waits .+.+ in all_reduce\."
     assert re.fullmatch(slow, report.meta["verdict"])
+    assert re.match(r"Step .+ of 2 ranks on ", run.verdict)
+    assert run.meta["processes"] == 2
     whole = report.across.filter(pl.col("layer") == "", pl.col("module") == "", pl.col("phase") == "backward")
     assert whole["slowest"].to_list() == [cpu_runs.LATE]  # although the other rank is in its backward for as long
 

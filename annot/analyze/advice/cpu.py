@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import polars as pl
@@ -14,7 +13,7 @@ from annot.analyze.cpu_parts import COMPUTED
 from annot.analyze.work import by_layer_with_work
 from annot.labels.tag import parse
 
-__all__ = ["RULES", "data_loading", "waiting_for_ranks"]
+__all__ = ["RULES", "waiting_for_ranks"]
 
 _SHORT_NS: Final = 30_000
 """A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
@@ -179,28 +178,6 @@ def outside_phases(facts: Facts) -> Advice | None:
     )
 
 
-def data_loading(facts: Facts) -> Advice | None:
-    """Steps in which the process waits for data."""
-    share = facts.shares["data"]
-    if share < 0.1:
-        return None
-    steps = max(facts.steps.height, 1)
-    wait, rest = (part * facts.wall_ns / steps / 1e6 for part in (share, 1 - share))
-    workers, most = facts.workers, int(facts.cpu.get("cores", 8))
-    needed = (workers + 1) + math.floor(share / max(1 - share, 0.01))  # at the speed of one more fetch per step
-    by = f"{_counted(workers, 'worker')} of the DataLoader" if workers else "the process itself"
-    return Advice(
-        "data_loading",
-        "Load data in more worker processes."
-        if workers
-        else "Load data in worker processes, before the step needs it.",
-        f"{share:.0%} of {facts.time} is spent waiting for data, {wait:,.1f} ms in each of "
-        f"{facts.steps.height:,} steps, while the rest takes {rest:,.1f} ms; {by} fetches it",
-        f"DataLoader(dataset, num_workers={min(needed, most)}, persistent_workers=True)",
-        share,
-    )
-
-
 def waiting_for_ranks(facts: Facts) -> Advice | None:
     """Communication between ranks on CPUs while no phase computes."""
     share = facts.shares["collectives"]
@@ -221,7 +198,7 @@ def waiting_for_ranks(facts: Facts) -> Advice | None:
         "collectives",
         "Find the rank that the others wait for, and communicate less often.",
         f"{share:.0%} of {facts.time} is spent waiting for ranks in {name}{of_it}",
-        "annot report 'run_rank*.sqlite' --columns communication      # which rank is late\n"
+        f"{facts.ranks_command} --columns communication      # which rank is late\n"
         "with model.no_sync():      # accumulate the gradients of several batches",
         share,
     )
@@ -236,8 +213,8 @@ def stragglers(facts: Facts) -> Advice | None:
         return None
     process, longest, wall = times.row(-1)
     steps = 1e6 * max(facts.steps.height / len(lengths), 1)
-    ranks = {one["process"]: one.get("rank") for one in facts.attribution.meta.get("processes") or ()}
-    who = f"Process {process}" if ranks.get(process) is None else f"Rank {ranks[process]}"
+    known = {one["process"]: one for one in facts.attribution.meta.get("processes") or ()}.get(process, {})
+    who = f"Process {known.get('pid', process)}" if known.get("rank") is None else f"Rank {known['rank']}"
     return Advice(
         "stragglers",
         "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",

@@ -20,8 +20,9 @@ from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
+from annot.attribution.data_workers import fetches
 from annot.attribution.steps import of_main_kind
-from annot.labels.tag import WORKER, Tag, parse
+from annot.labels.tag import Tag, parse
 
 __all__ = ["Advice", "Facts", "Rule"]
 
@@ -108,10 +109,27 @@ class Facts:
         return next((one["cpu"] for one in processes if "cpu" in one and one["process"] in trains), {})
 
     @cached_property
+    def processes(self) -> int:
+        """Number of processes with step time."""
+        return self.parts.windows["process"].n_unique()
+
+    @cached_property
+    def ranked(self) -> bool:
+        """Whether the ranks of all these processes are known."""
+        processes = self.attribution.meta.get("processes") or ()
+        ranks = {one["process"] for one in processes if one.get("rank") is not None}
+        return ranks.issuperset(self.parts.windows["process"])
+
+    @property
+    def ranks_command(self) -> str:
+        """The command that compares the ranks in this profile, or in the profiles of a run with one for each rank."""
+        return f"annot report {self.source} --by-process" if self.processes > 1 else "annot report 'run_rank*.sqlite'"
+
+    @cached_property
     def workers(self) -> int:
         """Number of worker processes of DataLoaders."""
-        labels = self.attribution.forest.labels.filter((pl.col("phase") == "data") & (pl.col("module") == WORKER))
-        return labels["number"].n_unique()
+        labels = self.attribution.whole.labels
+        return labels.filter(fetches(labels))["number"].n_unique()
 
     @cached_property
     def idle(self) -> dict[str, float]:
@@ -128,6 +146,12 @@ class Facts:
         """Step time in ns, summed over devices."""
         devices = self.step_time.unique(["process", "device"])
         return int(devices["wall_ns"].sum())
+
+    @property
+    def mean_step_ns(self) -> float | None:
+        """Mean time of the steps in `step_time` in ns; None with fewer than two steps."""
+        count = self.attribution.steps.steady().height
+        return int(self.step_time.unique("process")["wall_ns"].sum()) / count if count > 1 else None
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -148,7 +172,7 @@ class Facts:
     @property
     def source(self) -> str:
         """Path of the profile as an argument of a command."""
-        return shlex.quote(str(self.attribution.meta.get("source", "PROFILE")))
+        return shlex.quote(str(self.attribution.meta.get("source") or "PROFILE"))
 
     def share(self, predicate: pl.Expr) -> float:
         """Return the fraction of step time (0 to 1) that the rows of `work` matching a predicate take."""

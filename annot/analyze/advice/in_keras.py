@@ -18,7 +18,6 @@ _CODE: Final = {
     "cuda_graphs": _XLA,
     "host_bound": _SEVERAL_STEPS,
     "allocations": 'os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH", None)  # before TensorFlow is imported',
-    "collectives": "annot report 'run_rank*.sqlite'",
     "channels_last": 'keras.config.set_image_data_format("channels_last")',
     "fusion": _XLA,
     "short_kernels": _XLA,
@@ -43,6 +42,8 @@ def in_keras(advice: Advice) -> Advice | None:
     code = _CODE.get(advice.rule, advice.code)
     if advice.rule == "mixed_precision":
         code = f'keras.mixed_precision.set_global_policy("mixed_{"bfloat16" if "bfloat16" in code else "float16"}")'
+    if advice.rule == "collectives":  # the command that compares ranks, without the code
+        code = code.partition("\n")[0]
     if advice.rule == "batch_size":
         code = code.replace("DataLoader(dataset, batch_size=", "dataset = dataset.unbatch().batch(")
     return replace(advice, code=code, advice=_ACTIONS.get(advice.rule, advice.advice))

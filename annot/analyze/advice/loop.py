@@ -1,4 +1,4 @@
-"""Advice rules about the training loop: data loading, copies, launches, the CPU and ranks."""
+"""Advice rules about the training loop: copies, launches, the CPU and ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice import cpu
+from annot.analyze.advice.data_loading import data_loading
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.step_parts import WORK
@@ -18,22 +19,6 @@ __all__ = ["RULES"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
-
-
-def data_loading(facts: Facts) -> Advice | None:
-    """Steps in which devices, or the process if it uses none, wait for data."""
-    if not facts.on_device:
-        return cpu.data_loading(facts)
-    share = facts.shares["data"]
-    if share < 0.1:
-        return None
-    return Advice(
-        "data_loading",
-        "Load data in worker processes, before the step needs it.",
-        f"{share:.0%} of {facts.time} is spent waiting for data ({facts.steps.height:,} steps)",
-        "DataLoader(dataset, num_workers=8, pin_memory=True, persistent_workers=True, prefetch_factor=4)",
-        share,
-    )
 
 
 def synchronous_copies(facts: Facts) -> Advice | None:
@@ -185,8 +170,7 @@ def collectives(facts: Facts) -> Advice | None:
         "Find the rank that the others wait for, and overlap communication with the backward pass.",
         f"{share:.0%} of {facts.time} is spent in collectives while no other kernel runs, including the wait for the "
         "slowest rank",
-        "annot report 'run_rank*.sqlite'\n"
-        "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
+        f"{facts.ranks_command}\nDistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
         share,
     )
 

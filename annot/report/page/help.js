@@ -41,6 +41,11 @@ const GLOSSARY = [
   ['Phase', 'Forward, backward, recompute (a forward that runs again for the backward), optimizer, data wait, or other.'],
   ['Total time', 'Time of a layer with all layers inside it.'],
   ['Self time', 'Time of a layer without the layers inside it. Self times add up to the whole.'],
+  [
+    'Share',
+    'Part of the GPU time. Without a GPU: part of the wall-clock time of the steps, added up over processes, as in the ' +
+      'sentence at the top. Ranges that overlap can exceed 100 %.',
+  ],
   ['Host time', 'Time of ranges on the CPU.'],
   ['GPU time', 'Sum of the durations of kernels, copies and memsets. Concurrent streams add up.'],
   ['GPU busy', 'Time in which at least one kernel, copy or memset runs on the GPU.'],
