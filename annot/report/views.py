@@ -481,8 +481,9 @@ class Report:
     def per_step(self, steps: int) -> Self:
         """Return the report with sums divided by a number of steps."""
         meta = self.meta | {name: self.meta[name] / steps for name in _SUMS_OF_META if self.meta.get(name) is not None}
-        meta["devices"] = [one | {"busy_ns": one["busy_ns"] / steps} for one in self.meta["devices"]]
         meta["per_step"] = steps
+        if "devices" in meta:
+            meta["devices"] = [one | {"busy_ns": one["busy_ns"] / steps} for one in meta["devices"]]
         columns = {**COLUMNS, **{one.name: one for one in self.view.shown}}.values()
         if not self.view.sums:
             return replace(self, meta=meta)
