@@ -9,6 +9,7 @@ import polars as pl
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
+from annot.attribution.steps import Steps
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["step_spans"]
@@ -35,7 +36,9 @@ def step_spans(attribution: Attribution) -> pl.DataFrame:
     behind = pl.col("behind")
     start, end = pl.when(behind).then("begin").otherwise("start"), pl.when(behind).then("until").otherwise("end")
     spans = table.select("process_code", "step", start.alias("start"), end.alias("end"), "behind", ready="start")
-    return pl.concat([spans.drop("ready"), _waits(attribution.whole, spans)]).sort("process_code", "start")
+    return pl.concat([spans.drop("ready"), _waits(attribution.steps, attribution.whole, spans)]).sort(
+        "process_code", "start"
+    )
 
 
 def _with_gpu(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
@@ -55,17 +58,16 @@ def _with_gpu(table: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
     return table.with_columns(behind=on_gpu > _BEHIND * on_cpu)
 
 
-def _waits(forest: Forest, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the waits for data between each step and the end of the step before it, without overlaps."""
+def _waits(steps: Steps, forest: Forest, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the waits for data before each step, as in `Steps.with_waits`, without overlaps."""
     every = forest.every_range()
-    every = every.filter((forest.labels["phase"] == "data").gather(every["label"]))
+    every = every.filter((forest.labels["phase"] == "data").gather(every["label"])).drop_nulls(["start", "end"])
     process = forest.threads.table["process_code"].gather(every["thread"]).alias("process_code")
+    step = steps.with_waits(forest).at(process, every["start"]).alias("step")
     free = pl.col("end").shift(1).over("process_code").alias("free")
     gaps = spans.select("process_code", "step", "behind", "ready", free)
-    waits = every.select(process, "start", "end").drop_nulls().sort("end").join_asof(
-        gaps.sort("ready"), left_on="end", right_on="ready", by="process_code", strategy="forward",
-        check_sortedness=False,
-    ).drop_nulls("step").sort("process_code", "start")  # fmt: skip
+    waits = every.select(process, step, "start", end="end").join(gaps, on=["process_code", "step"])
+    waits = waits.with_columns(pl.min_horizontal("end", "ready")).sort("process_code", "start")
     earlier = pl.col("end").cum_max().shift(1).over("process_code")
     waits = waits.with_columns(pl.max_horizontal("start", "free", earlier).alias("start"))
     return waits.select("process_code", "step", "start", "end", "behind").filter(pl.col("start") < pl.col("end"))

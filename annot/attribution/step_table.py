@@ -12,7 +12,7 @@ from annot.attribution.host_times import without_unknown
 from annot.attribution.parsed_labels import BATCH
 from annot.attribution.range_trees import Forest
 from annot.attribution.step_spans import step_spans
-from annot.attribution.steps import SIZES, Steps, of_main_kind
+from annot.attribution.steps import SIZES, Steps, of_main_kind, steady_steps
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_step", "step_statistics"]
@@ -54,26 +54,22 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
 
 
 def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
-    """Return statistics of the duration of steps.
-
-    Warm-up steps are left out, unless all steps are warm-up. Of steps of several kinds, only the most frequent kind
-    counts.
+    """Return statistics of the duration of the steps that `annot.attribution.steps.steady_steps` returns.
 
     Args:
         steps: the result of `by_step`.
 
     Returns:
-        median, min, max, iqr (interquartile range) in ns, and warmup (number of steps left out). None without steps.
+        median, min, max, iqr (interquartile range) in ns, and warmup (number of others of their kind). None: no steps.
     """
     if steps.is_empty():
         return None
-    steps = of_main_kind(steps)
-    steady = steps.filter(~pl.col("warmup"))["step_ns"]
-    lengths = (steady if steady.len() else steps["step_ns"]).sort().to_list()
+    steady = steady_steps(steps)
+    lengths = steady["step_ns"].sort().to_list()
     first, third = lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
     return {
         "median": lengths[len(lengths) // 2], "min": lengths[0], "max": lengths[-1], "iqr": third - first,
-        "warmup": steps.height - steady.len() if steady.len() else 0,
+        "warmup": of_main_kind(steps).height - steady.height,
     }  # fmt: skip
 
 

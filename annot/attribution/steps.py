@@ -16,7 +16,7 @@ from annot.attribution.step_patterns import NAMES, repetition
 from annot.labels.plain_names import WARM_UP
 from annot.labels.serving import serving_step
 
-__all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "step_slice"]
+__all__ = ["SIZES", "Steps", "find_steps", "of_main_kind", "steady_steps", "step_slice"]
 
 _TABLE: Final[dict[str, type[pl.DataType]]] = {
     "process": pl.Int32, "step": pl.Int32, "start": pl.Int64, "end": pl.Int64, "batch": pl.Int64,
@@ -136,16 +136,8 @@ class Steps:
         return self.table.filter(self.selected(self.table["step"]))
 
     def steady(self) -> pl.DataFrame:
-        """Return the selected rows of `table` of the most frequent kind without warm-up.
-
-        If all of them are warm-up, as in a program whose measured steps lack ranges, those that take much longer than
-        the others are left out.
-        """
-        table = of_main_kind(self.chosen())
-        steady = table.filter(~pl.col("warmup"))
-        length = pl.col("end") - pl.col("start")
-        usual = length <= _LONG * length.slice(pl.len() // 2).median()
-        return steady if steady.height else table.filter(usual)
+        """Return the selected rows of `table` that `steady_steps` returns."""
+        return steady_steps(self.chosen())
 
 
 def find_steps(forest: Forest, key_range: str | None = None, choice: slice | None = None) -> Steps:
@@ -190,6 +182,18 @@ def kinds_of(table: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     kinds = table.group_by("kind").agg(steps=pl.len(), median_ns=length.median().cast(pl.Int64), total=length.sum())
     return kinds.sort("steps", "total", "kind", descending=[True, True, False]).drop("total")
+
+
+def steady_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the most frequent kind without warm-up. Rows are those of `Steps.table` or of `by_step`.
+
+    If all of them are warm-up, as in a program whose measured steps lack ranges, those that take much longer than the
+    others are left out.
+    """
+    rows = of_main_kind(steps)
+    steady = rows.filter(~pl.col("warmup").fill_null(value=False))
+    length = pl.col("host_ns") if "host_ns" in rows.columns else pl.col("end") - pl.col("start")
+    return steady if steady.height else rows.filter(length <= _LONG * length.slice(pl.len() // 2).median())
 
 
 def of_main_kind(steps: pl.DataFrame) -> pl.DataFrame:

@@ -134,3 +134,15 @@ def test_comparisons_use_the_time_on_the_gpu() -> None:
     found = compare(fast, slow).step_time
     assert found is not None
     assert (found["a_ns"], found["b_ns"]) == (50, 100)
+
+
+def test_the_waits_of_a_validation_belong_to_no_step() -> None:
+    """Nor does the wait before it, at the end of the epoch. Without a validation, it belongs to the next step."""
+    for validated in (True, False):
+        rows = Rows()
+        for number, start in enumerate((100, 200, 600)):
+            rows.range("Data |data", start - 30, start).range(f"Batch {number} |step", start, start + 50)
+        rows.range("Data |data", 250, 270)
+        for start in (300, 400) if validated else ():
+            rows.range("Data |data", start, start + 30).range("Forward Net |fwd", start + 30, start + 60)
+        assert times(attribute(rows.build())) == [80, 80, 80 if validated else 100]

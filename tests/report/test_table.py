@@ -194,24 +194,28 @@ GOLDEN = {
         Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
 
         Time by module, ms
-        Module            Phase  Layers  Calls    GPU  GPU self  Share  Host ms
-        AlexNet         forward       1      2  2.440     0.000  34.9%    1.400
-        Sequential      forward       1      2  1.840     0.000  26.3%    1.000
-        Conv2d          forward       1      2  1.800     1.800  25.7%    0.800
-        ReLU            forward       1      2  0.040     0.040   0.6%    0.140
-        Linear          forward       1      2  0.600     0.600   8.6%    0.340
-        AlexNet        backward       1      2  4.260     0.000  60.9%    1.640
-        Linear         backward       1      2  1.200     1.200  17.1%    0.400
-        Sequential     backward       1      2  3.060     0.000  43.7%    1.180
-        ReLU           backward       1      2  0.060     0.060   0.9%    0.080
-        Conv2d         backward       1      2  3.000     3.000  42.9%    1.040
-        SGD           optimizer       1      2  0.160     0.160   2.3%    0.400
+        Module                   Phase  Layers  Calls    GPU  GPU self  Share  Host ms
+        AlexNet                forward       1      2  2.440     0.000  34.9%    1.400
+        Sequential             forward       1      2  1.840     0.000  26.3%    1.000
+        Conv2d                 forward       1      2  1.800     1.800  25.7%    0.800
+        ReLU                   forward       1      2  0.040     0.040   0.6%    0.140
+        Linear                 forward       1      2  0.600     0.600   8.6%    0.340
+        AlexNet               backward       1      2  4.260     0.000  60.9%    1.640
+        Linear                backward       1      2  1.200     1.200  17.1%    0.400
+        Sequential            backward       1      2  3.060     0.000  43.7%    1.180
+        ReLU                  backward       1      2  0.060     0.060   0.9%    0.080
+        Conv2d                backward       1      2  3.000     3.000  42.9%    1.040
+        SGD                  optimizer       1      2  0.160     0.160   2.3%    0.400
+        (no module)              other       3      5  0.110     0.110   1.6%    0.600
+        (no module)               data       1      2  0.000     0.000   0.0%    0.300
+        (no module)           backward       1      2  0.000     0.000   0.0%    0.060
+        (unattributed)  (unattributed)       1      0  0.030     0.030   0.4%    0.000
 
         Note: 1 kernel or copy with no launch recorded
         Advice: Run matrix multiplications on Tensor Cores: use bfloat16, or at least
                 TF32. Saves at most 94.6% of the step.
         Reasons and code: annot report … --by advice
-    """,
+        """,
     "phase": """\
         Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).

@@ -21,7 +21,7 @@ from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer, by_step
 from annot.attribution.data_workers import fetches
-from annot.attribution.steps import of_main_kind
+from annot.attribution.steps import steady_steps
 from annot.labels.tag import Tag, parse
 
 __all__ = ["Advice", "Facts", "Rule"]
@@ -71,10 +71,8 @@ class Facts:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """The steps of the most frequent kind in `all_steps` without warm-up, or all of them if all are warm-up."""
-        steps = of_main_kind(self.all_steps)
-        steady = steps.filter(~pl.col("warmup").fill_null(False))
-        return steady if steady.height else steps
+        """The rows of `all_steps` that `annot.attribution.steps.steady_steps` returns."""
+        return steady_steps(self.all_steps)
 
     @cached_property
     def all_steps(self) -> pl.DataFrame:
