@@ -18,8 +18,9 @@ import polars as pl
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted
-from annot.report.layer_tree import Line, is_layer, layer_lines, tree_columns
+from annot.report.layer_tree import Line, layer_lines, tree_columns
 from annot.report.tables import TREE, head
+from annot.report.tree_rows import is_layer, line_class
 from annot.report.units import unit_for
 from annot.report.views import Report
 
@@ -88,7 +89,7 @@ def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]
     known = [spread for spread in spreads.values() if spread]
     if not known:
         return columns
-    unit, whole = unit_for(spread.slowest for spread in known), unit_for(report.rows[report.time])
+    unit, whole = unit_for(spread.slowest for spread in known), unit_for(report.tree_rows[report.time])
 
     def column(name: str, show: Callable[[Spread], str]) -> Formatted[Line]:
         def cell(line: Line) -> str:
@@ -199,7 +200,7 @@ def _merged(node: _Node, inner: _Inner) -> list[_Node]:
     names = _names(node, inner)
     for line in node.lines:
         for one in inner[id(line)]:
-            path, module = _moved(one.key[0], line.key[0], node.path), _class(one)
+            path, module = _moved(one.key[0], line.key[0], node.path), line_class(one.module)
             if name := names.get(id(one)):
                 path = path.removesuffix(layer_path.last(path)) + name
             found.setdefault((path, module), _Node(path, module, [])).lines.append(one)
@@ -234,11 +235,6 @@ def _numbered(name: str) -> tuple[str, int]:
     """Split the name of a layer into its stem and its number; -1: without one."""
     stem, _, number = name.rpartition("_")
     return (stem, int(number)) if stem and number.isdecimal() else (name, -1)
-
-
-def _class(line: Line) -> str:
-    """The class of a line. Compiled graphs are numbered over the model, so that their numbers do not count."""
-    return COMPILED if line.module.startswith(COMPILED) else line.module
 
 
 def _moved(path: str, old: str, new: str) -> str:
@@ -343,7 +339,7 @@ def _parts(lines: Iterable[Line], groups: Mapping[_Key, str]) -> list[list[Line]
     parts: dict[_Key, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.place):
         group = groups.get(line.key)
-        parts.setdefault(line.key if group is None else (group, _class(line)), []).append(line)
+        parts.setdefault(line.key if group is None else (group, line_class(line.module)), []).append(line)
     return list(parts.values())
 
 
@@ -360,7 +356,7 @@ def _fold(path: str, members: list[Line], above: Line | None) -> Line:
     rows: dict[str, Mapping[str, Any]] = {
         phase: _sum([line.phases[phase] for line in members if phase in line.phases], path) for phase in phases
     }
-    module = first.module if len({line.module for line in members}) == 1 else _class(first)
+    module = first.module if len({line.module for line in members}) == 1 else line_class(first.module)
     return Line(label, module, first.depth, rows, members=members, count=count, place=first.place)
 
 

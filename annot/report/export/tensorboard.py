@@ -13,7 +13,8 @@ from annot.attribution import Attribution, by_layer, by_step, summarize
 from annot.report.charts.profile_charts import pictures
 from annot.report.charts.raster import as_png, can_draw
 from annot.report.export import tfevents
-from annot.report.layer_tree import MODEL, is_layer, title
+from annot.report.layer_tree import MODEL, title
+from annot.report.tree_rows import is_layer
 from annot.report.units import count, duration, printable, share
 
 __all__ = ["FILE", "event_file"]

@@ -79,8 +79,8 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
 
 def _tree(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers."""
-    lines = [*shown_lines(report), *other_lines(report.tree_rows)]
-    unit = unit_for(report.rows[report.time]).name
+    lines = [*shown_lines(report), *other_lines(report.tree_rows, report.every)]
+    unit = unit_for(report.tree_rows[report.time]).name
     columns = shown_columns(report, lines)
     shows = {one.title: one.show for one in columns}
     spread = [one.title for one in columns if one.title.split()[0] in _SPREAD]

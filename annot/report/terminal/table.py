@@ -136,8 +136,8 @@ def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _tree(report: Report, width: int) -> list[RenderableType]:
     """The tree of layers, with the time of each phase side by side."""
-    lines, others = shown_lines(report), other_lines(report.tree_rows)
-    unit = unit_for(report.rows[report.time])
+    lines, others = shown_lines(report), other_lines(report.tree_rows, report.every)
+    unit = unit_for(report.tree_rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
     heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
     gap = [None] if lines and others else []
