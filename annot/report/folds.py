@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.attribution.nested_layers import LayerNesting
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted
 from annot.report.layer_tree import Line, layer_lines, tree_columns
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import is_layer, line_class
+from annot.report.tree_rows import is_layer, is_within, line_class
 from annot.report.units import unit_for
 from annot.report.views import Report
 
@@ -54,18 +55,22 @@ class Spread:
     iqr: float
 
 
-def with_groups(rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: Sequence[str] = ()) -> pl.DataFrame:
+def with_groups(
+    rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: Sequence[str] = (),
+    nesting: LayerNesting | None = None,
+) -> pl.DataFrame:  # fmt: skip
     """Return rows with the column ``group``: the fold of the layer, such as ``layers.*.attn``; null outside folds.
 
     Args:
         rows: rows by layer, module and phase.
         every: the rows of all layers, for `rows` without some; None: `rows`.
         expand: paths of layers that stay out of folds, with all layers inside; ``""``: all layers.
+        nesting: the layers inside each other; see `annot.report.layer_tree.layer_lines`.
 
     Raises:
         ValueError: the profile has no layer at a path of `expand`.
     """
-    lines = layer_lines(rows if every is None else every)
+    lines = layer_lines(rows if every is None else every, nesting=nesting)
     found = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
     _check(expand, lines, found)
     names = [(*key, group) for key, group in found.items()]
@@ -77,7 +82,7 @@ def with_groups(rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: S
 
 def shown_lines(report: Report) -> list[Line]:
     """Return the lines of the layer table in depth-first order, with folds."""
-    lines = layer_lines(report.tree_rows, report.every)
+    lines = layer_lines(report.tree_rows, report.every, report.nesting)
     groups = ((line.key, next(iter(line.phases.values())).get("group")) for line in lines)
     return _folded(lines, {key: group for key, group in groups if group is not None})
 
@@ -241,12 +246,7 @@ def _moved(path: str, old: str, new: str) -> str:
     """Replace the beginning of a path, of each layer of a fused kernel."""
     if FUSED in path:
         return FUSED.join(_moved(part, old, new) for part in path.split(FUSED))
-    return new + path[len(old) :] if old and _is_within(path, old) else path
-
-
-def _is_within(path: str, outer: str) -> bool:
-    """Whether a path is that of a layer or of a layer inside it."""
-    return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + layer_path.INSIDE))
+    return new + path[len(old) :] if old and is_within(path, old) else path
 
 
 def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
@@ -278,7 +278,7 @@ def _patterns(node: _Node, above: str) -> Iterator[str]:
         return
     if layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
         return
-    begin = len(above) + 1 if above and _is_within(node.path, above) else 0
+    begin = len(above) + 1 if above and is_within(node.path, above) else 0
     parts = re.split(r"([./])", node.path[begin:])
     for place in range(len(parts) - 1, -1, -2):
         found = _INDEX.fullmatch(parts[place])
@@ -304,7 +304,7 @@ def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
 
 def _unfolds(text: str, path: str, fold: str) -> bool:
     """Whether a path of the user names a layer, one around it or inside it, or its fold."""
-    return text in ("", fold) or _is_within(path, text) or _is_within(text, path)
+    return text in ("", fold) or is_within(path, text) or is_within(text, path)
 
 
 def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, str]) -> None:
@@ -314,7 +314,7 @@ def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, st
     folds = list(dict.fromkeys(_groups(lines, lambda *_: False).values()))
     paths = [*(line.key[0] for line in lines), *folds, *found.values()]
     for text in expand:
-        if text and not any(_is_within(path, text) for path in paths):
+        if text and not any(is_within(path, text) for path in paths):
             known = ", ".join(folds[:5]) or "none"
             raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {known}")
 
@@ -349,7 +349,7 @@ def _fold(path: str, members: list[Line], above: Line | None) -> Line:
     label = path
     if first.label == "(graph)":
         label = first.label
-    elif above is not None and above.key[0] and FUSED not in path:
+    elif above is not None and above.key[0] and FUSED not in path and is_within(path, above.key[0]):
         label = path[len(above.key[0]) + len(layer_path.INSIDE if layer_path.INSIDE in path else ".") :]
     count = "" if above is not None and len(above.members) == len(members) else f"×{len(members):,}"
     phases = dict.fromkeys(phase for line in members for phase in line.phases)

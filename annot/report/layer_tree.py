@@ -9,12 +9,12 @@ from typing import Any, Final
 import polars as pl
 
 from annot.attribution import Attribution, by_layer
-from annot.attribution.layer_tables import with_layers_of
+from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted, combined
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import LAYER_PHASES, TITLES, in_tree, is_layer, of_program
+from annot.report.tree_rows import LAYER_PHASES, TITLES, in_tree, is_layer, is_within, of_program
 from annot.report.units import count, share, unit_for
 from annot.report.views import Report
 
@@ -77,14 +77,19 @@ class Line:
         return "" if not shapes else shapes[0] if len(shapes) == 1 else f"{shapes[0]} (+{len(shapes) - 1})"
 
 
-def layer_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[Line]:
+def layer_lines(
+    rows: pl.DataFrame, every: pl.DataFrame | None = None, nesting: LayerNesting | None = None
+) -> list[Line]:
     """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows.
 
-    `every` has all rows, for `rows` that lack some: each line keeps its place, inside the nearest line that is there,
-    and a range without a phase keeps the phases of the ranges inside it.
+    Args:
+        rows: rows by layer, module and phase.
+        every: all rows, for `rows` that lack some: each line keeps its place, inside the nearest line that is there,
+            and a range without a phase keeps the phases of the ranges inside it.
+        nesting: the layers inside each other by their ranges; None: paths say where a layer is.
     """
     whole = _lines(rows if every is None else every, every)
-    parents = _parents(whole)
+    parents = _parents(whole, nesting)
     for key, parent in parents.items():
         if parent is not None:
             whole[parent].inside.append(whole[key])
@@ -151,8 +156,8 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
 def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.DataFrame:
     """Return rows in which each layer below a depth is part of its ancestor at that depth.
 
-    The rows of an ancestor and of the layers below it combine as their columns say. Its calls are its own. Its total
-    times include the layers below it, also where these run outside its calls. Rows without a layer stay.
+    The rows of an ancestor and of the layers below it combine as their columns say. Its calls and total times are its
+    own: it contains these layers. Rows without a layer stay.
 
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
@@ -162,7 +167,7 @@ def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.Dat
     lines: dict[_Key, Line] = {}
     above: list[Line] = []
     layers = by_layer(attribution)
-    for line in layer_lines(layers):
+    for line in layer_lines(layers, nesting=nested_layers(attribution)):
         above[line.depth :] = [line]
         lines[line.key] = above[min(line.depth, depth)]
     owners = {key: _owner(key, lines.get(key[:2])) for key in layers.select(_ROW).iter_rows()}
@@ -174,8 +179,7 @@ def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.Dat
     merged = combined(table, keys, [COLUMNS[name] for name in rows.columns if name in COLUMNS and name != "calls"])
     own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
     merged = merged.join(table.group_by(keys, maintain_order=True).agg(own), on=keys, how="left", nulls_equal=True)
-    last = {key: owner for key, owner in owners.items() if key[:2] in lines and lines[key[:2]].depth == depth}
-    return with_layers_of(last, merged.select(rows.columns), attribution)
+    return merged.select(rows.columns)
 
 
 def _owner(key: tuple[str, str, str], line: Line | None) -> tuple[str, str, str]:
@@ -208,7 +212,28 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     return str(row[label]), ""
 
 
-def _parents(lines: Mapping[_Key, Line]) -> dict[_Key, _Key | None]:
+def _parents(lines: Mapping[_Key, Line], nesting: LayerNesting | None) -> dict[_Key, _Key | None]:
+    """Map each layer to the innermost layer around it; None: outermost.
+
+    A layer is inside the layers that contain all of its calls. Paths say where the other lines are: those of ranges of
+    a program and of operations, and those without a known place.
+    """
+    parents = _parents_by_path(lines)
+    if nesting is None:
+        return parents
+    layers = {key for key, line in lines.items() if _is_of_model(line)}
+    for key in layers & nesting.nodes.keys():
+        parents[key] = next((one for one in nesting.around(key) if one in layers), None)
+    return parents
+
+
+def _is_of_model(line: Line) -> bool:
+    """Return whether a line is a layer of a model rather than a range of a program or an operation."""
+    row = next(iter(line.phases.values()))
+    return not of_program(row) and "::" not in row["layer"]
+
+
+def _parents_by_path(lines: Mapping[_Key, Line]) -> dict[_Key, _Key | None]:
     """Map each layer to the layer with the longest path that is a prefix; None: outermost."""
     keys = list(lines)
     first: dict[str, _Key] = {}
@@ -241,7 +266,7 @@ def _around(line: Line) -> Iterator[str]:
     """Yield the parent paths, longest first. The model does not contain ranges of a program and operations."""
     row = next(iter(line.phases.values()))
     path = row["layer"]
-    return filter(None, layer_path.above(path)) if of_program(row) or "::" in path else _prefixes(path)
+    return _prefixes(path) if _is_of_model(line) else filter(None, layer_path.above(path))
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -260,7 +285,7 @@ def _walk(lines: Mapping[_Key, Line], children: Mapping[_Key | None, list[_Key]]
         key, above, depth = pending.pop()
         line = lines[key]
         line.depth = depth
-        if above is not None and above[0] and FUSED not in key[0]:
+        if above is not None and above[0] and FUSED not in key[0] and is_within(key[0], above[0]):
             separator = layer_path.INSIDE if layer_path.INSIDE in key[0] else "."
             line.label = key[0][len(above[0]) + len(separator) :]
         if _is_graph(key):

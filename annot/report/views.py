@@ -16,6 +16,7 @@ import polars as pl
 
 from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op, by_phase, by_step
 from annot.attribution.memory import MEMORY_COLUMNS
+from annot.attribution.nested_layers import LayerNesting
 from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names, per_step
 from annot.report.selected_rows import at_least, longest, longest_first
@@ -391,6 +392,7 @@ class Report:
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
         tree: the rows that a tree shows, where a fold counts as one row; None: `rows`.
+        nesting: the layers inside each other, for a tree.
         least: share of the total time (0 to 1) below which rows were left out.
     """
 
@@ -402,6 +404,7 @@ class Report:
     instead: Sequence[Report] = ()
     every: pl.DataFrame | None = None
     tree: pl.DataFrame | None = None
+    nesting: LayerNesting | None = None
     least: float = 0.0
 
     @property

@@ -15,6 +15,7 @@ import polars as pl
 
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
+from annot.attribution.nested_layers import nested_layers
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
@@ -132,7 +133,7 @@ class Run:
     @cached_property
     def layers(self) -> pl.DataFrame:
         """Rows of `annot.correlate`, with FLOPs, bytes and parameters, and the fold of each layer."""
-        return with_groups(find_view("layer").rows(self.attribution))
+        return with_groups(find_view("layer").rows(self.attribution), nesting=nested_layers(self.attribution))
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
@@ -205,14 +206,18 @@ class Run:
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        every = rows = with_groups(view.rows(attribution)) if view.layout == "tree" else view.rows(attribution)
+        nesting = nested_layers(attribution)
+        every = rows = view.rows(attribution)
+        if view.layout == "tree":
+            every = rows = with_groups(rows, nesting=nesting)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, attribution)
         kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = (every, with_groups(rows, every, expand) if expand else rows) if view.layout == "tree" else ()
+        tree = with_groups(rows, every, expand, nesting) if expand else rows
+        trees = (every, tree, nesting) if view.layout == "tree" else ()
         report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)

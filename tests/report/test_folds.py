@@ -238,7 +238,7 @@ def _numbers(report: Report) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     return {
         (*line.key, kind): (
             tuple(line.get(column, *phases) for column in columns for phases in ((), ("forward",), ("backward",))),
-            line.phases.keys(), line.input, line.count and len(line.members), spread_of(line, report.time),
+            line.phases.keys(), line.input, len(line.members), spread_of(line, report.time),
         )
         for kind, lines in (
             ("", shown_lines(report)), ("other", other_lines(report.tree_rows, report.every)),
@@ -263,7 +263,7 @@ def _selected(report: Report, top: int, share: float) -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(_trees(), st.integers(1, 12), st.floats(0, 0.3))
 def test_selections_keep_lines_whole(table: pl.DataFrame, top: int, share: float) -> None:
-    """Every number of a line with `--top` or `--min-share` is that of the same line without; files keep whole layers."""
+    """Numbers of a line are the same with and without `--top` or `--min-share`; files keep whole layers."""
     report = _report(with_groups(table))
     _selected(report, top, share)
     rows, time = report.rows, pl.col("gpu_ns")
