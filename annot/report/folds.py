@@ -1,6 +1,7 @@
 """Repeated layers as one line: ``layers.0`` to ``layers.199`` of one class are the fold ``layers.* Block ×200``.
 
-Folds are found here only. The terminal and notebooks show `shown_lines`, the page takes `every_fold`, files have the
+Folds are found here only. The terminal and notebooks show `shown_lines`, and `folded_rows` in tables with a line per
+row, the page takes `every_fold`, files have the
 column ``group`` of `with_groups`.
 """
 
@@ -18,14 +19,23 @@ import polars as pl
 from annot.attribution.nested_layers import LayerNesting
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
-from annot.report.columns import COLUMNS, Formatted
+from annot.report.columns import COLUMNS, Column, Formatted, combined
 from annot.report.layer_tree import Line, layer_lines, tree_columns
 from annot.report.tables import TREE, head
 from annot.report.tree_rows import is_layer, is_within, line_class
 from annot.report.units import unit_for
 from annot.report.views import Report
 
-__all__ = ["Spread", "every_fold", "index_of", "shown_columns", "shown_lines", "spread_of", "with_groups"]
+__all__ = [
+    "Spread",
+    "every_fold",
+    "folded_rows",
+    "index_of",
+    "shown_columns",
+    "shown_lines",
+    "spread_of",
+    "with_groups",
+]
 
 _LEAST: Final = 5
 """Number of equal siblings that fold. Image models (ResNet, Swin, ConvNeXt) have four stages, which differ in
@@ -78,6 +88,33 @@ def with_groups(
     kept = rows.select(pl.exclude("group"))
     joined = kept.join(table, on=["layer", "module"], how="left", maintain_order="left")
     return joined.select(*kept.columns[:-1], "group", kept.columns[-1])  # shapes stay the last column
+
+
+def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
+    """Return rows with those of each fold and phase as one row, whose values combine as their columns say.
+
+    Args:
+        rows: the result of `with_groups`.
+        columns: the columns to combine; others are null for folds.
+
+    Returns:
+        The rows in order of first appearance, with the column ``folded``: the number of layers of a fold, else null.
+    """
+    is_fold, module = pl.col("group").is_not_null(), pl.col("module").str.replace(f"^{COMPILED}.*", COMPILED)
+    keys = [name for name in ("layer", "module", "phase", "batch", "batch_steps") if name in rows.columns]
+    table = rows.with_columns(
+        layer=pl.coalesce("group", "layer"), module=pl.when(is_fold).then(module).otherwise("module"),
+        folded=pl.when(is_fold).then("layer"),
+    ).with_row_index(_PLACE)  # fmt: skip
+    members = table.filter(is_fold)
+    folds = combined(members, keys, columns, beside=True)
+    found = members.group_by(keys).agg(pl.col(_PLACE).min(), pl.col("folded").n_unique().cast(pl.Int64))
+    folds = folds.join(found, on=keys, nulls_equal=True)
+    others = table.filter(~is_fold).with_columns(folded=pl.lit(None, pl.Int64))
+    return pl.concat([others, folds], how="diagonal_relaxed").sort(_PLACE).drop(_PLACE)
+
+
+_PLACE: Final = "(place)"
 
 
 def shown_lines(report: Report) -> list[Line]:

@@ -202,7 +202,8 @@ def title(row: Mapping[str, Any]) -> tuple[str, str]:
 def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     """Return the label of a row and a remark on it: the layer and its class, or the value of another column."""
     if label == "layer":
-        return (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+        path, module = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+        return path, f"{module} ×{row['folded']:,}".strip() if row.get("folded") else module
     if label == "group":
         return "  " * row["depth"] + layer_path.last(row["group"]), ""
     if label == "item":

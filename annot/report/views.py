@@ -86,6 +86,11 @@ class View:
         return find_view, (self.name,)
 
     @property
+    def folds(self) -> bool:
+        """Whether tables show repeated layers as one line."""
+        return self.by == self.label == "layer" and self.sums and self.layout != "advice"
+
+    @property
     def shown(self) -> list[Column]:
         """The columns of tables."""
         return of_names(self.columns)
@@ -391,7 +396,7 @@ class Report:
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
-        tree: the rows that a tree shows, where a fold counts as one row; None: `rows`.
+        tree: the rows that tables show, where a fold counts as one row; None: `rows`.
         nesting: the layers inside each other, for a tree.
         least: share of the total time (0 to 1) below which rows were left out.
     """
@@ -414,7 +419,7 @@ class Report:
 
     @property
     def tree_rows(self) -> pl.DataFrame:
-        """The rows that a tree shows."""
+        """The rows that tables show."""
         return self.rows if self.tree is None else self.tree
 
     @property
@@ -460,7 +465,8 @@ class Report:
     def top(self, number: int) -> Self:
         """Return the report with the longest lines only, longest first; a line keeps all its phases."""
         if not self.column:
-            return replace(self, rows=self.rows.head(number))
+            tree = None if self.tree is None else self.tree.head(number)
+            return replace(self, rows=self.rows.head(number), tree=tree)
         return self._selected(lambda rows, column, lines: longest(rows, column, number, lines))
 
     def at_least(self, share: float) -> Self:
@@ -474,7 +480,8 @@ class Report:
     def _selected(self, select: Callable[[pl.DataFrame, str, pl.Series | None], pl.DataFrame]) -> Self:
         """Return the report with selected rows. The layers of a fold are one line of a tree, and single in `rows`."""
         if self.view.layout != "tree":
-            return replace(self, rows=select(self.rows, self.column, None))
+            shown = None if self.tree is None else select(self.tree, self.column, None)
+            return replace(self, rows=select(self.rows, self.column, None), tree=shown)
         tree = None if self.tree is None else select(self.tree, self.column, lines_of(self.tree, self.every))
         rows = select(self.rows, self.column, lines_of(self.rows, self.every, folded=False))
         return replace(self, rows=rows, tree=tree)

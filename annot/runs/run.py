@@ -19,7 +19,8 @@ from annot.attribution.nested_layers import nested_layers
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
-from annot.report.folds import with_groups
+from annot.report.columns import COLUMNS
+from annot.report.folds import folded_rows, with_groups
 from annot.report.layer_tree import at_depth
 from annot.report.views import ORDERS, Order, Report, View, find_view
 from annot.runs.captures import with_capture_files
@@ -186,7 +187,7 @@ class Run:
             total: sums over the selected steps or the whole profile; false: the mean of a step without warm-up, if
                 the profile has steps.
             brief: also make the breakdown of the step time and the advice, if the profile is small.
-            expand: paths of layers, such as ``layers`` or ``layers.7``, that the layer table shows one by one
+            expand: paths of layers, such as ``layers`` or ``layers.7``, that tables by layer show one by one
                 instead of in folds; ``""``: all layers.
 
         Raises:
@@ -194,7 +195,7 @@ class Run:
             ValueError: the view does not exist, or an argument has an unknown value.
         """
         view = find_view(by, columns, each=each)
-        if expand and view.layout != "tree":
+        if expand and not view.folds:
             raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
         if sort not in ORDERS:
             raise ValueError(f"sort must be one of {', '.join(ORDERS)}, got {sort!r}")
@@ -206,18 +207,20 @@ class Run:
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        nesting = nested_layers(attribution)
-        every = rows = view.rows(attribution)
-        if view.layout == "tree":
-            every = rows = with_groups(rows, nesting=nesting)
+        nesting, rows = nested_layers(attribution), view.rows(attribution)
+        folds = view.folds and {"layer", "module", "phase"} <= set(rows.columns) and "group" not in rows.columns
+        layers = by_layer(attribution) if folds else rows
+        rows = every = with_groups(rows, layers, nesting=nesting) if folds else rows
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, attribution)
         kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        tree = with_groups(rows, every, expand, nesting) if expand else rows
-        trees = (every, tree, nesting) if view.layout == "tree" else ()
+        shown = with_groups(rows, layers, expand, nesting) if expand and folds else rows
+        if folds and view.layout == "rows":
+            shown = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+        trees = (every, shown, nesting) if folds else ()
         report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)

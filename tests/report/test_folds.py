@@ -283,6 +283,36 @@ def test_selections_of_real_profiles(name: str, top: int) -> None:
         _selected(run.view(**options), top, 0.03)
 
 
+@pytest.mark.parametrize("columns", ["work", "roofline", "tensor", "memory", "communication", "all"])
+def test_tables_with_a_line_per_phase_fold(columns: str) -> None:
+    """A fold and phase is one row, with sums, rates of sums, and one value where all agree; files keep all rows."""
+    layers = _blocks(30, f"fc Linear {NORM} out=16", f"norm LayerNorm {NORM}")
+    run = Run(_profile(*layers, f"head Linear {NORM} out=4"))
+    report = run.view("layer", columns, total=True)
+    if report.rows.is_empty():  # no memory, no collectives
+        return
+    assert report.rows["layer"].n_unique() > 30
+    shown = report.tree_rows.rows(named=True)
+    assert [(row["layer"], row["folded"]) for row in shown] == [
+        ("layers.*", 30), ("layers.*.fc", 30), ("layers.*.norm", 30), ("head", None),
+    ]  # fmt: skip
+    for row in shown:
+        rows = report.rows.filter(pl.coalesce("group", "layer") == row["layer"])
+        for name in ("calls", "flops", "host_ns", "host_self_ns", "time_ns"):
+            assert name not in rows.columns or (row[name] or 0) == rows[name].sum()
+        if row.get("flops"):
+            time = rows["time_ns" if "time_ns" in rows.columns else "host_self_ns"].sum()
+            assert columns == "all" or row["flops_per_s"] == pytest.approx(rows["flops"].sum() / time * 1e9)
+    text = plain_text(lambda console: print_table(report, console))
+    assert "layers.*.fc Linear ×30" in text
+    assert len(text.splitlines()) < 20
+    assert "layers.*.fc Linear ×30" in report._repr_html_().replace(' <span class="annot-class">', " ")
+    opened = run.view("layer", columns, total=True, expand=["layers.7"]).tree_rows
+    assert opened["layer"].to_list().count("layers.7.fc") == 1
+    assert 29 in opened["folded"]
+    assert run.view("layer", columns, total=True, top=2).tree_rows.height == 2
+
+
 def test_all_rows_below_a_share() -> None:
     """The table says so, rather than that the profile has no layers."""
     report = Run(_profile(*_blocks(6, "fc Linear"), "head Linear")).view(total=True)

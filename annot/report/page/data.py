@@ -123,7 +123,7 @@ def run_data(
         events: maximum number of events in the timeline.
     """
     tell(_MAKING, 0, _VIEWS, "views")
-    rows, shown = layers.rows, shown or attribution
+    rows, shown = layers.rows.drop("group"), shown or attribution
     steps = layers.meta.get("per_step", 1)
     tell(_MAKING, 1, _VIEWS, "views")
     meta, peaks = layers.meta, default_peaks(attribution)

@@ -60,7 +60,8 @@ def as_fragment(report: Report, charts: Mapping[str, Chart] | None = None) -> st
 
 def _flat(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
-    view, rows = report.view, report.rows.with_columns(main_ns=report.column) if report.column else report.rows
+    view, rows = report.view, report.tree_rows
+    rows = rows.with_columns(main_ns=report.column) if report.column else rows
     shown = rows.head(_MOST).to_dicts()
     columns = formatted(view.shown, shown, report.whole)
     unit = unit_for(

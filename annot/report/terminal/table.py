@@ -96,7 +96,7 @@ def _label(row: Mapping[str, Any], label: str) -> Text:
 
 
 def _tables(report: Report, width: int) -> list[RenderableType]:
-    view, rows = report.view, report.rows
+    view, rows = report.view, report.tree_rows
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
         return _advice_lines(rows.to_dicts()) if rows.height else [Text(report.nothing, style="dim")]
@@ -114,7 +114,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
-    return lines + (_work_lines(rows) if view.name == "work" else [])
+    return lines + (_work_lines(report.rows) if view.name == "work" else [])
 
 
 def _is_known(name: str, report: Report) -> bool:
