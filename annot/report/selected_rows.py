@@ -18,14 +18,14 @@ def longest_first(rows: pl.DataFrame, column: str, lines: pl.Series | None = Non
     return _sorted(_numbered(rows, column, lines)).select(rows.columns)
 
 
-def longest(rows: pl.DataFrame, column: str, number: int, lines: pl.Series | None = None) -> pl.DataFrame:
+def longest(rows: pl.DataFrame, column: str, lines: pl.Series | None = None, *, number: int) -> pl.DataFrame:
     """Return the rows of the longest lines, longest first; arguments as of `longest_first`."""
     ordered = _sorted(_numbered(rows, column, lines))
     kept = ordered[_LINE].unique(maintain_order=True).head(number)
     return ordered.filter(pl.col(_LINE).is_in(kept.implode())).select(rows.columns)
 
 
-def at_least(rows: pl.DataFrame, column: str, ns: float, lines: pl.Series | None = None) -> pl.DataFrame:
+def at_least(rows: pl.DataFrame, column: str, lines: pl.Series | None = None, *, ns: float) -> pl.DataFrame:
     """Return the rows of lines that take at least some time (ns), in their order; arguments as of `longest_first`."""
     return _numbered(rows, column, lines).filter(pl.col(_TIME) >= ns).select(rows.columns)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -464,17 +464,14 @@ class Report:
 
     def top(self, number: int) -> Self:
         """Return the report with the longest lines only, longest first; a line keeps all its phases."""
-        if not self.column:
-            tree = None if self.tree is None else self.tree.head(number)
-            return replace(self, rows=self.rows.head(number), tree=tree)
-        return self._selected(lambda rows, column, lines: longest(rows, column, number, lines))
+        return self._selected(partial(longest, number=number) if self.column else lambda rows, *_: rows.head(number))
 
     def at_least(self, share: float) -> Self:
         """Return the report without the lines below a share (0 to 1) of the total time; others keep their order."""
         whole = self.whole
         if not self.column or not whole:
             return self
-        found = self._selected(lambda rows, column, lines: at_least(rows, column, share * whole, lines))
+        found = self._selected(partial(at_least, ns=share * whole))
         return replace(found, least=0.0 if self.tree_rows.is_empty() else share)
 
     def _selected(self, select: Callable[[pl.DataFrame, str, pl.Series | None], pl.DataFrame]) -> Self:
