@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -19,14 +19,19 @@ from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.column_ops import NONE
 from annot.attribution.layer_chains import Key
 from annot.attribution.layer_tables import modules_of_keys, phases_of_nodes
+from annot.attribution.range_trees import Forest
 from annot.attribution.step_spans import step_spans
+from annot.labels.tag import COMPILED
 
-__all__ = ["SUBJECTS", "Comparison", "Subject", "compare", "is_step_slower", "regressions"]
+__all__ = ["SUBJECTS", "Comparison", "Folds", "Subject", "compare", "is_step_slower", "regressions"]
 
 Subject: TypeAlias = Literal["layer", "module", "phase", "class", "kernel"]
 SUBJECTS: Final[tuple[Subject, ...]] = get_args(Subject)
 """Groupings for the rows of a comparison; class: kinds of kernels."""
 
+Folds: TypeAlias = Mapping[tuple[str, str], str]
+"""The path that repeated layers share, such as ``layers.*``, by layer and module."""
+_Kernels: TypeAlias = Mapping[Key, set[str]]
 _KEYS: Final[dict[Subject, tuple[str, ...]]] = {
     "layer": KEY, "module": ("module", "phase"), "phase": ("phase",), "class": ("class",), "kernel": ("name",),
 }  # fmt: skip
@@ -57,6 +62,7 @@ class Comparison:
         devices: names of the devices in a and in b; "": unknown.
         comparability: differences other than time.
         nesting: layers inside each other; None: other rows.
+        folded: for layers, `rows` with repeated layers as one row, and the column folded: their number, else null.
     """
 
     by: Subject
@@ -68,6 +74,7 @@ class Comparison:
     devices: tuple[str, str] = ("", "")
     comparability: Comparability = field(default_factory=Comparability)
     nesting: Nesting | None = None
+    folded: pl.DataFrame | None = None
 
     @property
     def kernels(self) -> list[str]:
@@ -78,7 +85,9 @@ class Comparison:
         return [name for names in found for name in names.drop_nulls().unique()]
 
 
-def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Comparison:
+def compare(
+    a: Attribution, b: Attribution, *, by: Subject = "layer", folds: tuple[Folds, Folds] | None = None
+) -> Comparison:
     """Compare the times of two profiles, the largest slowdown first.
 
     Times are GPU times if both profiles contain GPU activities, else CPU times. They are means per step without warm-up
@@ -89,6 +98,7 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         a: the baseline profile.
         b: the profile to compare with the baseline.
         by: the grouping of the rows; times of layers and module classes include nested layers.
+        folds: the path that repeated layers of `a` and of `b` share in `Comparison.folded`; None: no such table.
 
     Raises:
         ValueError: `by` is not in `SUBJECTS`; `by` groups kernels and a profile is without GPU activities; or the
@@ -106,19 +116,49 @@ def compare(a: Attribution, b: Attribution, *, by: Subject = "layer") -> Compari
         raise ValueError("neither profile contains times to compare")
     longer = max(whole["a_ns"] or 0, whole["b_ns"] or 0)
     keys = list(_KEYS[by])
-    of_a, of_b = (side.means(by) for side in sides)
+    nesting, folded = None, None
     if by == "layer":
-        of_a, of_b = _with_new_classes(of_a, of_b)
-    rows, nesting = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS), None
-    if by == "layer":
-        own = [side.self_times() for side in sides]
-        nesting = nesting_of(list(zip((a, b), _rows_of_layers(rows), own, strict=True)))
-        rows = _with_kernels(_with_explained(rows, nesting, longer), a, b)
+        rows, nesting = _layers(sides, longer, ({}, {}))
+        folded = None if folds is None else _with_numbers(_layers(sides, longer, folds)[0], folds)
+    else:
+        of_a, of_b = (side.means(by) for side in sides)
+        rows = _compared(of_a, of_b, keys, longer).select(*keys, *_NUMBERS)
     step_time = _single(*map(_step_time, (a, b))) if per_step else None
     steps = (sides[0].count, sides[1].count) if per_step else None
     devices = ", ".join(device_names(a)), ", ".join(device_names(b))
     time = "gpu_ns" if device else "host_ns"
-    return Comparison(by, rows, whole, time, steps, step_time, devices, comparability(a, b), nesting)
+    return Comparison(by, rows, whole, time, steps, step_time, devices, comparability(a, b), nesting, folded)
+
+
+def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -> tuple[pl.DataFrame, Nesting]:
+    """The rows of layers, repeated layers as one row, and their nesting."""
+    of_a, of_b = _with_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
+    rows = _compared(of_a, of_b, list(KEY), longer).select(*KEY, *_NUMBERS)
+    places = []
+    for side, of, row_of in zip(sides, folds, _rows_of_layers(rows), strict=True):
+        names = side.attribution.forest.keys.names
+        row_of_key = {key: row_of[one] for key in names if (one := _fold(key, of)) in row_of}
+        places.append((side.attribution, row_of_key, side.self_times()))
+    nesting = nesting_of(places)
+    names_of = [_kernel_names(side.attribution, of) for side, of in zip(sides, folds, strict=True)]
+    return _with_kernels(_with_explained(rows, nesting, longer), *names_of), nesting
+
+
+def _fold(key: Key, folds: Folds) -> Key:
+    """The key of a layer, or of the repeated layers that it is one of."""
+    layer, module, phase = key
+    path = folds.get((layer, module))
+    return key if path is None else (path, COMPILED if module.startswith(COMPILED) else module, phase)
+
+
+def _with_numbers(rows: pl.DataFrame, folds: tuple[Folds, Folds]) -> pl.DataFrame:
+    """Add the number of layers of each row, in the profile with more of them; null: a single layer."""
+    found = [Counter(_fold((*layer, ""), of)[:2] for layer in of) for of in folds]
+    numbers = []
+    for layer, module in rows.select("layer", "module").iter_rows():
+        before, _, after = module.partition(" → ")
+        numbers.append(max(found[0][layer, before], found[1][layer, after or before]) or None)
+    return rows.with_columns(folded=pl.Series(numbers, dtype=pl.Int64))
 
 
 def is_step_slower(comparison: Comparison, threshold: float) -> bool:
@@ -213,7 +253,7 @@ class _Side:
     """The times of one profile by step."""
 
     def __init__(self, attribution: Attribution, by: Subject, device: bool, per_step: bool) -> None:
-        self._attribution = attribution
+        self.attribution = attribution
         self._steps, self.count = None, 1
         if per_step:
             self._steps = attribution.steps.steady().select("step", process_code="process")
@@ -233,15 +273,15 @@ class _Side:
 
     def self_times(self) -> list[float]:
         """Return the mean self time of each node of the layer paths (ns)."""
-        own = [0.0] * len(self._attribution.forest.nodes)
+        own = [0.0] * len(self.attribution.forest.nodes)
         sums = self._times.filter(pl.col("node") != NONE).group_by("node").agg(pl.col("time_ns").sum())
         for node, time_ns in sums.iter_rows():
             own[node] = time_ns / self.count
         return own
 
-    def means(self, by: Subject | None) -> pl.DataFrame:
+    def means(self, by: Subject | None, folds: Folds | None = None) -> pl.DataFrame:
         """Return the columns of the grouping, mean_ns and variance (of the mean over its square; null: one step)."""
-        names, per_step = self._grouped(by)
+        names, per_step = self._grouped(by, folds or {})
         # Floating-point sums depend on the order of the rows.
         per_step = per_step.with_columns(pl.col("time_ns").cast(pl.Float64)).sort("group", *_STEP)
         total, squares, count = pl.col("time_ns").sum(), (pl.col("time_ns") ** 2).sum(), self.count
@@ -251,14 +291,13 @@ class _Side:
         rows = rows.with_columns(freedom=pl.lit(count - 1, pl.Int64)).filter(pl.col("mean_ns") > 0)
         return pl.concat([names[rows["group"]], rows.drop("group")], how="horizontal")
 
-    def _grouped(self, by: Subject | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _grouped(self, by: Subject | None, folds: Folds) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The columns of the grouping by group, and the times with a row per group and step."""
-        forest, times = self._attribution.forest, self._times
+        forest, times = self.attribution.forest, self._times
         if by in ("layer", "module"):
-            names, of_key = modules_of_keys(forest) if by == "module" else (forest.layers(), None)
-            keys = forest.nodes.keys
-            of_node = keys if of_key is None else [of_key[key] for key in keys]
-            return names, sums_by_group(self._attribution, times, of_node, *_STEP)
+            names, of_key = modules_of_keys(forest) if by == "module" else _folded_keys(forest, folds)
+            of_node = [of_key[key] for key in forest.nodes.keys]
+            return names, sums_by_group(self.attribution, times, of_node, *_STEP)
         if by is None:
             named = pl.repeat("all", times.height, eager=True).alias("all")
         elif by == "phase":
@@ -273,6 +312,13 @@ class _Side:
         numbered = names.select(pl.first().alias("named"), group=pl.int_range(pl.len(), dtype=pl.Int32))
         grouped = times.with_columns(named.alias("named")).join(numbered, on="named", how="left", nulls_equal=True)
         return names, _summed(grouped, ["group", *_STEP])
+
+
+def _folded_keys(forest: Forest, folds: Folds) -> tuple[pl.DataFrame, list[int]]:
+    """Return layer, module and phase of each layer or fold, and the number of the one of each key."""
+    numbers: dict[Key, int] = {}
+    of_key = [numbers.setdefault(_fold(key, folds), len(numbers)) for key in forest.keys.names]
+    return pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY, pl.String), orient="row"), of_key
 
 
 _STEP: Final = ("process_code", "step")
@@ -361,9 +407,8 @@ def _t_quantile(freedom: float) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def _with_kernels(rows: pl.DataFrame, a: Attribution, b: Attribution) -> pl.DataFrame:
+def _with_kernels(rows: pl.DataFrame, of_a: _Kernels, of_b: _Kernels) -> pl.DataFrame:
     """Add the kernels that the layer itself launches in only one of the runs."""
-    of_a, of_b = _kernel_names(a), _kernel_names(b)
     gone, new = [], []
     for layer, module, phase in rows.select(KEY).rows():
         before, _, after = module.partition(" → ")
@@ -375,9 +420,9 @@ def _with_kernels(rows: pl.DataFrame, a: Attribution, b: Attribution) -> pl.Data
     return rows.with_columns(pl.Series("kernels_gone", gone, lists), pl.Series("kernels_new", new, lists))
 
 
-def _kernel_names(attribution: Attribution) -> dict[tuple[str, str, str], set[str]]:
+def _kernel_names(attribution: Attribution, folds: Folds) -> _Kernels:
     names, keys = attribution.forest.keys.names, attribution.forest.nodes.keys
-    found: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    found: defaultdict[Key, set[str]] = defaultdict(set)
     for node, name in attribution.names.filter("kernel").select("node", "name").iter_rows():
-        found[names[keys[node]]].add(name)
+        found[_fold(names[keys[node]], folds)].add(name)
     return found

@@ -10,6 +10,7 @@ import polars as pl
 from annot.analyze.cpu_parts import COMPUTED, layers_of_parts
 from annot.analyze.dlprof_reports import layers_in
 from annot.analyze.gpu_activities import KEY
+from annot.analyze.repeated_layers import repeated_layers
 from annot.analyze.step_parts import WORK, parts_of
 from annot.analyze.step_time import meanings, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
@@ -40,8 +41,9 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         ``time``     wall: step time without warm-up, summed over devices; each of `annot.analyze.step_time.SHARES`,
                      without a GPU of `annot.analyze.cpu_parts.PARTS`, which add up to it; hidden_ns: time overlapped by
                      the shares above
-        ``parts``    forward, backward and optimizer of processes without a GPU: the longest layers, and the others;
-                     ns of an item add up to that of ``time``; share: of step time; text: layer and class
+        ``parts``    forward, backward and optimizer of processes without a GPU: the longest layers, repeated layers as
+                     one (count: their number), and the others; ns of an item add up to that of ``time``; share: of
+                     step time; text: layer and class
         ``gpu``      busy: time of GPU activities in the steps, as share of step time; tensor_cores: time of kernels on
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
                      eligible layers
@@ -91,20 +93,22 @@ def _parts(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     wall, layers = int(table["ns"].sum()), layers_of_parts(attribution, parts_of(attribution))
     rows = []
     for part in COMPUTED:
-        found = layers.filter(pl.col("part") == part)
-        for layer, module, ns in found.head(_LAYERS).select("layer", "module", "ns").iter_rows():
-            rows.append(_row("parts", part, None, ns, wall, text=_name(part, layer, module)))
+        found = repeated_layers(layers.filter(pl.col("part") == part), "ns")
+        for layer, module, ns, repeats in found.head(_LAYERS).iter_rows():
+            repeated = repeats if repeats > 1 else None
+            rows.append(_row("parts", part, repeated, ns, wall, text=_name(part, layer, module, repeats)))
         others = found.slice(_LAYERS)
-        if others.height:
-            text = "1 other layer" if others.height == 1 else f"{others.height:,} other layers"
-            rows.append(_row("parts", part, others.height, int(others["ns"].sum()), wall, text=text))
+        if number := int(others["layers"].sum()):
+            text = "1 other layer" if number == 1 else f"{number:,} other layers"
+            rows.append(_row("parts", part, number, int(others["ns"].sum()), wall, text=text))
     return rows
 
 
-def _name(part: str, layer: str, module: str) -> str:
+def _name(part: str, layer: str, module: str, repeats: int) -> str:
     if not layer and not module:
         return "(outside layers)"
-    return f"{layer or ('' if part == 'optimizer' else '(model)')} {module}".strip()
+    times = f" ×{repeats:,}" if repeats > 1 else ""
+    return f"{layer or ('' if part == 'optimizer' else '(model)')} {module}".strip() + times
 
 
 def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:

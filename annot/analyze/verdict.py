@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -13,6 +12,7 @@ from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
+from annot.analyze.repeated_layers import repeated_layers
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
@@ -30,12 +30,6 @@ _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""
 _LONGEST_NAME: Final = 50
 """Number of characters of the name of a layer."""
-_LEAST_BLOCKS: Final = 5
-"""Number of equal layers that count together, as in `annot.report.folds`."""
-_BLOCK: Final = re.compile(r"(?<![^./_])\d+(?=[./])")
-"""Index of a block in the path of a layer inside it."""
-_SEPARATOR: Final = re.compile(r"([./])")
-_LAST: Final = re.compile(r"\d+$")
 _IDLE: Final = {
     "data": "waiting for data",
     "unrecorded": "waiting for something that the profile does not show",
@@ -179,29 +173,15 @@ def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
 
 
 def _longest(rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
-    """The name and the time (ns) of the layer with the most time; none without rows.
-
-    Layers of one class that differ in the index of a block count together, such as ``blocks.*.norm LayerNorm``.
-    """
-    sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
-    blocks = pl.Series([_BLOCK.sub("*", layer) for layer in sums["layer"]], dtype=pl.String)
-    repeated = pl.len().over(blocks, "module") >= _LEAST_BLOCKS
-    sums = sums.with_columns(block=pl.when(repeated).then(blocks).otherwise("layer"))
-    sums = sums.group_by("block", "module").agg(pl.col("ns").sum(), pl.col("layer").sort())
-    longest = sums.sort("ns", "block", descending=[True, False]).head(1).iter_rows()
-    return [(_short(f"{_common(layers)} {module}".strip()), time) for _, module, time, layers in longest]
+    """The name and the time (ns) of the layer, or of repeated layers, with the most time; none without rows."""
+    longest = repeated_layers(rows, ns).head(1).select("layer", "module", "ns").iter_rows()
+    return [(_short(f"{layer} {module}".strip()), time) for layer, module, time in longest]
 
 
 def _short(name: str) -> str:
     """A name of at most `_LONGEST_NAME` characters, shortened in the middle, since paths share prefixes."""
     half = _LONGEST_NAME // 2
     return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
-
-
-def _common(layers: list[str]) -> str:
-    """The path of layers that differ in indices of blocks, with ``*`` for these."""
-    columns = zip(*(_SEPARATOR.split(layer) for layer in layers), strict=True)
-    return "".join(one[0] if len(set(one)) == 1 else _LAST.sub("*", one[0]) for one in columns)
 
 
 def _named(name: str, share: float, whole: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -11,7 +11,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution, self_times
 from annot.attribution.gpu_time import UNATTRIBUTED
 from annot.attribution.host_times import without_unknown
-from annot.attribution.layer_chains import KEY, Key
+from annot.attribution.layer_chains import KEY
 from annot.attribution.memory import MEMORY_COLUMNS
 from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
@@ -19,7 +19,7 @@ from annot.util.weak_keys import once_for_each
 
 __all__ = [
     "NO_MODULE", "NO_OPERATION", "by_kernel", "by_layer", "by_module", "by_op", "by_phase", "modules_of_keys",
-    "of_modules", "phases_of_nodes", "with_layers_of",
+    "of_modules", "phases_of_nodes",
 ]  # fmt: skip
 
 _SHAPES_KEPT: Final = 8
@@ -67,34 +67,6 @@ def _source(attribution: Attribution) -> list[pl.Expr]:
     sources: dict[str, str] = attribution.meta.get("sources", {})
     source = pl.col("module").replace_strict(sources, default=None, return_dtype=pl.String)
     return [pl.when(pl.col("phase").is_in(_LAYER_PHASES)).then(source).alias("source")] if sources else []
-
-
-def with_layers_of(owners: Mapping[Key, Key], rows: pl.DataFrame, attribution: Attribution) -> pl.DataFrame:
-    """Return rows by layer in which the total times of each owner include its layers, inside its ranges or not.
-
-    `owners` has the layers that are included, and the owners themselves. Where a total time changes, busy time and span
-    are null, because layers can overlap, and so are times per call.
-    """
-    groups = {owner: number for number, owner in enumerate(dict.fromkeys(owners.values()))}
-    names = attribution.forest.keys.names
-    of_key = [groups.get(owners.get(key, key), column_ops.NONE) for key in names]
-    crossing = [groups.get(key, column_ops.NONE) for key in names]
-    table = pl.DataFrame(list(groups), schema=dict.fromkeys(KEY, pl.String), orient="row")
-    sums = _rolled_up(attribution, table, of_key, crossing).select(*KEY, *_INCLUSIVE)
-    found = rows.update(without_unknown(sums, attribution.meta), on=KEY)
-    return found.with_columns(
-        pl.when(found[total].eq_missing(rows[total])).then(name).alias(name)
-        for total, names in _OF_TOTAL.items()
-        for name in names
-        if name in rows.columns
-    )
-
-
-_OF_TOTAL: Final = {
-    "host_ns": ("host_mean_ns", "host_min_ns", "host_max_ns"),
-    "gpu_ns": ("gpu_mean_ns", "gpu_min_ns", "gpu_max_ns", "gpu_busy_ns", "gpu_span_ns"),
-}
-"""Columns that describe the calls of a total time."""
 
 
 def by_module(attribution: Attribution) -> pl.DataFrame:
@@ -224,13 +196,10 @@ def modules_of_keys(forest: Forest) -> tuple[pl.DataFrame, list[int]]:
     return pl.DataFrame(list(numbers), schema=dict.fromkeys(KEY[1:], pl.String), orient="row"), of_key
 
 
-def _rolled_up(
-    attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int], crossing: Sequence[int] | None = None
-) -> pl.DataFrame:
+def _rolled_up(attribution: Attribution, groups: pl.DataFrame, of_key: Sequence[int]) -> pl.DataFrame:
     """Sum up nodes by group of their key. A layer inside itself counts once.
 
-    `crossing` has the groups of crossing ranges; None: `of_key`. The result has the columns of the groups, group (its
-    number), `_OWN`, `_INCLUSIVE` and start.
+    The result has the columns of the groups, group (its number), `_OWN`, `_INCLUSIVE` and start.
     """
     nodes = attribution.nodes
     of_node = [of_key[key] for key in attribution.forest.nodes.keys]
@@ -242,8 +211,8 @@ def _rolled_up(
     sums = table.filter(pl.col("group") != column_ops.NONE).group_by("group").agg(
         pl.col(_OWN).sum(), pl.col(*_INCLUSIVE).filter("outermost").sum(), pl.col("start").min()
     )  # fmt: skip
-    sums = _with_crossing(attribution, sums, of_key if crossing is None else crossing)
-    shown = (pl.col("calls") > 0) | (pl.col("kernels_total") > 0) | (pl.col("copies") > 0) | (pl.col("gpu_ns") > 0)
+    sums = _with_crossing(attribution, sums, of_key)
+    shown = pl.any_horizontal(pl.col("calls", "kernels_total", "copies", "gpu_ns", "host_ns") > 0)
     numbered = groups.with_columns(group=pl.int_range(pl.len()))
     return sums.filter(shown).join(numbered, on="group", how="left")
 

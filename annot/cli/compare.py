@@ -4,6 +4,7 @@ A is the baseline. B is the profile to compare, from another device, version or 
 profiles have steps. Warm-up steps are left out. A speedup above 1 means that B is faster. ± is the 95% confidence
 interval. Rows that became slower come first. A change appears once, at its place: the table leaves out layers whose
 change the rows inside them explain. Files contain them, with `explained` = true.
+Repeated layers are one row, as in `annot report`; files have a row for each.
 
 --fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
 significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
@@ -15,6 +16,7 @@ status is then 4. With --force, such runs are compared anyway.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from annot.cli import output
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
+    from annot.analyze.compare import Folds
     from annot.attribution import Attribution
 
 __all__ = ["add_arguments", "run"]
@@ -46,6 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("layer", "module", "phase", "class", "kernel"),
         help="what a row is: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
     )  # fmt: skip
+    parser.add_argument(
+        "--expand", action="append", nargs="?", const="", metavar="PATH",
+        help="show repeated layers at PATH (layers, layers.7) one by one instead of as one row; repeatable; without "
+        "PATH, which then stands after B: all layers",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top", type=output.number_type("of rows, 1 or more", lambda top: top >= 1, int), metavar="N",
+        help="show the N rows whose time changes most",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-share",
+        metavar="P",
+        help="leave out rows below P percent of the time of the longer run",
+        type=output.number_type("from 0 to 100", lambda part: 0 <= part <= 100, lambda t: float(t.removesuffix("%"))),
+    )
     output.add_step_arguments(parser)
     output.add_output_arguments(parser, "html")
     ci = parser.add_argument_group("in CI")
@@ -67,17 +85,20 @@ def run(args: argparse.Namespace) -> int:
     from annot.report.terminal.compare import ComparisonReport, print_comparison
 
     output.settle_format(args)
+    if problem := _usage_problem(args):
+        raise output.UsageError(problem)
     output.check_output(args, args.a, args.b)
     with progress():
         sides = [output.opened(path, args).attribution for path in (args.a, args.b)]
     try:
-        comparison = compare(*sides, by=args.by)
+        folds = _folds(sides, args.expand or ()) if args.by == "layer" and args.format == "table" else None
+        comparison = compare(*sides, by=args.by, folds=folds)
     except ValueError as error:
         raise AnnotError(str(error)) from None
     if args.format == "html":
         _write_page(sides[0], sides[1], args)
     else:
-        report = ComparisonReport(comparison, args.a, args.b)
+        report = ComparisonReport(comparison, args.a, args.b, args.top, (args.min_share or 0) / 100)
         output.deliver(report, partial(print_comparison, report, full_names=args.full_names), args)
     if args.fail_above is None:
         return 0
@@ -94,6 +115,40 @@ def run(args: argparse.Namespace) -> int:
     if step:
         output.say(f"a step takes more than {args.fail_above:g} times as long in {args.b}")
     return _SLOWER if slower or step else 0
+
+
+def _usage_problem(args: argparse.Namespace) -> str | None:
+    """Return the error message for a wrong combination of options, or None."""
+    given = [name for name in ("expand", "top", "min_share") if getattr(args, name) is not None]
+    if args.format == "html" and given:
+        return f"--{given[0].replace('_', '-')} cannot be combined with --format html: the page contains all rows"
+    if args.expand is not None and args.format != "table":
+        return f"--expand cannot be combined with --format {args.format}: files have a row for each layer"
+    if args.expand is not None and args.by != "layer":
+        return f"--expand cannot be combined with --by {args.by}: it shows layers"
+    return None
+
+
+def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
+    """Return the folds of each profile; a path of `expand` is in one of them at least."""
+    from annot.attribution import by_layer
+    from annot.attribution.nested_layers import nested_layers
+    from annot.report.folds import with_groups
+
+    found: list[Folds] = []
+    wrong: list[ValueError] = []
+    for side in sides:
+        rows, nesting = by_layer(side), nested_layers(side)
+        try:
+            rows = with_groups(rows, expand=expand, nesting=nesting)
+        except ValueError as error:
+            wrong.append(error)
+            rows = with_groups(rows, nesting=nesting)
+        layers = rows.drop_nulls("group").select("layer", "module", "group")
+        found.append({(layer, module): group for layer, module, group in layers.iter_rows()})
+    if len(wrong) == len(sides):
+        raise wrong[0]
+    return found[0], found[1]
 
 
 def _write_page(a: Attribution, b: Attribution, args: argparse.Namespace) -> None:

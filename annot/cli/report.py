@@ -250,7 +250,7 @@ def _view_problem(args: argparse.Namespace) -> str | None:
         return f"--{error}"
     if args.depth is not None and (view.by != "layer" or not view.sums):
         return f"--depth cannot be combined with {'--each' if args.each else f'--by {args.by}'}: it sums layers"
-    if args.expand is not None and view.layout != "tree":
+    if args.expand is not None and not view.folds:
         return f"--expand cannot be combined with --by {view.by} --columns {view.group}: it needs the times of layers"
     if args.by in OTHER_NAMES:
         print(f"annot: --by {args.by} is now {OTHER_NAMES[args.by]}", file=sys.stderr)

@@ -71,7 +71,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     for column in (
         Column("phase", "Phase", "text"),
         Column("calls", "Calls", "count", "sum"),
-        Column("time_share", "Share", "share", "mean"),
+        Column("time_share", "Share", "share", "inclusive"),
         Column("kernels", "Kernels", "count", "sum", 100, full="Kernels (self)"),
         Column("kernels_total", "Kernels", "count", "inclusive", 100),
         Column("copies", "Copies", "count", "sum", 100, full="Copies and memsets"),
@@ -237,6 +237,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 _WEIGHT: Final = "(weight)"
+_BUSY: Final = "gpu_busy_ns"
 _TIME: Final = ("time_ns", "gpu_self_ns", "host_self_ns")
 """The time of a row: the first of these columns that is not 0."""
 _RATES: Final = {
@@ -251,28 +252,35 @@ def per_step(rows: pl.DataFrame, columns: Iterable[Column], steps: int) -> pl.Da
 
     Rows of one batch size cover only the steps of that size, whose number is in `batch_steps`.
     """
-    sums = [one.name for one in columns if one.combined in ("sum", "inclusive") and one.name in rows.columns]
+    sums = [
+        one.name for one in columns
+        if one.combined in ("sum", "inclusive") and one.unit != "share" and one.name in rows.columns
+    ]  # fmt: skip
     covered = pl.col("batch_steps").fill_null(steps) if "batch_steps" in rows.columns else pl.lit(steps)
     return rows.with_columns(pl.col(sums) / covered)
 
 
-def combined(rows: pl.DataFrame, keys: Sequence[str], columns: Iterable[Column]) -> pl.DataFrame:
+def combined(
+    rows: pl.DataFrame, keys: Sequence[str], columns: Iterable[Column], *, beside: bool = False
+) -> pl.DataFrame:
     """Return a row per combination of the keys, in order of first appearance; columns that the rows lack stay out.
 
-    Inclusive times of rows inside each other cannot be added up, so that they stay out, too.
+    Inclusive times of rows inside each other cannot be added up, so that they stay out, too. `beside`: the rows of a
+    combination are not inside each other; only their busy time stays out, because they can overlap.
     """
     time = next((name for name in _TIME if name in rows.columns and (rows[name] > 0).any()), None)
     rows = rows.with_columns(
         pl.lit(1.0).alias(_WEIGHT) if time is None else pl.col(time).cast(pl.Float64).alias(_WEIGHT)
     )
     present = [one for one in columns if one.name in rows.columns and one.name not in keys]
-    values = [_combined(one, rows.columns).alias(one.name) for one in present if one.combined != "inclusive"]
+    left_out = {one.name for one in present if one.combined == "inclusive" and (not beside or one.name == _BUSY)}
+    values = [_combined(one, rows.columns).alias(one.name) for one in present if one.name not in left_out]
     return rows.group_by(*keys, maintain_order=True).agg(values)
 
 
 def _combined(column: Column, known_names: Sequence[str]) -> pl.Expr:
     values = pl.col(column.name)
-    if column.combined in ("sum", "number"):
+    if column.combined in ("sum", "number", "inclusive"):
         return summed(column.name)
     if column.combined == "same":
         return pl.when(values.drop_nulls().n_unique() == 1).then(values.drop_nulls().first())
@@ -283,7 +291,8 @@ def _combined(column: Column, known_names: Sequence[str]) -> pl.Expr:
             return _quotient(pl.col(above), pl.col(below)) * factor
     if column.combined in ("mean", "rate"):
         return _quotient(values * pl.col(_WEIGHT), pl.when(values.is_not_null()).then(pl.col(_WEIGHT)))
-    return {"max": values.max(), "min": values.min(), "any": values.any()}[column.combined]
+    any_of = pl.when(values.is_not_null().any()).then(values.any())
+    return {"max": values.max(), "min": values.min(), "any": any_of}[column.combined]
 
 
 def _quotient(above: pl.Expr, below: pl.Expr) -> pl.Expr:

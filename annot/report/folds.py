@@ -1,6 +1,7 @@
 """Repeated layers as one line: ``layers.0`` to ``layers.199`` of one class are the fold ``layers.* Block ×200``.
 
-Folds are found here only. The terminal and notebooks show `shown_lines`, the page takes `every_fold`, files have the
+Folds are found here only. The terminal and notebooks show `shown_lines`, and `folded_rows` in tables with a line per
+row, the page takes `every_fold`, files have the
 column ``group`` of `with_groups`.
 """
 
@@ -15,15 +16,26 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.attribution.nested_layers import LayerNesting
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
-from annot.report.columns import COLUMNS, Formatted
-from annot.report.layer_tree import Line, is_layer, layer_lines, tree_columns
+from annot.report.columns import COLUMNS, Column, Formatted, combined
+from annot.report.layer_tree import Line, layer_lines, tree_columns
 from annot.report.tables import TREE, head
+from annot.report.tree_rows import is_layer, is_within, line_class
 from annot.report.units import unit_for
 from annot.report.views import Report
 
-__all__ = ["Spread", "every_fold", "index_of", "shown_columns", "shown_lines", "spread_of", "with_groups"]
+__all__ = [
+    "Spread",
+    "every_fold",
+    "folded_rows",
+    "index_of",
+    "shown_columns",
+    "shown_lines",
+    "spread_of",
+    "with_groups",
+]
 
 _LEAST: Final = 5
 """Number of equal siblings that fold. Image models (ResNet, Swin, ConvNeXt) have four stages, which differ in
@@ -53,18 +65,22 @@ class Spread:
     iqr: float
 
 
-def with_groups(rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: Sequence[str] = ()) -> pl.DataFrame:
+def with_groups(
+    rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: Sequence[str] = (),
+    nesting: LayerNesting | None = None,
+) -> pl.DataFrame:  # fmt: skip
     """Return rows with the column ``group``: the fold of the layer, such as ``layers.*.attn``; null outside folds.
 
     Args:
         rows: rows by layer, module and phase.
         every: the rows of all layers, for `rows` without some; None: `rows`.
         expand: paths of layers that stay out of folds, with all layers inside; ``""``: all layers.
+        nesting: the layers inside each other; see `annot.report.layer_tree.layer_lines`.
 
     Raises:
         ValueError: the profile has no layer at a path of `expand`.
     """
-    lines = layer_lines(rows if every is None else every)
+    lines = layer_lines(rows if every is None else every, nesting=nesting)
     found = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
     _check(expand, lines, found)
     names = [(*key, group) for key, group in found.items()]
@@ -74,9 +90,36 @@ def with_groups(rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: S
     return joined.select(*kept.columns[:-1], "group", kept.columns[-1])  # shapes stay the last column
 
 
+def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
+    """Return rows with those of each fold and phase as one row, whose values combine as their columns say.
+
+    Args:
+        rows: the result of `with_groups`.
+        columns: the columns to combine; others are null for folds.
+
+    Returns:
+        The rows in order of first appearance, with the column ``folded``: the number of layers of a fold, else null.
+    """
+    is_fold, module = pl.col("group").is_not_null(), pl.col("module").str.replace(f"^{COMPILED}.*", COMPILED)
+    keys = [name for name in ("layer", "module", "phase", "batch", "batch_steps") if name in rows.columns]
+    table = rows.with_columns(
+        layer=pl.coalesce("group", "layer"), module=pl.when(is_fold).then(module).otherwise("module"),
+        folded=pl.when(is_fold).then("layer"),
+    ).with_row_index(_PLACE)  # fmt: skip
+    members = table.filter(is_fold)
+    folds = combined(members, keys, columns, beside=True)
+    found = members.group_by(keys).agg(pl.col(_PLACE).min(), pl.col("folded").n_unique().cast(pl.Int64))
+    folds = folds.join(found, on=keys, nulls_equal=True)
+    others = table.filter(~is_fold).with_columns(folded=pl.lit(None, pl.Int64))
+    return pl.concat([others, folds], how="diagonal_relaxed").sort(_PLACE).drop(_PLACE)
+
+
+_PLACE: Final = "(place)"
+
+
 def shown_lines(report: Report) -> list[Line]:
     """Return the lines of the layer table in depth-first order, with folds."""
-    lines = layer_lines(report.tree_rows, report.every)
+    lines = layer_lines(report.tree_rows, report.every, report.nesting)
     groups = ((line.key, next(iter(line.phases.values())).get("group")) for line in lines)
     return _folded(lines, {key: group for key, group in groups if group is not None})
 
@@ -88,7 +131,7 @@ def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]
     known = [spread for spread in spreads.values() if spread]
     if not known:
         return columns
-    unit, whole = unit_for(spread.slowest for spread in known), unit_for(report.rows[report.time])
+    unit, whole = unit_for(spread.slowest for spread in known), unit_for(report.tree_rows[report.time])
 
     def column(name: str, show: Callable[[Spread], str]) -> Formatted[Line]:
         def cell(line: Line) -> str:
@@ -199,7 +242,7 @@ def _merged(node: _Node, inner: _Inner) -> list[_Node]:
     names = _names(node, inner)
     for line in node.lines:
         for one in inner[id(line)]:
-            path, module = _moved(one.key[0], line.key[0], node.path), _class(one)
+            path, module = _moved(one.key[0], line.key[0], node.path), line_class(one.module)
             if name := names.get(id(one)):
                 path = path.removesuffix(layer_path.last(path)) + name
             found.setdefault((path, module), _Node(path, module, [])).lines.append(one)
@@ -236,21 +279,11 @@ def _numbered(name: str) -> tuple[str, int]:
     return (stem, int(number)) if stem and number.isdecimal() else (name, -1)
 
 
-def _class(line: Line) -> str:
-    """The class of a line. Compiled graphs are numbered over the model, so that their numbers do not count."""
-    return COMPILED if line.module.startswith(COMPILED) else line.module
-
-
 def _moved(path: str, old: str, new: str) -> str:
     """Replace the beginning of a path, of each layer of a fused kernel."""
     if FUSED in path:
         return FUSED.join(_moved(part, old, new) for part in path.split(FUSED))
-    return new + path[len(old) :] if old and _is_within(path, old) else path
-
-
-def _is_within(path: str, outer: str) -> bool:
-    """Whether a path is that of a layer or of a layer inside it."""
-    return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + layer_path.INSIDE))
+    return new + path[len(old) :] if old and is_within(path, old) else path
 
 
 def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
@@ -282,7 +315,7 @@ def _patterns(node: _Node, above: str) -> Iterator[str]:
         return
     if layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
         return
-    begin = len(above) + 1 if above and _is_within(node.path, above) else 0
+    begin = len(above) + 1 if above and is_within(node.path, above) else 0
     parts = re.split(r"([./])", node.path[begin:])
     for place in range(len(parts) - 1, -1, -2):
         found = _INDEX.fullmatch(parts[place])
@@ -309,7 +342,7 @@ def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
 
 def _unfolds(text: str, path: str, fold: str) -> bool:
     """Whether a path of the user names a layer, one around it or inside it, or its fold."""
-    return text in ("", fold) or _is_within(path, text) or _is_within(text, path)
+    return text in ("", fold) or is_within(path, text) or is_within(text, path)
 
 
 def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, str]) -> None:
@@ -319,7 +352,7 @@ def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, st
     folds = list(dict.fromkeys(_groups(lines, lambda *_: False).values()))
     paths = [*(line.key[0] for line in lines), *folds, *found.values()]
     for text in expand:
-        if text and not any(_is_within(path, text) for path in paths):
+        if text and not any(is_within(path, text) for path in paths):
             known = ", ".join(folds[:5]) or "none"
             raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {known}")
 
@@ -344,7 +377,7 @@ def _parts(lines: Iterable[Line], groups: Mapping[_Key, str]) -> list[list[Line]
     parts: dict[_Key, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.place):
         group = groups.get(line.key)
-        parts.setdefault(line.key if group is None else (group, _class(line)), []).append(line)
+        parts.setdefault(line.key if group is None else (group, line_class(line.module)), []).append(line)
     return list(parts.values())
 
 
@@ -354,14 +387,14 @@ def _fold(path: str, members: list[Line], above: Line | None) -> Line:
     label = path
     if first.label == "(graph)":
         label = first.label
-    elif above is not None and above.key[0] and FUSED not in path:
+    elif above is not None and above.key[0] and FUSED not in path and is_within(path, above.key[0]):
         label = path[len(above.key[0]) + len(layer_path.INSIDE if layer_path.INSIDE in path else ".") :]
     count = "" if above is not None and len(above.members) == len(members) else f"×{len(members):,}"
     phases = dict.fromkeys(phase for line in members for phase in line.phases)
     rows: dict[str, Mapping[str, Any]] = {
         phase: _sum([line.phases[phase] for line in members if phase in line.phases], path) for phase in phases
     }
-    module = first.module if len({line.module for line in members}) == 1 else _class(first)
+    module = first.module if len({line.module for line in members}) == 1 else line_class(first.module)
     return Line(label, module, first.depth, rows, members=members, count=count, place=first.place)
 
 

@@ -8,35 +8,27 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import UNATTRIBUTED, Attribution, by_layer
-from annot.attribution.layer_tables import with_layers_of
-from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
+from annot.attribution import Attribution, by_layer
+from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.labels import layer_path
-from annot.labels.plain_names import phase_of
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted, combined
 from annot.report.tables import TREE, head
+from annot.report.tree_rows import LAYER_PHASES, TITLES, in_tree, is_layer, is_within, of_program
 from annot.report.units import count, share, unit_for
 from annot.report.views import Report
 
-__all__ = [
-    "LAYER_PHASES", "MODEL", "Line", "at_depth", "is_layer", "layer_lines", "other_lines", "row_label", "title",
-    "tree_columns",
-]  # fmt: skip
+__all__ = ["MODEL", "Line", "at_depth", "layer_lines", "other_lines", "row_label", "title", "tree_columns"]
 
 MODEL: Final = "(model)"
 """Displayed path of the root module."""
-LAYER_PHASES: Final = ("forward", "backward", "recompute")
-"""Phases of a layer."""
 _WRAPPERS: Final = (
     "DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine", "FullyShardedDataParallel",
 )  # fmt: skip
 """Classes of PyTorch modules that have the path of the module that they wrap."""
 _Key = tuple[str, str]
-_Row = Mapping[str, Any]
 _ROW: Final = ("layer", "module", "phase")
 _OF_CALLS: Final = ("calls", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns")
-_TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 
 
 @dataclass(slots=True)
@@ -86,34 +78,55 @@ class Line:
         return "" if not shapes else shapes[0] if len(shapes) == 1 else f"{shapes[0]} (+{len(shapes) - 1})"
 
 
-def layer_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[Line]:
+def layer_lines(
+    rows: pl.DataFrame, every: pl.DataFrame | None = None, nesting: LayerNesting | None = None
+) -> list[Line]:
     """Return the lines of layers and ranges in depth-first order; siblings keep the order of the rows.
 
-    `every` has all rows, for `rows` that lack some: a range without a phase keeps the phases of the ranges inside it.
+    Args:
+        rows: rows by layer, module and phase.
+        every: all rows, for `rows` that lack some: each line keeps its place, inside the nearest line that is there,
+            and a range without a phase keeps the phases of the ranges inside it.
+        nesting: the layers inside each other by their ranges; None: paths say where a layer is.
     """
-    lines: dict[tuple[str, str], Line] = {}
-    for row in _split(rows)[0]:
-        line = lines.setdefault(
-            (row["layer"], row["module"]), Line(row["layer"] or MODEL, row["module"], place=len(lines))
-        )
+    whole = _lines(rows if every is None else every, every)
+    parents = _parents(whole, nesting)
+    for key, parent in parents.items():
+        if parent is not None:
+            whole[parent].inside.append(whole[key])
+    lines = whole if every is None else _lines(rows, every)
+    children: dict[_Key | None, list[_Key]] = {}
+    for key, line in lines.items():
+        line.inside = whole[key].inside
+        above = parents[key]
+        while above is not None and above not in lines:
+            above = parents[above]
+        children.setdefault(above, []).append(key)
+    return list(_walk(lines, children))
+
+
+def other_lines(rows: pl.DataFrame, every: pl.DataFrame | None = None) -> list[Line]:
+    """Return the lines of the remaining rows: loops, optimizers, operations, unattributed time.
+
+    `every` has all rows, for `rows` that lack some.
+    """
+    others = rows.filter(~in_tree(rows, every)).iter_rows(named=True)
+    return [Line(*title(row), 0, {row["phase"]: row}) for row in others]
+
+
+def _lines(rows: pl.DataFrame, every: pl.DataFrame | None) -> dict[_Key, Line]:
+    lines: dict[_Key, Line] = {}
+    for row in rows.filter(in_tree(rows, every)).iter_rows(named=True):
+        key = row["layer"], row["module"]
+        line = lines.setdefault(key, Line(row["layer"] or MODEL, row["module"], place=len(lines)))
         line.phases[row["phase"]] = row
-    walked = list(_walk(lines, _children(lines), None, 0))
-    if every is not None:
-        inside = {line.key: line.inside for line in layer_lines(every)}
-        for line in walked:
-            line.inside = inside.get(line.key, line.inside)
-    return walked
-
-
-def other_lines(rows: pl.DataFrame) -> list[Line]:
-    """Return the lines of the remaining rows: loops, optimizers, operations, unattributed time."""
-    return [Line(*title(row), 0, {row["phase"]: row}) for row in _split(rows)[1]]
+    return lines
 
 
 def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
     """Return the columns of the layer table. Phases that no line has get no column."""
-    time, host = report.time, unit_for(report.rows["host_ns"])
-    unit = unit_for(report.rows[time])
+    time, host = report.time, unit_for(report.tree_rows["host_ns"])
+    unit = unit_for(report.tree_rows[time])
 
     def timed(column: str, *phases: str) -> Callable[[Line], str]:
         return lambda line: unit.show(line.get(column, *phases))
@@ -132,7 +145,7 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
     if time == "gpu_ns":
         shows["busy"] = timed("gpu_busy_ns")
         shows["kernels"] = lambda line: count(line.get("kernels") or None)
-    if (report.rows["gpu_by_time_ns"] > 0).any():
+    if (report.tree_rows["gpu_by_time_ns"] > 0).any():
         shows["by_time"] = lambda line: unit.show(line.get("gpu_by_time_ns") or None)
     columns = [head(TREE[name], show, always.get(name)) for name, show in shows.items()]
     if time == "gpu_ns" and report.meta["host_ns"] is not None:
@@ -144,9 +157,8 @@ def tree_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]
 def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.DataFrame:
     """Return rows in which each layer below a depth is part of its ancestor at that depth.
 
-    The rows of an ancestor and of the layers below it combine as their columns say. Its calls and the times per call
-    are its own. Its total times include the layers below it, also where these run outside its calls. Rows without a
-    layer stay.
+    The rows of an ancestor and of the layers below it combine as their columns say. Its calls, the times per call and
+    its total times are its own: it contains these layers. Rows without a layer stay.
 
     Args:
         rows: rows by layer, module and phase, such as those of `annot.attribution.by_layer`.
@@ -156,7 +168,7 @@ def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.Dat
     lines: dict[_Key, Line] = {}
     above: list[Line] = []
     layers = by_layer(attribution)
-    for line in layer_lines(layers):
+    for line in layer_lines(layers, nesting=nested_layers(attribution)):
         above[line.depth :] = [line]
         lines[line.key] = above[min(line.depth, depth)]
     owners = {key: _owner(key, lines.get(key[:2])) for key in layers.select(_ROW).iter_rows()}
@@ -170,8 +182,7 @@ def at_depth(rows: pl.DataFrame, depth: int, attribution: Attribution) -> pl.Dat
     )
     own = [pl.col(name).filter("is_owner").first() for name in rows.columns if name not in (*keys, *merged.columns)]
     merged = merged.join(table.group_by(keys, maintain_order=True).agg(own), on=keys, how="left", nulls_equal=True)
-    last = {key: owner for key, owner in owners.items() if key[:2] in lines and lines[key[:2]].depth == depth}
-    return with_layers_of(last, merged.select(rows.columns), attribution)
+    return merged.select(rows.columns)
 
 
 def _owner(key: tuple[str, str, str], line: Line | None) -> tuple[str, str, str]:
@@ -181,42 +192,11 @@ def _owner(key: tuple[str, str, str], line: Line | None) -> tuple[str, str, str]
     return *line.key, "other" if line.phases.keys() == {"other"} else key[2]
 
 
-def is_layer(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of `annot.attribution.by_layer` describes a layer of a model."""
-    return row["phase"] in LAYER_PHASES and bool(row["layer"] or row["module"])
-
-
-def _split(rows: pl.DataFrame) -> tuple[list[_Row], list[_Row]]:
-    """Return the rows of the tree and the others.
-
-    The tree has layers, and the ranges of a program that contain others or lie in them. In a profile without layers of
-    a model it has all ranges of the program.
-    """
-    every = rows.rows(named=True)
-    inside = [row["layer"] for row in every if layer_path.INSIDE in row["layer"]]
-    around = {above for path in inside for above in layer_path.above(path)}
-    of_model = any(is_layer(row) and not _of_program(row) for row in every)
-    parts: tuple[list[_Row], list[_Row]] = [], []
-    for row in every:
-        path = row["layer"]
-        nested = layer_path.INSIDE in path or (path != "" and path in around)
-        parts[not (is_layer(row) or nested or (not of_model and _of_program(row)))].append(row)
-    return parts
-
-
-def _of_program(row: _Row) -> bool:
-    """Return whether a row is a range that a program opened itself (see `annot.attribution.containment`)."""
-    path, phase = row["layer"], row["phase"]
-    if row["module"] or not path or path in _TITLES or "::" in path:
-        return False
-    return layer_path.INSIDE in path or phase not in LAYER_PHASES or phase_of(path) == phase
-
-
 def title(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return label and remark of a row: layer and class, or for unattributed time the reason."""
     layer, module, phase = row["layer"], row["module"], row["phase"]
-    if layer in _TITLES:
-        return _TITLES[layer], module
+    if layer in TITLES:
+        return TITLES[layer], module
     if not layer and phase != "other":
         return phase.capitalize(), module or "(all)"
     return layer, module
@@ -225,7 +205,8 @@ def title(row: Mapping[str, Any]) -> tuple[str, str]:
 def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     """Return the label of a row and a remark on it: the layer and its class, or the value of another column."""
     if label == "layer":
-        return (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+        path, module = (row["layer"] or MODEL, row["module"]) if is_layer(row) else title(row)
+        return path, f"{module} ×{row['folded']:,}".strip() if row.get("folded") else module
     if label == "group":
         return "  " * row["depth"] + layer_path.last(row["group"]), ""
     if label == "item":
@@ -235,8 +216,29 @@ def row_label(row: Mapping[str, Any], label: str = "layer") -> tuple[str, str]:
     return str(row[label]), ""
 
 
-def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
-    """Map each layer to its children. The parent is the layer with the longest path that is a prefix."""
+def _parents(lines: Mapping[_Key, Line], nesting: LayerNesting | None) -> dict[_Key, _Key | None]:
+    """Map each layer to the innermost layer around it; None: outermost.
+
+    A layer is inside the layers that contain all of its calls. Paths say where the other lines are: those of ranges of
+    a program and of operations, and those without a known place.
+    """
+    parents = _parents_by_path(lines)
+    if nesting is None:
+        return parents
+    layers = {key for key, line in lines.items() if _is_of_model(line)}
+    for key in layers & nesting.nodes.keys():
+        parents[key] = next((one for one in nesting.around(key) if one in layers), None)
+    return parents
+
+
+def _is_of_model(line: Line) -> bool:
+    """Return whether a line is a layer of a model rather than a range of a program or an operation."""
+    row = next(iter(line.phases.values()))
+    return not of_program(row) and "::" not in row["layer"]
+
+
+def _parents_by_path(lines: Mapping[_Key, Line]) -> dict[_Key, _Key | None]:
+    """Map each layer to the layer with the longest path that is a prefix; None: outermost."""
     keys = list(lines)
     first: dict[str, _Key] = {}
     for key in keys:
@@ -247,7 +249,7 @@ def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
     models = [key for key in roots if key not in wrappers]
     if len(wrappers) == len(models) == 1:
         first[""] = models[0]
-    children: dict[_Key | None, list[_Key]] = {}
+    parents: dict[_Key, _Key | None] = {}
     for key in keys:
         above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(lines[key])
         parent = next((first[path] for path in above if path in first), None)
@@ -255,8 +257,8 @@ def _children(lines: Mapping[_Key, Line]) -> dict[_Key | None, list[_Key]]:
             parent = None  # with several models, the path alone does not identify the root
         if [key] == models and len(wrappers) == 1:
             parent = wrappers[0]
-        children.setdefault(parent, []).append(key)
-    return children
+        parents[key] = parent
+    return parents
 
 
 def _is_graph(key: _Key) -> bool:
@@ -268,7 +270,7 @@ def _around(line: Line) -> Iterator[str]:
     """Yield the parent paths, longest first. The model does not contain ranges of a program and operations."""
     row = next(iter(line.phases.values()))
     path = row["layer"]
-    return filter(None, layer_path.above(path)) if _of_program(row) or "::" in path else _prefixes(path)
+    return _prefixes(path) if _is_of_model(line) else filter(None, layer_path.above(path))
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -280,22 +282,19 @@ def _prefixes(path: str) -> Iterator[str]:
     yield from layer_path.above(path)
 
 
-def _walk(
-    lines: dict[_Key, Line], children: dict[_Key | None, list[_Key]], parent: _Key | None, depth: int
-) -> Iterator[Line]:
+def _walk(lines: Mapping[_Key, Line], children: Mapping[_Key | None, list[_Key]]) -> Iterator[Line]:
     """Yield the lines depth first, without recursion: models can be deeper than CPython's recursion limit."""
-    pending = [(key, parent, depth) for key in reversed(children.get(parent, []))]
+    pending: list[tuple[_Key, _Key | None, int]] = [(key, None, 0) for key in reversed(children.get(None, []))]
     while pending:
         key, above, depth = pending.pop()
         line = lines[key]
         line.depth = depth
-        if above is not None and above[0] and FUSED not in key[0]:
+        if above is not None and above[0] and FUSED not in key[0] and is_within(key[0], above[0]):
             separator = layer_path.INSIDE if layer_path.INSIDE in key[0] else "."
             line.label = key[0][len(above[0]) + len(separator) :]
         if _is_graph(key):
             line.label = "(graph)"
         elif above is not None and not key[0]:
             line.label = "module"
-        line.inside = [lines[child] for child in children.get(key, [])]
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

@@ -1,4 +1,4 @@
-"""Selection of the rows of a table by time. The rows of a fold (see `annot.report.folds`) count as one row."""
+"""Selection of rows by time. Rows that a table shows as one line (`annot.report.tree_rows`) stay together."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ import polars as pl
 
 __all__ = ["at_least", "longest", "longest_first"]
 
-_ENTRY = ("group", "module", "phase")
+
+def longest_first(rows: pl.DataFrame, column: str, lines: pl.Series | None = None) -> pl.DataFrame:
+    """Return the rows with the longest first, in the order of the sums of their lines.
+
+    Args:
+        rows: the rows.
+        column: the time to sort by.
+        lines: number of the line of each row; None: each row is a line.
+    """
+    return _sorted(_numbered(rows, column, lines)).select(rows.columns)
 
 
-def longest_first(rows: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the rows with the longest first; folds by their sums."""
-    return rows.sort(_time(rows, column), descending=True, nulls_last=True, maintain_order=True)
+def longest(rows: pl.DataFrame, column: str, lines: pl.Series | None = None, *, number: int) -> pl.DataFrame:
+    """Return the rows of the longest lines, longest first; arguments as of `longest_first`."""
+    ordered = _sorted(_numbered(rows, column, lines))
+    kept = ordered[_LINE].unique(maintain_order=True).head(number)
+    return ordered.filter(pl.col(_LINE).is_in(kept.implode())).select(rows.columns)
 
 
-def longest(rows: pl.DataFrame, column: str, number: int) -> pl.DataFrame:
-    """Return the longest rows, longest first, each fold as one of them."""
-    ordered = longest_first(rows, column)
-    if "group" not in rows.columns:
-        return ordered.head(number)
-    entry = pl.struct(pl.coalesce("group", "layer").alias("group"), *_ENTRY[1:])
-    kept = ordered.select(entry.alias("entry"))["entry"]
-    return ordered.filter(kept.is_in(kept.unique(maintain_order=True).head(number).implode()))
+def at_least(rows: pl.DataFrame, column: str, lines: pl.Series | None = None, *, ns: float) -> pl.DataFrame:
+    """Return the rows of lines that take at least some time (ns), in their order; arguments as of `longest_first`."""
+    return _numbered(rows, column, lines).filter(pl.col(_TIME) >= ns).select(rows.columns)
 
 
-def at_least(rows: pl.DataFrame, column: str, ns: float) -> pl.DataFrame:
-    """Return the rows that take at least some time (ns), in their order; folds by their sums."""
-    return rows.filter(_time(rows, column).fill_null(0) >= ns)
+_LINE, _TIME = "(line)", "(time)"
 
 
-def _time(rows: pl.DataFrame, column: str) -> pl.Expr:
-    if "group" not in rows.columns:
-        return pl.col(column)
-    return pl.when(pl.col("group").is_null()).then(column).otherwise(pl.col(column).sum().over(_ENTRY))
+def _numbered(rows: pl.DataFrame, column: str, lines: pl.Series | None) -> pl.DataFrame:
+    """Add the line of each row and the sum of its time."""
+    numbers = pl.int_range(pl.len()) if lines is None else lines
+    return rows.with_columns(numbers.alias(_LINE)).with_columns(pl.col(column).sum().over(_LINE).alias(_TIME))
+
+
+def _sorted(rows: pl.DataFrame) -> pl.DataFrame:
+    first = pl.int_range(pl.len()).min().over(_LINE)  # rows of one line stay together
+    return rows.sort(_TIME, -first, descending=True, maintain_order=True)

@@ -17,9 +17,11 @@ import polars as pl
 from annot.attribution import Attribution, by_kernel, by_layer, by_module, by_op, by_phase, by_step
 from annot.attribution.layer_tables import of_modules
 from annot.attribution.memory import MEMORY_COLUMNS
+from annot.attribution.nested_layers import LayerNesting
 from annot.profile import Profile
 from annot.report.columns import COLUMNS, Column, combined, of_names, per_step
 from annot.report.selected_rows import at_least, longest, longest_first
+from annot.report.tree_rows import lines_of
 from annot.util.entry_points import loaded
 
 __all__ = [
@@ -83,6 +85,11 @@ class View:
     def __reduce__(self) -> tuple[Callable[[str], View], tuple[str]]:
         """Pickle a view by its name, because functions inside functions cannot be pickled."""
         return find_view, (self.name,)
+
+    @property
+    def folds(self) -> bool:
+        """Whether tables show repeated layers as one line."""
+        return self.by == self.label == "layer" and self.sums and self.layout != "advice"
 
     @property
     def shown(self) -> list[Column]:
@@ -396,7 +403,9 @@ class Report:
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
-        tree: the rows that a tree shows, where a fold counts as one row; None: `rows`.
+        tree: the rows that tables show, where a fold counts as one row; None: `rows`.
+        nesting: the layers inside each other, for a tree.
+        least: share of the total time (0 to 1) below which rows were left out.
     """
 
     view: View
@@ -407,6 +416,8 @@ class Report:
     instead: Sequence[Report] = ()
     every: pl.DataFrame | None = None
     tree: pl.DataFrame | None = None
+    nesting: LayerNesting | None = None
+    least: float = 0.0
 
     @property
     def name(self) -> str:
@@ -415,7 +426,7 @@ class Report:
 
     @property
     def tree_rows(self) -> pl.DataFrame:
-        """The rows that a tree shows."""
+        """The rows that tables show."""
         return self.rows if self.tree is None else self.tree
 
     @property
@@ -446,8 +457,10 @@ class Report:
         """The sentence in place of a table without rows or FLOPs, or without the GPU activity it needs; or empty."""
         if self.view.gpu and self.time != "gpu_ns":
             return _NEED_GPU.format(self.view.gpu)
+        if self.least and self.tree_rows.is_empty():
+            return f"No row has {100 * self.least:g} % of the total time."
         unknown = self.view.group == "work" and self.rows["flops"].null_count() == self.rows.height
-        return self.view.empty if unknown or self.rows.is_empty() else ""
+        return self.view.empty if unknown or self.tree_rows.is_empty() else ""
 
     @property
     def each_step(self) -> str:
@@ -457,25 +470,30 @@ class Report:
         return f" per {self.meta['step_kind']} step" if self.meta.get("step_kind") else " per step"
 
     def sorted(self, sort: Order) -> Self:
-        """Return the report in order of appearance, or with the longest rows first if `sort` is "time"."""
+        """Return the report in order of appearance, or with the longest lines first if `sort` is "time"."""
         if sort == "order" or not self.column:
             return self
-        tree = None if self.tree is None else longest_first(self.tree, self.column)
-        rows = self.rows.sort(self.column, descending=True, nulls_last=True, maintain_order=True)
-        return replace(self, rows=rows, tree=tree)
+        return self._selected(longest_first)
 
     def top(self, number: int) -> Self:
-        """Return the report with the longest rows only, longest first."""
-        tree = None if self.tree is None else longest(self.tree, self.column, number)
-        return replace(self, rows=self.sorted("time").rows.head(number), tree=tree)
+        """Return the report with the longest lines only, longest first; a line keeps all its phases."""
+        return self._selected(partial(longest, number=number) if self.column else lambda rows, *_: rows.head(number))
 
     def at_least(self, share: float) -> Self:
-        """Return the report without the rows below a share (0 to 1) of the total time; others keep their order."""
+        """Return the report without the lines below a share (0 to 1) of the total time; others keep their order."""
         whole = self.whole
         if not self.column or not whole:
             return self
-        tree = None if self.tree is None else at_least(self.tree, self.column, share * whole)
-        rows = self.rows.filter(pl.col(self.column).fill_null(0) >= share * whole)
+        found = self._selected(partial(at_least, ns=share * whole))
+        return replace(found, least=0.0 if self.tree_rows.is_empty() else share)
+
+    def _selected(self, select: Callable[[pl.DataFrame, str, pl.Series | None], pl.DataFrame]) -> Self:
+        """Return the report with selected rows. The layers of a fold are one line of a tree, and single in `rows`."""
+        if self.view.layout != "tree":
+            shown = None if self.tree is None else select(self.tree, self.column, None)
+            return replace(self, rows=select(self.rows, self.column, None), tree=shown)
+        tree = None if self.tree is None else select(self.tree, self.column, lines_of(self.tree, self.every))
+        rows = select(self.rows, self.column, lines_of(self.rows, self.every, folded=False))
         return replace(self, rows=rows, tree=tree)
 
     def per_step(self, steps: int) -> Self:

@@ -16,11 +16,13 @@ import polars as pl
 
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
+from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.read.kineto.reader import NAME as KINETO
-from annot.report.folds import with_groups
+from annot.report.columns import COLUMNS
+from annot.report.folds import folded_rows, with_groups
 from annot.report.layer_tree import at_depth
 from annot.report.views import Order, Report, View, find_view
 from annot.runs.captures import with_capture_files
@@ -222,7 +224,7 @@ class Run(Frames):
             total: sums over the selected steps or the whole profile; false: the mean of a step without warm-up, if
                 the profile has steps.
             brief: also make the breakdown of the step time and the advice, if the profile is small.
-            expand: path of layers, such as ``layers`` or ``layers.7``, or several, that the layer table shows one by
+            expand: path of layers, such as ``layers`` or ``layers.7``, or several, that tables by layer show one by
                 one instead of in folds; ``""``: all layers.
 
         Raises:
@@ -241,14 +243,14 @@ class Run(Frames):
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        every = rows = self._rows(view, attribution)
+        rows = every = self._rows(view, attribution)
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, attribution)
         kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = (every, with_groups(rows, every, expand) if expand else rows) if view.layout == "tree" else ()
+        trees = _trees(view, attribution, every, rows, expand) if view.folds and "group" in every.columns else ()
         report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
@@ -383,8 +385,12 @@ class Run(Frames):
 
     @staticmethod
     def _rows(view: View, attribution: Attribution) -> pl.DataFrame:
+        """The rows of a view; those by layer have the fold of each layer."""
         rows = view.rows(attribution)
-        return with_groups(rows) if view.layout == "tree" else rows
+        if not view.folds or not {"layer", "module", "phase"} <= set(rows.columns):
+            return rows
+        layers = rows if view.layout == "tree" else by_layer(attribution)
+        return with_groups(rows, layers, nesting=nested_layers(attribution))
 
     def _repr_html_(self) -> str:
         from annot.report.charts.profile_charts import pictures
@@ -396,6 +402,19 @@ class Run(Frames):
     @cached_property
     def _table(self) -> Shown:
         return self.view(brief=True)
+
+
+def _trees(
+    view: View, attribution: Attribution, every: pl.DataFrame, rows: pl.DataFrame, expand: Sequence[str]
+) -> tuple[pl.DataFrame, pl.DataFrame, LayerNesting]:
+    """Return `every`, `tree` and `nesting` of a report by layer: with `expand`, some layers are one by one."""
+    nesting, shown = nested_layers(attribution), rows
+    if expand:
+        layers = every if view.layout == "tree" else by_layer(attribution)
+        shown = with_groups(rows, layers, expand, nesting)
+    if view.layout == "rows":
+        shown = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    return every, shown, nesting
 
 
 def view_of(path: str, selection: Selection, **options: Any) -> Shown:

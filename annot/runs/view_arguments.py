@@ -47,7 +47,7 @@ def paths_to_expand(expand: str | Sequence[str], view: View) -> tuple[str, ...]:
     paths = (expand,) if isinstance(expand, str) else tuple(expand)
     if wrong := [path for path in paths if not isinstance(path, str)]:
         raise TypeError(f"expand must have paths of layers, got {_of(wrong[0])}")
-    if paths and view.layout != "tree":
+    if paths and not view.folds:
         raise ValueError(f"expand needs the times of layers, got by {view.by} with columns {view.group}")
     return paths
 

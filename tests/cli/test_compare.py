@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,68 @@ def test_what_cannot_be_compared(
     host = training(device=False).write(tmp_path / "host.sqlite")
     assert main(["compare", str(host), str(host), "--by", "kernel"]) == 1
     assert capsys.readouterr().err.endswith("error: profiles without GPU activities cannot be compared by kernel\n")
+
+
+def _blocks(length: int, number: int = 20) -> Profile:
+    """Three steps with blocks that take as long as their place and a length, and a head."""
+    rows = Rows()
+    for step in range(3):
+        zero = 100_000 * step
+        rows.range(f"Batch {step} |step", zero, zero + 90_000)
+        for place in range(number):
+            start = zero + 1000 * place + 10
+            rows.range(f"layers.{place} Block |fwd", start, start + 900)
+            rows.range(f"layers.{place}.fc Linear |fwd", start + 10, start + 500)
+            rows.kernel(start + 20, (start + 30, start + 30 + length + place + step), name=f"gemm_{length}")
+        rows.range("head Linear |fwd", zero + 50_000, zero + 50_900)
+        rows.kernel(zero + 50_010, (zero + 50_100, zero + 50_200), name="gemv")
+    return rows.build()
+
+
+def test_repeated_layers_are_one_row() -> None:
+    """Its times are the sums of both sides, with their own uncertainty; kernels are those of all blocks."""
+    a, b = attribute(_blocks(100)), attribute(_blocks(200, 15))
+    layers = [by_layer(side).filter(pl.col("layer").str.starts_with("layers.")) for side in (a, b)]
+    of_a, of_b = (
+        {(layer, module): re.sub(r"\d+", "*", layer) for layer, module in side.select("layer", "module").iter_rows()}
+        for side in layers
+    )
+    comparison = compare(a, b, folds=(of_a, of_b))
+    assert comparison.rows.equals(compare(a, b).rows)
+    assert comparison.folded is not None
+    found = {row["layer"]: row for row in comparison.folded.to_dicts()}
+    assert {path: row["folded"] for path, row in found.items() if path.startswith(("layers", "head"))} == {
+        "layers.*": 20, "layers.*.fc": 20, "head": None,
+    }  # fmt: skip
+    for path in ("layers.*", "layers.*.fc"):
+        rows = comparison.rows.filter(pl.col("layer").str.replace(r"\d+", "*") == path)
+        row = found[path]
+        assert (row["a_ns"], row["b_ns"]) == (rows["a_ns"].sum(), rows["b_ns"].sum())
+        assert row["speedup_low"] < row["speedup"] < row["speedup_high"]
+    assert (found["layers.*.fc"]["kernels_gone"], found["layers.*.fc"]["kernels_new"]) == (["gemm_100"], ["gemm_200"])
+
+
+def test_options_of_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folds in the terminal, all rows in files; `--expand`, `--top` and `--min-share` as in `annot report`."""
+    paths = [str(training(device=True).write(tmp_path / f"{name}.sqlite")) for name in "ab"]
+
+    def printed(*options: str) -> list[str]:
+        assert main(["compare", *paths, *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    every = json.loads("".join(printed("--format", "json")))["layers"]
+    top = json.loads("".join(printed("--format", "json", "--top", "2")))["layers"]
+    assert top == [row for row in every if row in top]
+    assert len(top) == 2
+    least = json.loads("".join(printed("--format", "json", "--min-share", "30%")))["layers"]
+    assert least == [row for row in every if row["share"] >= 0.3]
+    assert 0 < len(least) < len(every)
+    for options, message in (
+        (["--top", "0"], "must be a number of rows, 1 or more, got '0'"),
+        (["--expand", "--by", "kernel"], "--expand cannot be combined with --by kernel"),
+        (["--expand", "--format", "csv"], "files have a row for each layer"),
+        (["--top", "3", "--format", "html", "-o", "x.html"], "--top cannot be combined with --format html"),
+        (["--expand", "nowhere"], "expand must be the path of a layer, got 'nowhere'"),
+    ):
+        assert main(["compare", *paths, *options]) != 0
+        assert message in capsys.readouterr().err

@@ -17,7 +17,7 @@ from tables import Rows
 
 from annot.profile import Profile
 from annot.report.folds import shown_lines, spread_of, with_groups
-from annot.report.layer_tree import Line, layer_lines
+from annot.report.layer_tree import Line, layer_lines, other_lines
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.table import print_table
 from annot.report.views import Report
@@ -29,6 +29,9 @@ REAL = {
     "kineto/graph_pairs/sglang_decode/execution.json.gz": ("Qwen3DecoderLayer_*", 36),
     "xplane/tf_bert_gpu8_multi_worker.xplane.pb": ("layer_*", 24),
 }
+
+SELECTED = ("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz", "kineto/hta_cpu_only.json.gz",
+            "kineto/graph_pairs/sglang_decode/execution.json.gz")  # fmt: skip
 
 
 def _profile(*layers: str) -> Profile:
@@ -233,33 +236,94 @@ def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
         assert sum(line.get(column) for line in lines) == rows[column].sum()
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(_trees(), st.integers(1, 12), st.floats(0, 0.3))
-def test_selections_keep_folds_whole(table: pl.DataFrame, top: int, share: float) -> None:
-    """`--top` and `--min-share` count a fold as one row with its sum; files have the rows as before."""
-    rows = with_groups(table)
-    report = _report(rows)
-    sums = {
-        (path, module, phase): ns
-        for path, module, phase, ns in rows.group_by(pl.coalesce("group", "layer").alias("layer"), "module", "phase")
-        .agg(pl.col("gpu_ns").sum()).iter_rows()
+def _numbers(report: Report) -> dict[tuple[str, str, str], tuple[Any, ...]]:
+    """What each line of the layer table prints: its sums, all phases, and the spread of a fold."""
+    columns = [name for name in SUMS if name in report.rows.columns]
+    return {
+        (*line.key, kind): (
+            tuple(line.get(column, *phases) for column in columns for phases in ((), ("forward",), ("backward",))),
+            line.phases.keys(), line.input, len(line.members), spread_of(line, report.time),
+        )
+        for kind, lines in (
+            ("", shown_lines(report)), ("other", other_lines(report.tree_rows, report.every)),
+        )
+        for line in lines
     }  # fmt: skip
 
-    def entries(found: Report) -> dict[tuple[str, str, str], int]:
-        # A fold has two lines if the selection leaves out the layers around some of its members.
-        added: dict[tuple[str, str, str], int] = {}
-        for line in shown_lines(found):
-            for phase in line.phases:
-                added[*line.key, phase] = added.get((*line.key, phase), 0) + int(line.get("gpu_ns", phase) or 0)
-        return added
 
-    kept = entries(report.at_least(share))
-    assert kept == {key: ns for key, ns in sums.items() if ns >= share * report.meta["gpu_ns"]}
-    longest = entries(report.top(top))
-    assert sorted(longest.values()) == sorted(sums.values())[-top:]
-    assert longest.items() <= sums.items()
-    assert report.top(top).rows.equals(rows.sort("gpu_ns", descending=True, maintain_order=True).head(top))
-    assert entries(report.sorted("time")) == sums
+def _selected(report: Report, top: int, share: float) -> None:
+    """Check that selections drop or keep whole lines, by their total times."""
+    every = _numbers(report)
+    totals = {key: numbers[0][3 * SUMS.index("gpu_ns" if report.time == "gpu_ns" else "host_ns")] or 0
+              for key, numbers in every.items()}  # fmt: skip
+    kept = _numbers(report.at_least(share))
+    assert kept == {key: every[key] for key in every if totals[key] >= share * (report.whole or 0)}
+    longest = _numbers(report.top(top))
+    assert longest.items() <= every.items()
+    assert sorted(totals[key] for key in longest) == sorted(totals.values())[-top:]
+    assert _numbers(report.sorted("time")) == every
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(_trees(), st.integers(1, 12), st.floats(0, 0.3))
+def test_selections_keep_lines_whole(table: pl.DataFrame, top: int, share: float) -> None:
+    """Numbers of a line are the same with and without `--top` or `--min-share`; files keep whole layers."""
+    report = _report(with_groups(table))
+    _selected(report, top, share)
+    rows, time = report.rows, pl.col("gpu_ns")
+    sums = rows.group_by("layer", "module").agg(time.sum()).sort("gpu_ns", descending=True).head(top)
+    written = report.top(top).rows
+    assert written.group_by("layer", "module").agg(time.sum())["gpu_ns"].sort(descending=True).equals(sums["gpu_ns"])
+    whole = rows.join(written.select("layer", "module").unique(), on=["layer", "module"], how="semi")
+    assert whole.height == written.height
+
+
+@pytest.mark.parametrize("top", [1, 4, 12])
+@pytest.mark.parametrize("name", SELECTED)
+def test_selections_of_real_profiles(name: str, top: int) -> None:
+    """The same for a ResNet, ranges of a program, and a decoder; and with layers as parts of others."""
+    run = Run(str(shared(name)))
+    for options in ({}, {"depth": 1}, {"expand": [""]}):
+        _selected(run.view(**options), top, 0.03)
+
+
+@pytest.mark.parametrize("columns", ["work", "roofline", "tensor", "memory", "communication", "all"])
+def test_tables_with_a_line_per_phase_fold(columns: str) -> None:
+    """A fold and phase is one row, with sums, rates of sums, and one value where all agree; files keep all rows."""
+    layers = _blocks(30, f"fc Linear {NORM} out=16", f"norm LayerNorm {NORM}")
+    run = Run(_profile(*layers, f"head Linear {NORM} out=4"))
+    report = run.view("layer", columns, total=True)
+    if report.rows.is_empty():  # no memory, no collectives
+        return
+    assert report.rows["layer"].n_unique() > 30
+    shown = report.tree_rows.rows(named=True)
+    assert [(row["layer"], row["folded"]) for row in shown] == [
+        ("layers.*", 30), ("layers.*.fc", 30), ("layers.*.norm", 30), ("head", None),
+    ]  # fmt: skip
+    for row in shown:
+        rows = report.rows.filter(pl.coalesce("group", "layer") == row["layer"])
+        for name in ("calls", "flops", "host_ns", "host_self_ns", "time_ns"):
+            assert name not in rows.columns or (row[name] or 0) == rows[name].sum()
+        if row.get("flops"):
+            time = rows["time_ns" if "time_ns" in rows.columns else "host_self_ns"].sum()
+            assert columns == "all" or row["flops_per_s"] == pytest.approx(rows["flops"].sum() / time * 1e9)
+    text = plain_text(lambda console: print_table(report, console))
+    assert "layers.*.fc Linear ×30" in text
+    assert len(text.splitlines()) < 20
+    assert "layers.*.fc Linear ×30" in report._repr_html_().replace(' <span class="annot-class">', " ")
+    opened = run.view("layer", columns, total=True, expand=["layers.7"]).tree_rows
+    assert opened["layer"].to_list().count("layers.7.fc") == 1
+    assert 29 in opened["folded"]
+    assert run.view("layer", columns, total=True, top=2).tree_rows.height == 2
+
+
+def test_all_rows_below_a_share() -> None:
+    """The table says so, rather than that the profile has no layers."""
+    report = Run(_profile(*_blocks(6, "fc Linear"), "head Linear")).view(total=True)
+    text = plain_text(lambda console: print_table(report.at_least(0.99), console))
+    assert "No row has 99 % of the total time." in text
+    assert "No layers were recorded" in plain_text(lambda console: print_table(Run(Rows().build()).view(), console))
+    assert "layers.* Block ×6" in plain_text(lambda console: print_table(report.at_least(0.5), console))
 
 
 @settings(max_examples=examples(100), deadline=None)

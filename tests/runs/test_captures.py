@@ -103,17 +103,15 @@ def test_vllm_is_as_fine_as_the_modules_of_its_capture_and_says_so() -> None:
 
 @pytest.mark.parametrize(("pair", "outside"), [(SGLANG, ["LogitsProcessor_0", "Sampler_0"]),
                                                (VLLM, ["LogitsProcessor_0"])], ids=["sglang", "vllm"])  # fmt: skip
-def test_the_model_includes_its_layers_outside_the_graph(pair: tuple[str, str], outside: list[str]) -> None:
-    """At depth 0 the model has the time of the rows directly below it, also of those that ran outside it."""
+def test_layers_outside_the_graph_are_beside_the_model(pair: tuple[str, str], outside: list[str]) -> None:
+    """At depth 0 they keep their rows: the time of the model does not include them."""
     run = Run(with_captures(_loaded(pair[0]), [_loaded(pair[1])]))
     rows = run.view(total=True).rows.filter(phase="forward")
-    below = rows.filter(pl.col("layer") != "", ~pl.col("layer").str.contains(r"\."))
-    model = run.view(depth=0, total=True).rows.row(
-        by_predicate=(pl.col("layer") == "") & (pl.col("phase") == "forward"), named=True
-    )
-    assert set(outside) < set(below["layer"])
-    assert rows.filter(layer="")["gpu_ns"].item() < model["gpu_ns"] == below["gpu_ns"].sum() <= run.meta["gpu_ns"]
-    assert model["gpu_busy_ns"] is None
+    upper = run.view(depth=0, total=True).rows.filter(phase="forward")
+    own = rows.filter(pl.col("layer").is_in(["", *outside]))
+    assert own.height == len(outside) + 1
+    assert upper.select("layer", "gpu_ns").equals(own.select("layer", "gpu_ns"))
+    assert upper["gpu_self_ns"].sum() == rows["gpu_self_ns"].sum()
 
 
 @pytest.mark.parametrize(("pair", "other"), [(SGLANG, VLLM), (VLLM, SGLANG)], ids=["sglang", "vllm"])

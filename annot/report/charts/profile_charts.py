@@ -13,7 +13,8 @@ from annot.analyze.roofs import Peaks
 from annot.attribution import Attribution, by_step
 from annot.report.charts.chart import SIZE, Chart, Mark, Series
 from annot.report.folds import with_groups
-from annot.report.layer_tree import LAYER_PHASES, MODEL, row_label
+from annot.report.layer_tree import MODEL, row_label
+from annot.report.tree_rows import LAYER_PHASES
 from annot.report.units import amount, duration, unit_for
 
 __all__ = ["pictures", "roofline_chart", "roofs", "step_charts"]

@@ -20,6 +20,7 @@ from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
 from annot.attribution import Attribution, by_kernel, by_step, summarize
+from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
@@ -122,7 +123,7 @@ def run_data(
         events: maximum number of events in the timeline.
     """
     tell(_MAKING, 0, _VIEWS, "views")
-    rows, shown = layers.rows, shown or attribution
+    rows, shown = layers.rows.drop("group"), shown or attribution
     steps = layers.meta.get("per_step", 1)
     tell(_MAKING, 1, _VIEWS, "views")
     meta, peaks = layers.meta, default_peaks(attribution)
@@ -144,7 +145,7 @@ def run_data(
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
     made["verdict"], made["advice"] = made.pop("findings")
-    lines = _lines(rows)
+    lines = _lines(rows, nested_layers(shown))
     charts = _charts(made["steps"], rows, lines["lines"], peaks)
     made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
     made["timeline"] = _timeline(attribution, rows, made["timeline"])
@@ -169,10 +170,10 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
     return meta | {"source": source, "devices": devices}
 
 
-def _lines(rows: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
+def _lines(rows: pl.DataFrame, nesting: LayerNesting) -> dict[str, list[dict[str, Any]]]:
     """The lines of the layer table, with the row index of each phase, and the folds of repeated layers."""
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
-    layers, others = layer_lines(rows), other_lines(rows)
+    layers, others = layer_lines(rows, nesting=nesting), other_lines(rows)
     lines = [
         {
             "label": line.label, "module": line.module, "depth": line.depth,

@@ -89,7 +89,8 @@ def _row(label: str, columns: Iterable[Formatted[Any]], row: Any, whole: str = "
 
 def _flat(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of a view with a line per row."""
-    view, rows = report.view, report.rows.with_columns(main_ns=report.column) if report.column else report.rows
+    view, rows = report.view, report.tree_rows
+    rows = rows.with_columns(main_ns=report.column) if report.column else rows
     shown = rows.head(_MOST).to_dicts()
     columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole, units=True)
     lines = ""
@@ -102,7 +103,8 @@ def _flat(report: Report) -> tuple[Sequence[str], str]:
 def _tree(report: Report) -> tuple[Sequence[str], str]:
     """The headings, and the table rows of the tree of layers: the columns of the terminal, a bar, and the input."""
     layers = shown_lines(report)
-    lines, unit = [*layers, *other_lines(report.tree_rows)], unit_for(report.rows[report.time]).name
+    lines = [*layers, *other_lines(report.tree_rows, report.every)]
+    unit = unit_for(report.tree_rows[report.time]).name
     columns = [one for one in shown_columns(report, layers) if any(map(one.show, lines))]
     timed = {one.title for one in TREE.values() if one.unit == "ns"}
     heads = [f"{one.title}, {unit}" if one.title in timed else one.title for one in columns]

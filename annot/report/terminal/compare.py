@@ -31,11 +31,15 @@ class ComparisonReport:
     Args:
         comparison: the comparison.
         a, b: names of the profiles.
+        top: number of rows to keep, those whose time changes most; None: all.
+        least: share of the longer run (0 to 1) below which rows are left out.
     """
 
     comparison: Comparison
     a: str
     b: str
+    top: int | None = None
+    least: float = 0.0
 
     @property
     def name(self) -> str:
@@ -44,8 +48,16 @@ class ComparisonReport:
 
     @property
     def rows(self) -> pl.DataFrame:
-        """Rows of the comparison."""
-        return self.comparison.rows
+        """Rows of the comparison, for files."""
+        return self.selected(self.comparison.rows)
+
+    def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows without those that `top` and `least` leave out, in their order."""
+        kept = rows.filter(pl.col("share") >= self.least) if self.least else rows
+        if self.top is None:
+            return kept
+        most = pl.col("difference_ns").abs().rank("ordinal", descending=True) <= self.top
+        return kept.filter(most)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -62,10 +74,13 @@ class ComparisonReport:
 def print_comparison(report: ComparisonReport, console: Console, *, full_names: bool = False) -> None:
     """Print a comparison, largest slowdown first; the width of the console selects the columns.
 
-    Layers whose change other rows explain are left out. `full_names` prints kernels with their full names.
+    Layers whose change other rows explain are left out. Repeated layers are one row. `full_names` prints kernels with
+    their full names.
     """
-    every = report.rows
-    rows = every.filter(~pl.col("explained")).to_dicts() if "explained" in every.columns else every.to_dicts()
+    one = report.comparison
+    every = one.rows if one.folded is None else one.folded
+    changed = every.filter(~pl.col("explained")) if "explained" in every.columns else every
+    rows = report.selected(changed).to_dicts()
     names = {} if full_names else short_names(report.comparison.kernels)
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
     shows: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -87,7 +102,7 @@ def print_comparison(report: ComparisonReport, console: Console, *, full_names: 
     table = fitted_table(
         title, [_label(row, names) for row in rows], columns, rows, console.width, ends, COMPARED["kernels_gone"].title
     )
-    console.print(Group(heading, table, *_left_out(every.height - len(rows)), *_totals(report)))
+    console.print(Group(heading, table, *_left_out(every.height - changed.height), *_totals(report)))
 
 
 def _left_out(rows: int) -> list[Text]:

@@ -96,7 +96,7 @@ def _label(row: Mapping[str, Any], label: str) -> Text:
 
 
 def _tables(report: Report, width: int) -> list[RenderableType]:
-    view, rows = report.view, report.rows
+    view, rows = report.view, report.tree_rows
     heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
     if view.layout == "advice":
         return _advice_lines(rows.to_dicts(), report.meta) if rows.height else [Text(report.nothing, style="dim")]
@@ -114,7 +114,7 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
-    return lines + (_work_lines(rows) if view.name == "work" else [])
+    return lines + (_work_lines(report.rows) if view.name == "work" else [])
 
 
 def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -127,8 +127,8 @@ def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _tree(report: Report, width: int) -> list[RenderableType]:
     """The tree of layers, with the time of each phase side by side."""
-    lines, others = shown_lines(report), other_lines(report.tree_rows)
-    unit = unit_for(report.rows[report.time])
+    lines, others = shown_lines(report), other_lines(report.tree_rows, report.every)
+    unit = unit_for(report.tree_rows[report.time])
     words = {"gpu_ns": "GPU time", "host_ns": "Host time"}
     heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
     gap = [None] if lines and others else []
