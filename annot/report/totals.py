@@ -22,7 +22,8 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Steps", _step_line(meta)
     if report.shares and (meta["steps"] or meta["kernels"]):
         parts = sorted(report.shares.items(), key=lambda part: -part[1])
-        yield "Step time", ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts)
+        words = {"tensor_cores": meta.get("matrix_units", "Tensor Cores").lower()}
+        yield "Step time", ", ".join(f"{part:.1%} {words.get(name, name.replace('_', ' '))}" for name, part in parts)
 
 
 def _device_line(meta: dict[str, Any]) -> str:
