@@ -14,7 +14,7 @@ from annot.cli.main import main
 pytest_plugins = ["report_page_fixtures"]
 pytestmark = pytest.mark.slow
 US = 1000
-SUMMARY = "Step 1.97 ms on one GPU: "
+SUMMARY = "Step 2.81 ms on one GPU: "
 """Begin of the verdict of `trained`, the title of the first view."""
 
 
