@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Page
-from report_pages import VIEWS, choose, page_of, tree_of
+from report_pages import VIEWS, choose, page_data, page_of, tree_of
 from tables import Rows
 
 from annot.attribution import attribute
@@ -119,6 +119,41 @@ def test_roofline_has_a_dot_and_a_row_per_fold(fresh: Page, deep: Path) -> None:
     assert fresh.run(f"document.querySelectorAll('{row}').length") == BLOCKS + 1
     fresh.click(f"{row} button.fold")
     assert fresh.run(f"document.querySelectorAll('{row}').length") == 1
+
+
+def test_parts_of_the_step_are_links(fresh: Page, tmp_path: Path) -> None:
+    """Each layer in a part leads to its view, a fold to that of the fold, the optimizer to its own; sums are text."""
+    data = page_data(_deep(), "x")
+    summary = data["runs"][0]["summary"]
+    place = summary["section"].index("parts")
+    assert summary["item"][place] == "forward"
+    summary["text"][place] = "layers.*.attn Attention ×200"
+    out = tmp_path / "parts.html"
+    out.write_bytes(as_page(data, "x"))
+    fresh.open(out)
+    rows = "[...document.querySelectorAll('ol.top')].at(-1).children"
+    links = fresh.run(f"[...{rows}].map(one => [one.innerText.split('\\n')[0], one.querySelector('a')?.hash])")
+    found = {text: link for text, link in links if link}
+    folds = dict.fromkeys(fresh.run("[...document.querySelectorAll('ol.top a')].map(one => one.innerText)"))
+    assert "layers.*.attn" in folds
+    for text, link in found.items():
+        shown = fresh.open(out, link[1:]).text("main h1").split()[0]
+        assert shown in text or (shown, "Adam" in text) == ("Optimizer", True)
+    assert any("other layers" in text for text, link in links if not link)
+
+
+def test_advice_names_folds(fresh: Page, tmp_path: Path) -> None:
+    """The layers of a fold are one link; a single layer keeps its own."""
+    data = page_data(_deep(), "x")
+    layers = ["layers.37.attn", "layers.83.attn", "layers.5.mlp"]
+    advice = {"advice": "Do.", "evidence": "It is so", "saves": 0.1, "layers": layers, "code": "x"}
+    data["runs"][0]["advice"] = {key: [value] for key, value in advice.items()}
+    out = tmp_path / "advice.html"
+    out.write_bytes(as_page(data, "x"))
+    fresh.open(out)
+    assert fresh.text(".best .where") == "Where: layers.*.attn ×200, layers.5.mlp"
+    fresh.click(".best .where a")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.*.attn ')")
 
 
 def test_comparison_has_a_row_per_fold(fresh: Page, tmp_path: Path) -> None:
