@@ -134,8 +134,7 @@ def test_parts_of_the_step_are_links(fresh: Page, tmp_path: Path) -> None:
     rows = "[...document.querySelectorAll('ol.top')].at(-1).children"
     links = fresh.run(f"[...{rows}].map(one => [one.innerText.split('\\n')[0], one.querySelector('a')?.hash])")
     found = {text: link for text, link in links if link}
-    folds = dict.fromkeys(fresh.run("[...document.querySelectorAll('ol.top a')].map(one => one.innerText)"))
-    assert "layers.*.attn" in folds
+    assert any(text.endswith("layers.*.attn Attention ×200") for text in found)
     for text, link in found.items():
         shown = fresh.open(out, link[1:]).text("main h1").split()[0]
         assert shown in text or (shown, "Adam" in text) == ("Optimizer", True)
@@ -160,8 +159,10 @@ def test_comparison_has_a_row_per_fold(fresh: Page, tmp_path: Path) -> None:
     """The row has the sums and names the layer that changed most; a click lists the layers."""
     sides = [attribute(_deep(slow=slow)) for slow in (7, 9)]
     page = tmp_path / "compare.html"
-    page.write_bytes(as_page(comparison_data(*sides, ("a", "b"), "layer"), "x"))
+    data = comparison_data(*sides, ("a", "b"), "layer") | {"notes": ["times are means"]}
+    page.write_bytes(as_page(data, "x"))
     fresh.open(page, "compare?only=all")
+    assert fresh.texts(".notes li") == ["Times are means"]
     assert fresh.run("document.querySelectorAll('*').length") < 2000
     rows = fresh.texts("main table tbody tr")
     fold = next(one for one in rows if "layers.* " in one).split("\t")
