@@ -65,11 +65,13 @@ class Parts:
     host     ranges of threads of kind data, collectives or ranges (others): process, start, end (Int64); collectives
              also have label, node (null: a crossing range) and range (a number) of `Attribution.whole`
     windows  times of the steps: process, device (null: the process uses no device), start, end (ns)
+    without_warmup  whether ranges labelled as warm-up are cut out of the windows of a profile without steps
     """
 
     work: _Work
     host: _Host
     windows: pl.DataFrame
+    without_warmup: bool = False
 
     def of_device(self, device: Device) -> pl.DataFrame:
         """Return the rows of `work` of a device."""
@@ -87,11 +89,11 @@ def parts_of(attribution: Attribution) -> Parts:
     blocks = (_with_share(block, calls) for block in ([] if source is None else source.work_blocks()))
     work = {key: pl.concat(found) for key, found in by_device(blocks).items()}
     host = _host_ranges(attribution)
-    return Parts(work, host, _windows(attribution, work, host))
+    return Parts(work, host, *_windows(attribution, work, host))
 
 
-def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
-    """The times of the steps; see `Parts`.
+def _windows(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
+    """The times of the steps, and whether warm-up ranges are cut out of them; see `Parts`.
 
     The device starts a step of a serving engine when it has finished the step before. In a profile of one such step the
     time from the first to the last activity counts, because the step before is not in the profile.
@@ -99,7 +101,8 @@ def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame
     steps = attribution.steps
     alone = steps.kinds["kind"].count() > 0 and steps.kinds["steps"].sum() == 1
     if steps.table.is_empty() or alone or not known(attribution.meta):
-        return _of_run(attribution, work, host).sort("process", "device", "start")
+        spans, cut = _of_run(attribution, work, host)
+        return spans.sort("process", "device", "start"), cut
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     spans = step_spans(attribution).join(codes, on="process_code")
     steady = spans.join(steps.steady().select("step", process_code="process"), on=["process_code", "step"], how="semi")
@@ -107,7 +110,7 @@ def _windows(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame
     joined = steady.join(devices, on="process", how="left", nulls_equal=True)
     if steps.kinds["kind"].count() and steps.kind is None:
         joined = _until_last_activity(joined, spans, work)
-    return joined.select(_WINDOW).sort("process", "device", "start")
+    return joined.select(_WINDOW).sort("process", "device", "start"), False
 
 
 def _until_last_activity(windows: pl.DataFrame, spans: pl.DataFrame, work: _Work) -> pl.DataFrame:
@@ -121,10 +124,13 @@ def _until_last_activity(windows: pl.DataFrame, spans: pl.DataFrame, work: _Work
     return found.with_columns(end.alias("end"))
 
 
-def _of_run(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
+def _of_run(attribution: Attribution, work: _Work, host: _Host) -> tuple[pl.DataFrame, bool]:
     """From the first to the last kernel of each device; without GPU activities, from the first to the last range.
 
     Processes that only load data do not count.
+
+    Returns:
+        The times without warm-up ranges, and whether they would be longer with them.
     """
     bounds = (pl.col("start").min(), pl.col("end").max())
     if not work:
@@ -147,7 +153,8 @@ def _of_run(attribution: Attribution, work: _Work, host: _Host) -> pl.DataFrame:
     spans = spans.select(_WINDOW)
     warmups = _warmups(attribution)
     outside = _without(spans, warmups) if warmups.height else spans
-    return outside if (outside["end"] - outside["start"]).sum() > 0 else spans
+    whole, rest = ((times["end"] - times["start"]).sum() for times in (spans, outside))
+    return (outside, rest < whole) if rest > 0 else (spans, False)
 
 
 def _warmups(attribution: Attribution) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from annot.analyze.step_parts import (
     parts_of,
     shares_of_devices,
 )
+from annot.analyze.tensor_cores import matrix_units
 from annot.attribution.attribute import Attribution
 from annot.util.weak_keys import once_for_each
 
@@ -62,7 +63,8 @@ def meanings(attribution: Attribution) -> dict[str, str]:
     """Return the shares of `step_time` of a profile in order of precedence, and what each of them means."""
     found = set(step_time(attribution)["share"])
     shown = {name: text for each in (SHARES, PARTS) if found.issuperset(each) for name, text in each.items()}
-    return shown or SHARES
+    units = matrix_units(attribution.meta)
+    return {name: text.replace("Tensor Cores", units) for name, text in (shown or SHARES).items()}
 
 
 def _going_on(attribution: Attribution, parts: Parts, device: Device) -> dict[str, Intervals]:

@@ -24,10 +24,9 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Steps", _step_line(meta)
     if report.shares and (meta["steps"] or meta["kernels"]):
         parts = sorted(report.shares.items(), key=lambda part: -part[1])
-        yield (
-            "Step time" if meta["steps"] else "Run time",
-            ", ".join(f"{part:.1%} {name.replace('_', ' ')}" for name, part in parts),
-        )
+        words = {"tensor_cores": meta.get("matrix_units", "Tensor Cores").lower()}
+        named = (f"{part:.1%} {words.get(name, name.replace('_', ' '))}" for name, part in parts)
+        yield "Step time" if meta["steps"] else "Run time", ", ".join(named)
 
 
 def _device_line(meta: dict[str, Any]) -> str:

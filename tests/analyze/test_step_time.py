@@ -124,7 +124,12 @@ def test_without_steps_ranges_of_a_warm_up_do_not_count() -> None:
     """What lies in a range that somebody called a warm-up is none of the time, unless it is all there is."""
     rows = Rows().range("Warm-up", 0, 30).work(GEMM, None, 10, 25).work(GEMM, None, 40, 50)
     assert _shares(rows) == {"kernels": 10, "idle": 10}
-    assert _shares(Rows().range("net|warmup|forward", 0, 30).work(GEMM, None, 10, 25)) == {"kernels": 15}
+    assert parts_of(attribute(rows.build())).without_warmup
+    only = Rows().range("net|warmup|forward", 0, 30).work(GEMM, None, 10, 25)
+    assert _shares(only) == {"kernels": 15}
+    assert not parts_of(attribute(only.build())).without_warmup
+    before = Rows().range("Warm-up", 0, 5).work(GEMM, None, 10, 25)
+    assert not parts_of(attribute(before.build())).without_warmup
 
 
 def test_warm_up_is_no_part_of_the_time() -> None:

@@ -163,7 +163,7 @@ def test_png_blends_what_is_not_opaque() -> None:
     assert picture.size == (400, 300)
     full, faint = (shape.points for shape in shapes(chart) if shape.kind == "bar" and shape.text)
     colors = [picture.getpixel((round((a[0] + b[0]) / 2), round(b[1] - 3))) for a, b in (full, faint)]
-    assert colors[0] == (0x22, 0x76, 0xC7)
+    assert colors[0] == (0x21, 0x74, 0xC0)
     assert colors[1] == tuple(pytest.approx((one + 255) / 2, abs=2) for one in colors[0])
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from chromium import Page
 from ranked import write_ranks
-from report_pages import page_of
+from report_pages import VIEWS, page_data, page_of
 from shared_data import shared, unpacked
 from sqlite_profile import thread, training
 from tables import Rows
 
 from annot.read.formats import load
+from annot.report.page.render import as_page
+from annot.report.totals import totals
 from annot.runs.gather import Ranks
 from annot.runs.run import Run
 
@@ -58,6 +60,40 @@ def test_devices_and_software(fresh: Page, tmp_path: Path) -> None:
     run.to_html(out := tmp_path / "page.html")
     fresh.open(out)
     assert fresh.texts(".machine li")[:3] == ["AMD Instinct MI300X", "HIP 7.2.53211", "NCCL 2.27.7"]
+
+
+def test_matrix_units_of_amd(fresh: Page, tmp_path: Path) -> None:
+    """The bar, its table, columns and facts of kernels say Matrix Cores; so does the terminal."""
+    rows = Rows().range("fc Linear |fwd", 0, 900)
+    rows.kernel(10, (20, 860), name="Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_MI32x32x8x1")
+    profile = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
+    data = page_data(profile, "x")
+    assert data["runs"][0]["shares"]["tensor_cores"] == "a kernel runs on Matrix Cores"
+    out = tmp_path / "made.html"
+    out.write_bytes(as_page(data, "made"))
+    for view in VIEWS:
+        fresh.open(out, view)
+        assert "Tensor Core" not in fresh.text("main"), view
+        assert "tensor cores" not in fresh.text("main"), view
+    fresh.open(out, "kernels")
+    assert "MC" in [one.strip() for one in fresh.texts("thead th")]
+    assert dict(totals(Run(profile).view("layer", brief=True)))["Step time"].split(", ")[0].endswith("matrix cores")
+
+
+def test_the_whole_without_warm_up(fresh: Page, tmp_path: Path) -> None:
+    """Warm-up ranges are cut out of a profile without steps, and the sentence about 100% says so."""
+    rows = Rows().range("Warm-up", 0, 100_000).kernel(10, (20_000, 90_000)).kernel(110_000, (120_000, 180_000))
+    for made, words in ((rows, "kernel without warm-up."), (Rows().kernel(10, (20, 860)), "kernel.")):
+        fresh.open(page_of(made.build(), tmp_path))
+        assert fresh.text(".groups + .hint").endswith(f"the time from the first to the last {words}")
+
+
+def test_help_has_one_key_per_box(fresh: Page, trained: Path) -> None:
+    """Keys are characters or names, without commas."""
+    fresh.open(trained)
+    fresh.press("?")
+    fresh.wait("document.getElementById('help').open")
+    assert not [key for key in fresh.texts("#help kbd") if "," in key]
 
 
 def test_cpu_and_versions(fresh: Page, tmp_path: Path) -> None:

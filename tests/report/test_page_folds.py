@@ -6,26 +6,29 @@ from pathlib import Path
 
 import pytest
 from chromium import Page
-from report_pages import choose, page_of, tree_of
+from report_pages import VIEWS, choose, page_data, page_of, tree_of
 from tables import Rows
 
+from annot.attribution import attribute
 from annot.profile import Profile
+from annot.report.page.data import comparison_data
+from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
 pytestmark = pytest.mark.slow
 BLOCKS = 200
 
 
-def _deep(blocks: int = BLOCKS) -> Profile:
-    """Two steps of a model with blocks of 1 µs (`attn` 600 ns), the seventh 3 µs; then an optimizer step of 5 µs."""
+def _deep(blocks: int = BLOCKS, slow: int = 7) -> Profile:
+    """Two steps of a model with blocks of 1 µs (`attn` 600 ns), one of 3 µs; then an optimizer step of 5 µs."""
     rows, clock = Rows(), 0
     for step in range(2):
         begin = clock
         for number in range(blocks):
-            length = 3000 if number == 7 else 1000
+            length = 3000 if number == slow else 1000
             rows.range(f"layers.{number} Block |fwd", clock, clock + length)
             rows.range(f"layers.{number}.attn Attention |fwd", clock, clock + 600)
-            rows.range(f"layers.{number}.mlp Linear |fwd", clock + 600, clock + 700)
+            rows.range(f"layers.{number}.mlp Linear [32,64]f32 out=64 |fwd", clock + 600, clock + 700)
             clock += length
         rows.range("Optimizer Adam |opt", clock, clock + 5000)
         clock += 5000
@@ -52,10 +55,131 @@ def test_blocks_are_one_line_of_few_elements(fresh: Page, deep: Path) -> None:
     assert fresh.run("document.querySelectorAll('*').length") < 2000
 
 
+@pytest.mark.parametrize("view", [*VIEWS, "layer/{fold}", "icicle/{fold}", "layers?listed={listed}"])
+def test_every_view_has_few_elements(fresh: Page, deep: Path, view: str) -> None:
+    """Also the view of the fold, the icicle zoomed into it, and its layers one by one."""
+    place = fresh.open(deep, "layers").run("document.querySelector('.tree a.count').hash").partition("/")[2]
+    number = fresh.run(f"({place}).toString(36)")
+    if view in fresh.run("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))") or "{" in view:
+        fresh.open(deep, view.format(fold=place, listed=number))
+        fresh.wait("document.querySelector('.icicle') === null || document.querySelector('.icicle [data-place]')")
+        assert fresh.run("document.querySelectorAll('*').length") < 2000
+
+
+def test_icicle_has_a_box_per_fold(fresh: Page, deep: Path) -> None:
+    """A click on the box of 200 blocks shows a box for each; a click on one of these the layers inside it."""
+    fresh.open(deep, "icicle")
+    boxes = "[...document.querySelectorAll('.icicle g.box')].map(one => one.ariaLabel.split(' · ')[0])"
+    fresh.wait("document.querySelector('.icicle [data-place]')")
+    shown = ["All", "layers.* Block ×200", "layers.*.attn Attention ×200", "layers.*.mlp Linear ×200"]
+    assert fresh.run(boxes)[:4] == shown
+    assert "Slowest 3.00 µs (7)" in fresh.run("document.querySelector('.icicle g.box:nth-of-type(2)').ariaLabel")
+    fresh.click(".icicle g.box:nth-of-type(2)")
+    assert fresh.run(boxes)[:3] == ["All", "layers.* Block ×200", "layers.0 Block"]
+    assert len(fresh.run(boxes)) == BLOCKS + 2
+    assert fresh.texts(".sums, .panel tbody .path, .panel tbody a")[:1] == ["layers.*.attn"]
+    fresh.run(
+        "[...document.querySelectorAll('.icicle g.box')].at(-1).dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    )
+    assert fresh.run(boxes) == [
+        "All",
+        "layers.* Block ×200",
+        "layers.199 Block",
+        *(f"layers.199.{name}" for name in ("attn Attention", "mlp Linear")),
+    ]
+    assert fresh.texts("main .crumbs a") == ["All", "layers.*", "layers.199"]
+    fresh.press("Escape", "Escape")
+    assert fresh.run("location.hash") == "#icicle"
+
+
+def test_search_in_the_icicle_marks_folds(fresh: Page, deep: Path) -> None:
+    """The box of a fold is marked if one of its layers matches; the sum counts the layer only."""
+    fresh.open(deep, "icicle?search=layers.72.attn")
+    fresh.wait("document.querySelector('.icicle g.hit')")
+    assert fresh.run("[...document.querySelectorAll('.icicle g.hit')].map(one => one.ariaLabel.split(' ')[0])") == [
+        "layers.*.attn"
+    ]
+    assert fresh.text("main .status").startswith("1 line matches: 0.60 µs")
+
+
+def test_roofline_has_a_dot_and_a_row_per_fold(fresh: Page, deep: Path) -> None:
+    """A click lists the first 50 layers, another click all. The dot and the row have the sums."""
+    fresh.open(deep, "roofline")
+    assert fresh.run("document.querySelectorAll('.drawing circle').length") == 1
+    row = "main table tbody tr"
+    first = fresh.text(row)
+    assert first.split("\t")[0].split() == ["▸", "layers.*.mlp", "Linear", "×200"]
+    assert "20.00 µs" in first
+    fresh.click(f"{row} button.fold")
+    assert fresh.run(f"document.querySelectorAll('{row}').length") == 52
+    assert fresh.run("document.activeElement.getAttribute('aria-expanded')") == "true"
+    assert fresh.text(f"{row}:nth-child(2)").split()[0] == "layers.0.mlp"
+    assert fresh.run("document.querySelectorAll('*').length") < 2000
+    fresh.click(f"{row} button.more")
+    assert fresh.run(f"document.querySelectorAll('{row}').length") == BLOCKS + 1
+    fresh.click(f"{row} button.fold")
+    assert fresh.run(f"document.querySelectorAll('{row}').length") == 1
+
+
+def test_parts_of_the_step_are_links(fresh: Page, tmp_path: Path) -> None:
+    """Each layer in a part leads to its view, a fold to that of the fold, the optimizer to its own; sums are text."""
+    data = page_data(_deep(), "x")
+    summary = data["runs"][0]["summary"]
+    place = summary["section"].index("parts")
+    assert summary["item"][place] == "forward"
+    summary["text"][place] = "layers.*.attn Attention ×200"
+    out = tmp_path / "parts.html"
+    out.write_bytes(as_page(data, "x"))
+    fresh.open(out)
+    rows = "[...document.querySelectorAll('ol.top')].at(-1).children"
+    links = fresh.run(f"[...{rows}].map(one => [one.innerText.split('\\n')[0], one.querySelector('a')?.hash])")
+    found = {text: link for text, link in links if link}
+    assert any(text.endswith("layers.*.attn Attention ×200") for text in found)
+    for text, link in found.items():
+        shown = fresh.open(out, link[1:]).text("main h1").split()[0]
+        assert shown in text or (shown, "Adam" in text) == ("Optimizer", True)
+    assert any("other layers" in text for text, link in links if not link)
+
+
+def test_advice_names_folds(fresh: Page, tmp_path: Path) -> None:
+    """The layers of a fold are one link; a single layer keeps its own."""
+    data = page_data(_deep(), "x")
+    layers = ["layers.37.attn", "layers.83.attn", "layers.5.mlp"]
+    advice = {"advice": "Do.", "evidence": "It is so", "saves": 0.1, "layers": layers, "code": "x"}
+    data["runs"][0]["advice"] = {key: [value] for key, value in advice.items()}
+    out = tmp_path / "advice.html"
+    out.write_bytes(as_page(data, "x"))
+    fresh.open(out)
+    assert fresh.text(".best .where") == "Where: layers.*.attn ×200, layers.5.mlp"
+    fresh.click(".best .where a")
+    fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.*.attn ')")
+
+
+def test_comparison_has_a_row_per_fold(fresh: Page, tmp_path: Path) -> None:
+    """The row has the sums and names the layer that changed most; a click lists the layers."""
+    sides = [attribute(_deep(slow=slow)) for slow in (7, 9)]
+    page = tmp_path / "compare.html"
+    data = comparison_data(*sides, ("a", "b"), "layer") | {"notes": ["times are means"]}
+    page.write_bytes(as_page(data, "x"))
+    fresh.open(page, "compare?only=all")
+    assert fresh.texts(".notes li") == ["Times are means"]
+    assert fresh.run("document.querySelectorAll('*').length") < 2000
+    rows = fresh.texts("main table tbody tr")
+    fold = next(one for one in rows if "layers.* " in one).split("\t")
+    assert fold[0].split() == ["▸", "layers.*", "Block", "×200", "most:", "layers.9", "+2.00", "µs"]
+    assert fold[2:5] == ["202.00", "202.00", "0.00"]
+    place = rows.index(next(one for one in rows if "layers.* " in one)) + 1
+    fresh.click(f"main table tbody tr:nth-child({place}) button.fold")
+    assert fresh.text(f"main table tbody tr:nth-child({place + 1})").split()[0] == "layers.9"
+    assert fresh.run("document.querySelectorAll('main table tbody tr').length") == len(rows) + 51
+
+
 def test_click_lists_the_layers(fresh: Page, deep: Path) -> None:
-    """One click: all blocks, whose layers can be unfolded; another: one line again."""
+    """One click: the first 50 blocks, another: all, whose layers can be unfolded; another: one line again."""
     fresh.open(deep, "layers")
     fresh.click(".tree tbody button.link")
+    assert len(list(tree_of(fresh))) == 50 + 3
+    fresh.click(".tree tbody button.more")
     labels = list(tree_of(fresh))
     assert labels[:3] == ["layers.*", "layers.0", "layers.1"]
     assert len(labels) == BLOCKS + 3
@@ -74,7 +198,7 @@ def test_keys_list_the_layers(fresh: Page, deep: Path) -> None:
     fresh.open(deep, "layers")
     fresh.run("document.querySelector('.tree tbody tr').focus()")
     fresh.press("Enter")
-    assert "layers.199" in tree_of(fresh)
+    assert "layers.49" in tree_of(fresh)
     fresh.press("ArrowDown", "ArrowDown")
     assert fresh.run("document.activeElement.querySelector('.name').textContent") == "layers.1"
     fresh.press("ArrowLeft")
@@ -129,6 +253,7 @@ def test_unfolded_lines_are_in_the_link(fresh: Page, deep: Path) -> None:
     fresh.open(deep, "layers")
     first = tree_of(fresh)
     fresh.click(".tree tbody button.link")
+    fresh.click(".tree tbody button.more")
     fresh.click(".tree tbody tr:nth-child(4) button.fold")
     fresh.click(".tree tbody tr:nth-child(8) button.fold")
     shown = tree_of(fresh)
@@ -150,6 +275,7 @@ def test_many_unfolded_lines_end_with_the_first_of_them(fresh: Page, deep: Path)
     """Every second of 200 blocks is unfolded: their numbers are in the link, which has 600 characters at most."""
     fresh.open(deep, "layers")
     fresh.click(".tree tbody button.link")
+    fresh.click(".tree tbody button.more")
     for number in range(200, 1, -2):
         fresh.run(f"document.querySelector('.tree tbody tr:nth-child({number}) button.fold').click()")
     link = fresh.run("location.hash")

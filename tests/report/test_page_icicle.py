@@ -129,13 +129,13 @@ def test_sum_of_a_match_includes_layers_below_it(fresh: Page, tmp_path: Path) ->
 
 
 def test_thousands_of_layers(fresh: Page, tmp_path: Path) -> None:
-    """Layers narrower than a pixel share a grey box; zoom shows them, and search finds them in the grey boxes."""
+    """Layers narrower than a pixel share a gray box; zoom shows them, and search finds them in the gray boxes."""
     rows, blocks, inside = Rows(), 500, 9
     for block in range(blocks):
         zero = 1_000 * block
-        rows.range(f"net.{block} Block |fwd", zero, zero + 999)
+        rows.range(f"net.{block} Block{block} |fwd", zero, zero + 999)  # layers of one class would be one box
         for one in range(inside):
-            name = "needle" if (block, one) == (250, 5) else f"op{one}"
+            name = "needle" if (block, one) == (250, 5) else f"op{'abcdefghi'[one]}"
             rows.range(f"net.{block}.{name} Linear |fwd", zero + 10 + 100 * one, zero + 100 + 100 * one)
     _opened(fresh, page_of(rows.build(), tmp_path), width=1280)
     lines = blocks * (inside + 1)
@@ -176,3 +176,16 @@ def test_all_lanes_have_kinds(tmp_path: Path) -> None:
     lanes = data["runs"][0]["timeline"]["lanes"]
     assert [(lane["kind"], lane["device"]) for lane in lanes] == [("thread", ""), ("stream", "GPU 0")]
     assert as_page(data, "made")
+
+
+def test_texts_are_legible_where_phases_meet(fresh: Page, tmp_path: Path) -> None:
+    """The line between two phases does not cross the name of a box, which has the ink of the phase behind it."""
+    rows = Rows().range("a A |fwd", 0, 500).range("a A |bwd", 500, 1000)
+    rows.range("b B |fwd", 1000, 1900).range("b B |bwd", 1900, 2000).range("Optimizer Adam |opt", 2000, 3000)
+    _opened(fresh, page_of(rows.build(), tmp_path))
+    seams = fresh.run("[...document.querySelectorAll('.icicle .seam')].map(one => one.parentNode.ariaLabel[0])")
+    assert seams == ["b"]
+    inks = "[...document.querySelectorAll('.icicle text')].map(one => [one.textContent[0], one.className.baseVal])"
+    found = dict(fresh.run(inks))
+    assert found["a"] == "box backward halo" or found["a"] == "box forward halo"
+    assert (found["b"], found["O"]) == ("box forward", "box optimizer")

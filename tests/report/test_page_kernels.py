@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Page
-from report_pages import choose, page_of, written
+from report_pages import choose, frames, page_of, written
 from sqlite_profile import training
 from tables import Rows
 
@@ -117,3 +117,31 @@ def test_short_names_of_a_page_from_a_file(fresh: Page, tmp_path: Path) -> None:
     """A page of a file has the names of the terminal."""
     fresh.open(written(training(device=True).write(tmp_path / "run.sqlite")), "kernels")
     assert "conv_bwd" in fresh.texts("section:last-of-type tbody th")
+
+
+def test_timeline_names_kernels_as_other_views_do(fresh: Page, pages: Path) -> None:
+    """Short names in tooltip, details and tables, with links to the kernel; the whole name on demand."""
+    fresh.open(pages, "timeline?begin=0&end=10000")
+    fresh.wait("document.querySelectorAll('.sums').length === 2")
+    kernels = ".sums:last-child tbody tr"
+    assert fresh.texts(f"{kernels} th") == ["elementwise MulFunctor", "elementwise AddFunctor"]
+    assert fresh.run(f"[...document.querySelectorAll('{kernels} a')].map(one => one.hash)") == [
+        "#kernel/0",
+        "#kernel/1",
+    ]
+    fresh.wait("document.querySelectorAll('.names > div > section tbody tr').length > 5")
+    longest = fresh.texts(".names > div > section tbody th")
+    assert "elementwise MulFunctor" in longest
+    assert not any("vectorized" in text for text in longest)
+    place = longest.index("elementwise MulFunctor") + 1
+    fresh.click(f".names > div > section tbody tr:nth-child({place}) button")
+    assert fresh.text(".detail dd") == "elementwise MulFunctor"
+    assert fresh.run("document.querySelector('.detail a').hash") == "#kernel/0"
+    fresh.click(".whole-names")
+    assert fresh.text(".detail dd") == ELEMENTWISE.format("Mul")
+    fresh.run("document.getElementById('timeline').focus()")
+    fresh.press("Enter")
+    frames(fresh)
+    x, _ = fresh.middle("#timeline")
+    fresh.hover(x, fresh.run("document.getElementById('timeline').getBoundingClientRect().bottom") - 16)
+    assert fresh.run("document.querySelector('.tip .name').textContent") == "elementwise MulFunctor"

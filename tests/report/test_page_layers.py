@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from chromium import Page
-from report_pages import choose, column_of, page_of, tree_of
+from report_pages import choose, column_of, page_data, page_of, tree_of
 from shared_data import shared
 from tables import Rows
 
@@ -16,6 +16,7 @@ from annot.analyze.hardware_counters import layer_counters
 from annot.attribution import attribute, by_layer
 from annot.read.formats import load
 from annot.report import units
+from annot.report.page.render import as_page
 
 pytest_plugins = ["report_page_fixtures"]
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def test_summary_says_shares_of_the_steps(fresh: Page, trained: Path) -> None:
     fresh.open(trained, "summary")
     assert fresh.texts(".card dd")[0].startswith("3.480 ms")
     rows = [re.split(r"\s*\t\s*|\n", row) for row in fresh.texts("main table.plain tbody tr")]
-    assert next(row[:3] for row in rows if row[0] == "kernels") == ["kernels", "4.020 ms", "94.8%"]
+    assert next(row[:3] for row in rows if row[0] == "kernels") == ["kernels", "4.820 ms", "96.2%"]
     assert fresh.texts("ol.top a")[:2] == ["features.0", "classifier.1"]
 
 
@@ -149,16 +150,24 @@ def test_tables_sort_and_search(fresh: Page, trained: Path) -> None:
 
 
 def test_long_paths_show_their_ends(fresh: Page, tmp_path: Path) -> None:
-    """Paths of layers begin alike: where there is no room, their ends are in sight and tell them apart."""
+    """Paths of layers begin alike: without room, the first parts are left out. They come back in a wider window."""
     rows = Rows()
-    for number in range(2):
-        path = f"language_model.encoder.layers.{'block.' * 9}dense_{number}"
+    paths = [f"language_model.encoder.layers.{'block.' * 9}dense_{number}" for number in range(2)]
+    for number, path in enumerate(paths):
         rows.range(f"{path} Linear |fwd", 1000 * number, 1000 * number + 900)
     fresh.open(page_of(rows.build(), tmp_path), "summary")
-    ends = "[...document.querySelectorAll('ol.top .path')].map(one => [one.textContent.slice(-7),"
-    ends += "one.lastChild.getBoundingClientRect().right <= one.getBoundingClientRect().right + 1,"
-    ends += "one.firstChild.scrollWidth > one.firstChild.clientWidth])"
-    assert fresh.run(ends) == [["dense_0", True, True], ["dense_1", True, True]]
+    shown = "[...document.querySelectorAll('.panel:first-child > ol.top .path')].map(one => one.innerText)"
+    fresh.wait("document.querySelectorAll('.panel:first-child > ol.top .path.cut').length === 2")
+    for text, path in zip(fresh.run(shown), paths, strict=True):
+        assert path.endswith("." + text)
+        assert text.startswith("block.block.")
+    assert fresh.run("[...document.querySelectorAll('.path')].every(one => one.scrollWidth <= one.clientWidth)")
+    assert [
+        one.partition(" ")[0] for one in fresh.run("[...document.querySelectorAll('.top .path')].map(one => one.title)")
+    ][:2] == paths
+    fresh.run("document.querySelectorAll('.top .name').forEach(one => one.style.maxWidth = 'none')")
+    fresh.run("dispatchEvent(new Event('resize'))")
+    assert fresh.run(shown) == paths
 
 
 def test_short_paths_have_no_gap(fresh: Page, tmp_path: Path) -> None:
@@ -169,9 +178,9 @@ def test_short_paths_have_no_gap(fresh: Page, tmp_path: Path) -> None:
     fresh.open(page_of(rows.build(), tmp_path), "summary")
     texts = "(one => [...one.childNodes].map(part => { const range = document.createRange();"
     texts += "range.selectNodeContents(part); return range.getBoundingClientRect(); }))"
-    gaps = f"[...document.querySelectorAll('ol.top a bdi')].map({texts}).map(boxes =>"
+    gaps = f"[...document.querySelectorAll('.panel:first-child > ol.top a bdi')].map({texts}).map(boxes =>"
     gaps += " Math.max(0, ...boxes.slice(1).map((box, place) => box.left - boxes[place].right)))"
-    assert len(fresh.texts("ol.top a bdi.name")) == 3
+    assert len(fresh.texts(".panel:first-child > ol.top a bdi.name")) == 3
     assert max(fresh.run(gaps)) < 1
 
 
@@ -207,3 +216,25 @@ def test_names_of_kernels_can_be_read_whole(fresh: Page, tmp_path: Path, view: s
     fresh.press(" ")
     assert fresh.run(f"{cut}.length") == 0
     assert fresh.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_advice_says_the_class_of_a_number(fresh: Page, tmp_path: Path) -> None:
+    """`Where: 1, 4` of an nn.Sequential does not say what the layers are."""
+    data = page_data(Rows().range("1 Conv2d |fwd", 0, 900).range("fc Linear |fwd", 1000, 1900).build(), "x")
+    advice = {"advice": "Do.", "evidence": "It is so", "saves": 0.1, "layers": ["1", "fc", "gone"], "code": "x"}
+    data["runs"][0]["advice"] = {key: [value] for key, value in advice.items()}
+    out = tmp_path / "made.html"
+    out.write_bytes(as_page(data, "made"))
+    fresh.open(out)
+    assert fresh.text(".best .where") == "Where: 1 Conv2d, fc, gone"
+
+
+@pytest.mark.parametrize(("view", "selector"), [("layers", ".tree .bar span"), ("summary", "ol.top .bar span")])
+def test_a_phase_has_one_color(fresh: Page, tmp_path: Path, view: str, selector: str) -> None:
+    """The optimizer and the wait for data are not gray in lists: they have the color of the bar of the step."""
+    rows = Rows().range("(data) |data", 0, 500).range("fc Linear |fwd", 500, 1400)
+    rows.range("Optimizer Adam |opt", 1400, 2000)
+    fresh.open(page_of(rows.build(), tmp_path), view)
+    classes = set(fresh.run(f"[...document.querySelectorAll('{selector}')].map(one => one.className)"))
+    assert {"data", "forward", "optimizer"} <= classes
+    assert "other" not in classes

@@ -10,6 +10,7 @@ import pytest
 from sqlite_profile import training
 
 from annot.cli.main import main
+from annot.report.charts.chart import INKS
 from annot.report.page import render as page
 
 STYLE = Path(page.__file__).parent / "page.css"
@@ -33,14 +34,23 @@ def test_colours_can_be_told_apart() -> None:
 
         phases = ("forward", "backward", "recompute", "optimizer", "data", "other")
         busy = ("part-tensor", "part-kernels", "part-collectives", "part-copies")  # those of idle time have hatches
-        for fills in (phases, busy):
-            assert min(contrast(one, other) for one, other in combinations(fills, 2)) >= 1.15  # in gray
+        rare = {("recompute", "data"), ("recompute", "other")}  # are never side by side
+        assert min(contrast(*pair) for pair in combinations(phases, 2) if pair not in rare) >= 1.5  # in gray
+        assert min(contrast(one, other) for one, other in combinations(busy, 2)) >= 1.15
         assert len({colour[fill] for fill in (*phases, *busy)}) == 10  # a phase is no part of the step
         for text in ("text", "muted", "accent", "good", "bad"):
             assert min(contrast(text, ground) for ground in ("page", "surface", "hover")) >= 4.5, text
         for fill in phases:
             assert min(contrast(fill, ground) for ground in ("page", "surface")) >= 3, fill
-            assert contrast("on-fill", fill) >= 4.5, fill
+            assert contrast(f"on-{fill}", fill) >= 4.5, fill
+
+
+def test_charts_have_the_colors_of_the_page() -> None:
+    """A phase has one color in the page, in charts, and in notebooks."""
+    light = dict(re.findall(r"--([\w-]+):\s+(#[0-9a-f]{6})", STYLE.read_text().partition("\n}")[0]))
+    phases = ("forward", "backward", "recompute", "optimizer", "data", "other")
+    assert {phase: INKS[phase] for phase in phases} == {phase: light[phase] for phase in phases}
+    assert INKS["gpu"] == light["other"]
 
 
 def test_the_command_refuses_what_a_page_has_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ def saved(page: Page, folder: Path, kind: str) -> bytes:
     page.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     page.click(f".saves [aria-label^='Save as {kind}']")
     until = time.monotonic() + 30
-    while not (found := [one for one in folder.iterdir() if one.suffix == f".{kind.lower()}"]):
+    while not (found := [one for one in folder.iterdir() if one.suffix == f".{kind.lower()}" and one.stat().st_size]):
         assert time.monotonic() < until, f"no file; problems: {page.problems}"
         page.run("new Promise(done => requestAnimationFrame(done))")
     content = found[0].read_bytes()
@@ -44,7 +44,7 @@ def test_svg_file_stands_alone(fresh: Page, trained: Path, tmp_path: Path) -> No
     assert "".join(root.itertext()) == in_page
     fills = {one.findtext(f"{SVG}title", "").partition(":")[2].split(" ")[1:2][0]: one.get("fill")
              for one in root.iter(f"{SVG}rect") if one.findtext(f"{SVG}title")}  # fmt: skip
-    assert fills["forward"] == "rgb(34, 118, 199)"
+    assert fills["forward"] == "rgb(33, 116, 192)"
     assert all(fill and fill.startswith("rgb(") for fill in fills.values())
     title = root.find(f"{SVG}text")
     assert title is not None
@@ -62,19 +62,46 @@ def test_png_file_shows_the_picture(fresh: Page, trained: Path, tmp_path: Path) 
     picture = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
     assert picture.size == (2400, 640)
     assert picture.getpixel((2, 2)) == (255, 255, 255)
-    assert picture.getpixel((round(2 * x), round(2 * y))) == (34, 118, 199)
+    assert picture.getpixel((round(2 * x), round(2 * y))) == (33, 116, 192)
 
 
 def test_timeline_is_saved_as_it_is_in_view(fresh: Page, trained: Path, tmp_path: Path) -> None:
-    """A canvas has pixels only: what it shows, on the background of the theme."""
+    """The SVG file has a rectangle per drawn event, their names, a title and a legend; PNG has the same."""
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     fresh.open(trained, "timeline", dark=True)
     fresh.wait("document.getElementById('timeline').dataset.drawn === '50'")
-    assert fresh.run("document.querySelectorAll('.saves button').length") == 1
+    root = ElementTree.fromstring(saved(fresh, tmp_path, "SVG"))
+    texts = ["".join(one.itertext()) for one in root.iter(f"{SVG}text")]
+    assert texts[0] == "Timeline"
+    assert {"0 ms", "forward", "backward", "optimizer"} <= {*texts}
+    assert "Batch 0" in texts
+    assert texts[-1] == "0 to 5.070 ms of 5.070 ms"
+    lines = sum(one.get("width") == "1" and one.get("y") == "0" for one in root.iter(f"{SVG}rect"))
+    lanes, keys, paper = 2, len(fresh.texts(".legend .key")), 1
+    assert len([*root.iter(f"{SVG}rect")]) == 50 + lines + lanes + keys + paper
     picture = image.open(io.BytesIO(saved(fresh, tmp_path, "PNG"))).convert("RGB")
-    assert list(picture.size) == fresh.run("[timeline.width, timeline.height]")
+    assert list(picture.size) == [2 * int(root.attrib[one]) for one in ("width", "height")]
     colors = {color for _, color in picture.getcolors(1 << 20)}
-    assert {(0x1B, 0x1E, 0x22), (0x4F, 0x9B, 0xE8), (0xFF, 0xC0, 0x7F)} <= colors  # surface, forward, backward
+    assert {(0xFF, 0xFF, 0xFF), (0x21, 0x74, 0xC0), (0x67, 0x2A, 0x03)} <= colors  # paper, forward, backward
+
+
+def test_icicle_is_saved_with_title_and_legend(fresh: Page, trained: Path, tmp_path: Path) -> None:
+    """The lines over the backward are as faint as on the screen, so that the names of the boxes stay legible."""
+    fresh.open(trained, "icicle", dark=True)
+    fresh.wait("document.querySelector('.icicle [data-place]')")
+    elements, keys = fresh.run("document.querySelectorAll('*').length"), fresh.texts(".legend .key")
+    boxes = fresh.run("document.querySelectorAll('.icicle svg .fill').length")
+    root = ElementTree.fromstring(saved(fresh, tmp_path, "SVG"))
+    assert fresh.run("document.querySelectorAll('*').length") == elements
+    texts = ["".join(one.itertext()) for one in root.iter(f"{SVG}text")]
+    assert texts[0] == "GPU time by layer"
+    assert texts[-1] == fresh.text(".legend .hint")
+    assert texts[-1 - len(keys) : -1] == keys
+    assert any(text.startswith("features.0 Conv2d") for text in texts)
+    (lines,) = root.iter(f"{SVG}path")
+    assert lines.get("stroke-opacity") == "0.18"
+    fills = [one for one in root.iter(f"{SVG}rect") if one.get("fill", "").startswith("rgb(33")]
+    assert 0 < len(fills) <= boxes
 
 
 def test_roofline_and_steps_of_a_layer_are_saved(fresh: Page, trained: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def page_of(profile: Profile, folder: Path, **options: Any) -> Path:
 def tree_of(page: Page) -> dict[str, list[str]]:
     """Return the cells of each visible line of the layer tree, by label."""
     script = (
-        "[...document.querySelectorAll('.tree tbody tr')].map(row => [row.querySelector('.name').textContent,"
+        "[...document.querySelectorAll('.tree tr[data-place]')].map(row => [row.querySelector('.name').textContent,"
         "[...row.querySelectorAll('td.number')].map(cell => cell.innerText)])"
     )
     return dict(page.run(script))

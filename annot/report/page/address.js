@@ -89,9 +89,9 @@ function layerFilters(run) {
   };
 }
 
-// The lines that the reader unfolded and folded: those unlike at first, folds that list their layers, and lines folded
-// under a filter.
-const UNFOLDED = {lines: '', listed: '', folded: ''};
+// The lines that the reader unfolded and folded: those unlike at first, folds that list their layers, those of them that
+// list every layer, and lines folded under a filter.
+const UNFOLDED = {lines: '', listed: '', every: '', folded: ''};
 
 // Numbers of lines as text, ascending: the distance of each run of neighbors to the one before, and how many follow.
 // A text of more than LONGEST characters would not fit into a link: it ends with the last run that does.

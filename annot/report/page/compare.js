@@ -76,7 +76,7 @@ function differences(heading, texts) {
       h(
         'ul',
         {class: 'notes'},
-        texts.map(one => h('li', {}, one)),
+        texts.map(one => h('li', {}, one.charAt(0).toUpperCase() + one.slice(1))),
       ),
     )
   );
@@ -147,12 +147,12 @@ const COMPARED = {
 
 function comparisonTable(data, one) {
   const {by} = one,
-    rows = records(data.tables[by]),
+    rows = recordsOfChanges(data.tables[by]),
     names = shortNames(data.kernels),
     needle = one.search.trim().toLowerCase();
   const label_ = row =>
     ({
-      layer: () => row.label,
+      layer: () => row.group_label ?? row.label,
       module: () => row.module,
       phase: () => row.phase,
       class: () => row.class,
@@ -164,8 +164,9 @@ function comparisonTable(data, one) {
       (!one.phase || !('phase' in row) || row.phase === one.phase) &&
       `${label_(row)} ${row.module ?? ''}`.toLowerCase().includes(needle),
   );
+  const shown = by === 'layer' ? foldedChanges(found) : found;
   const unit = unitFor(rows.flatMap(row => [row.a_ns, row.b_ns])),
-    longest = Math.max(1, ...rows.map(row => Math.abs(row.difference_ns)));
+    longest = Math.max(1, ...[...rows, ...shown].map(row => Math.abs(row.difference_ns)));
   const timed = key => ({title: `${titleOf('compared', key)} ${unit.name}`, show: value => inUnit(unit, value)});
   const numbers = columnsOf('compared', rows, {
     phase: (by === 'layer' || by === 'module') && {},
@@ -198,7 +199,7 @@ function comparisonTable(data, one) {
       show: (value, row) => [
         by === 'layer' ? pathName(value) : by === 'kernel' ? kernelName(names, value) : name(value),
         ' ',
-        by === 'layer' && name(row.remark, 'module'),
+        by === 'layer' && [name(row.remark, 'module'), foldSize(row), ' ', name(largestChange(row), 'module largest')],
       ],
     },
     ...numbers.slice(0, bar),
@@ -216,8 +217,61 @@ function comparisonTable(data, one) {
       {class: 'status', role: 'status'},
       `${plural(found.length, 'row')} of ${count(rows.length)}, largest slowdown first${leftOut(one, rows)}`,
     ),
-    sortTable(`Comparison by ${by}`, columns, found),
+    sortTable(`Comparison by ${by}`, columns, shown, {
+      shown: by === 'layer' ? LISTED : SHOWN,
+      inside: shown.some(row => row.members.length) ? row => row.members : undefined,
+    }),
   ];
+}
+
+/** @returns {any[]} */
+function recordsOfChanges(table) {
+  return records(table).map(row => ({...row, members: []}));
+}
+
+// Rows with those of repeated layers as one for each phase, at the place of the first: their sums.
+function foldedChanges(rows) {
+  const folds = new Map(),
+    keyOf_ = row => JSON.stringify([row.group, row.remark, row.phase]);
+  for (const row of rows) if (row.group) folds.set(keyOf_(row), [...(folds.get(keyOf_(row)) ?? []), row]);
+  const shown = new Set(
+    rows.map(row => {
+      const members = folds.get(keyOf_(row)) ?? [];
+      if (members.length < 2) return row;
+      members.fold ??= foldOfChanges(members);
+      return members.fold;
+    }),
+  );
+  return sorted([...shown], row => row.difference_ns, true);
+}
+
+function foldOfChanges(members) {
+  const sum = key => sumKnown(members.map(row => row[key])),
+    [a_ns, b_ns] = [sum('a_ns'), sum('b_ns')],
+    only = members[0].only_in;
+  const own = Object.fromEntries(Object.keys(members[0]).map(key => [key, null]));
+  return {
+    ...own,
+    ...Object.fromEntries(['group', 'remark', 'phase'].map(key => [key, members[0][key]])),
+    group_label: members[0].group,
+    members,
+    a_ns,
+    b_ns,
+    difference_ns: sum('difference_ns'),
+    speedup: a_ns && b_ns ? a_ns / b_ns : null,
+    share: sum('share'),
+    only_in: members.every(row => row.only_in === only) ? only : null,
+    kernels_gone: [...new Set(members.flatMap(row => row.kernels_gone))],
+    kernels_new: [...new Set(members.flatMap(row => row.kernels_new))],
+  };
+}
+
+// The layer of a fold that changed most, so that its sum does not hide it.
+function largestChange({members}) {
+  if (!members.length) return '';
+  const [first] = sorted(members, row => Math.abs(row.difference_ns), true),
+    sign = first.difference_ns > 0 ? '+' : '−';
+  return `most: ${first.label} ${sign}${duration(Math.round(Math.abs(first.difference_ns)))}`;
 }
 
 // Says that layers are left out whose change other rows explain.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 
@@ -13,18 +13,19 @@ from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
 from annot.analyze.kernel_short_names import short_names, with_short_names
+from annot.analyze.roofline import under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_time import meanings
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
-from annot.attribution import Attribution, by_kernel, by_step, summarize
+from annot.attribution import Attribution, by_kernel, by_layer, by_step, summarize
 from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.folds import every_fold, index_of
+from annot.report.folds import every_fold, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.tables import as_data
 from annot.report.views import Report, View, find_view
@@ -90,16 +91,18 @@ def comparison_data(a: Attribution, b: Attribution, names: tuple[str, str], by: 
         "step_time": one.step_time,
         "devices": list(one.devices), "same_program": one.comparability.same_program,
         "reasons": [reason.text for reason in one.comparability.reasons], "notes": list(one.comparability.notes),
-        "tables": {name: _columns(_labeled(each.rows)) for name, each in found.items()},
+        "tables": {name: _columns(_labeled(each.rows, (a, b))) for name, each in found.items()},
         "kernels": {"texts": kernels, "shorts": [*map(short_names(kernels).get, kernels)]},
         "runs": [{"meta": _meta(summarize(side), name)} for side, name in zip((a, b), names, strict=True)],
     }  # fmt: skip
 
 
-def _labeled(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add label and remark, as in the layer table, to rows by layer."""
+def _labeled(rows: pl.DataFrame, sides: Sequence[Attribution]) -> pl.DataFrame:
+    """Add label, remark and group (the fold, or null), as in the layer table, to rows by layer."""
     if "layer" not in rows.columns:
         return rows
+    groups = pl.concat([with_groups(by_layer(side)).select(*KEY[:2], "group") for side in sides])
+    rows = rows.join(groups.unique(KEY[:2], keep="first"), on=KEY[:2], how="left", maintain_order="left")
     labels = [row_label(row) for row in rows.select(KEY).iter_rows(named=True)]
     return rows.with_columns(
         label=pl.Series([one for one, _ in labels], dtype=pl.String),
@@ -144,9 +147,10 @@ def run_data(
     for number, (key, make) in enumerate(views.items(), 2):
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
-    made["verdict"], made["advice"] = made.pop("findings")
+    made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
     lines = _lines(rows, nested_layers(shown))
-    charts = _charts(made["steps"], rows, lines["lines"], peaks)
+    folded = _roofline_folds(rows, lines, peaks)
+    charts = _charts(made["steps"], rows, lines, folded, peaks)
     made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
     made["timeline"] = _timeline(attribution, rows, made["timeline"])
     tell(_MAKING, _VIEWS, _VIEWS, "views")
@@ -154,15 +158,15 @@ def run_data(
         "units": matrix_units(attribution.meta),
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
-        "rows": _columns(rows), **lines, "charts": charts,
+        "rows": _columns(rows), **lines, "charts": charts, "roofline_folds": _columns(folded),
         "shares": meanings(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
 
-def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]]]:
-    """The verdict and the advice, which need the same quantities."""
+def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool]:
+    """The verdict, the advice, and whether the time of the run lacks warm-up, which need the same quantities."""
     facts = Facts(attribution)
-    return verdict(facts), _columns(by_advice(attribution, facts))
+    return verdict(facts), _columns(by_advice(attribution, facts)), facts.parts.without_warmup
 
 
 def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
@@ -170,7 +174,10 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
     return meta | {"source": source, "devices": devices}
 
 
-def _lines(rows: pl.DataFrame, nesting: LayerNesting) -> dict[str, list[dict[str, Any]]]:
+_Lines: TypeAlias = dict[str, list[dict[str, Any]]]
+
+
+def _lines(rows: pl.DataFrame, nesting: LayerNesting) -> _Lines:
     """The lines of the layer table, with the row index of each phase, and the folds of repeated layers."""
     index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
     layers, others = layer_lines(rows, nesting=nesting), other_lines(rows)
@@ -259,13 +266,40 @@ def _steps(steps: pl.DataFrame, start: int) -> dict[str, Any]:
     return _columns(steps.with_columns(pl.col("start_ns") - start, pl.col("process").cast(pl.String)))
 
 
+def _roofline_folds(rows: pl.DataFrame, lines: _Lines, peaks: Peaks | None) -> pl.DataFrame:
+    """The roofline of each fold and phase: place, layer, module, phase and the columns of `under_roof`."""
+    points = rows.with_row_index("row").filter((pl.col("intensity") > 0) & (pl.col("flops_per_s") > 0))
+    places = [
+        (place, fold["layer"], fold["module"], row)
+        for place, fold in enumerate(lines["folds"], len(lines["lines"]))
+        for member in fold["members"]
+        for row in lines["lines"][member]["rows"].values()
+    ]
+    schema = {"place": pl.Int64, "layer": pl.String, "module": pl.String, "row": pl.UInt32}
+    found = pl.DataFrame(places, schema, orient="row").join(points.drop("layer", "module"), on="row")
+    one = pl.col("precision")
+    sums = found.group_by("place", "layer", "module", "phase", maintain_order=True).agg(
+        pl.col("flops", "bytes", "time_ns", "gpu_idle_ns", "gpu_launch_ns").sum(),
+        pl.when(one.n_unique() == 1).then(one.first()).alias("precision"),
+    )
+    return under_roof(sums, peaks).drop("roof")
+
+
 def _charts(
-    steps: pl.DataFrame, rows: pl.DataFrame, lines: Sequence[dict[str, Any]], peaks: Peaks | None
+    steps: pl.DataFrame, rows: pl.DataFrame, lines: _Lines, folded: pl.DataFrame, peaks: Peaks | None
 ) -> dict[str, list[dict[str, Any]]]:
     """The drawings of the steps of each process and of the roofline, whose points are links to their layers."""
-    line_of = {row: place for place, line in enumerate(lines) for row in line["rows"].values()}
-    links = pl.Series("link", [f"layer/{line_of[row]}" if row in line_of else "" for row in range(rows.height)])
-    roofline = roofline_chart(rows.with_columns(links), peaks, (1200, 480))
+    inside = {place for fold in lines["folds"] for place in fold["members"]}
+    place_of = {row: place for place, line in enumerate(lines["lines"]) for row in line["rows"].values()}
+    places = pl.Series("place", [place_of.get(row) for row in range(rows.height)], pl.Int64)
+    single = rows.with_columns(places).filter(~places.is_in(list(inside)).fill_null(False))
+    for place, fold in enumerate(lines["folds"], len(lines["lines"])):
+        if fold["parent"] in inside:  # in a single layer of another fold
+            inside.add(place)
+    outer = folded.filter(~pl.col("place").is_in(list(inside)))
+    some = pl.concat([single, outer], how="diagonal_relaxed")
+    links = pl.concat_str(pl.lit("layer/"), "place").fill_null("").alias("link")
+    roofline = roofline_chart(some.with_columns(links), peaks, (1200, 480))
     return {
         "steps": [_drawing(chart) for chart in step_charts(steps, (1200, 320))],
         "roofline": [_drawing(roofline)] if roofline.series else [],

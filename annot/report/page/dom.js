@@ -35,15 +35,31 @@ function name(text, className = 'name') {
   return text === '' ? null : h('bdi', {class: className, title: text}, text);
 }
 
-// A path. A path that does not fit is cut before its last TAIL characters, which differ most between layers. The part
-// before them has a minimum width, which fewer characters than HEAD_LEAST would leave empty: `module` would read `m odule`.
-const TAIL = 18,
-  HEAD_LEAST = 6;
+// A path, in parts that end with a separator. A path that does not fit loses its first parts: its end tells layers apart.
+const SEPARATORS = /(?<=[./]|\u203a )(?=.)/u; // \u203a: ›
 function pathName(text) {
-  if (text.length < TAIL + HEAD_LEAST) return name(text);
-  const end = [...text].slice(-TAIL).join('');
-  const parts = [text.slice(0, text.length - end.length), end].map(part => h('span', {}, part));
-  return h('bdi', {class: 'name path', title: text}, parts);
+  const parts = text.split(SEPARATORS).map(part => h('span', {}, part));
+  if (parts.length < 2) return name(text);
+  const element = h('bdi', {class: 'name path', title: text}, parts);
+  FITTING.observe(element);
+  return element;
+}
+
+const FITTING = new ResizeObserver(entries => entries.forEach(({target}) => fitPath(target)));
+addEventListener('resize', () => document.querySelectorAll('.path.cut').forEach(wholePath));
+
+function fitPath(element) {
+  for (const part of [...element.children].slice(0, -1)) {
+    if (element.scrollWidth <= element.clientWidth) return;
+    if (part.hidden) continue;
+    part.hidden = true;
+    element.classList.add('cut');
+  }
+}
+
+function wholePath(element) {
+  element.classList.remove('cut');
+  for (const part of element.children) part.hidden = false;
 }
 
 function withWidth(element, width) {

@@ -7,6 +7,25 @@ function drawing({title: text, size: [width, height], shapes}) {
   return svg('svg', attributes, shapes.map(drawShape));
 }
 
+// A picture with its title and legend, for files: `swatch` draws the color of each of the keys, as [look, text].
+function captioned(text, keys, swatch, {picture, size, look, below}) {
+  const [width, height] = size;
+  const columns = Math.max(1, Math.min(4, Math.floor(width / 260))),
+    bottom = 34 + height + 28 * Math.ceil(keys.length / columns);
+  return svg(
+    'svg',
+    {class: 'drawing', viewBox: `0 0 ${width} ${bottom + 30}`},
+    svg('text', {class: 'title', x: 0, y: 20}, text),
+    svg('g', {class: look, transform: 'translate(0 34)'}, picture),
+    keys.map(([key, said], number) => {
+      const x = ((number % columns) * width) / columns,
+        y = 44 + height + 28 * Math.floor(number / columns);
+      return [swatch(key, x, y), svg('text', {x: x + 22, y: y + 11}, said)];
+    }),
+    svg('text', {x: 0, y: bottom + 22}, below),
+  );
+}
+
 function drawShape([kind, points, style, text, link, opacity, size, anchor, turn]) {
   const [[x, y], corner] = points;
   if (kind === 'line') return svg('path', {class: style, d: `M${points.join('L')}`});

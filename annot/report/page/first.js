@@ -49,8 +49,8 @@ function stepParts(run, rows) {
     whole = `100% is ${wholeText(run, wall)}.`;
   return panel(
     heading_,
-    exportable(() => partsPicture(parts, heading_, whole), heading_, partsBar(parts)),
-    h('div', {class: 'groups'}, groups.filter(([, of]) => of.length).map(([heading_, of]) => partsLegend(heading_, of))),
+    exportable(() => partsPicture(run, parts, heading_, whole), heading_, partsBar(run, parts)),
+    h('div', {class: 'groups'}, groups.filter(([, of]) => of.length).map(([heading_, of]) => partsLegend(run, heading_, of))),
     h('p', {class: 'hint'}, whole),
   );
 }
@@ -59,15 +59,15 @@ function wholeText(run, wall) {
   const {meta} = run;
   let of = run.time === 'gpu_ns' ? 'the time from the first to the last kernel' : 'the time of the run';
   if (meta.steps) of = `the sum of the ${meta.step_kinds.length > 1 ? `${meta.step_kind} ` : ''}steps`;
-  const warmup = meta.step_ns?.warmup ? ' without warm-up' : '';
+  const warmup = meta.step_ns?.warmup || run.without_warmup ? ' without warm-up' : '';
   return `${duration(wall.ns)}, ${of}${warmup}${wall.count > 1 ? `, added up over ${wall.count} devices` : ''}`;
 }
 
 // What a name of a part does not say by itself.
 const REMARKS = {collectives: 'exposed', launch: 'next launch', host: 'CPU-bound', idle: 'CPU outside ranges'};
 
-function partWords(key) {
-  return key.replaceAll('_', ' ');
+function partWords(run, key) {
+  return key === 'tensor_cores' ? run.units.toLowerCase() : key.replaceAll('_', ' ');
 }
 
 // Rectangles of SVG, because browsers print these without background graphics.
@@ -94,32 +94,20 @@ function partHatches() {
 }
 
 // The bar with its title and legend, for files.
-function partsPicture(parts, text, whole) {
-  const columns = 4,
-    [width, height] = [1200, 34],
-    bottom = 34 + height + 28 * Math.ceil(parts.length / columns);
+function partsPicture(run, parts, text, whole) {
+  const [width, height] = [1200, 34];
+  const swatch = (key, x, y) => svg('g', {transform: `translate(${x} ${y})`}, partRects(key, 0, 14, 14));
   let end = 0;
-  return svg(
-    'svg',
-    {class: 'drawing', viewBox: `0 0 ${width} ${bottom + 30}`},
-    partHatches(),
-    svg('text', {class: 'title', x: 0, y: 20}, text),
-    parts.map((one, number) => {
-      const start = end,
-        x = ((number % columns) * width) / columns,
-        y = 44 + height + 28 * Math.floor(number / columns);
-      end += width * one.share;
-      return [
-        svg('g', {transform: 'translate(0 34)'}, partRects(one.key, start, end - start, height)),
-        svg('g', {transform: `translate(${x} ${y})`}, partRects(one.key, 0, 14, 14)),
-        svg('text', {x: x + 22, y: y + 11}, `${partWords(one.key)} ${percent(one.share)}`),
-      ];
-    }),
-    svg('text', {x: 0, y: bottom + 22}, whole),
-  );
+  const rects = parts.map(one => {
+    const start = end;
+    end += width * one.share;
+    return partRects(one.key, start, end - start, height);
+  });
+  const keys = parts.map(one => [one.key, `${partWords(run, one.key)} ${percent(one.share)}`]);
+  return captioned(text, keys, swatch, {picture: [partHatches(), rects], size: [width, height], look: '', below: whole});
 }
 
-function partsBar(parts) {
+function partsBar(run, parts) {
   const height = 34;
   let end = 0;
   return svg(
@@ -129,19 +117,19 @@ function partsBar(parts) {
       role: 'img',
       width: '100%',
       height,
-      'aria-label': parts.map(one => `${partWords(one.key)} ${percent(one.share)}`).join(', '),
+      'aria-label': parts.map(one => `${partWords(run, one.key)} ${percent(one.share)}`).join(', '),
     },
     partHatches(),
     parts.map(one => {
       const start = end;
       end += 100 * one.share;
-      const says = svg('title', {}, `${partWords(one.key)} ${percent(one.share)}: ${one.meaning}`);
+      const says = svg('title', {}, `${partWords(run, one.key)} ${percent(one.share)}: ${one.meaning}`);
       return svg('g', {}, says, partRects(one.key, `${start}%`, `${100 * one.share}%`, height));
     }),
   );
 }
 
-function partsLegend(heading_, parts) {
+function partsLegend(run, heading_, parts) {
   const whole = parts.reduce((sum, one) => sum + one.share, 0);
   return h(
     'div',
@@ -155,7 +143,7 @@ function partsLegend(heading_, parts) {
           'li',
           {title: one.meaning},
           svg('svg', {class: 'parts', width: 14, height: 14, 'aria-hidden': 'true'}, partRects(one.key, 0, 14, 14)),
-          h('span', {}, partWords(one.key)),
+          h('span', {}, partWords(run, one.key)),
           heading_ && REMARKS[one.key] && h('span', {class: 'meaning'}, `(${REMARKS[one.key]})`),
           h('strong', {}, percent(one.share)),
         ),
@@ -179,8 +167,7 @@ function adviceCard(run, one) {
     h('p', {class: 'gain'}, one.saves ? ['Saves at most ', h('strong', {}, percent(one.saves))] : 'Saves no time by itself'),
     h('h3', {}, one.advice),
     h('p', {}, `${one.evidence}.`),
-    one.layers.length > 0 &&
-      h('p', {class: 'where'}, 'Where: ', one.layers.slice(0, BEST).map((layer, place) => [place ? ', ' : '', layerLink(run, layer)])),
+    whereText(run, one.layers, BEST),
     h('details', {}, h('summary', {}, 'How'), h('pre', {tabindex: '0'}, h('code', {}, one.code))),
   ];
 }

@@ -16,6 +16,7 @@ function foldView(run, place) {
     ),
     kernelsOf(run, place),
     layerSteps(run, fold),
+    h('p', {}, h('a', {href: `#icicle/${place}`}, 'Show in the icicle')),
   ];
 }
 
@@ -64,24 +65,27 @@ function spreadTable(fold, numbers) {
 function memberBars(run, fold, numbers) {
   const [width, height] = [1200, 90],
     wide = width / fold.members.length,
+    thick = Math.min(0.84 * wide, 72),
     longest = Math.max(1, ...fold.members.map(place => numbers[place].total ?? 0)),
-    shapes = [];
+    rects = new Map(),
+    links = [];
   fold.members.forEach((place, number) => {
     const one = numbers[place],
       phases = PHASES.filter(phase => one[phase]),
-      parts = phases.length ? phases.map(phase => [phase, one[phase]]) : [['other', one.total ?? 0]];
+      parts = phases.length ? phases.map(phase => [phase, one[phase]]) : [[one.kind, one.total ?? 0]];
     const tip = [title(run.lines[place]), ...parts.map(([phase, ns]) => `${phase} ${duration(ns)}`)].join(', ');
-    const bar = (from, to) => [
-      [number * wide, height * (1 - to / longest)],
-      [number * wide + Math.min(0.84 * wide, 72), height * (1 - from / longest)],
-    ];
+    const at = number * wide,
+      level = ns => height * (1 - ns / longest);
     let base = 0;
     for (const [phase, ns] of parts) {
-      shapes.push(['bar', bar(base, base + ns), phase, '', '', 1]);
+      const corner = [at, level(base + ns)].map(one => one.toFixed(2));
+      rects.set(phase, `${rects.get(phase) ?? ''}M${corner}h${thick.toFixed(2)}v${((height * ns) / longest).toFixed(2)}h${(-thick).toFixed(2)}z`);
       base += ns;
     }
-    shapes.push(['bar', bar(0, base), 'other', tip, `layer/${place}`, 0]); // one link over all phases
+    links.push(['bar', [[at, level(base)], [at + thick, height]], 'other', tip, `layer/${place}`, 0]); // over all phases
   });
   const text = `Time of each layer of ${fold.layer}`;
-  return exportable(drawing({title: text, size: [width, height], shapes}), text);
+  const picture = drawing({title: text, size: [width, height], shapes: links});
+  picture.prepend(...[...rects].map(([phase, d]) => svg('path', {class: `fill ${phase}`, d})));
+  return exportable(picture, text);
 }

@@ -38,6 +38,41 @@ function placesInside(run, place, single) {
   return [...new Set(inside.map(one => foldOf.get(one) ?? one))];
 }
 
+// The place around a line or fold: the fold of the line if the fold lists it, else its parent; -1: none.
+function placeAround(run, place) {
+  const {parent} = lineAt(run, place),
+    foldOf = fold => lineAt(run, fold).members.includes(place);
+  return isFold(run, place) ? parent : ((foldsInside(run).get(parent) ?? []).find(foldOf) ?? parent);
+}
+
+// All places around a place, the outermost first, and the place itself; none for -1.
+function pathTo(run, place) {
+  const found = [];
+  for (let at = place; at >= 0; at = placeAround(run, at)) found.unshift(at);
+  return found;
+}
+
+// A place and all lines and folds inside it; -1: all layers.
+function foldedInside(run, place) {
+  const found = place < 0 ? [] : [place];
+  const pending = [...placesInside(run, place)];
+  while (pending.length) {
+    const next = pending.pop();
+    found.push(next);
+    pending.push(...placesInside(run, next));
+  }
+  return found;
+}
+
+// The outermost fold that a line is in, such as `layers.*.norm` for `layers.7.norm`; the line itself outside of folds.
+function foldedPlace(run, place) {
+  if (!run.foldedPlaces) {
+    const folded = foldedInside(run, -1).filter(one => isFold(run, one));
+    run.foldedPlaces = new Map(folded.flatMap(fold => lineAt(run, fold).members.map(one => [one, fold])));
+  }
+  return run.foldedPlaces.get(place) ?? place;
+}
+
 // Adds the values of the folds to those of the lines: sums, and how the members differ.
 function withFolds(run, shown, filters) {
   const needle = filters.search.trim().toLowerCase();
@@ -49,7 +84,7 @@ function withFolds(run, shown, filters) {
       (!needle || `${fold.layer} ${fold.module}`.toLowerCase().includes(needle)) &&
       (!filters.phase || fold.members.some(place => filters.phase in run.lines[place].rows)) &&
       !(filters.steps.trim() && !sums.total);
-    shown.numbers.push({...sums, matches, ...spreadOf(fold, members)});
+    shown.numbers.push({...sums, matches, kind: members[0].kind, ...spreadOf(fold, members)});
   }
   return shown;
 }
@@ -77,13 +112,7 @@ function spreadOf(fold, members) {
 function largestParts(run, number) {
   const {numbers, whole} = withFolds(run, measured(run, {...NOTHING}), NOTHING);
   const places = run.lines.filter(line => line.other && !OUTER.includes(line.layer)).map(line => line.place);
-  const pending = placesInside(run, -1);
-  while (pending.length) {
-    const place = pending.pop();
-    places.push(place);
-    pending.push(...placesInside(run, place));
-  }
-  const found = places.filter(place => numbers[place].self > 0).sort((a, b) => a - b);
+  const found = [...places, ...foldedInside(run, -1)].filter(place => numbers[place].self > 0).sort((a, b) => a - b);
   return {numbers, whole, places: sorted(found, place => numbers[place].self, true).slice(0, number)};
 }
 const OUTER = ['(epoch)', '(batch)', '(unattributed)'];
@@ -97,6 +126,12 @@ function partLink(place) {
   return `#layer/${place}`;
 }
 
+// A line or fold in a table: a link with its class, and the number of its layers.
+function layerCell(run, place, text = title(lineAt(run, place))) {
+  const line = lineAt(run, place);
+  return [h('a', {href: partLink(place)}, pathName(text)), ' ', name(line.module, 'module'), foldSize(line)];
+}
+
 function foldSize(line) {
-  return line.members && h('span', {class: 'count'}, ` ×${count(line.members.length)}`);
+  return line.members?.length > 0 && h('span', {class: 'count'}, ` ×${count(line.members.length)}`);
 }

@@ -8,7 +8,7 @@ const SHORTCUTS = [
   ['Enter', 'Layers: open the layer. Icicle: zoom. Timeline: zoom to the event'],
   ['Backspace', 'Icicle: zoom out'],
   ['o', 'Icicle: open the layer'],
-  ['w s, + −', 'Timeline: zoom in and out, like the wheel'],
+  ['w s + −', 'Timeline: zoom in and out, like the wheel'],
   ['a d', 'Timeline: earlier and later'],
   ['m', 'Timeline: select an interval, to add up its times'],
   ['0', 'Timeline: show all'],
@@ -92,7 +92,8 @@ function helpDialog(page) {
       {class: 'help-body', tabindex: '0', role: 'region', 'aria-labelledby': 'help-title'},
       helpList('Keyboard', SHORTCUTS.map(([keys, text]) => [keys.split(' ').map(one => [h('kbd', {}, one), ' ']), text])),
       helpList('How to read the views', views.map(([key, [title_]]) => [title_, READING[key]])),
-      shares.length > 0 && helpList('Parts of the time', shares.map(([key, text]) => [partWords(key), `${text}.`])),
+      shares.length > 0 &&
+        helpList('Parts of the time', shares.map(([key, text]) => [partWords(page.data.runs[0], key), `${text}.`])),
       helpList('Glossary', GLOSSARY),
     ),
   );

@@ -1,11 +1,12 @@
 // The icicle: layers over their time. A box is as wide as the inclusive time of its layer and stands below its parent.
 // It is an SVG picture, which prints without background graphics and keeps the roles of a tree.
 const BOX = 28, // height of a box in pixels
-  NARROWEST = 1, // in pixels; narrower neighbours share a grey box
-  FILLS = [...PHASES, 'optimizer', 'data', 'other']; // phases with a colour, from top to bottom of a box
+  TEXT_ROOM = 23, // width of the narrowest box with a text in pixels
+  TEXT_HALF = 7, // half the height of its text
+  NARROWEST = 1; // in pixels; narrower neighbors share a gray box
 
 function icicleView(run, state, root) {
-  if (!run.lines[root]) [root, address.argument] = [-1, ''];
+  if (!lineAt(run, root)) [root, address.argument] = [-1, ''];
   const view = {run, state, root, at: root, width: 0};
   const picture = svg('svg', {
     role: 'tree',
@@ -44,7 +45,7 @@ function icicleView(run, state, root) {
     view.status,
     view.crumbs,
     view.legend,
-    exportable(view.picture, 'Icicle', holder),
+    exportable(() => icicleFile(view), 'Icicle', holder),
     h(
       'p',
       {class: 'hint', id: 'icicle-keys'},
@@ -61,19 +62,25 @@ function icicleView(run, state, root) {
 function measureIcicle(view) {
   const {run, state} = view,
     {filters} = state,
-    {numbers, time} = measured(run, filters),
+    {numbers, time} = withFolds(run, measured(run, filters), filters),
     searched = Boolean(filters.search.trim() || filters.module),
     self = timesOf(run, filters.steps)[time.replace('_ns', '_self_ns')];
   const parts = run.lines.map(line => ownParts(line, self, filters.phase)),
     sum = one => Object.values(one).reduce((total, ns) => total + ns, 0),
     own = parts.map(sum),
     hits = numbers.map(one => searched && one.matches),
-    within = [...hits];
+    within = hits.slice(0, parts.length);
   for (let place = parts.length - 1; place >= 0; place--) {
     const {parent} = run.lines[place];
     if (parent < 0) continue;
     for (const [phase, ns] of Object.entries(parts[place])) parts[parent][phase] = (parts[parent][phase] ?? 0) + ns;
     within[parent] ||= within[place];
+  }
+  for (const {place, members} of run.folds) {
+    parts[place] = Object.fromEntries(INKS.map(phase => [phase, sumKnown(members.map(one => parts[one][phase]))]));
+    own[place] = members.reduce((total, one) => total + own[one], 0);
+    within[place] = members.some(one => within[one]);
+    hits[place] ||= members.some(one => hits[one]);
   }
   const wide = parts.map(sum),
     whole = run.top.reduce((total, place) => total + wide[place], 0);
@@ -85,7 +92,7 @@ function ownParts(line, self, phase) {
   const found = {};
   for (const [key, row] of Object.entries(line.rows)) {
     if ((phase && key !== phase) || !(self[row] > 0)) continue;
-    const kind = FILLS.includes(key) ? key : 'other';
+    const kind = inkOf(key);
     found[kind] = (found[kind] ?? 0) + self[row];
   }
   return found;
@@ -102,15 +109,16 @@ function icicleStatus(view) {
     covered[place] = hits[place] || Boolean(covered[parent]);
     if (covered[place]) ns += own[place];
   }
-  const found = hits.filter(Boolean).length;
+  const found = hits.slice(0, run.lines.length).filter(Boolean).length;
   return `${plural(found, 'line matches', 'lines match')}: ${duration(ns)}, ${share(ns, whole) || '0.0%'} of the ${what === 'Host' ? 'host' : what} time.`;
 }
 
-// The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbours,
-// and `self` the part of a parent that no child covers.
+// The boxes in view, parents before children, with their place and size in pixels. `few` is a run of narrow neighbors,
+// and `self` the part of a parent that no child covers. A fold is one box; in the whole width, it has a box per layer,
+// without the layers inside if there are many.
 function icicleBoxes({run, wide, own, within, whole, root, width}) {
-  const above = [];
-  for (let at = root; at >= 0; at = run.lines[at].parent) above.unshift(at);
+  const above = pathTo(run, root),
+    flat = lineAt(run, root)?.members?.length > LISTED;
   /** @type {any[]} */
   const boxes = [-1, ...above].map((place, level) => ({place, level, x: 0, wide: width, above: place !== root}));
   const visit = (places, level, x, scale) => {
@@ -121,7 +129,7 @@ function icicleBoxes({run, wide, own, within, whole, root, width}) {
       if (size >= NARROWEST) {
         few = null;
         boxes.push({place, level, x, wide: size});
-        inside(place, level + 1, x, scale);
+        if (!flat) inside(place, level + 1, x, scale);
       } else if (size > 0) {
         if (!few) boxes.push((few = {few: 0, level, x, wide: 0}));
         few.few++;
@@ -132,12 +140,13 @@ function icicleBoxes({run, wide, own, within, whole, root, width}) {
     }
   };
   const inside = (place, level, x, scale) => {
-    const self = own[place] * scale,
+    const listed = place === root && isFold(run, place),
+      self = listed ? 0 : own[place] * scale,
       inner = wide[place] * scale - self;
-    visit(run.children[place], level, x, scale);
+    visit(placesInside(run, place, listed), level, x, scale);
     if (inner > 0 && self >= NARROWEST) boxes.push({self: true, level, x: x + inner, wide: self});
   };
-  if (root < 0) visit(run.top, 1, 0, width / (whole || 1));
+  if (root < 0) visit([...placesInside(run, -1), ...run.top.filter(place => run.lines[place].other)], 1, 0, width / (whole || 1));
   else inside(root, above.length + 1, 0, width / (wide[root] || 1));
   return boxes.filter(box => !box.few || box.wide >= NARROWEST / 2);
 }
@@ -162,19 +171,16 @@ function drawIcicle(view) {
 // The layers below the one in the whole width that have the most time of their own.
 function mostSelf(view) {
   const {run, own, wide, root} = view,
-    inside = root < 0 ? run.lines.map(line => line.place) : subtree(run, root),
+    others = root < 0 ? run.top.filter(place => run.lines[place].other).flatMap(place => subtree(run, place)) : [],
+    inside = [...foldedInside(run, root), ...others],
     best = sorted(inside.filter(place => own[place] > 0), place => own[place], true).slice(0, 10),
-    where = root < 0 ? '' : ` in ${title(run.lines[root])}`;
+    where = root < 0 ? '' : ` in ${title(lineAt(run, root))}`;
   const columns = [
     {
       title: 'Layer',
       text: true,
-      value: place => title(run.lines[place]),
-      show: (value, place) => [
-        h('a', {href: `#layer/${place}`}, pathName(value)),
-        ' ',
-        name(run.lines[place].module, 'module'),
-      ],
+      value: place => title(lineAt(run, place)),
+      show: (_, place) => layerCell(run, place),
     },
     {title: 'Self', value: place => own[place], show: duration},
     {title: 'Share', value: place => own[place], show: value => share(value, view.whole)},
@@ -225,7 +231,7 @@ function boxClass({searched, hits}, {place, above, self, few, hit}) {
   return `${few ? 'few' : place < 0 ? 'box all' : 'box'}${above ? ' above' : ''}${found}`;
 }
 
-// The phases of a box from top to bottom: the area of a colour is the time of the phase.
+// The phases of a box from top to bottom: the area of a color is the time of the phase.
 function boxFill(view, {place, wide}, rect, full) {
   if (place < 0) return rect('fill-self', 0, full);
   let top = 0;
@@ -235,13 +241,27 @@ function boxFill(view, {place, wide}, rect, full) {
     top += high;
     const drawn = [rect(`fill ${phase}`, from, high)];
     if (phase === 'backward' && wide > 4) drawn.push(rect('hatched', from, high));
-    if (from) drawn.push(rect('seam', from - 0.5, 1)); // tells phases apart without colours
+    const text = wide - TEXT_ROOM > 0 && Math.abs(from - BOX / 2) < TEXT_HALF;
+    if (from && !text) drawn.push(rect('seam', from - 0.5, 1)); // tells phases apart; not through a text
     return drawn;
   });
 }
 
+// The phase behind the middle of the text of a box, and whether others are behind the text, too.
+function inkOfText(view, place) {
+  const from = BOX / 2 - TEXT_HALF,
+    whole = view.wide[place];
+  let top = 0;
+  const behind = partsOf(view, place).flatMap(([phase, ns]) => {
+    const [begin, end] = [top, (top += ((BOX - 1) * ns) / whole)];
+    return end > from && begin < from + 2 * TEXT_HALF ? [{phase, middle: begin <= BOX / 2 && end > BOX / 2}] : [];
+  });
+  const ink = (behind.find(one => one.middle) ?? behind[0]).phase;
+  return behind.length > 1 ? `${ink} halo` : ink;
+}
+
 function partsOf({parts}, place) {
-  return FILLS.map(phase => [phase, parts[place][phase]]).filter(([, ns]) => ns > 0);
+  return INKS.map(phase => [phase, parts[place][phase]]).filter(([, ns]) => ns > 0);
 }
 
 // The texts of a box, from the longest to the shortest.
@@ -249,8 +269,8 @@ function boxLabels(view, {place, self, few}) {
   if (self) return ['self'];
   if (few) return [`${few} narrow`];
   if (place < 0) return [`All · ${duration(view.whole)}`, 'All'];
-  const line = view.run.lines[place],
-    named = [title(line), line.module].filter(Boolean).join(' '),
+  const line = lineAt(view.run, place),
+    named = fullName(line),
     ns = view.wide[place];
   return [`${named} · ${timeAndShare(ns, view.whole)}`, `${named} · ${duration(ns)}`, named, title(line), line.label];
 }
@@ -260,7 +280,7 @@ const PEN = document.createElement('canvas').getContext('2d'); // measures texts
 // Writes the longest text that fits, or the beginning of the last. Texts lie above all boxes, which name themselves.
 function boxText(view, box) {
   const texts = boxLabels(view, box),
-    room = box.wide - 11;
+    room = box.wide - TEXT_ROOM + 12;
   if (room < 12) return null;
   PEN.font = '12px system-ui, sans-serif';
   const long = text => PEN.measureText(text).width;
@@ -271,24 +291,28 @@ function boxText(view, box) {
     if (kept < 1) return null;
     text = `${last.slice(0, kept)}…`;
   }
-  return svg('text', {class: boxClass(view, box), x: box.x + 5, y: box.level * BOX + BOX / 2 + 3.5}, text);
+  const ink = box.place >= 0 ? ` ${inkOfText(view, box.place)}` : '';
+  return svg('text', {class: `${boxClass(view, box)}${ink}`, x: box.x + 5, y: box.level * BOX + BOX / 2 + 3.5}, text);
 }
 
 // The name of a box and its numbers, as pairs of term and value.
 function factsOf(view, place) {
   const {run, numbers, own, whole, wide, root} = view;
   if (place < 0) return [['Layer', 'All'], ['Total', duration(whole)]];
-  const line = run.lines[place],
+  const line = lineAt(run, place),
     one = numbers[place],
-    shapes = Object.values(line.rows).map(row => run.rows.shapes[row]).find(found => found.length);
+    rows = membersOf(run, place).flatMap(member => Object.values(run.lines[member].rows)),
+    shapes = rows.map(row => run.rows.shapes[row]).find(found => found.length);
   return [
-    ['Layer', [title(line), line.module].filter(Boolean).join(' ')],
+    ['Layer', fullName(line)],
     ['Total', duration(wide[place])],
     ['In its own calls', Math.abs((one.total ?? 0) - wide[place]) > wide[place] / 200 ? duration(one.total) : ''],
     ['Self', duration(own[place])],
     ...partsOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
     ['Share', share(wide[place], whole)],
     ['Share of the zoom', root >= 0 && root !== place ? share(wide[place], wide[root]) : ''],
+    ['Median', known(one.median) ? duration(Math.round(one.median)) : ''],
+    ['Slowest', known(one.slowest) ? `${duration(one.slowest)} (${one.index})` : ''],
     ['Calls', count(one.calls)],
     ['Kernels', run.time === 'gpu_ns' ? count(one.kernels || null) : ''],
     ['Shape', shapes ? `${shapes[0]}${shapes.length > 1 ? ` (+${shapes.length - 1})` : ''}` : ''],
@@ -317,8 +341,7 @@ function describeBox(view, place) {
 }
 
 function icicleCrumbs(view) {
-  const above = [];
-  for (let at = view.root; at >= 0; at = view.run.lines[at].parent) above.unshift(at);
+  const above = pathTo(view.run, view.root);
   const link = (place, text) =>
     h(
       'a',
@@ -332,20 +355,43 @@ function icicleCrumbs(view) {
       },
       name(text),
     );
-  return [link(-1, 'All'), ...above.flatMap(place => [' › ', link(place, view.run.lines[place].label)])];
+  return [link(-1, 'All'), ...above.flatMap(place => [' › ', link(place, lineAt(view.run, place).label)])];
 }
 
 function icicleLegend(view) {
+  const keys = icicleKeys(view).map(([look, text]) => h('span', {class: `key ${look}`}, text));
+  return [...keys, h('span', {class: 'hint'}, ICICLE_HINT)];
+}
+
+// What the colors in view mean: the classes of each, and words.
+function icicleKeys(view) {
   const seen = new Set(view.boxes.flatMap(box => (box.place >= 0 ? partsOf(view, box.place).map(([phase]) => phase) : [])));
   return [
-    ...FILLS.filter(phase => seen.has(phase)).map(phase =>
-      h('span', {class: `key ${phase}${phase === 'backward' ? ' hatch' : ''}`}, phase),
-    ),
-    view.boxes.some(box => box.few) && h('span', {class: 'key few'}, 'layers narrower than a pixel: zoom in'),
-    view.boxes.some(box => box.self) && h('span', {class: 'key fill-self'}, 'self: time outside child layers'),
-    h('span', {class: 'hint'}, 'Width: inclusive time. Height of a colour: its share of the box.'),
-  ].filter(Boolean);
+    ...INKS.filter(phase => seen.has(phase)).map(phase => [phase === 'backward' ? 'backward hatch' : phase, phase]),
+    ...(view.boxes.some(box => box.few) ? [['few', 'layers narrower than a pixel: zoom in']] : []),
+    ...(view.boxes.some(box => box.self) ? [['fill-self', 'self: time outside child layers']] : []),
+  ];
 }
+
+// The picture with its title and legend, for files.
+function icicleFile(view) {
+  const picture = view.picture.cloneNode(true),
+    height = view.picture.viewBox.baseVal.height,
+    at = view.root < 0 ? '' : ` of ${fullName(lineAt(view.run, view.root))}`,
+    what = view.time === 'gpu_ns' ? 'GPU' : 'Host';
+  const swatch = (look, x, y) => [
+    svg('rect', {class: `fill ${look.split(' ')[0]}`, x, y, width: 14, height: 14}),
+    look.endsWith('hatch') && svg('rect', {class: 'hatched', x, y, width: 14, height: 14}),
+  ];
+  return captioned(`${what} time by layer${at}`, icicleKeys(view), swatch, {
+    picture: [...picture.childNodes].filter(one => !(one instanceof Element && one.classList.contains('cursor'))),
+    size: [view.width, height],
+    look: 'icicle',
+    below: ICICLE_HINT,
+  });
+}
+
+const ICICLE_HINT = 'Width: inclusive time. Height of a color: its share of the box.';
 
 // Shows a line, at the top, in the whole width; -1: all lines.
 function zoomTo(view, place) {
@@ -355,7 +401,7 @@ function zoomTo(view, place) {
   remember(true);
   drawIcicle(view);
   view.elements.get(place)?.element.focus({preventScroll: true});
-  announce(`Zoom: ${place < 0 ? 'All' : title(view.run.lines[place])}`);
+  announce(`Zoom: ${place < 0 ? 'All' : title(lineAt(view.run, place))}`);
 }
 
 function listenIcicle(view) {
@@ -437,6 +483,6 @@ function icicleKeyPressed(view, event) {
 function zoomOut(view) {
   if (view.root < 0) return;
   const from = view.root;
-  zoomTo(view, view.run.lines[from].parent);
+  zoomTo(view, placeAround(view.run, from));
   view.elements.get(from)?.element.focus({preventScroll: true});
 }

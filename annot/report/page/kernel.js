@@ -17,10 +17,15 @@ function shortNames({texts, shorts}) {
 // A kernel by its short name, with the whole name as tooltip. `wholeNames` shows the whole name instead. The name links
 // to the view of the kernel, if the page has it.
 function kernelName(names, text) {
-  const {short, place} = names.get(text) ?? {short: text};
-  const shown = short === text ? text : [h('span', {class: 'short'}, short), h('span', {class: 'long'}, text)];
-  const element = h('bdi', {class: 'kernel', title: text}, shown);
+  const place = names.get(text)?.place,
+    element = kernelText(names, text);
   return place === undefined ? element : h('a', {href: `#kernel/${place}`}, element);
+}
+
+function kernelText(names, text) {
+  const short = names.get(text)?.short ?? text;
+  const shown = short === text ? text : [h('span', {class: 'short'}, short), h('span', {class: 'long'}, text)];
+  return h('bdi', {class: 'kernel', title: text}, shown);
 }
 
 function kernelView(run, place) {
@@ -91,7 +96,7 @@ function layerTable(kernel, layers) {
       h(
         'div',
         {class: 'bar', 'aria-hidden': 'true'},
-        withWidth(h('span', {class: PHASES.includes(one.phase) ? one.phase : 'other'}), (100 * value) / longest),
+        withWidth(h('span', {class: inkOf(one.phase)}), (100 * value) / longest),
       ),
   };
   return sortTable(

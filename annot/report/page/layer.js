@@ -1,6 +1,6 @@
 // One layer: times, work, counters, shapes, kernels, steps and advice.
 function layerView(run, state, place) {
-  if (run.folds[place - run.lines.length] && foldsInside(run)) return foldView(run, place);
+  if (run.folds[place - run.lines.length]) return foldView(run, place);
   const line = run.lines[place];
   if (!line) return [h('h1', {}, 'Layer'), emptyText('This profile does not contain the layer.')];
   return [
@@ -114,7 +114,7 @@ function layerShare(run, line) {
           h(
             'span',
             {class: 'bar', 'aria-hidden': 'true'},
-            withWidth(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * ns) / (whole || 1)),
+            withWidth(h('span', {class: inkOf(phase)}), (100 * ns) / (whole || 1)),
           ),
           h('span', {class: 'value'}, `${duration(ns)}, ${share(ns, whole)}`),
         )
@@ -221,12 +221,7 @@ function timesTable(run, caption, places, numbers, label) {
         title: 'Layer',
         text: true,
         value: label,
-        show: (value, place) => [
-          h('a', {href: partLink(place)}, name(value)),
-          ' ',
-          name(lineAt(run, place).module, 'module'),
-          foldSize(lineAt(run, place)),
-        ],
+        show: (value, place) => layerCell(run, place, value),
       },
       {title: 'Time', value: place => numbers[place].total, show: duration},
       {
@@ -237,6 +232,7 @@ function timesTable(run, caption, places, numbers, label) {
       },
     ],
     places,
+    {shown: LISTED},
   );
 }
 
@@ -259,21 +255,45 @@ function adviceList(run, found) {
         h('strong', {}, one.advice),
         h('p', {}, one.saves ? `Saves at most ${percent(one.saves)} of the ${whole}.` : 'Saves no time by itself.'),
         h('p', {}, `${one.evidence}.`),
-        one.layers.length > 0 &&
-          h(
-            'p',
-            {class: 'where'},
-            'Where: ',
-            one.layers.slice(0, 8).map((layer, place) => [place ? ', ' : '', layerLink(run, layer)]),
-            one.layers.length > 8 && ` and ${count(one.layers.length - 8)} more`,
-          ),
+        whereText(run, one.layers, 8),
         h('pre', {tabindex: '0'}, h('code', {}, one.code)),
       ),
     ),
   );
 }
 
-function layerLink(run, layer) {
-  const line = run.lines.find(other => title(other) === layer && !other.other);
-  return line ? h('a', {href: `#layer/${line.place}`}, pathName(layer)) : pathName(layer);
+// The layers that advice is about, those of a fold as one: at most `most`, and how many more there are.
+function whereText(run, layers, most) {
+  const found = new Map();
+  for (const layer of layers) {
+    const line = run.lines.find(other => title(other) === layer && !other.other),
+      place = line ? foldedPlace(run, line.place) : layer;
+    found.set(place, [...(found.get(place) ?? []), line?.place]);
+  }
+  const links = [...found].map(([place, members]) => {
+    if (typeof place === 'string') return pathName(place);
+    return layerLink(run, members.length > 1 ? place : members[0]);
+  });
+  const more = links.length - most;
+  return (
+    links.length > 0 &&
+    h(
+      'p',
+      {class: 'where'},
+      'Where: ',
+      links.slice(0, most).map((link, at) => [at ? ', ' : '', link]),
+      more > 0 && ` and ${count(more)} more`,
+    )
+  );
+}
+
+// A link to a layer. A number does not say what the layer is, so its class follows.
+function layerLink(run, place) {
+  const line = lineAt(run, place),
+    bare = /^(.*[./])?[\d*]+$/.test(title(line));
+  return [
+    h('a', {href: partLink(place)}, pathName(title(line))),
+    bare && line.module && [' ', name(line.module, 'module')],
+    foldSize(line),
+  ];
 }

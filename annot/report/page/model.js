@@ -1,5 +1,6 @@
 // The data of the page, and the values of the layer tree under the current filters.
 const PHASES = ['forward', 'backward', 'recompute'];
+const INKS = [...PHASES, 'optimizer', 'data', 'other']; // phases with a color, from top to bottom of a box
 const NOTHING = {phase: '', module: '', search: '', steps: '', time: ''};
 
 async function readData() {
@@ -31,6 +32,7 @@ function linked(run) {
     above[line.depth] = place;
     for (const row of Object.values(line.rows)) run.lineOf.set(row, place);
   });
+  foldsInside(run);
   return run;
 }
 
@@ -44,6 +46,12 @@ function perStep(run) {
 
 function title(line) {
   return line.layer || (line.other ? line.label : '(model)');
+}
+
+// The path and class of a line or fold, with the number of its layers.
+function fullName(line) {
+  const size = line.members ? `×${count(line.members.length)}` : '';
+  return [title(line), line.module, size].filter(Boolean).join(' ');
 }
 
 // The steps of a text such as 7 or 3:20, as [first, end) like a Python slice; null: all; undefined: invalid text.
@@ -78,6 +86,11 @@ function sumOf(line, values, phase) {
   return total;
 }
 
+// The phase that gives a color.
+function inkOf(phase) {
+  return INKS.includes(phase) ? phase : 'other';
+}
+
 // The values of each line under the filters: times by phase, and whether the line matches.
 function measured(run, filters) {
   const time = filters.time || run.time;
@@ -92,6 +105,7 @@ function measured(run, filters) {
       forward: of('forward'),
       backward: of('backward'),
       recompute: of('recompute'),
+      kind: inkOf(Object.keys(line.rows)[0]),
       total,
       self: sumOf(line, times[self], filters.phase),
       calls: some ? null : callsOf(line, run, filters.phase),

@@ -20,7 +20,7 @@ function layersOfParts(run) {
           {},
           h('span', {class: `key part-${row.item}`}, row.item),
           ' ',
-          name(row.text),
+          partOf(run, row),
           h('span', {class: 'value'}, `${duration(row.ns / steps)} · ${percent(row.share)}`),
           h(
             'div',
@@ -32,4 +32,14 @@ function layersOfParts(run) {
     ),
     h('p', {class: 'hint'}, `Shares of the time of the ${whole}. Those of a part add up to its share above.`),
   );
+}
+
+// The layer or fold of a row as a link; a row that adds up others is text. Rows name an optimizer by its class.
+function partOf(run, {item, text}) {
+  const bare = text.replace(/ ×[\d,]+$/, ''),
+    all = [...run.lines, ...run.folds],
+    found =
+      all.find(one => !one.other && [title(one), one.module].filter(Boolean).join(' ') === bare) ??
+      all.find(one => one.other && one.rows[item] !== undefined && [one.module, `${one.layer} ${one.module}`].includes(bare));
+  return found ? [h('a', {href: partLink(found.place)}, pathName(partName(found))), ' ', found.module && name(found.module, 'module'), foldSize(found)] : name(text);
 }

@@ -24,7 +24,8 @@ __all__ = ["as_page"]
 _SCRIPTS: Final = (
     "units.js", "dom.js", "address.js", "table.js", "model.js", "folds.js", "tree.js", "icicle.js", "layer.js",
     "fold.js", "kernel.js", "drawing.js", "save.js", "summary.js", "parts.js", "views.js", "timeline.js",
-    "timeline_input.js", "timeline_interval.js", "compare.js", "first.js", "help.js", "shell.js",
+    "timeline_file.js", "timeline_input.js",
+    "timeline_interval.js", "compare.js", "first.js", "help.js", "shell.js",
 )  # fmt: skip
 _COMPRESSED: Final = 200_000
 """Length of the JSON (characters) from which the data is compressed."""

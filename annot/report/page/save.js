@@ -1,10 +1,11 @@
-// Files of pictures: an SVG element as SVG and PNG, a canvas as PNG.
+// Files of pictures, as SVG and PNG.
 
 // What elements of a picture take from the style sheet. All but opacity are inherited.
 const LOOKS = [
   'fill',
   'fill-opacity',
   'stroke',
+  'stroke-opacity',
   'stroke-width',
   'stroke-dasharray',
   'paint-order',
@@ -19,22 +20,20 @@ const OF_PAGE = /^(class|style|href|tabindex|role|aria-.*|data-.*|on.*)$/;
 const WIDEST = 8000; // pixels of a PNG file
 
 // A picture with buttons that save it. `shown` contains the picture. A function draws one for files, with its legend.
-/** @param {SVGSVGElement | HTMLCanvasElement | (() => SVGSVGElement)} picture @param {string} title @param {Element} shown */
+/** @param {SVGSVGElement | (() => SVGSVGElement)} picture @param {string} title @param {Element} shown */
 function exportable(picture, title, shown = /** @type {Element} */ (picture)) {
-  const kinds = picture instanceof HTMLCanvasElement ? ['PNG'] : ['SVG', 'PNG'];
   const button = kind =>
     h(
       'button',
       {type: 'button', 'aria-label': `Save as ${kind}: ${title}`, onclick: () => save(picture, title, kind)},
       kind,
     );
-  return h('div', {class: 'picture'}, h('div', {class: 'saves'}, kinds.map(button)), shown);
+  return h('div', {class: 'picture'}, h('div', {class: 'saves'}, ['SVG', 'PNG'].map(button)), shown);
 }
 
 async function save(picture, title, kind) {
-  const source = picture instanceof HTMLCanvasElement ? picture : standalone(picture);
-  const asText = kind === 'SVG' && !(source instanceof HTMLCanvasElement),
-    file = asText ? new Blob([source.text], {type: 'image/svg+xml'}) : await pixels(source);
+  const source = standalone(picture),
+    file = kind === 'SVG' ? new Blob([source.text], {type: 'image/svg+xml'}) : await pixels(source);
   const address = URL.createObjectURL(file);
   const stem = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 80);
   h('a', {href: address, download: `${stem}.${kind.toLowerCase()}`}).click();
@@ -44,12 +43,12 @@ async function save(picture, title, kind) {
 
 // The text of an SVG file and its size, in the light theme on white, without links into the page.
 function standalone(picture) {
-  const made = picture instanceof Function ? picture() : null,
-    drawn = made ?? picture,
-    page = document.documentElement.dataset,
+  const page = document.documentElement.dataset,
     chosen = page.theme;
-  if (made) document.body.append(made); // only elements of the page have a style
   page.theme = 'light'; // the browser does not draw before the theme is back
+  const made = picture instanceof Function ? picture() : null,
+    drawn = made ?? picture;
+  if (made) document.body.append(made); // only elements of the page have a style
   const [width, height] = sizeOf(drawn),
     copy = styled(drawn);
   page.theme = chosen;
@@ -82,25 +81,14 @@ function styled(element, above) {
   return copy;
 }
 
-// A PNG file: an SVG picture with two pixels per unit, a canvas as it is on the screen.
-async function pixels(source) {
-  const paper = document.createElement('canvas').getContext('2d');
-  const fill = (width, height, color) => {
-    Object.assign(paper.canvas, {width, height});
-    paper.fillStyle = color;
-    paper.fillRect(0, 0, width, height);
-  };
-  if (source instanceof HTMLCanvasElement) {
-    fill(source.width, source.height, getComputedStyle(source).getPropertyValue('--surface').trim());
-    paper.drawImage(source, 0, 0);
-  } else {
-    const {text, width, height} = source,
-      scale = Math.min(2, WIDEST / width),
-      image = new Image();
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`; // the CSP allows data:
-    await image.decode();
-    fill(width * scale, height * scale, '#fff');
-    paper.drawImage(image, 0, 0, width * scale, height * scale);
-  }
+// A PNG file with two pixels per unit.
+async function pixels({text, width, height}) {
+  const scale = Math.min(2, WIDEST / width),
+    image = new Image(),
+    paper = document.createElement('canvas').getContext('2d');
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`; // the CSP allows data:
+  await image.decode();
+  Object.assign(paper.canvas, {width: width * scale, height: height * scale});
+  paper.drawImage(image, 0, 0, width * scale, height * scale);
   return new Promise(done => paper.canvas.toBlob(done, 'image/png'));
 }

@@ -39,11 +39,20 @@ async function start() {
     return;
   }
   Object.assign(COLUMNS, data.columns);
+  if (data.runs.some(run => run.units === 'Matrix Cores')) nameMatrixCores();
   const page = {data, views: viewsOf(data), run: 0, states: new Map()};
   document.getElementById('head').append(...frame(page));
   addEventListener('hashchange', () => navigate(page, true));
   addEventListener('keydown', event => shortcut(event));
   navigate(page, false);
+}
+
+// Names the columns of Tensor Cores as AMD does.
+function nameMatrixCores() {
+  for (const column of Object.values(COLUMNS).flat()) {
+    column.title = column.title.replace(/^TC\b/, 'MC').replace('Tensor Core', 'Matrix Core');
+    column.full = column.full.replace('Tensor Core', 'Matrix Core');
+  }
 }
 
 function frame(page) {

@@ -80,7 +80,7 @@ function shareOfSteps(run, rows) {
             h(
               'tr',
               {},
-              h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, partWords(one.key))),
+              h('th', {scope: 'row', class: 'text'}, h('span', {class: `key part-${one.key}`}, partWords(run, one.key))),
               h('td', {class: 'number'}, duration(one.ns)),
               h('td', {class: 'number'}, percent(one.share)),
               h('td', {class: 'number'}, one.hidden_ns ? duration(one.hidden_ns) : ''),
@@ -140,7 +140,7 @@ function selfBars(run, line, longest) {
     for (const [phase, row] of Object.entries(run.lines[place].rows)) sums[phase] = (sums[phase] ?? 0) + (self[row] ?? 0);
   return Object.entries(sums).map(
     ([phase, ns]) =>
-      ns > 0 && withWidth(h('span', {class: PHASES.includes(phase) ? phase : 'other'}), (100 * ns) / longest),
+      ns > 0 && withWidth(h('span', {class: inkOf(phase)}), (100 * ns) / longest),
   );
 }
 

@@ -1,5 +1,6 @@
 // Sortable tables. A column has name, title, value(row), optional show(value, row), and text: true for texts.
-const SHOWN = 500;
+const SHOWN = 500,
+  LISTED = 50; // rows of a list of repeated layers; the reader may ask for all
 // The columns of each table, as annot/report/tables.py declares them; `start` fills it.
 const COLUMNS = {};
 const SHOWS = {
@@ -35,9 +36,11 @@ function titleOf(table, column) {
   return COLUMNS[table].find(one => one.name === column).title;
 }
 
+// Options: by and down (first order), shown (number of rows before "Show all"), class, mark(row) (class of a row), and
+// inside(row): the rows that a click on the row lists below it.
 function sortTable(caption, columns, rows, options = {}) {
   const by = columns.findIndex(column => options.by && column.name === options.by);
-  const state = {...keptSort(caption, columns, by, options.down), table: caption, all: false};
+  const state = {...keptSort(caption, columns, by, options.down), table: caption, every: new Set(), opened: new Set()};
   const holder = h('div', {class: 'scroll', tabindex: '0', role: 'group', 'aria-label': caption});
   const draw = () => holder.replaceChildren(drawTable(caption, columns, rows, options, state, draw));
   draw();
@@ -45,22 +48,37 @@ function sortTable(caption, columns, rows, options = {}) {
 }
 
 function drawTable(caption, columns, rows, options, state, redraw) {
-  const ordered = state.by < 0 ? rows : sorted(rows, columns[state.by].value, state.down);
-  const shown = state.all ? ordered : ordered.slice(0, options.shown ?? SHOWN);
+  const ordered = some => (state.by < 0 ? some : sorted(some, columns[state.by].value, state.down));
+  const tableRow = (row, inner) =>
+    h(
+      'tr',
+      {class: [options.mark?.(row), inner && 'inner'].filter(Boolean).join(' ') || null},
+      columns.map((column, place) =>
+        h(
+          place ? 'td' : 'th',
+          {scope: place ? null : 'row', class: cellClass(column)},
+          !place && options.inside && [opener(row, options.inside(row), state, redraw), ' '],
+          cell(column, row),
+        ),
+      ),
+    );
+  const part = (some, key, shown, draw) => {
+    const whole = state.every.has(key) || some.length <= shown;
+    const more = whole ? null : showAll(some.length, 'rows', () => (state.every.add(key), redraw()));
+    return [
+      ordered(some).slice(0, whole ? some.length : shown).map(draw),
+      more && h('tr', {}, h('td', {class: 'text', colspan: columns.length}, more)),
+    ];
+  };
   const body = h(
     'tbody',
     {},
-    shown.map(row =>
-      h(
-        'tr',
-        {class: options.mark?.(row)},
-        columns.map((column, place) =>
-          h(place ? 'td' : 'th', {scope: place ? null : 'row', class: cellClass(column)}, cell(column, row)),
-        ),
-      ),
-    ),
+    part(rows, state, options.shown ?? SHOWN, row => [
+      tableRow(row, false),
+      state.opened.has(row) && part(options.inside(row), row, LISTED, one => tableRow(one, true)),
+    ]),
   );
-  const table = h(
+  return h(
     'table',
     {class: options.class},
     h('caption', {class: 'hidden'}, caption),
@@ -75,19 +93,30 @@ function drawTable(caption, columns, rows, options, state, redraw) {
     ),
     body,
   );
-  if (ordered.length === shown.length) return table;
-  const more = h(
+}
+
+// A button that shows all rows of a list of which a page shows the first.
+function showAll(number, what, act) {
+  return h('button', {type: 'button', class: 'more', onclick: act}, `Show all ${count(number)} ${what}`);
+}
+
+// A button before the name of a row that lists the rows inside it.
+function opener(row, inside, state, redraw) {
+  if (!inside?.length) return h('span', {class: 'fold'});
+  const open = state.opened.has(row);
+  const flip = event => {
+    const place = [...event.target.closest('tbody').children].indexOf(event.target.closest('tr')),
+      holder = event.target.closest('.scroll');
+    if (!state.opened.delete(row)) state.opened.add(row);
+    redraw();
+    holder.querySelector('tbody').children[place].querySelector('.fold').focus();
+  };
+  const label = `${open ? 'Fold' : 'List'} ${plural(inside.length, 'row')}`;
+  return h(
     'button',
-    {
-      type: 'button',
-      onclick: () => {
-        state.all = true;
-        redraw();
-      },
-    },
-    `Show all ${count(ordered.length)} rows`,
+    {type: 'button', class: 'fold', 'aria-expanded': String(open), 'aria-label': label, title: label, onclick: flip},
+    open ? '▾' : '▸',
   );
-  return h('div', {}, table, more);
 }
 
 function cellClass(column) {

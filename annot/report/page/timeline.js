@@ -24,7 +24,8 @@ function timelineView(run, state) {
   const tip = h('div', {class: 'tip', hidden: true}),
     detail = h('div', {class: 'detail', role: 'status', 'aria-live': 'polite'}),
     longest = h('div'),
-    sums = h('div');
+    sums = h('div'),
+    names = h('div', {}, detail, sums, panel('Longest events in view', longest));
   Object.assign(view, {canvas, tip, detail, longest, sums});
   listen(view);
   select(view, -1);
@@ -50,11 +51,9 @@ function timelineView(run, state) {
     h(
       'p',
       {class: 'legend'},
-      ['forward', 'backward', 'recompute', 'optimizer', 'data', 'other']
-        .filter(phase => view.phases.has(phase))
-        .map(phase => h('span', {class: `key ${phase}`}, phase)),
+      timelinePhases(view).map(phase => h('span', {class: `key ${phase}`}, phase)),
     ),
-    exportable(canvas, 'Timeline', h('div', {class: 'lanes'}, canvas, tip)),
+    exportable(() => timelineFile(view), 'Timeline', h('div', {class: 'lanes'}, canvas, tip)),
     h(
       'p',
       {class: 'hint', id: 'timeline-keys'},
@@ -62,10 +61,12 @@ function timelineView(run, state) {
         'select an interval. M: select the interval of the event, or what is in view. n and p: next and previous event. ' +
         '↑ and ↓: other rows. Enter: zoom to the event or the interval. Escape: clear.',
     ),
-    detail,
-    sums,
-    panel('Longest events in view', longest),
+    h('div', {class: 'names'}, wholeNames(names), names),
   ];
+}
+
+function timelinePhases(view) {
+  return INKS.filter(phase => view.phases.has(phase));
 }
 
 // Shows the interval of time, and selects the one, that the state has.
@@ -227,7 +228,7 @@ function colors() {
       'accent',
       'faint',
       'on-fill',
-      ...['forward', 'backward', 'recompute', 'optimizer', 'data', 'other'].map(phase => `fill-${phase}`),
+      ...INKS.flatMap(phase => [phase, `on-${phase}`]),
     ].map(key => [key, read(key)]),
   );
 }
@@ -242,10 +243,29 @@ function draw(view) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(view.height * ratio);
   }
-  const paper = canvas.getContext('2d'),
-    color = colors();
+  const paper = canvas.getContext('2d');
   paper.setTransform(ratio, 0, 0, ratio, 0, 0);
   paper.clearRect(0, 0, width, view.height);
+  const drawn = paint(view, paper, width);
+  Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
+  canvas.setAttribute(
+    'aria-label',
+    `Timeline, ${timelineSpan(view)}`,
+  );
+  clearTimeout(view.settled);
+  view.settled = setTimeout(() => {
+    listLongest(view);
+    keepSpan(view);
+  }, 120);
+}
+
+function timelineSpan(view) {
+  return `${instant(Math.max(0, view.from)) || '0'} to ${instant(Math.min(view.to, view.end))} of ${instant(view.end)}`;
+}
+
+// Draws what is in view on a canvas or an `SvgPaper`, and returns the number of events.
+function paint(view, paper, width) {
+  const color = colors();
   paper.font = '11px system-ui, sans-serif';
   paper.textBaseline = 'middle';
   drawAxis(view, paper, color, width);
@@ -253,16 +273,7 @@ function draw(view) {
   for (const row of view.rows) drawn += drawRow(view, paper, color, width, row);
   drawLanes(view, paper, color);
   drawInterval(view, paper, color, width);
-  Object.assign(canvas.dataset, {from: view.from, to: view.to, drawn, ms: (performance.now() - begun).toFixed(2)});
-  canvas.setAttribute(
-    'aria-label',
-    `Timeline, ${instant(Math.max(0, view.from))} to ${instant(Math.min(view.to, view.end))} of ${instant(view.end)}`,
-  );
-  clearTimeout(view.settled);
-  view.settled = setTimeout(() => {
-    listLongest(view);
-    keepSpan(view);
-  }, 120);
+  return drawn;
 }
 
 function instant(at) {
@@ -323,20 +334,21 @@ function drawRow(view, paper, color, width, row) {
     last = wide < 1 ? Math.ceil(right) : right;
     drawn++;
     const dim = view.marked && !view.marked.has(view.run.timeline.of[event]);
-    paper.fillStyle = dim ? color.faint : color[`fill-${view.phase[event]}`] || color['fill-other'];
+    const ink = inkOf(view.phase[event]);
+    paper.fillStyle = dim ? color.faint : color[ink];
     paper.fillRect(x, row.top, Math.max(wide - (wide > 3 ? 1 : 0), 0.7), ROW - 2);
     if (event === view.selected) {
       paper.strokeStyle = color.text;
       paper.lineWidth = 2;
       paper.strokeRect(x + 1, row.top + 1, Math.max(wide - 2, 1), ROW - 4);
     }
-    if (wide > 34) write(view, paper, dim ? color.muted : color['on-fill'], event, x, wide, row.top);
+    if (wide > 34) write(view, paper, dim ? color.muted : color[`on-${ink}`], event, x, wide, row.top);
   }
   return drawn;
 }
 
 function write(view, paper, color, event, x, wide, top) {
-  const text = printable(view.run.timeline.texts[view.run.timeline.text[event]].slice(0, 200));
+  const text = printable(shortNameOf(view, event).slice(0, 200));
   const fits = Math.floor((wide - 8) / 6);
   paper.fillStyle = color;
   paper.fillText(
@@ -364,6 +376,12 @@ function nameOf(view, event) {
   return view.run.timeline.texts[view.run.timeline.text[event]];
 }
 
+// The short name of a kernel; other events have one name.
+function shortNameOf(view, event) {
+  const text = nameOf(view, event);
+  return kernelNames(view.run).get(text)?.short ?? text;
+}
+
 function describe(view, event) {
   const {run} = view,
     of = run.timeline.of[event],
@@ -372,7 +390,7 @@ function describe(view, event) {
     'dl',
     {class: 'about'},
     h('dt', {}, 'Event'),
-    h('dd', {}, name(nameOf(view, event), 'kernel')),
+    h('dd', {}, kernelName(kernelNames(run), nameOf(view, event))),
     h('dt', {}, 'Time'),
     h('dd', {}, `${duration(view.length[event])}, from ${duration(view.start[event])}`),
     h('dt', {}, 'Lane'),
@@ -391,12 +409,12 @@ function describe(view, event) {
   );
 }
 
-function select(view, event, centre) {
+function select(view, event, center) {
   view.selected = event;
   view.detail.replaceChildren(
     event < 0 ? emptyText('Click an event, or press n, to see its details.') : describe(view, event),
   );
-  if (event >= 0 && centre) {
+  if (event >= 0 && center) {
     const middle = view.start[event] + view.length[event] / 2,
       half = (view.to - view.from) / 2;
     if (middle < view.from || middle > view.to) show(view, middle - half, middle + half);
@@ -425,7 +443,7 @@ function listLongest(view) {
                 h(
                   'button',
                   {type: 'button', class: 'link', onclick: () => select(view, event, true)},
-                  name(value, 'kernel'),
+                  kernelText(kernelNames(view.run), value),
                 ),
             },
             lane: {value: event => view.lanes[view.rows[view.row[event]].lane].name},

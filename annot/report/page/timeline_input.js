@@ -92,7 +92,7 @@ function tipOf(view, event) {
     line = of < 0 ? undefined : run.lines[run.lineOf.get(of)];
   const named = line && [title(line), line.module, run.rows.phase[of]].filter(Boolean).join(' ');
   return [
-    name(nameOf(view, event)),
+    name(shortNameOf(view, event)),
     h('strong', {}, duration(view.length[event]) || '0'),
     ` from ${duration(view.start[event])} · ${view.lanes[view.rows[view.row[event]].lane].name}`,
     named && named !== nameOf(view, event) && name(named, 'name of'),

@@ -180,7 +180,7 @@ function intervalSums(view) {
         devices.length > 0 &&
           sumTable('Kernels in the interval', 'Kernel', sumsBy(parts, 'text'), whole, {
             value: one => texts[one.text],
-            show: value => name(value, 'kernel'),
+            show: value => kernelName(kernelNames(run), value),
           }),
       ),
     ),

@@ -11,6 +11,7 @@ function layersView(run, state) {
     Object.assign(state.unfolded, {
       lines: placesText(unlike(tree.open, tree.initial)),
       listed: placesText(tree.single),
+      every: placesText(tree.every),
       folded: placesText(tree.folded),
     });
     remember();
@@ -32,9 +33,10 @@ function layersView(run, state) {
 }
 
 // Unfolds the lines that the URL says.
-function unfold(run, tree, {lines, listed, folded}) {
+function unfold(run, tree, {lines, listed, every, folded}) {
   const places = text => placesOf(text, run.lines.length + run.folds.length);
-  Object.assign(tree, {open: unlike(tree.initial, places(lines)), single: places(listed), folded: places(folded)});
+  Object.assign(tree, {open: unlike(tree.initial, places(lines)), single: places(listed), every: places(every)});
+  tree.folded = places(folded);
 }
 
 // What is in one of two sets.
@@ -168,12 +170,13 @@ function drawTree(run, state, tree, holder, status, draw) {
     })),
   ];
   Object.assign(tree, keptSort(tree.table, all));
-  const {places, around, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
+  const {places, around, cut, found} = visible(run, state.filters, tree, shown, all[tree.by]?.value);
   if (!places.includes(tree.focus)) tree.focus = places[0] ?? -1;
   const layers = shown.numbers.filter((one, place) => !lineAt(run, place).other && one.total);
   const longest = Math.max(1, ...(layers.length ? layers : shown.numbers).map(one => one.total ?? 0));
   const part = tree.all ? places : places.slice(0, LINES);
   const context = {run, shown, columns: all, longest, tree, draw, around};
+  const moreRow = fold => cutRow(fold, all.length + 1, cut, () => (tree.every.add(fold), draw()));
   const head = h(
     'tr',
     {},
@@ -187,22 +190,13 @@ function drawTree(run, state, tree, holder, status, draw) {
     h(
       'tbody',
       {},
-      part.map((place, row) => treeRow(place, context, part[row - 1])),
+      part.map((place, row) => [
+        treeRow(place, context, part[row - 1]),
+        [...cut].filter(([, {last}]) => last === place).map(([fold]) => moreRow(fold)),
+      ]),
     ),
   );
-  const more =
-    part.length < places.length &&
-    h(
-      'button',
-      {
-        type: 'button',
-        onclick: () => {
-          tree.all = true;
-          draw();
-        },
-      },
-      `Show all ${count(places.length)} lines`,
-    );
+  const more = part.length < places.length && showAll(places.length, 'lines', () => ((tree.all = true), draw()));
   holder.replaceChildren(table, more || '');
   const what = shown.time === 'gpu_ns' ? 'GPU' : 'Host';
   const kept =
@@ -213,32 +207,39 @@ function drawTree(run, state, tree, holder, status, draw) {
 }
 
 function legend(shown) {
-  const bare = shown.numbers.some(one => one.total && !PHASES.some(phase => one[phase]));
-  const keys = [...PHASES.filter(phase => shown.numbers.some(one => known(one[phase]))), ...(bare ? ['other'] : [])];
+  const bare = new Set(shown.numbers.filter(one => one.total && !PHASES.some(phase => one[phase])).map(one => one.kind));
+  const keys = INKS.filter(key => bare.has(key) || shown.numbers.some(one => known(one[key])));
   return keys.map(key => h('span', {class: `key ${key}`}, key));
 }
 
 // The visible lines in order: lines that match and their parents, without folded ones. `around` has their depths and
-// parents: a layer that is listed in a fold is a level deeper than in its model.
+// parents: a layer that is listed in a fold is a level deeper than in its model. `cut` has the folds that list only their
+// first layers, with the last line of these.
 function visible(run, filters, tree, shown, value) {
   tree.filtered = Boolean(filters.search.trim() || filters.module || filters.phase);
   const needed = neededPlaces(run, shown.numbers);
   const places = [],
+    cut = new Map(),
     around = new Map();
-  const visit = (inside, parent) => {
-    const some = inside.filter(place => needed.has(place));
-    for (const place of value ? sorted(some, value, tree.down) : some) {
+  const visit = (inside, parent, listed) => {
+    const some = inside.filter(place => needed.has(place)),
+      ordered = value ? sorted(some, value, tree.down) : some,
+      whole = !listed || tree.every.has(parent) || some.length <= LISTED;
+    for (const place of whole ? ordered : ordered.slice(0, LISTED)) {
       places.push(place);
       around.set(place, {parent, depth: parent < 0 ? 0 : around.get(parent).depth + 1});
-      if (isOpen(tree, place)) visit(placesInside(run, place, isSingle(run, tree, shown, needed, place)), place);
+      const single = isOpen(tree, place) && isSingle(run, tree, shown, needed, place);
+      if (isOpen(tree, place)) visit(placesInside(run, place, single), place, single);
     }
+    if (!whole) cut.set(parent, {last: places.at(-1), number: some.length, depth: around.get(parent).depth + 1});
   };
-  visit(placesInside(run, -1), -1);
+  visit(placesInside(run, -1), -1, false);
   visit(
     run.top.filter(place => run.lines[place].other),
     -1,
+    false,
   );
-  return {places, around, found: run.lines.filter(line => shown.numbers[line.place].matches).length};
+  return {places, around, cut, found: run.lines.filter(line => shown.numbers[line.place].matches).length};
 }
 
 // The lines and folds that match, and all around them.
@@ -263,6 +264,14 @@ function isSingle(run, tree, shown, needed, place) {
   if (!isFold(run, place)) return false;
   const some = at => shown.numbers[at].matches || placesInside(run, at).some(some);
   return tree.single.has(place) || (tree.filtered && needed.has(place) && !some(place));
+}
+
+// The row that ends the first layers of a fold, with a button that shows all.
+function cutRow(fold, columns, cut, act) {
+  const {number, depth} = cut.get(fold),
+    holder = h('div', {class: 'label'}, h('span', {class: 'fold'}), showAll(number, 'layers', act));
+  holder.style.setProperty('--depth', Math.min(depth, 12));
+  return h('tr', {role: 'row'}, h('td', {role: 'gridcell', class: 'text', colspan: columns}, holder));
 }
 
 function treeRow(place, context, before) {
@@ -358,7 +367,7 @@ function listMembers(tree, place) {
 
 function bars(numbers, longest) {
   const known_ = PHASES.filter(phase => numbers[phase]);
-  const parts = known_.length ? known_.map(phase => [phase, numbers[phase]]) : [['other', numbers.total]];
+  const parts = known_.length ? known_.map(phase => [phase, numbers[phase]]) : [[numbers.kind, numbers.total]];
   return h(
     'div',
     {class: 'bar', 'aria-hidden': 'true'},
@@ -381,8 +390,9 @@ function treeKeyPressed(event, context) {
   if (!row || event.target !== row) return;
   const {run, tree, draw, around} = context,
     place = Number(row.dataset.place);
-  const to = element => {
-    if (element?.dataset.place) focusRow(tree, row, element);
+  const to = (element, way = 'nextElementSibling') => {
+    while (element && !element.dataset.place) element = element[way]; // a row with "Show all"
+    if (element) focusRow(tree, row, element);
   };
   const again = () => {
     draw();
@@ -391,9 +401,9 @@ function treeKeyPressed(event, context) {
   const inner = hasInside(run, tree, place);
   const act = {
     ArrowDown: () => to(row.nextElementSibling),
-    ArrowUp: () => to(row.previousElementSibling),
+    ArrowUp: () => to(row.previousElementSibling, 'previousElementSibling'),
     Home: () => to(row.parentNode.firstElementChild),
-    End: () => to(row.parentNode.lastElementChild),
+    End: () => to(row.parentNode.lastElementChild, 'previousElementSibling'),
     ArrowRight: () => {
       if (!inner) return;
       if (isOpen(tree, place)) to(row.nextElementSibling);

@@ -1,17 +1,13 @@
 // The views for roofline, steps, kernels and ranks.
 
 function rooflineView(run) {
-  const points = run.lines
-    .flatMap(line =>
-      Object.entries(line.rows).map(([phase, row]) => ({
-        place: line.place,
-        title: title(line),
-        module: line.module,
-        ...Object.fromEntries(COLUMNS.roofline.map(one => [one.name, run.rows[one.name]?.[row]])),
-        phase,
-      })),
-    )
-    .filter(one => one.intensity > 0 && one.flops_per_s > 0);
+  const names = COLUMNS.roofline.map(one => one.name),
+    pick = (table, at) => Object.fromEntries(names.map(key => [key, table[key]?.[at]]));
+  const lines = run.lines.flatMap(({place, rows}) =>
+    Object.entries(rows).map(([phase, row]) => ({place, ...pick(run.rows, row), phase})),
+  );
+  const folds = run.roofline_folds.place.map((place, at) => ({place, ...pick(run.roofline_folds, at)}));
+  const points = [...lines, ...folds].filter(one => one.intensity > 0 && one.flops_per_s > 0);
   const {peaks} = run;
   const status = peaks ? peaksText(peaks) : 'The peaks of the device are unknown. Run annot roofline --measure.';
   if (!points.length)
@@ -19,6 +15,7 @@ function rooflineView(run) {
       h('h1', {}, 'Roofline'),
       emptyText('The work of the layers is unknown. Use emit_ranges(model) with shapes=True.'),
     ];
+  const {shown, inside} = foldedRows(run, points);
   return [
     h('h1', {}, 'Roofline'),
     h('p', {class: 'status'}, status),
@@ -29,19 +26,28 @@ function rooflineView(run) {
         {
           title: 'Layer',
           text: true,
-          value: one => one.title,
-          show: (value, one) => [
-            h('a', {href: `#layer/${one.place}`}, pathName(value)),
-            ' ',
-            name(one.module, 'module'),
-          ],
+          value: one => title(lineAt(run, one.place)),
+          show: (_, one) => layerCell(run, one.place),
         },
         ...columnsOf('roofline', points),
       ],
-      points,
-      {by: 'time_ns'},
+      shown,
+      {by: 'time_ns', shown: LISTED, inside},
     ),
   ];
+}
+
+// Rows of places and phases with those of a fold as one, and the rows inside a row.
+function foldedRows(run, rows) {
+  const members = new Map(),
+    shown = rows.filter(one => {
+      const fold = foldedPlace(run, one.place);
+      if (fold === one.place) return !isFold(run, fold) || foldedPlace(run, lineAt(run, fold).members[0]) === fold;
+      const key = `${fold} ${one.phase}`;
+      members.set(key, [...(members.get(key) ?? []), one]);
+      return false;
+    });
+  return {shown, inside: one => members.get(`${one.place} ${one.phase}`)};
 }
 
 function peaksText(peaks) {
