@@ -24,7 +24,7 @@ _Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
 
 _LEAST: Final = 0.1
 """Share of the step from which a part is worth a clause."""
-_UNEVEN: Final = 1.5
+_UNEVEN: Final = 1.25
 """Ratio of mean and median of the steps from which the mean is their time, because the shares are those of the mean."""
 _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""

@@ -1,4 +1,4 @@
-"""Which layers run inside which other layers, by their ranges: the path of a layer does not say where it was called."""
+"""Nesting of layers by their ranges: the path of a layer does not say where it was called."""
 
 from __future__ import annotations
 

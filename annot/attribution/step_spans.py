@@ -1,4 +1,4 @@
-"""When the steps of a run take place: on the CPU, or on a GPU that is behind the CPU."""
+"""Start and end of the steps of a run, on the CPU, or on a GPU that is behind the CPU."""
 
 from __future__ import annotations
 

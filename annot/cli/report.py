@@ -41,9 +41,9 @@ from annot.errors import AnnotError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from annot.report.report import Report
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
-    from annot.report.views import Report
     from annot.runs.gather import Ranks
     from annot.runs.run import Run, Selection
 

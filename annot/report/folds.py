@@ -21,10 +21,10 @@ from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Column, Formatted, combined
 from annot.report.layer_tree import Line, layer_lines, tree_columns
+from annot.report.report import Report
 from annot.report.tables import TREE, head
 from annot.report.tree_rows import is_layer, is_within, line_class
 from annot.report.units import unit_for
-from annot.report.views import Report
 
 __all__ = [
     "Spread",

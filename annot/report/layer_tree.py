@@ -13,10 +13,10 @@ from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Formatted, combined
+from annot.report.report import Report
 from annot.report.tables import TREE, head
 from annot.report.tree_rows import LAYER_PHASES, TITLES, in_tree, is_layer, is_within, of_program
 from annot.report.units import count, share, unit_for
-from annot.report.views import Report
 
 __all__ = ["MODEL", "Line", "at_depth", "layer_lines", "other_lines", "row_label", "title", "tree_columns"]
 

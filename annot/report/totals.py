@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from annot.report.report import Report
 from annot.report.units import count, duration, share
-from annot.report.views import Report
 
 __all__ = ["totals"]
 

@@ -1,4 +1,4 @@
-"""Which rows of a layer report form one line of the layer table: the phases of a layer, or of all layers of a fold."""
+"""Lines of the layer table: the rows of the phases of a layer, or of all layers of a fold."""
 
 from __future__ import annotations
 

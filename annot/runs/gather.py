@@ -16,9 +16,10 @@ from annot.analyze.collectives import collectives_of
 from annot.analyze.ranks_verdict import RankTimes, ranks_verdict, times_of_rank
 from annot.attribution.layer_chains import KEY
 from annot.errors import AnnotError
+from annot.report.report import Order, Report
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.ranks import RanksReport, print_ranks
-from annot.report.views import Order, Report, View, find_view, views
+from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers

@@ -24,7 +24,8 @@ from annot.read.kineto.reader import NAME as KINETO
 from annot.report.columns import COLUMNS
 from annot.report.folds import folded_rows, with_groups
 from annot.report.layer_tree import at_depth
-from annot.report.views import Order, Report, View, find_view
+from annot.report.report import Order, Report
+from annot.report.views import View, find_view
 from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
-from annot.report.views import ORDERS, View
+from annot.report.report import ORDERS
+from annot.report.views import View
 
 __all__ = ["check", "paths_to_expand"]
 

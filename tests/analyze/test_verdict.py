@@ -45,11 +45,12 @@ def test_numbers_are_those_of_the_summary(name: str, tmp_path: Path) -> None:
     attribution = attribute(load(path))
     facts, summary = Facts(attribution), by_summary(attribution)
     text = verdict(facts)
-    found = re.fullmatch(r"(Run|\w* ?[sS]tep) ([\d.,]+) (s|ms|µs|ns) on ([^:]+)(?:: (.+))?\.", text)
+    mean = r"(?: \((mean); median [\d.,]+ \w+\))?"
+    found = re.fullmatch(rf"(Run|\w* ?[sS]tep) ([\d.,]+) (s|ms|µs|ns){mean} on ([^:]+)(?:: (.+))?\.", text)
     assert found, text
     item = {(section, item): (count, ns) for section, item, count, ns in summary.select(summary.columns[:4]).rows()}
     count, wall = item["time", "wall"]
-    expected = wall / count if found[1] == "Run" else item["steps", "median"][1]
+    expected = wall / count if found[1] == "Run" else facts.mean_step_ns if found[4] else item["steps", "median"][1]
     assert float(found[2].replace(",", "")) * _NS[found[3]] == pytest.approx(expected, rel=0.006)
     busy = facts.work["wall_ns"].sum() / facts.wall_ns  # without overlaps, from single activities
     known = {busy, 1 - busy} if facts.on_device else set()

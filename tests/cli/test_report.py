@@ -23,7 +23,8 @@ from sqlite_profile import training
 from annot.attribution import Attribution
 from annot.cli.main import main, make_parser, with_command
 from annot.profile import Profile
-from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, Report, views
+from annot.report.report import Report
+from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, views
 from annot.runs.run import Run
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,8 @@ from sqlite_profile import training
 
 from annot.read.formats import load
 from annot.report.export import json_csv_parquet
-from annot.report.views import Report, views
+from annot.report.report import Report
+from annot.report.views import views
 from annot.runs.run import Run
 
 

@@ -18,9 +18,9 @@ from tables import Rows
 from annot.profile import Profile
 from annot.report.folds import shown_lines, spread_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines
+from annot.report.report import Report
 from annot.report.terminal.layout import plain_text
 from annot.report.terminal.table import print_table
-from annot.report.views import Report
 from annot.runs.run import Run
 
 NORM = "[4,16]f32"

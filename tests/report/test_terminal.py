@@ -28,8 +28,9 @@ from annot.attribution import attribute, summarize
 from annot.cli.main import main
 from annot.cli.progress import progress as shown
 from annot.read.formats import load, source
+from annot.report.report import Report
 from annot.report.terminal.table import print_table
-from annot.report.views import Report, views
+from annot.report.views import views
 from annot.runs.run import Run
 from annot.util import progress
 

@@ -15,8 +15,9 @@ from annot.report.charts.raster import as_png, can_draw
 from annot.report.columns import COLUMNS, formatted
 from annot.report.export import tfevents
 from annot.report.layer_tree import row_label
+from annot.report.report import Report
 from annot.report.units import count, duration, printable
-from annot.report.views import Report, find_view
+from annot.report.views import find_view
 
 __all__ = ["FILE", "event_file"]
 

@@ -27,8 +27,9 @@ from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
 from annot.report.folds import every_fold, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
+from annot.report.report import Report
 from annot.report.tables import as_data
-from annot.report.views import Report, View, find_view
+from annot.report.views import View, find_view
 from annot.util.entry_points import loaded
 from annot.util.progress import tell
 

@@ -15,11 +15,11 @@ from annot.report.charts.chart import INKS, Chart, as_svg
 from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import Line, other_lines, row_label
+from annot.report.report import Report
 from annot.report.tables import TREE
 from annot.report.terminal.ranks import RanksReport, ranks_columns, ranks_heading, ranks_totals
 from annot.report.totals import totals
 from annot.report.units import printable, share, unit_for
-from annot.report.views import Report
 
 __all__ = ["as_fragment", "as_ranks_fragment"]
 

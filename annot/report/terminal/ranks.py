@@ -11,11 +11,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.report.columns import Formatted
+from annot.report.report import Order, Report
 from annot.report.tables import ACROSS, ARRIVALS, head
 from annot.report.terminal.layout import fitted_table, notes
 from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import count, duration, printable, share, unit_for
-from annot.report.views import Order, Report, View
+from annot.report.views import View
 
 __all__ = ["RanksReport", "print_ranks", "ranks_columns", "ranks_heading", "ranks_totals"]
 

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from annot.analyze.roofs import Peaks
 from annot.report.columns import formatted, of_names
+from annot.report.report import Report
 from annot.report.terminal.layout import notes
 from annot.report.terminal.table import table_of, with_printed_names
 from annot.report.units import amount, printable, unit_for
-from annot.report.views import ROOFLINE_COLUMNS, Report, find_view
+from annot.report.views import ROOFLINE_COLUMNS, find_view
 
 __all__ = ["peak_lines", "print_roofline", "roofline_report"]
 

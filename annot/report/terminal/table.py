@@ -16,10 +16,10 @@ from annot.analyze.work import not_counted
 from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import MODEL, Line, other_lines, row_label
+from annot.report.report import Report
 from annot.report.terminal.layout import FULL, LABEL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
 from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
-from annot.report.views import Report
 
 __all__ = ["as_text", "label_text", "print_table", "table_of", "with_printed_names"]
 
