@@ -28,7 +28,7 @@ def data_loading(facts: Facts) -> Advice | None:
 
 
 def _remedy(facts: Facts, share: float) -> tuple[str, str]:
-    """What to change, and the code: the present number of workers is no advice."""
+    """Return what to change, and the code. More workers are advised only if they could hide more of the wait."""
     workers, needed = facts.workers, _needed(facts, share)
     more = ", pin_memory=True, prefetch_factor=4" if facts.on_device else ""
     loader = f"DataLoader(dataset, num_workers={max(needed, workers)}, persistent_workers=True{more})"
