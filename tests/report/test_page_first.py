@@ -77,7 +77,7 @@ def test_matrix_units_of_amd(fresh: Page, tmp_path: Path) -> None:
         assert "tensor cores" not in fresh.text("main"), view
     fresh.open(out, "kernels")
     assert "MC" in [one.strip() for one in fresh.texts("thead th")]
-    assert dict(totals(Run(profile).view("layer", brief=True)))["Step time"].split(", ")[0].endswith("matrix cores")
+    assert dict(totals(Run(profile).view("layer", brief=True)))["Run time"].split(", ")[0].endswith("matrix cores")
 
 
 def test_the_whole_without_warm_up(fresh: Page, tmp_path: Path) -> None:
