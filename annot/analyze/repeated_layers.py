@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-__all__ = ["repeated_layers"]
+__all__ = ["around_others", "repeated_layers"]
 
 _LEAST: Final = 5
 """Number of equal layers that count together, as in `annot.report.folds`."""
@@ -40,6 +40,18 @@ def repeated_layers(rows: pl.DataFrame, ns: str) -> pl.DataFrame:
     sums = sums.sort("ns", "block", "module", descending=[True, False, False])
     paths = pl.Series("layer", [_common(layers) for layers in sums["layer"].to_list()], pl.String)
     return sums.select(paths, "module", "ns", layers=pl.col("layer").list.len().cast(pl.Int64))
+
+
+def around_others(layers: pl.Series) -> pl.Series:
+    """Return which paths (or ``""``, the model) have other paths of the series inside them (Boolean).
+
+    Example:
+        >>> around_others(pl.Series(["", "h.0", "h.0.fc", "head"])).to_list()
+        [True, True, False, False]
+    """
+    outer = {path[: match.start()] for path in layers for match in _SEPARATOR.finditer(path)}
+    outer |= {""} if layers.len() > (layers == "").sum() else set()
+    return layers.is_in(list(outer))
 
 
 def _common(layers: list[str]) -> str:

@@ -12,7 +12,7 @@ from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
-from annot.analyze.repeated_layers import repeated_layers
+from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
@@ -207,7 +207,11 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     layers = layers_of_parts(facts.attribution, parts_of(facts.attribution))
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
     parts = " and ".join(part for part in ("forward", "backward") if (layers["part"] == part).any())
-    layers = layers.with_columns(layer=pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer"))
+    itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
+    layers = layers.with_columns(
+        pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
+        pl.concat_str("module", itself).alias("module"),
+    )
     return [
         f"{name} takes {ns / wall:.0%} in {parts}" for name, ns in _longest(layers, "ns") if ns >= _LEAST_LAYER * wall
     ]

@@ -93,7 +93,7 @@ def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> int:
     if outcome.status:
         say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")
     several = report and _print_report(outcome.out) > 1
-    say(f"next: annot report {shlex.quote(str(outcome.out))} {'--by-process' if several else '--by step'}")
+    say(f"next: annot report {shlex.quote(str(outcome.out))} {'--by-process' if several else '--by advice'}")
     return outcome.status
 
 

@@ -269,7 +269,8 @@ _VIEWS: Final = (
     ),
     View(
         "op", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
-        heading="Time by operation", label="op", empty="No operations were recorded. Use torch.profiler or emit_nvtx.",
+        heading="Time by operation", label="op",
+        empty="No operations were recorded. Use `annot run --collector torch` or emit_nvtx.",
         keys=("op", "phase"),
     ),
     View(

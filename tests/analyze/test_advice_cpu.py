@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 from step_rows import Rows
 
-from annot.analyze.advice import Advice, advise, cpu
+from annot.analyze.advice import Advice, Facts, advise, cpu
+from annot.analyze.verdict import verdict
 from annot.attribution import attribute
 from annot.profile import Profile
 
@@ -45,8 +46,22 @@ def _said(profile: Profile) -> dict[str, Advice]:
     return {advice.rule: advice for advice in advise(attribute(profile))}
 
 
+def _attention(own: int, *, text: str = "qkv Linear |fwd") -> Profile:
+    """Four steps of 1 ms. In each, five attentions take `own` ns outside the layer inside them."""
+    rows = Rows()
+    for step in range(4):
+        at = step * 1_000_000
+        rows.range(f"Batch {step} |step", at, at + 1_000_000)
+        for block in range(5):
+            rows.range(f"h.{block}.attn Attention |fwd", at, at + own // 5 + 50_000)
+            rows.range(f"h.{block}.attn.{text}", at + 10, at + 50_010)
+            at = rows.ranges[-2]["end"]
+    return rows.build(processes=[{"process": 1, "pid": 1, "name": "", "cpu": CPU}])
+
+
 CASES: dict[str, tuple[Callable[[], Profile], Callable[[], Profile]]] = {
     "threads": (lambda: _profile(cpu={"threads": 1, "cores": 4}), lambda: _profile(cpu={"threads": 4, "cores": 4})),
+    "own_code": (lambda: _attention(250_000), lambda: _attention(190_000)),
     "small_layers": (lambda: _profile(300_000, calls=20), lambda: _profile(800_000, calls=20)),
     "fusion": (
         lambda: _profile(text="act ReLU [64,1024]f32 |fwd"), lambda: _profile(90_000, text="act ReLU [64,1024]f32 |fwd",
@@ -102,6 +117,18 @@ def test_evidence_has_the_numbers() -> None:
     small = _said(_profile(300_000, calls=20))["small_layers"]
     assert "20 calls of layers per step that take 15 µs each" in small.evidence
     assert "batch_size=128)      # 64 now" in small.code
+
+
+def test_code_outside_the_layers_inside() -> None:
+    """It is named with its share, in the verdict too, and the bound of a compiler includes it."""
+    profile = _attention(300_000, text="qkv LayerNorm [64,1024]f32 |fwd")
+    one, fusion = (_said(profile)[rule] for rule in ("own_code", "fusion"))
+    assert one.advice == "Find the slow operation in Attention.forward."
+    assert one.evidence == "30% of step time is spent in h.*.attn Attention itself, outside the layers inside it"
+    assert (one.saves, one.layers) == (0.3, [f"h.{block}.attn" for block in range(5)])
+    assert "30% in the code of layers outside the layers inside them" in fusion.evidence
+    assert fusion.saves == pytest.approx(0.55)
+    assert verdict(Facts(attribute(profile))).endswith("and h.*.attn Attention itself takes 30% in forward.")
 
 
 def _with_workers(workers: int, epochs: int = 1, cores: int = 2) -> Profile:

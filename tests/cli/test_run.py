@@ -212,7 +212,7 @@ def test_report_and_next_step_go_to_stderr(collector, tmp_path):
     done = run(collector, sys.executable, write_script(tmp_path, ""), cwd=tmp_path)
     assert done.stdout == b""
     assert b"outer" in done.stderr
-    assert last_line(done.stderr) == "annot: next: annot report out.sqlite --by step"
+    assert last_line(done.stderr) == "annot: next: annot report out.sqlite --by advice"
     quiet = run(collector, sys.executable, tmp_path / "script.py", cwd=tmp_path, options=("--force", "--no-report"))
     assert b"outer" not in quiet.stderr
     twice = f"{sys.executable} script.py && {sys.executable} script.py"

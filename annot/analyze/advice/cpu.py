@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import polars as pl
@@ -10,6 +11,7 @@ from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.collectives import collectives_of
 from annot.analyze.cpu_parts import COMPUTED
+from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.work import by_layer_with_work
 from annot.labels.tag import parse
 
@@ -108,6 +110,37 @@ def _share_of_layers(facts: Facts, layers: list[str]) -> float:
     return float(times["ns"].sum() / facts.wall_ns)
 
 
+def own_code(facts: Facts) -> Advice | None:
+    """A layer that computes much itself, outside the layers inside it: its `forward` is the place to look at."""
+    longest = _own_code(facts).head(1).rows()
+    if not longest:
+        return None
+    (layer, module, ns, _), wall = longest[0], facts.wall_ns
+    if not wall or ns < 0.2 * wall:
+        return None
+    rows = facts.layers.filter(pl.col("module") == module)
+    name, paths = f"{layer or '(model)'} {module}", re.escape(layer).replace(r"\*", r"\d+")
+    source = rows["source"].drop_nulls().first() if "source" in rows.columns else None
+    where = "" if source is None else f" ({source!s})"
+    layers = rows.filter(pl.col("layer").str.contains(f"^{paths}$"))["layer"].unique(maintain_order=True)
+    return Advice(
+        "own_code",
+        f"Find the slow operation in {module}.forward.",
+        f"{ns / wall:.0%} of {facts.time} is spent in {name} itself, outside the layers inside it{where}",
+        "annot run --collector torch -o operations.json.gz -- python train.py\n"
+        "annot operations.json.gz --by op      # which operation takes the time",
+        ns / wall, [one for one in layers.head(5) if one],
+    )  # fmt: skip
+
+
+def _own_code(facts: Facts) -> pl.DataFrame:
+    """The times of layers that contain others, outside these, as `repeated_layers`; empty on a GPU."""
+    if facts.on_device:
+        return repeated_layers(facts.cpu_layers.clear(), "ns")
+    rows = facts.cpu_layers.filter(pl.col("part") != "optimizer", pl.col("module") != "")
+    return repeated_layers(rows.filter(around_others(rows["layer"])), "ns")
+
+
 def fusion(facts: Facts) -> Advice | None:
     """Layers that move more bytes than they compute FLOPs, and whose calls are long enough to be worth it."""
     if facts.on_device:
@@ -123,13 +156,15 @@ def fusion(facts: Facts) -> Advice | None:
     if share < 0.1:
         return None
     modules = rows.group_by("module").agg(pl.col("host_self_ns").sum()).sort("host_self_ns", "module", descending=True)
+    own = int(_own_code(facts)["ns"].sum()) / facts.wall_ns  # its work is unknown, and a compiler can fuse it
+    more = f", and {own:.0%} in the code of layers outside the layers inside them" if own >= 0.05 else ""
     return Advice(
         "fusion",
         "Fuse memory-bound layers: compile the model.",
         f"{share:.0%} of {facts.time} is spent in {_counted(len(layers), 'layer')} with less than 1 FLOP per byte "
-        f"({', '.join(modules['module'].head(4))})",
+        f"({', '.join(modules['module'].head(4))}){more}",
         "model = torch.compile(model)",
-        share, layers[:5],
+        share + own, layers[:5],
     )  # fmt: skip
 
 
@@ -226,5 +261,5 @@ def stragglers(facts: Facts) -> Advice | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    threads, small_layers, fusion, double_precision, optimizer, outside_phases, stragglers,
+    threads, own_code, small_layers, fusion, double_precision, optimizer, outside_phases, stragglers,
 )  # fmt: skip

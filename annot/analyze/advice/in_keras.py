@@ -36,8 +36,9 @@ _ACTIONS: Final = {
 
 
 def in_keras(advice: Advice) -> Advice | None:
-    """Return the advice with code for Keras; None: Keras or TensorFlow does it by default."""
-    if advice.rule == "cudnn_benchmark":  # TensorFlow benchmarks the algorithms of cuDNN by default
+    """Return the advice with code for Keras; None: it does not apply to Keras."""
+    # TensorFlow benchmarks the algorithms of cuDNN by default; operations of Keras layers need another recording.
+    if advice.rule in ("cudnn_benchmark", "own_code"):
         return None
     code = _CODE.get(advice.rule, advice.code)
     if advice.rule == "mixed_precision":
