@@ -52,7 +52,7 @@ def test_trace_is_there_however_the_script_ends(ending, status, tmp_path):
     assert done.stdout == b"done ['a b']\n"
     texts = load(tmp_path / "out.json").ranges["text"].to_list()
     assert {"0 Linear [2,3]f32 out=4 |fwd", "0 Linear [2,3]f32 out=4 grad=weight |bwd", "my part"} <= set(texts)
-    assert last_line(done.stderr) == "annot: next: annot report out.json --by step"
+    assert last_line(done.stderr) == "annot: next: annot report out.json --by advice"
 
 
 @pytest.mark.slow
