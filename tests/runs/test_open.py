@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from annot.attribution.nested_layers import nested_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrices import matrix
@@ -19,7 +20,6 @@ from tables import Rows
 
 import annot
 from annot.attribution import attribute, by_layer
-from annot.attribution.nested_layers import nested_layers
 from annot.cli.main import main
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
 from annot.report.layer_tree import at_depth, layer_lines
