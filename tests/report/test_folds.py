@@ -185,13 +185,13 @@ def _trees(draw: st.DrawFn) -> pl.DataFrame:
     ]  # fmt: skip
     schema = dict.fromkeys(("layer", "module", "phase"), pl.String()) | dict.fromkeys(SUMS, pl.Int64())
     table = pl.DataFrame(rows, schema=schema | {"shapes": pl.List(pl.String)}).with_columns(gpu_busy_ns=0, flops=0)
-    lines = {".".join(path): number for number, path in enumerate(dict.fromkeys(paths))}
-    above = {path: [".".join(path.split(".")[:size]) for size in range(path.count("."), 0, -1)] for path in lines}
-    parents = {path: next((lines[one] for one in above[path] if one in lines), -1) for path in lines}
-    line, parent = (
-        pl.col("layer").replace_strict(of, return_dtype=pl.Int64) if lines else pl.lit(0) for of in (lines, parents)
-    )
-    added = table.select(line=line, parent=parent, is_layer=pl.lit(value=True), level=pl.lit(0))
+    keys = table.select("layer", "module").unique(maintain_order=True).with_columns(line=pl.int_range(pl.len()))
+    first = dict(reversed([(path, line) for path, _, line in keys.iter_rows()]))
+    above = {path: [path.rsplit(".", size)[0] for size in range(1, path.count(".") + 1)] for path in first}
+    parents = {path: next((first[one] for one in above[path] if one in first), -1) for path in first}
+    line = table.select("layer", "module").join(keys, on=["layer", "module"], maintain_order="left")["line"]
+    parent = table["layer"].replace_strict(parents, return_dtype=pl.Int64)
+    added = table.select(line=line.cast(pl.Int64), parent=parent, is_layer=pl.lit(value=True), level=pl.lit(0))
     return added.hstack(table)
 
 
