@@ -193,6 +193,7 @@ class Columns:
         self.invalid_args = 0  # number of spans with arguments of unexpected types
         self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
+        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
         self.sources = ModuleSources()
         self._threads = _Threads()
         self._flows = _Numbers()
@@ -268,6 +269,7 @@ class Columns:
                 self.sources.add(events, modules)
                 self._append("modules", self._thread_span([events[index] for index in modules], _MODULE_DETAILS))
         elif category.endswith(("runtime", "driver")):
+            self.runtimes.add(category)
             self._append("launches", self._thread_span(events, _LAUNCH_DETAILS))
         elif category == "kernel" or category in _COPIES:
             details = self._details(_ACTIVITY_DETAILS, events)
