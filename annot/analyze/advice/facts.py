@@ -13,11 +13,11 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.idle import idle_calls, idle_time
 from annot.analyze.kernel_kinds import MATRIX, with_classes
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
@@ -307,7 +307,8 @@ class Facts:
     @cached_property
     def peaks(self) -> Peaks | None:
         """Peaks of the busiest device; None: unknown."""
-        return default_peaks(self.attribution)
+        peaks = default_peaks(self.attribution)
+        return peaks if peaks.flops else None
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:
