@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
+from annot.read.kineto.graph_annotations import annotation
 from annot.read.kineto.messages import MESSAGE, message_text
 from annot.read.kineto.module_sources import MODULE, ModuleSources
 from annot.read.kineto.operator_calls import OPERATORS, call_text
@@ -137,6 +138,11 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     block: msgspec.Raw = _NO_TEXT
     module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
     name: msgspec.Raw = _NO_TEXT
+    text: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
+    annotation: msgspec.Raw = _NO_TEXT
+
+
+_ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
 
 
 class _Details:
@@ -424,10 +430,7 @@ def _text(value: msgspec.Raw) -> str | None:
 
 
 def _annotation(args: _ActivityArgs) -> tuple[str, str] | None:
-    """Return text and role of the annotation of a graph node; see `annot.read.kineto.graph_annotations`."""
-    module = _text(args.module)
-    text = module or _text(args.name)
-    return (text, "module" if module else "annotation") if text else None
+    return annotation({key: _text(getattr(args, name)) for key, name in _ANNOTATION_KEYS.items()})
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.errors import AnnotError
+from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
@@ -92,7 +92,8 @@ def _read(path: Path, exact: bool) -> Profile:
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
-        raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
+        what = "is a trace without operations, ranges and GPU activities of torch.profiler"
+        raise EmptyProfileError(f"{path} {what}{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
     ranges = _ranges(operations, modules, names, flows, columns.calls)
