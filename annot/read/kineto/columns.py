@@ -67,7 +67,9 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "call": pl.Int32,
     },
     "modules": {**_THREAD, "python": pl.Int64},
-    "launches": {**_THREAD, "correlation": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32},
+    "launches": {
+        **_THREAD, **dict.fromkeys(("correlation", "external"), pl.Int64), "kernel": pl.Int32, "grid": pl.Int32,
+    },
     "kernels": _ACTIVITY,
     "copies": _ACTIVITY,
     "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
@@ -119,6 +121,7 @@ class _ModuleArgs(msgspec.Struct, gc=False):
 
 
 class _LaunchArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
     correlation: int | None = None
     kernel: msgspec.Raw = _NO_TEXT
     grid: msgspec.Raw = _NO_TEXT
