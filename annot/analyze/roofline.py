@@ -56,7 +56,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         precision: a name of `annot.analyze.roofs.Peaks`. It is the precision in the name of the longest kernel
             that multiplies matrices, else the autocast dtype, else the dtype of the first floating-point input, else
             the precision in the name of the longest kernel; with ``tensor`` if that kernel uses Tensor Cores; null:
-            unknown, as for layers without kernels and dtypes, and for Triton kernels, whose names do not show it.
+            unknown, as for layers without kernels and dtypes, and for kernels whose names do not show the unit.
         roof_share: achieved performance relative to the roof at this intensity, 0 to 1.
         bound: compute, memory, launch (the device waits longer than it works, mostly for launches), host (it waits
             mostly for other CPU code, such as memory allocation) or null.
@@ -166,7 +166,7 @@ def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
 def _precision(kernel: str, dtype: str | None) -> str | None:
     """The precision in the name of a kernel, else the dtype of the inputs."""
     known = classify(kernel)
-    if known.library == "Triton" and known.kind in MATRIX and not known.tensor_cores:
+    if known.kind in MATRIX and known.tensor_cores is None:
         return None
     match = _IN_NAME.search(kernel)
     precision = dtype if match is None else next(name for name, text in match.groupdict().items() if text)

@@ -29,7 +29,7 @@ __all__ = ["SHARES", "meanings", "step_time", "step_work"]
 
 SHARES: Final = {
     "tensor_cores": "a kernel runs on Tensor Cores",
-    "kernels": "another kernel runs, except collectives",
+    "kernels": "another kernel runs, or its use of Tensor Cores is unknown; except collectives",
     "collectives": "only collectives run (exposed communication)",
     "copies": "only copies and memsets run",
     "data": "the GPU is idle while a thread waits for data",

@@ -58,7 +58,7 @@ _KINDS: Final = {
     "reduction": "reductions",
     "normalisation": "normalisation",
     "softmax": "softmax",
-    "embedding": "embedding lookups",
+    "embedding": "gathers and scatters",
     "copy": "copies and casts",
     "random": "random numbers",
     "optimizer": "parameter updates",
@@ -161,7 +161,7 @@ def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
     if sums.is_empty():
         return 0.0, "", pl.lit(value=False)
     kind, tensor, _ = sums.row(0)
-    which = pl.col("kernel") & (pl.col("kind") == kind) & (pl.col("tensor") == tensor)
+    which = pl.col("kernel") & (pl.col("kind") == kind) & pl.col("tensor").eq_missing(pl.lit(tensor))
     where = f" on {units}" if tensor and kind in MATRIX else ""
     return facts.share(which), f"to {_KINDS[kind]}{where}", which
 
@@ -219,10 +219,10 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
 
 def _without_times(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
-    kernels, used = (rows.get(("kernels", name)) for name in ("all", "tensor_cores"))
+    kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
     if not kernels or not used or not kernels["ns"]:
         return ""
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
-    share = used["ns"] / kernels["ns"]
     units = matrix_units(facts.attribution.meta)
-    return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}: {share:.0%} of it runs on {units}."
+    share = "" if used["share"] is None else f": {used['share']:.0%} of it runs on {units}"
+    return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}{share}."

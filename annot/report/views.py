@@ -104,10 +104,10 @@ def _from(module: str, function: str) -> Rows:
 
 def _kernels(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_kernel` with kind, library, tensor_cores (null: unknown) and short, from the name."""
-    from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
+    from annot.analyze.kernel_kinds import with_classes
     from annot.analyze.kernel_short_names import with_short_names
 
-    return with_short_names(with_unknown_tensor_cores(with_classes(by_kernel(attribution))), attribution)
+    return with_short_names(with_classes(by_kernel(attribution)), attribution)
 
 
 def _work(attribution: Attribution, *, every: bool = False) -> pl.DataFrame:

@@ -68,7 +68,10 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
     },
     "modules": {**_THREAD, "python": pl.Int64},
     "launches": {
-        **_THREAD, **dict.fromkeys(("correlation", "external"), pl.Int64), "kernel": pl.Int32, "grid": pl.Int32,
+        **_THREAD,
+        **dict.fromkeys(("correlation", "external"), pl.Int64),
+        "kernel": pl.Int32,
+        "grid": pl.Int32,
     },
     "kernels": _ACTIVITY,
     "copies": _ACTIVITY,
