@@ -22,6 +22,7 @@ from annot.analyze.step_parts import (
     shares_of_devices,
 )
 from annot.analyze.tensor_cores import matrix_units
+from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.util.weak_keys import once_for_each
 
@@ -84,18 +85,21 @@ def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:
     return intervals_of(work.filter(pl.col("share") == share))
 
 
-def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> pl.DataFrame:
+def step_work(
+    attribution: Attribution, windows: pl.DataFrame | None = None, groups: pl.Series | None = None
+) -> pl.DataFrame:
     """Return the GPU activities of the steps with their exclusive time: node, name, kernel, calls (started), wall_ns.
 
     Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
     its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
-    `annot.analyze.step_parts.Parts`.
+    `annot.analyze.step_parts.Parts`. With `groups`, a number for each range of the tree, `node` is the group of the
+    range, -1 outside any range.
     """
     spans = parts_of(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     codes: dict[str, int] = {}
     blocks = [] if attribution.source is None else attributed_blocks(attribution)
-    work = by_device(_coded(block, codes) for block in blocks)
+    work = by_device(_coded(_grouped(block, groups), codes) for block in blocks)
     parts = [pl.DataFrame(schema=_EXCLUSIVE)]
     for key in list(work):
         rows = pl.concat(work.pop(key))
@@ -109,6 +113,13 @@ def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> 
 _EXCLUSIVE: Final = {
     "node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "calls": pl.Int64, "wall_ns": pl.Int64,
 }  # fmt: skip
+
+
+def _grouped(block: pl.DataFrame, groups: pl.Series | None) -> pl.DataFrame:
+    """The activities with their group as the node."""
+    if groups is None:
+        return block
+    return block.with_columns(groups.gather(column_ops.known(block["range"])).fill_null(column_ops.NONE).alias("node"))
 
 
 def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:

@@ -165,6 +165,7 @@ _LAYER: Final = ("layer", "module", "phase")
 _KERNELS: Final = "Kernels"
 _TENSOR_CORES: Final = "Tensor Cores"
 _NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
+_NO_OPERATIONS: Final = "No operations were recorded. Use `annot run --collector torch` or emit_nvtx."
 _NO_MODULES: Final = "No module classes were recorded. Use emit_ranges(model)."
 _SHARE: Final = Column("main_ns", "Share", "of total")
 _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
@@ -270,9 +271,17 @@ _VIEWS: Final = (
     View(
         "op", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
         heading="Time by operation", label="op",
-        empty="No operations were recorded. Use `annot run --collector torch` or emit_nvtx.",
+        empty=_NO_OPERATIONS,
         keys=("op", "phase"),
     ),
+    View("op_work", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
+         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", "ops", "op", "shapes",
+         _NO_OPERATIONS),
+    View("op_roofline", "op",
+         ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
+          "bytes", "precision"),
+         _from("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", "ops", "op",
+         "shapes", _NO_OPERATIONS),
     View(
         "step", "step",
         ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",
