@@ -109,7 +109,10 @@ def _row(
     name, call = attribution.forest.labels.select("layer", "call").row(label)
     tag, work, count = parse(call) if call else None, works[label], calls or 0
     shapes = " ".join(map(str, tag.tensors)) if tag and tag.phase != "collective" else None
-    sums = [None] * 3 if work is None else [min(getattr(work, of) * count, _MOST) for of in _WORK]
+    # Copies and views have no known work: the formulas of layers do not count what they move.
+    sums = (
+        [None] * 3 if work is None or not work.bytes_read else [min(getattr(work, of) * count, _MOST) for of in _WORK]
+    )
     return group, name, call, shapes or None, phase, count, host or 0, *sums
 
 

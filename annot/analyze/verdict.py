@@ -9,6 +9,7 @@ import polars as pl
 
 from annot.analyze.advice import Facts
 from annot.analyze.advice.kernels import outside_matrix_units
+from annot.analyze.advice.operators import longest_operator
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
@@ -146,12 +147,26 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     if slow is not None:
         found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
     share, words, which = max(found, key=lambda part: part[0])
+    if clause := _operator(facts, share):
+        return [clause]
     if share < _LEAST:
         share, words, which = _longest_kind(facts, units)
     if share < _LEAST:
         return []
     layer = "" if which is None else _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
+
+
+def _operator(facts: Facts, least: float) -> str:
+    """The longest operator with its shape and why it is slow, in a profile without modules; empty: others take more."""
+    longest = None if (facts.layers["module"] != "").any() else longest_operator(facts)
+    if longest is None:
+        return ""
+    operator, cause = longest
+    kind = _longest_kind(facts, "")[0]
+    if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
+        return ""
+    return f"{operator.share:.0%} goes to {operator.title}{f': {cause.words}' if cause else ''}"
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:

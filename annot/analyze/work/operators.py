@@ -40,7 +40,7 @@ def operator_work(tag: Tag) -> Work | None:
 
 
 def operator_cost(tag: Tag) -> Cost | None:
-    """Return the cost of the forward of an operator that multiplies matrices, with its GEMMs; None: unknown, or another.
+    """Return the cost of the forward of an operator that multiplies matrices, with its GEMMs; None: unknown.
 
     Example:
         >>> from annot.labels.tag import parse
