@@ -18,7 +18,7 @@ import polars as pl
 from annot.analyze.api_calls import calls_of
 from annot.analyze.gpu_activities import KEY, attributed_blocks
 from annot.analyze.hardware_counters import over
-from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
+from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
 from annot.attribution.attribute import Attribution
@@ -63,7 +63,7 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
             pl.col("start").cast(pl.Int64).alias("start_ns"), "gpu_ns", launch_start_ns=calls.start.gather(row),
             launch_ns=calls.ns.gather(row),
         )  # fmt: skip
-        kinds = with_unknown_tensor_cores(with_classes(block.select("name")))
+        kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
         parts.append(
             rows.select(
