@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.fused_layers import fused_layers
 from annot.analyze.gpu_activities import KEY
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer
 
@@ -116,11 +117,14 @@ def _steps(a: Attribution, b: Attribution) -> str:
 
 
 def _layers(a: Attribution, b: Attribution) -> str:
+    owns = [_own(side, a, b).filter(pl.col("layer") != UNATTRIBUTED) for side in (a, b)]
+    every = [by_layer(side).select("layer", "phase").rows() for side in (a, b)]
     sides = []
-    for side in (a, b):
-        own = _own(side, a, b).filter(pl.col("layer") != UNATTRIBUTED)
+    for own, fused in zip(owns, fused_layers(*every), strict=True):
         # Foreign labels may contain step numbers or file names: replace their digits before matching.
         name = pl.when(pl.col("module") == "").then(pl.col("layer").str.replace_all(r"\d+", "#")).otherwise("layer")
+        is_fused = pl.Series([one in fused for one in own.select("layer", "phase").iter_rows()], dtype=pl.Boolean)
+        name = pl.when(is_fused).then(pl.lit("")).otherwise(name)  # compared as the model
         own = own.group_by(name.alias("layer"), "phase").agg(pl.col("ns").sum())
         sides.append(own.select("ns", name=pl.struct("layer", "phase")))
     return _only(sides[0], sides[1], _layer_name, "layers")
