@@ -169,7 +169,8 @@ def _loading(meta: dict[str, object] | None = None, *, waits: tuple[int, ...] = 
         rows.range("fc Linear |fwd", at + wait, at + wait + 200)
         at += wait + 200
     process = {"process": 1, "pid": 1, "name": "", "cpu": {"threads": 2, "cores": 8}} | (meta or {})
-    return {one.rule: one for one in advise(attribute(rows.build(processes=[process])))}["data_loading"]
+    said = {one.rule: one for one in advise(attribute(rows.build(processes=[process])))}
+    return said["late_batches" if "late_batches" in said else "data_loading"]
 
 
 def _marked(**facts: int) -> dict[str, object]:

@@ -32,7 +32,10 @@ def data_loading(facts: Facts) -> Advice | None:
     if share < _LEAST:
         return None
     late = _late_steps(facts)
-    advice, code = _remedy(facts, share) if late.is_empty() else _remedy_of_late_batches(facts, late)
+    if late.height:
+        advice, code = _remedy_of_late_batches(facts, late)
+        return Advice("late_batches", advice, _evidence(facts, share), code, share)
+    advice, code = _remedy(facts, share)
     return Advice("data_loading", advice, _evidence(facts, share), code, share)
 
 
