@@ -22,6 +22,7 @@ from annot.analyze.step_parts import (
     shares_of_devices,
 )
 from annot.analyze.tensor_cores import matrix_units
+from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.util.weak_keys import once_for_each
 
@@ -29,7 +30,7 @@ __all__ = ["SHARES", "meanings", "shares_of_steps", "step_time", "step_work"]
 
 SHARES: Final = {
     "tensor_cores": "a kernel runs on Tensor Cores",
-    "kernels": "another kernel runs, except collectives",
+    "kernels": "another kernel runs, or its use of Tensor Cores is unknown; except collectives",
     "collectives": "only collectives run (exposed communication)",
     "copies": "only copies and memsets run",
     "data": "the GPU is idle while a thread waits for data",
@@ -89,27 +90,30 @@ def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:
     return intervals_of(work.filter(pl.col("share") == share))
 
 
-def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> pl.DataFrame:
+def step_work(
+    attribution: Attribution, windows: pl.DataFrame | None = None, groups: pl.Series | None = None
+) -> pl.DataFrame:
     """Return the GPU activities of the steps with their exclusive time.
 
     The columns are node, name, kernel, pinned (see `annot.profile.COPIES`), calls (started) and wall_ns.
 
     Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
     its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
-    `annot.analyze.step_parts.Parts`.
+    `annot.analyze.step_parts.Parts`. With `groups`, a number for each range of the tree, `node` is the group of the
+    range, -1 outside any range.
     """
     spans = parts_of(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     codes: dict[str, int] = {}
     blocks = [] if attribution.source is None else attributed_blocks(attribution)
-    work = by_device(_coded(block, codes) for block in blocks)
+    work = by_device(_coded(_grouped(block, groups), codes) for block in blocks)
     parts = [pl.DataFrame(schema=_EXCLUSIVE)]
     for key in list(work):
         rows = pl.concat(work.pop(key))
         if key in of_device:
             parts.append(_exclusive(rows, merged(of_device[key])))
-    groups = pl.concat(parts).group_by(list(_GROUPS), maintain_order=True)
-    sums = groups.agg(pl.col("calls", "wall_ns").sum())
+    activities = pl.concat(parts).group_by(list(_GROUPS), maintain_order=True)
+    sums = activities.agg(pl.col("calls", "wall_ns").sum())
     return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
 
 
@@ -117,6 +121,13 @@ _GROUPS: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "pin
 _EXCLUSIVE: Final = {
     **_GROUPS, "calls": pl.Int64, "wall_ns": pl.Int64,
 }  # fmt: skip
+
+
+def _grouped(block: pl.DataFrame, groups: pl.Series | None) -> pl.DataFrame:
+    """The activities with their group as the node."""
+    if groups is None:
+        return block
+    return block.with_columns(groups.gather(column_ops.known(block["range"])).fill_null(column_ops.NONE).alias("node"))
 
 
 def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:

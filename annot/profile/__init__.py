@@ -28,6 +28,7 @@ and, if it differs from the default,
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems
     rank        int           rank of the process, if the profile has only one rank
     world_size  int           number of ranks
+    cut         str           sentence about events that the profiler could not write, shown above the verdict
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.advice.operator_facts import Operator, operators_of
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.idle import idle_calls, idle_time
 from annot.analyze.kernel_kinds import MATRIX, with_classes
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
@@ -252,12 +253,18 @@ class Facts:
     def work(self) -> pl.DataFrame:
         """GPU activities of the steps.
 
-        Columns: layer, module, phase, name, calls, wall_ns, kernel, pinned, kind, library, matrix, tensor.
+        Columns: layer, module, phase, name, calls, wall_ns, kernel, pinned, kind, library, matrix, tensor (null:
+        unknown).
         """
         rows = step_work(self.attribution, self.parts.windows)
         kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
         layers = self.attribution.forest.layers_of_nodes()[rows["node"]]
         return kinds.drop("node").hstack(layers).with_columns(matrix=pl.col("kind").is_in(MATRIX))
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        """The operators with GPU time, the longest first; see `annot.analyze.advice.operator_facts`."""
+        return operators_of(self)
 
     @property
     def time(self) -> str:
@@ -307,7 +314,8 @@ class Facts:
     @cached_property
     def peaks(self) -> Peaks | None:
         """Peaks of the busiest device; None: unknown."""
-        return default_peaks(self.attribution)
+        peaks = default_peaks(self.attribution)
+        return peaks if peaks.flops else None
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:

@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.errors import AnnotError
+from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
 from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
-from annot.read.kineto.flows import link_backward, module_texts
+from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.graph_annotations import captured_ranges, origins
 from annot.read.kineto.other_devices import other_devices
 from annot.read.kineto.trace_events import GZIP, TraceFile
@@ -83,16 +83,19 @@ def _read(path: Path, exact: bool) -> Profile:
             columns.add(block)
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
-    launches = _with_grids(_listed(columns.table("launches"), base, names), grids, names["text"])
+    launches, *activities = correlated(*(columns.table(name) for name in ("launches", "kernels", "copies")))
+    launches = _with_grids(_listed(launches, base, names), grids, names["text"])
     operations = _with_base(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
-    kernels = origins(processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids)))
-    copies = origins(processes.assign(_listed(columns.table("copies"), base, names)))
+    kernels, copies = (_listed(table, base, names) for table in activities)
+    kernels = origins(processes.assign(_with_grids(kernels, grids)))
+    copies = origins(processes.assign(copies))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
-        raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
+        what = "is a trace without operations, ranges and GPU activities of torch.profiler"
+        raise EmptyProfileError(f"{path} {what}{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
     ranges = _ranges(operations, modules, names, flows, columns.calls)

@@ -24,7 +24,7 @@ from annot.labels.marks import (
 )
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
-from annot.read.notes import sentences
+from annot.read.notes import counted, sentences
 from annot.read.nsys.schema import ACTIVITY, Tables
 
 __all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_loaders", "with_machine", "with_ranks"]
@@ -49,7 +49,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     processes: a dictionary for each process of the machine: process (as in the tables), pid, name.
     utc_start_ns: time 0 of the profile, in ns since 1970.
     analysis_start_ns: start of the collection in ns.
-    rank, world_size: of a recording of annot.
+    rank, world_size, cut: of a recording of annot.
     cpu, software: model of the CPU, and versions of the GPU driver.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
@@ -61,6 +61,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
         "rank": integer(dict(capture).get("ANNOT_RANK", "")),
         "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
+        "cut": _cut(integer(dict(capture).get("ANNOT_LOST_EVENTS", "")) or 0),
         **_machine(tables),
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
@@ -107,14 +108,18 @@ def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> di
     return meta | {"processes": [processes[process] for process in sorted(processes)]}
 
 
+def _cut(lost: int) -> str:
+    """Return the sentence about events that annot's recorder could not write."""
+    return (
+        f"The recording is cut: {counted(lost, 'event')} could not be written. Check for a full disk." if lost else ""
+    )
+
+
 def notes_of_recorder(tables: Tables) -> list[str]:
-    """Return notes on events that annot's recorder lost, and on ranges that it closed."""
+    """Return notes on the data of annot's recorder, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
     counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
-    noted = {
-        "The recorder could not write {event}.": counts.get("ANNOT_LOST_EVENTS", 0),
-        "The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0),
-    }
+    noted = {"The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0)}
     return [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
 
 
