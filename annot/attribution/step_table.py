@@ -75,15 +75,15 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
 
 def _phase_ranges(forest: Forest) -> pl.DataFrame:
     """Return process_code, phase, start, end, host_ns of the outermost ranges of each phase."""
-    layers = forest.layers_of_nodes().select(pl.col("layer", "phase").gather(column_ops.known(forest.tree["path"])))
-    tree = forest.tree.select("thread", "start", "end").hstack(layers)
-    of_layers = (tree["phase"].is_in(_PHASES) & (tree["layer"] != BATCH)).fill_null(False)
-    waits = (tree["phase"] == "data").fill_null(False)
-    parent = forest.tree["parent"]
+    nodes, path, parent = forest.layers_of_nodes(), column_ops.known(forest.tree["path"]), forest.tree["parent"]
+    of_layers = (nodes["phase"].is_in(_PHASES) & (nodes["layer"] != BATCH)).gather(path).fill_null(False)
+    waits = (nodes["phase"] == "data").gather(path).fill_null(False)
     outermost = (of_layers & ~column_ops.inside(of_layers, parent)) | (waits & ~column_ops.inside(waits, parent))
+    rows = outermost.arg_true()
+    tree = forest.tree.select("thread", "start", "end")[rows].with_columns(nodes["phase"].gather(path.gather(rows)))
     phase = forest.labels["phase"].gather(forest.crossing["label"])
     crossing = forest.crossing.select("thread", "start", "end", phase)
-    every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
+    every = pl.concat([tree, crossing])
     every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
     process = forest.threads.table["process_code"].gather(every["thread"])
     return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
