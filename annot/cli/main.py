@@ -82,18 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_.code if isinstance(exit_.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader closed the pipe
-        _drop_output()
-        return 0
     except OSError as error:
-        _drop_output()
-        return _fail(str(error))
+        from annot.cli.output import drop_output
+
+        drop_output(sys.stdout)
+        return 0 if isinstance(error, BrokenPipeError) else _fail(str(error))  # the reader closed the pipe
     return status
-
-
-def _drop_output() -> None:
-    """Redirect stdout to /dev/null, because CPython flushes it again at exit and would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UsageError", "add_output_arguments", "add_peaks_argument", "add_step_arguments", "check_output", "console_for",
-    "deliver", "number_type", "opened", "say", "settle_format", "show_page",
+    "deliver", "drop_output", "number_type", "opened", "say", "settle_format", "show_page",
 ]  # fmt: skip
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
@@ -142,6 +142,12 @@ def console_for(stream: TextIO) -> Console:
 
     limited = stream.isatty() or "COLUMNS" in os.environ
     return Console(file=stream, width=None if limited else _UNLIMITED)
+
+
+def drop_output(*streams: TextIO) -> None:
+    """Redirect streams that failed to /dev/null, because CPython flushes them again at exit and would fail again."""
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(line: str) -> None:

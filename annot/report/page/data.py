@@ -63,7 +63,7 @@ def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[
         time: column that is compared.
     """
     ranks = {"across": _columns(across), "time": time, "each": meta["ranks"], "notes": meta["notes"]}
-    ranks["verdict"] = meta.get("verdict", "")
+    ranks |= {name: meta.get(name, "") for name in ("cut", "verdict")}
     return {"kind": "report", "source": meta["source"], "runs": list(runs), "ranks": ranks}
 
 

@@ -202,12 +202,13 @@ function moreView(run, place) {
 }
 
 function ranksView(data) {
-  const {across, each, time, notes, verdict} = data.ranks,
+  const {across, each, time, notes, cut, verdict} = data.ranks,
     what = time.startsWith('gpu') ? 'GPU' : 'Host';
   const layers = records(across),
     ranks = each.map(row => ({...row, step: row.step_ns?.median}));
   return [
     h('h1', {}, 'Ranks'),
+    cut && h('p', {class: 'cut'}, cut),
     verdict && h('p', {}, h('strong', {}, verdict)),
     panel(
       'Each rank',
