@@ -74,7 +74,9 @@ class NsysCollector:
         traces = _GPU_TRACES if has_gpu_driver() else "nvtx"
         output = str(job.parts / "report").replace("%", "%%")
         options = [f"--trace={traces}", "--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
-        return [str(self.nsys.path), "profile", *options, "--force-overwrite=true", f"--output={output}"]
+        # Workers of a DataLoader are forked and never call exec; without this option their ranges are missing.
+        options += ["--trace-fork-before-exec=true", "--force-overwrite=true", f"--output={output}"]
+        return [str(self.nsys.path), "profile", *options]
 
     def _warn_about_lost_ranges(self, job: Job) -> None:
         python = python_of(job.executable)

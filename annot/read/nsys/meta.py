@@ -10,12 +10,14 @@ import polars as pl
 
 from annot.labels.marks import (
     CPU,
+    LOADER,
     MACHINE,
     MEMORY,
     SCOPE,
     SOURCE,
     cpu_model,
     parse_cpu,
+    parse_loader,
     parse_machine,
     parse_rank,
     parse_source,
@@ -25,12 +27,14 @@ from annot.read.csv_text import integer
 from annot.read.notes import counted, sentences
 from annot.read.nsys.schema import ACTIVITY, Tables
 
-__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_machine", "with_ranks"]
+__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_loaders", "with_machine", "with_ranks"]
 
 _LONGEST: Final = 40
 """Maximum length of a version."""
 _MOST_MACHINES: Final = 8
 """Maximum number of different machines or versions in a file that are listed."""
+_MOST_LOADERS: Final = 64
+"""Maximum number of different marks about loaders in a block of a file that are read."""
 _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
@@ -88,6 +92,11 @@ def with_machine(meta: dict[str, Any], machine: Mapping[str, str]) -> dict[str, 
 def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) -> dict[str, Any]:
     """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_cpu` as ``cpu`` of processes."""
     return _with_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
+
+
+def with_loaders(meta: dict[str, Any], loaders: Mapping[int, list[dict[str, int]]]) -> dict[str, Any]:
+    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_loader` as ``loaders``."""
+    return _with_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
 
 
 def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
@@ -159,6 +168,7 @@ class AnnotMarks:
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self.cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
+        self.loaders: dict[int, list[dict[str, int]]] = {}  # different DataLoaders by process
         self.machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
         self.notes: list[str] = []  # sentences for the report
         self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
@@ -189,6 +199,11 @@ class AnnotMarks:
         cpus = own.filter(text.str.starts_with(CPU)).sort("start")
         cores = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
         self.cpus |= {process: fact for process, fact in cores if fact is not None}
+        loaders = own.filter(text.str.starts_with(LOADER)).select("process", text).unique(maintain_order=True)
+        for process, mark in loaders.head(_MOST_LOADERS).iter_rows():
+            loader, others = parse_loader(mark), self.loaders.get(process, [])
+            if loader is not None and loader not in others:
+                self.loaders[process] = [*others, loader]
 
 
 def _add(known: dict[str, str], name: str, fact: str) -> None:
