@@ -13,11 +13,11 @@ from annot.attribution.column_ops import NONE
 from annot.attribution.layer_chains import KEY, Key
 from annot.attribution.line_tree import LAYER_PHASES
 from annot.labels import layer_path
-from annot.labels.tag import COMPILED, FUSED
+from annot.labels.tag import COMPILED, FUSED, MODEL
 from annot.report.columns import COLUMNS, Formatted, combined
 from annot.report.report import Report
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import TITLES, is_within
+from annot.report.tree_rows import TITLES
 from annot.report.units import count, share, unit_for
 
 __all__ = [
@@ -32,8 +32,6 @@ __all__ = [
     "tree_columns",
 ]
 
-MODEL: Final = "(model)"
-"""Displayed path of the root module."""
 _OF_CALLS: Final = ("calls", "gpu_mean_ns", "gpu_min_ns", "gpu_max_ns")
 
 
@@ -247,15 +245,13 @@ def _walk(lines: Mapping[int, Line], children: Mapping[int, list[int]]) -> Itera
 def _label(line: Line, around: tuple[Any, ...]) -> str:
     """Return the label of a line inside others: the path below the layer or range around it."""
     path, module = line.key
-    if not around:
-        return line.label
-    if module.startswith(COMPILED):
+    if around and module.startswith(COMPILED):
         return "(graph)"
-    if not path and line.is_layer and around[1].is_layer:
-        return "module"
-    while layer_path.INSIDE in path and around[0] and not is_within(path, around[1].key[0] or "."):
+    if not path or (FUSED in path and not module):
+        return "module" if around and line.is_layer and around[1].is_layer else line.label
+    if not around:
+        return line.label if path in TITLES else layer_path.relative(path, "")
+    while layer_path.INSIDE in path and around[0] and not layer_path.is_within(path, around[1].key[0] or "."):
         around = around[0]  # a range inside a layer is named by the range around it
     outer = around[1].key[0]
-    if not outer or FUSED in path or not is_within(path, outer):
-        return line.label
-    return path[len(outer) + len(layer_path.INSIDE if layer_path.INSIDE in path else ".") :]
+    return line.label if path in TITLES else layer_path.relative(path, "" if path == outer else outer)

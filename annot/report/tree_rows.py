@@ -9,18 +9,12 @@ import polars as pl
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.line_tree import LAYER_PHASES
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
-from annot.labels import layer_path
 from annot.labels.tag import COMPILED
 
-__all__ = ["TITLES", "is_within", "line_class", "lines_of"]
+__all__ = ["TITLES", "line_class", "lines_of"]
 
 TITLES: Final = {EPOCH: "Epoch", BATCH: "Batch", DATA: "Data wait", UNATTRIBUTED: "(unattributed)"}
 """Rows without a layer, and how tables call them."""
-
-
-def is_within(path: str, outer: str) -> bool:
-    """Return whether a path is that of a layer or of a layer inside it."""
-    return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + layer_path.INSIDE))
 
 
 def line_class(module: str) -> str:

@@ -183,12 +183,12 @@ def test_ranges_that_cross_others_have_calls_and_no_time() -> None:
     assert layer_lines(by_line(attribute(rows.build())))[1].get("calls") == 1
 
 
-def test_layers_run_inside_their_compiled_graph() -> None:
-    """The kernels of a graph are inside it, not beside it, also those that fuse several layers."""
+def test_layers_run_inside_the_layer_that_runs_their_compiled_graph() -> None:
+    """The kernels of a graph are beside it, also those that fuse several layers: it has its own time only."""
     rows = Rows().range("Forward Net |fwd", 0, 100).range("Forward CompiledGraph#0 |fwd", 10, 90)
     rows.range("0 Linear |fwd", 20, 30).range("1+0 ReLU+Linear |fwd", 40, 80)
     assert _lines(_kernels(rows, 25, 50)) == [
-        "(model) Net 2", "  (graph) CompiledGraph#0 2", "    0 Linear 1", "    1+0 ReLU+Linear 1",
+        "(model) Net 2", "  (graph) CompiledGraph#0 0", "  0 Linear 1", "  1+0 ReLU+Linear 1",
     ]  # fmt: skip
 
 
