@@ -312,10 +312,9 @@ class Facts:
         return any("GraphLaunch" in name for name in self.api_calls)
 
     @cached_property
-    def peaks(self) -> Peaks | None:
-        """Peaks of the busiest device; None: unknown."""
-        peaks = default_peaks(self.attribution)
-        return peaks if peaks.flops else None
+    def peaks(self) -> Peaks:
+        """Peaks of the busiest device; without FLOP/s if they are unknown."""
+        return default_peaks(self.attribution)
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:

@@ -123,7 +123,7 @@ def operators_of(facts: Facts) -> list[Operator]:
         ),
         facts.peaks,
     )  # fmt: skip
-    processors, device = _processors(facts), facts.peaks.device if facts.peaks else ""
+    processors, device = _processors(facts), facts.peaks.device
     return [
         Operator(
             row["group"], row["op"], parse(row["call"]) if row["call"] else None, row["phase"],
@@ -137,8 +137,8 @@ def operators_of(facts: Facts) -> list[Operator]:
 
 def _ridge(facts: Facts, precision: str | None) -> float:
     name, _, tensor = (precision or "f32").partition(" ")
-    peak = facts.peaks and facts.peaks.of(name, tensor_cores=bool(tensor))
-    if facts.peaks is not None and peak and facts.peaks.bandwidth:
+    peak = facts.peaks.of(name, tensor_cores=bool(tensor))
+    if peak and facts.peaks.bandwidth:
         return peak / facts.peaks.bandwidth
     return _LOWEST_RIDGE.get(name, _LOWEST_TENSOR_RIDGE)
 
