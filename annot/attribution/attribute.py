@@ -10,6 +10,7 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.bit_layout import high_of, low_of, pair
+from annot.attribution.compiled_layers import calls_in_graphs
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
 from annot.attribution.graph_captures import grow_captured
 from annot.attribution.ingest import IngestedRanges
@@ -21,6 +22,7 @@ from annot.attribution.range_trees import Forest, grow
 from annot.attribution.step_windows import time_outside_steps
 from annot.attribution.steps import Steps, find_steps
 from annot.errors import AnnotError
+from annot.labels.tag import COMPILED
 from annot.profile import Source
 
 __all__ = ["STEADY", "Attribution", "attribute", "self_times"]
@@ -300,15 +302,19 @@ _HOST_TIMES: Final = {
 def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
     """Return node, start (of the first range), calls, host_self_ns and host_overlap_ns of each node with ranges.
 
-    A range with the same node as its parent, such as an operation, is part of the parent's call. Time outside the
-    selected steps does not count.
+    A range with the same node as its parent, such as an operation, is part of the parent's call. A run of a compiled
+    graph calls each layer in it once. Time outside the selected steps does not count.
     """
     tree = forest.tree
-    parts = [pl.DataFrame(schema=_HOST_TIMES)]
+    graphs = forest.labels["module"].str.starts_with(COMPILED).gather(tree["label"])
+    runs = calls_in_graphs(tree, graphs, forest.nodes)
+    parts = [pl.DataFrame(schema=_HOST_TIMES), runs]
     for part in tree.iter_slices(_SLICE):
-        around = tree["path"].gather(column_ops.known(part["parent"]))
-        rows = part.select("start", node="path", around=around, ns=pl.col("end") - pl.col("start"))
-        first, calls = pl.col("start").min(), pl.col("node").ne_missing(pl.col("around")).sum().cast(pl.Int64)
+        parent = column_ops.known(part["parent"])
+        around, apart = tree["path"].gather(parent), ~graphs.gather(parent).fill_null(False)
+        rows = part.select("start", node="path", around=around, apart=apart, ns=pl.col("end") - pl.col("start"))
+        first = pl.col("start").min()
+        calls = (pl.col("node").ne_missing(pl.col("around")) & pl.col("apart")).sum().cast(pl.Int64)
         parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
         inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
         parts.append(inside)

@@ -42,9 +42,9 @@ def mixed_precision(facts: Facts) -> Advice | None:
     if predicate is None or share < 0.05:
         return None
     units = matrix_units(facts.attribution.meta)
-    bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
-    single_peak = facts.peaks and facts.peaks.of("f32")
-    tensor_peak = facts.peaks and facts.peaks.of("f16", tensor_cores=True)
+    bfloat = not facts.peaks.flops or "bf16 tensor" in facts.peaks.flops
+    single_peak = facts.peaks.of("f32")
+    tensor_peak = facts.peaks.of("f16", tensor_cores=True)
     # Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them.
     relative = min(single_peak / tensor_peak, 1.0) if single_peak and tensor_peak else 0.0
     return Advice(
@@ -61,12 +61,12 @@ def outside_matrix_units(facts: Facts) -> pl.Expr | None:
 
     None: the device has no Tensor Cores.
     """
-    if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
+    if facts.peaks.flops and not any(name.endswith("tensor") for name in facts.peaks.flops):
         return None
     named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
     single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
     low = pl.col("name").str.contains(_LOW) | (~named & pl.col("layer").is_in(_computing_in(facts, _HALF)))
-    return pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
+    return pl.col("matrix") & ~pl.col("tensor") & single & ~low
 
 
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
@@ -80,7 +80,7 @@ def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
 def multiples_of_eight(facts: Facts) -> Advice | None:
     """Layers in half precision whose sizes keep them off Tensor Cores."""
     odd = {layer: sizes for layer, tags in facts.tags.items() if (sizes := _odd_sizes(tags))}
-    misses = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton")
+    misses = pl.col("matrix") & ~pl.col("tensor")
     predicate = misses & pl.col("layer").is_in(list(odd))
     share = facts.share(predicate)
     if share < 0.05:
