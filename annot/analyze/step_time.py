@@ -105,8 +105,8 @@ def step_work(
         rows = pl.concat(work.pop(key))
         if key in of_device:
             parts.append(_exclusive(rows, merged(of_device[key])))
-    groups = pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True)
-    sums = groups.agg(pl.col("calls", "wall_ns").sum())
+    by_name = pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True)
+    sums = by_name.agg(pl.col("calls", "wall_ns").sum())
     return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
 
 
