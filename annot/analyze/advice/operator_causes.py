@@ -25,6 +25,8 @@ _TILE: Final = (128, 128)
 """Output tile of a GEMM whose kernel names none: the usual one of cuBLAS and hipBLASLt for large matrices."""
 _ROWS: Final = 16
 """Rows of the smallest matrix instruction; fewer rows leave it partly empty."""
+_MORE_KEYS: Final = 8
+"""Keys per query from which attention mostly reads keys and values, as in decoding."""
 _LONG: Final = 4096
 """Length from which attention computes more than the linear layers of a model with a width of up to 4096."""
 _LOW_ROOF: Final = 0.5
@@ -277,7 +279,7 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
     lengths = f"length {length}" if length == source else f"lengths {length} and {source}"
     roof = "" if operator.roof_share is None else f", {operator.roof_share:.0%} of the roof of the device"
     saves = 1 - (operator.roof_share or 0.0)
-    if length <= _ROWS < source:
+    if operator.memory_bound and _MORE_KEYS * length <= source:
         return Cause(
             "decode",
             f"attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys, memory-bound{roof}: it reads "
