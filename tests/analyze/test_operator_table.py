@@ -39,7 +39,7 @@ def test_rows_of_every_column_group_add_up(name: str, tmp_path: Path) -> None:
     for column in ("gpu_self_ns", "host_self_ns", "kernels", "copies"):
         sums = work.group_by("phase").agg(pl.col(column).sum()).filter(pl.col(column) > 0)
         assert dict(sums.iter_rows()) == dict(phases.select("phase", column).filter(pl.col(column) > 0).iter_rows())
-    assert not work.select("op", "shapes", "phase").is_duplicated().any()
+    assert not work.select("op", "inputs", "phase").is_duplicated().any()
 
 
 def test_operators_with_shapes(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_operators_with_shapes(tmp_path: Path) -> None:
     trace.op("aten::_flash_attention_forward", [8, 512, 16, 64], us=30)
     attribution = trace.attribution(tmp_path)
     rows = by_op_work(attribution).filter(pl.col("gpu_self_ns") > 0)
-    assert rows.select("op", "shapes", "calls", "gpu_self_ns", "flops").rows() == [
+    assert rows.select("op", "inputs", "calls", "gpu_self_ns", "flops").rows() == [
         ("aten::linear", "[512,4096]bf16 [8192,4096]bf16", 3, 600_000, 3 * 2 * 512 * 4096 * 8192),
         ("aten::linear", "[64,4096]bf16 [8192,4096]bf16", 1, 50_000, 2 * 64 * 4096 * 8192),
         ("aten::_flash_attention_forward", "[8,512,16,64]bf16", 1, 30_000, None),

@@ -134,7 +134,7 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks | None)
     matrix = [
         next((name for name in names if classify(name).kind in MATRIX), None) for names in rows["kernels"].to_list()
     ]
-    precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["shapes"], strict=True)]
+    precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["inputs"], strict=True)]
     unknown = pl.lit(None, pl.Int64)
     rows = rows.with_columns(
         pl.Series("precision", precisions, pl.String), bytes=pl.col("bytes_read") + pl.col("bytes_written"),
