@@ -25,7 +25,6 @@ from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import of_modules
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
-from annot.labels.tag import FUSED
 
 __all__ = ["MODEL", "by_group", "by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
 
@@ -208,7 +207,7 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
 
 def _groups_of(layer: str) -> Iterator[str]:
     """The paths that contain a layer, itself included; a fused kernel belongs to the common path of its layers."""
-    yield from layer_path.within(layer_path.common(layer.split(FUSED)))
+    yield from layer_path.within(layer_path.common(layer_path.layers_of(layer)))
 
 
 def _sums_of_groups(layers: pl.DataFrame, groups: list[str], members: Iterable[Iterable[int]]) -> pl.DataFrame:

@@ -7,9 +7,9 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.gpu_activities import attributed_blocks
 from annot.analyze.kernel_kinds import MATRIX, with_classes
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import precision_of, under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.work.call import Work

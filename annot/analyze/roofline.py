@@ -38,12 +38,12 @@ _IN_NAME: Final = re.compile(
 _SINGLE: Final = re.compile(r"(?<![a-z])(?:float(?![0-9])|t?f32|fp32|s(?:gemm|cudnn)|^Cijk_\w*_SB_)", re.IGNORECASE)
 
 
-def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None) -> pl.DataFrame:
+def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the roofline of each layer of a model.
 
     Args:
         attribution: the profile.
-        peaks: peaks of the device; None: unknown, then `bound` is only known for launch-bound and host-bound layers.
+        peaks: peaks of the device; if they are unknown, `bound` is only known for launch-bound and host-bound layers.
         work: expected work of the layers; None: the result of `annot.analyze.work.layer_work`.
 
     Returns:
@@ -91,12 +91,12 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:
+def kernel_roofline(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
     """Return the roofline of each kernel from hardware counters.
 
     Args:
         attribution: a profile of Nsight Compute or nvprof with counters of operations and of bytes of device memory.
-        peaks: peaks of the device; None: unknown.
+        peaks: peaks of the device.
 
     Returns:
         name, calls, then the columns of `layer_roofline` from flops, and short (name), the longest first; only kernels
@@ -113,16 +113,16 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
     return with_short_names(found.sort("time_ns", "name", descending=[True, False]), attribution)
 
 
-def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
+def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     """Add intensity, achieved rates, roof_share and bound to rows.
 
     The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
     """
     roofs = [
-        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision) if peaks else None
+        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision)
         for precision in rows["precision"].fill_null("")
     ]
-    bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
+    bandwidth = pl.lit(peaks.bandwidth, pl.Float64)
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
     intensity = pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes"))
     rows = rows.with_columns(

@@ -26,7 +26,7 @@ from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["SHARES", "meanings", "step_time", "step_work"]
+__all__ = ["SHARES", "meanings", "shares_of_steps", "step_time", "step_work"]
 
 SHARES: Final = {
     "tensor_cores": "a kernel runs on Tensor Cores",
@@ -53,7 +53,12 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time, the sum of ns
     over the shares of a device. All are Int64 except share.
     """
-    rows = shares_of_devices(parts or parts_of(attribution), partial(_going_on, attribution))
+    return shares_of_steps(attribution, parts or parts_of(attribution))
+
+
+def shares_of_steps(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+    """Return the table of `step_time` of the windows of `parts`."""
+    rows = shares_of_devices(parts, partial(_going_on, attribution))
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
     rest = pl.when(on_cpu & (pl.col("share") == "idle")).then(pl.lit(OUTSIDE)).otherwise("share")
     overlapped = pl.when(pl.col("share") != OTHER).then("hidden_ns").otherwise(0)  # other ranges contain the phases
@@ -88,7 +93,9 @@ def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:
 def step_work(
     attribution: Attribution, windows: pl.DataFrame | None = None, groups: pl.Series | None = None
 ) -> pl.DataFrame:
-    """Return the GPU activities of the steps with their exclusive time: node, name, kernel, calls (started), wall_ns.
+    """Return the GPU activities of the steps with their exclusive time.
+
+    The columns are node, name, kernel, pinned (see `annot.profile.COPIES`), calls (started) and wall_ns.
 
     Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
     its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
@@ -105,13 +112,14 @@ def step_work(
         rows = pl.concat(work.pop(key))
         if key in of_device:
             parts.append(_exclusive(rows, merged(of_device[key])))
-    by_name = pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True)
-    sums = by_name.agg(pl.col("calls", "wall_ns").sum())
+    activities = pl.concat(parts).group_by(list(_GROUPS), maintain_order=True)
+    sums = activities.agg(pl.col("calls", "wall_ns").sum())
     return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
 
 
+_GROUPS: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "pinned": pl.Boolean}
 _EXCLUSIVE: Final = {
-    "node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "calls": pl.Int64, "wall_ns": pl.Int64,
+    **_GROUPS, "calls": pl.Int64, "wall_ns": pl.Int64,
 }  # fmt: skip
 
 
@@ -129,13 +137,16 @@ def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
     for name in texts.unique():
         codes.setdefault(name, len(codes))
     ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
+    pinned = (pl.col("pinned") if "pinned" in rows.columns else pl.lit(None)).cast(pl.Boolean).alias("pinned")
     times = pl.col("start", "end").cast(pl.Int64)
     name = texts.replace_strict(codes, return_dtype=pl.Int32).alias("name")
-    return rows.select(*(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", name)
+    return rows.select(
+        *(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", pinned, name
+    )
 
 
 def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
     """The GPU activities of one device: a row per node and name."""
     rows = exclusive(rows, window)
-    sums = rows.group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
+    sums = rows.group_by(list(_GROUPS), maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
     return sums.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0)).select(list(_EXCLUSIVE))

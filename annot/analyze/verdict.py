@@ -89,6 +89,8 @@ def verdict(facts: Facts) -> str:
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
         return _without_times(rows, facts)
+    if facts.wall_ns and not facts.on_device and not facts.on_cpu:
+        return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
     clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table, facts)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
@@ -96,7 +98,7 @@ def verdict(facts: Facts) -> str:
 
 def _subject(rows: _Rows, facts: Facts) -> str:
     """The time of a step, of several processes if they use no GPU; without steps that of the run on one device."""
-    several = facts.processes if facts.wall_ns and not facts.on_device else 1
+    several = facts.processes if facts.wall_ns and facts.on_cpu else 1
     what = "ranks" if facts.ranked else "processes"
     return f"{_time(rows, facts)}{f' of {several} {what}' if several > 1 else ''}"
 
@@ -118,10 +120,20 @@ def _time(rows: _Rows, facts: Facts) -> str:
 def _device(rows: _Rows, facts: Facts) -> str:
     """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
     meta = facts.attribution.meta
-    if facts.wall_ns and not facts.on_device:
+    if facts.wall_ns and not facts.on_device and facts.other_devices:
+        return " and ".join(facts.other_devices)
+    if facts.wall_ns and facts.on_cpu:
         return cpu_name(meta) or "CPU"
-    count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
-    return gpus(count, gpu_name(meta))
+    busy = rows.get(("gpu", "busy"))
+    return gpus((busy and busy["count"]) or facts.attribution.device_busy.height or 1, gpu_name(meta))
+
+
+def _unknown_time(facts: Facts) -> str:
+    """Why the time of the device is unknown."""
+    if skipped := sum(facts.other_devices.values()):
+        events = "1 event" if skipped == 1 else f"{skipped:,} events"
+        return f"annot does not support this device and skipped its {events}, so its time is unknown"
+    return "the profile lacks the times of most GPU activities, so the time of the GPU is unknown"
 
 
 def _busy(rows: _Rows, facts: Facts) -> str:

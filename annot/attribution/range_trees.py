@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
+from annot.attribution.compiled_layers import with_layers_around
 from annot.attribution.dense_ids import Threads
 from annot.attribution.hooked_layers import hooked_labels, with_layers
 from annot.attribution.ingest import IngestedRanges
@@ -95,12 +96,17 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     if (shared := are_shared(parts[0], labels, threads)) is not None:
         parts = [parts[0].filter(shared), parts[0].filter(~shared)]
     if hooks.height:
-        parts.append(with_layers(ranges := parts.pop(), nest(ranges)[0], hooks))
+        marked = nest(parts[-1].drop("sequence", "forward_thread", strict=False))[0]
+        parts.append(with_layers(parts.pop(), marked, hooks))
+        del marked
     tree, crossing = nest(parts.pop())
     thread_range_count = tree.height
     if parts:
         tree = pl.concat([tree, placed(parts.pop(), tree, labels, threads)], how="diagonal")
     path, nodes, matched, pairs = paths_of(tree, labels, keys, threads)
+    if (moved := with_layers_around(nodes, keys, labels["text"])) is not None:
+        nodes, final = moved
+        path, matched = pl.Series("path", final, pl.Int32).gather(path), frozenset(final[node] for node in matched)
     columns = ["id", "thread", "start", "end", "label"]
     tree = tree.select(*columns, "parent", path)
     crossing = crossing.select(*columns, "foreign")

@@ -46,7 +46,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         steps_found_by             words for the method that found the steps
         step_kind                  kind of the steps that step_ns describes, null if unknown
         step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
-        notes                      list of sentences about lost, cut, open or unattributed data
+        cut                        sentence about events that could not be written, or empty
+        notes                      list of sentences about open, skipped or unattributed data
     """
     nodes = attribution.nodes
     forest = attribution.forest
@@ -77,6 +78,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "steps_found_by": attribution.steps.found_by,
         "step_kind": next(iter(attribution.steps.steady()["kind"]), None),
         "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
+        "cut": attribution.meta.get("cut", ""),
         "notes": _notes(attribution, lost),
     }
 
@@ -87,15 +89,17 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
     loading = worker_processes(forest)
     process = forest.threads.table["process_code"]
     rows = forest.every_range()
-    rows = rows.with_columns(process.gather(rows["thread"]))
+    spans = rows.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
+    spans = spans.with_columns(process.gather(spans["thread"]))
     of_workers = pl.col("process_code").is_in(loading.implode())
-    spans = rows.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
+    spans = spans.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
     length = pl.col("end") - pl.col("start")
     selected = spans
     if steps.choice is not None:
         chosen = steps.chosen().select("step", process_code="process")
         selected = step_spans(attribution).join(chosen, on=["process_code", "step"], how="semi")
-    fetched = rows.filter(of_workers & fetches(forest.labels).gather(rows["label"]))
+    fetched = rows.filter(fetches(forest.labels).gather(rows["label"]))
+    fetched = fetched.with_columns(process.gather(fetched["thread"])).filter(of_workers)
     return {
         "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
         "processes": (steps.table["process"] if steps.table.height else spans["process_code"]).n_unique(),

@@ -115,6 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace in which GPU graphs were captured that PROFILE replays: replays get its layers; repeatable; "
         "default: files named capture... beside PROFILE",
     )  # fmt: skip
+    output.add_peaks_argument(parser)
     output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
     nsys = parser.add_argument_group("results of nsys stats")
@@ -205,7 +206,7 @@ def _positive(text: str) -> int:
 
 _VIEW_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share", "sort", "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
-_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture")
+_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture", "peaks")
 _NSYS_OPTIONS = ("rule", "report")
 
 
@@ -262,8 +263,9 @@ def _selection(args: argparse.Namespace) -> Selection:
 
     captures = tuple(args.capture or ())
     return Selection(
-        args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process, captures=captures
-    )
+        args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process, captures=captures,
+        peaks=args.peaks,
+    )  # fmt: skip
 
 
 def _write_profile(args: argparse.Namespace) -> None:

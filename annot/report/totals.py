@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from annot.report.report import Report
-from annot.report.units import count, duration, share
+from annot.report.units import amount, count, duration, printable, share
 
-__all__ = ["totals"]
+__all__ = ["peaks_text", "totals"]
 
 
 def totals(report: Report) -> Iterator[tuple[str, str]]:
@@ -27,6 +27,23 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         words = {"tensor_cores": meta.get("matrix_units", "Tensor Cores").lower()}
         named = (f"{part:.1%} {words.get(name, name.replace('_', ' '))}" for name, part in parts)
         yield "Step time" if meta["steps"] else "Run time", ", ".join(named)
+    if "peaks" in meta:
+        yield "Peaks", printable(peaks_text(meta["peaks"]))
+
+
+def peaks_text(peaks: Mapping[str, Any]) -> str:
+    """Return the peaks of a device in words, with their source, from `annot.analyze.roofs.Peaks.as_meta`.
+
+    Example:
+        >>> peaks_text({"device": "A100", "flops": {"f32": 19.5e12}, "bandwidth": 2.04e12, "source": "its data sheet"})
+        'A100: 2.04 TB/s, f32 19.5 TFLOP/s (its data sheet)'
+    """
+    device = f"{peaks['device']}: " if peaks["device"] else ""
+    if not peaks["flops"]:
+        return f"{device}unknown. {peaks['source']}"
+    bandwidth = "bandwidth unknown" if peaks["bandwidth"] is None else f"{amount(peaks['bandwidth'])}B/s"
+    flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in peaks["flops"].items()]
+    return f"{device}{', '.join([bandwidth, *flops])} ({peaks['source']})"
 
 
 def _device_line(meta: dict[str, Any]) -> str:

@@ -130,7 +130,7 @@ def _memory(attribution: Attribution) -> pl.DataFrame:
 
 
 def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
-    from annot.analyze.bottlenecks import default_peaks
+    from annot.analyze.peak_sources import default_peaks
     from annot.analyze.roofline import kernel_roofline
 
     return kernel_roofline(attribution, default_peaks(attribution))

@@ -40,9 +40,7 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
     facts = facts or Facts(attribution)
     rules = (*RULES, *loaded("annot.advice", ("__call__",)))
     found = [advice for rule in rules if (advice := rule(facts)) is not None]
-    # The layers of Keras are paths joined by /, with a class.
-    keras = pl.col("layer").str.contains("/", literal=True) & (pl.col("module") != "")
-    if found and facts.layers.filter(keras & pl.col("phase").is_in(["forward", "backward"])).height:
+    if found and facts.in_keras:
         found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.saves)
 

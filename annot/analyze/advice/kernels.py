@@ -51,8 +51,8 @@ def mixed_precision(facts: Facts) -> Advice | None:
         return None
     units = matrix_units(facts.attribution.meta)
     bfloat = _multiplies_bfloat16(facts)
-    single_peak = facts.peaks and facts.peaks.of("f32")
-    tensor_peak = facts.peaks and facts.peaks.of("f16", tensor_cores=True)
+    single_peak = facts.peaks.of("f32")
+    tensor_peak = facts.peaks.of("f16", tensor_cores=True)
     # Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them.
     relative = min(single_peak / tensor_peak, 1.0) if single_peak and tensor_peak else 0.0
     return Advice(
@@ -66,7 +66,7 @@ def mixed_precision(facts: Facts) -> Advice | None:
 
 def _multiplies_bfloat16(facts: Facts) -> bool:
     """Whether the Tensor Cores of the device support bfloat16 and TF32; True if the device is unknown."""
-    if facts.peaks is not None:
+    if facts.peaks.flops:
         return "bf16 tensor" in facts.peaks.flops
     devices = facts.attribution.meta.get("devices") or ()
     known = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
@@ -78,7 +78,7 @@ def outside_matrix_units(facts: Facts) -> pl.Expr | None:
 
     None: the device has no Tensor Cores.
     """
-    if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
+    if facts.peaks.flops and not any(name.endswith("tensor") for name in facts.peaks.flops):
         return None
     named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
     single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))

@@ -93,14 +93,14 @@ class Operator:
         return int(match[1]) if match else 1
 
 
-def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks | None) -> list[Operator]:
+def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
     """Return the operators with GPU time in the steps, the longest first; none without GPU activities.
 
     Args:
         attribution: the profile.
         windows: times of the steps, as in `annot.analyze.step_parts.Parts`.
         wall_ns: their sum over devices in ns.
-        peaks: peaks of the device; None: unknown.
+        peaks: peaks of the device.
     """
     rows = _timed(attribution, windows, peaks)
     devices = attribution.meta.get("devices") or ()
@@ -113,12 +113,12 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         tag = parse(row["call"]) if row["call"] else None
         operators.append(Operator(
             row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
-            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device if peaks else "",
+            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device,
         ))  # fmt: skip
     return operators
 
 
-def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
+def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     """The rows of `OperatorTable` with wall_ns (in the steps), kernels (names, longest first) and their roofline."""
     table = operator_table(attribution)
     work = step_work(attribution, windows, table.groups) if table.rows.height else None
@@ -143,9 +143,9 @@ def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks | None)
     return under_roof(rows.sort("wall_ns", "group", descending=[True, False]), peaks)
 
 
-def _ridge(peaks: Peaks | None, precision: str | None) -> float:
+def _ridge(peaks: Peaks, precision: str | None) -> float:
     name, _, tensor = (precision or "f32").partition(" ")
-    peak = peaks and peaks.of(name, tensor_cores=bool(tensor))
-    if peaks is not None and peak and peaks.bandwidth:
+    peak = peaks.of(name, tensor_cores=bool(tensor))
+    if peak and peaks.bandwidth:
         return peak / peaks.bandwidth
     return _LOWEST_RIDGE.get(name, _LOWEST_TENSOR_RIDGE)

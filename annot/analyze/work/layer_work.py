@@ -128,15 +128,23 @@ def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:
     yield from counted.select("text", "count").iter_rows()
 
 
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
+
+
 def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
     """Yield operations with the phase of the enclosing layer and the number of calls."""
     forest = attribution.forest
     operators = forest.labels["role"] == "operator"
     if not operators.any():
         return
-    rows = forest.tree.select("label", "path").filter(operators.gather(forest.tree["label"]))
-    phases = forest.layers_of_nodes()["phase"]
-    for labels, path, calls in rows.group_by("label", "path").len().sort("label", "path").iter_rows():
+    rows, phases = forest.tree.select("label", "path"), forest.layers_of_nodes()["phase"]
+    counts = pl.concat(
+        part.filter(operators.gather(part["label"])).group_by("label", "path").len()
+        for part in rows.iter_slices(_SLICE)
+    )
+    counts = counts.group_by("label", "path").agg(pl.col("len").sum()).sort("label", "path")
+    for labels, path, calls in counts.iter_rows():
         tag = parse(forest.labels["text"][labels])
         if tag is not None and tag.phase == "op" and path != column_ops.NONE:
             yield tag, phases[path], calls

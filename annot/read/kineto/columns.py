@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
+from annot.read.kineto.graph_annotations import annotation
 from annot.read.kineto.messages import MESSAGE, message_text
 from annot.read.kineto.module_sources import MODULE, ModuleSources
 from annot.read.kineto.operator_calls import VIEWS, call_text
@@ -139,6 +140,11 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     block: msgspec.Raw = _NO_TEXT
     module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
     name: msgspec.Raw = _NO_TEXT
+    text: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
+    annotation: msgspec.Raw = _NO_TEXT
+
+
+_ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
 
 
 class _Details:
@@ -198,6 +204,7 @@ class Columns:
         self.invalid_args = 0  # number of spans with arguments of unexpected types
         self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
+        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
         self.sources = ModuleSources()
         self._threads = _Threads()
         self._flows = _Numbers()
@@ -273,6 +280,7 @@ class Columns:
                 self.sources.add(events, modules)
                 self._append("modules", self._thread_span([events[index] for index in modules], _MODULE_DETAILS))
         elif category.endswith(("runtime", "driver")):
+            self.runtimes.add(category)
             self._append("launches", self._thread_span(events, _LAUNCH_DETAILS))
         elif category == "kernel" or category in _COPIES:
             details = self._details(_ACTIVITY_DETAILS, events)
@@ -427,10 +435,7 @@ def _text(value: msgspec.Raw) -> str | None:
 
 
 def _annotation(args: _ActivityArgs) -> tuple[str, str] | None:
-    """Return text and role of the annotation of a graph node; see `annot.read.kineto.graph_annotations`."""
-    module = _text(args.module)
-    text = module or _text(args.name)
-    return (text, "module" if module else "annotation") if text else None
+    return annotation({key: _text(getattr(args, name)) for key, name in _ANNOTATION_KEYS.items()})
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:

@@ -6,6 +6,7 @@ const HATCHES = {data: 'M0 8 8 0', launch: 'M4 0V8', host: 'M0 4H8', idle: ''};
 
 function firstScreen(run, rows) {
   return [
+    run.meta.cut && h('p', {class: 'cut'}, run.meta.cut),
     run.verdict ? h('h1', {class: 'verdict'}, run.verdict) : h('h1', {}, 'Summary'),
     machineLine(run),
     stepParts(run, rows),

@@ -17,7 +17,10 @@ from annot.report.columns import Formatted
 from annot.report.units import printable
 from annot.util.ascii import ASCII
 
-__all__ = ["FULL", "LABEL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text"]
+__all__ = [
+    "FULL", "LABEL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text",
+    "verdict_lines",
+]  # fmt: skip
 
 NARROW, WIDE, FULL = 76, 100, 120
 """Terminal widths (columns) from which tables show more columns."""
@@ -135,6 +138,12 @@ def kernel_text(name: str) -> Text:
 
 
 _NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
+
+
+def verdict_lines(meta: dict[str, Any]) -> list[RenderableType]:
+    """Return the verdict of a report, below the sentence about a recording that is cut."""
+    lines = ((meta.get("cut"), "bold yellow"), (meta.get("verdict"), "bold"))
+    return [Text(printable(text), style=style) for text, style in lines if text]
 
 
 def notes(meta: dict[str, Any]) -> list[RenderableType]:

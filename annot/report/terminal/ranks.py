@@ -13,9 +13,9 @@ from rich.text import Text
 from annot.report.columns import Formatted
 from annot.report.report import Order, Report
 from annot.report.tables import ACROSS, ARRIVALS, head
-from annot.report.terminal.layout import fitted_table, notes
+from annot.report.terminal.layout import fitted_table, notes, verdict_lines
 from annot.report.terminal.table import label_text, with_printed_names
-from annot.report.units import count, duration, printable, share, unit_for
+from annot.report.units import count, duration, share, unit_for
 from annot.report.views import View
 
 __all__ = ["RanksReport", "print_ranks", "ranks_columns", "ranks_heading", "ranks_totals"]
@@ -85,8 +85,8 @@ class RanksReport:
 def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False) -> None:
     """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
-    verdict = report.meta.get("verdict")
-    above = [Text(printable(verdict), style="bold"), Text()] if verdict else []
+    above = verdict_lines(report.meta)
+    above += [Text()] * bool(above)
     totals = [Text(f"{name}: {text}") for name, text in ranks_totals(report)]
     console.print(Group(*above, *_table(report, console.width), Text(), *totals, *notes(report.meta)))
 

@@ -17,7 +17,17 @@ from annot.report.columns import Formatted, formatted
 from annot.report.folds import shown_columns, shown_lines
 from annot.report.layer_tree import MODEL, Line, other_lines, row_label
 from annot.report.report import Report
-from annot.report.terminal.layout import FULL, LABEL, WIDE, Hanging, fitted_table, kernel_text, notes, plain_text
+from annot.report.terminal.layout import (
+    FULL,
+    LABEL,
+    WIDE,
+    Hanging,
+    fitted_table,
+    kernel_text,
+    notes,
+    plain_text,
+    verdict_lines,
+)
 from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
 
@@ -40,8 +50,7 @@ def print_table(report: Report, console: Console, *, full_names: bool = False) -
     The short names of kernels are those of the files, or among all kernels of the report.
     """
     report = replace(report, rows=with_printed_names(report.rows, full_names=full_names))
-    verdict = report.meta.get("verdict")
-    above: list[RenderableType] = [Text(printable(verdict), style="bold")] if verdict else []
+    above = verdict_lines(report.meta)
     above += [Hanging(f"{head}: ", text) for head, text in totals(report)]
     below = _advice_below(report) if report.advice and report.view.layout != "advice" else []
     tables = [line for one in report.instead for line in (*_tables(one, console.width), Text())]
