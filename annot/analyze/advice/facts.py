@@ -264,7 +264,7 @@ class Facts:
     @cached_property
     def operators(self) -> list[Operator]:
         """The operators with GPU time, the longest first; see `annot.analyze.advice.operator_facts`."""
-        return operators_of(self)
+        return operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
 
     @property
     def time(self) -> str:
