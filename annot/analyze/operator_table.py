@@ -26,6 +26,8 @@ __all__ = ["OperatorTable", "by_op_roofline", "by_op_work", "operator_table"]
 _ROLES: Final = ("operator", "backward")
 _WORK: Final = ("flops", "bytes_read", "bytes_written")
 _KEYS: Final = ("op", "shapes", "phase")
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +63,24 @@ def operator_table(attribution: Attribution) -> OperatorTable:
     top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
     owns = is_operator.gather(top)
     label = pl.select(pl.when(owns).then(tree["label"].gather(top)).otherwise(column_ops.NONE)).to_series()
+    # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
     phases = phases_of_nodes(forest)
-    phase = phases.gather(column_ops.known(tree["path"].gather(top))).fill_null("other")
+    names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
+    number = phases.cast(pl.Enum(names)).to_physical().cast(pl.Int64)
+    phase = number.gather(column_ops.known(tree["path"].gather(top))).fill_null(names.to_list().index("other"))
+    key = ((label.cast(pl.Int64) + 1) * len(names) + phase).alias("key")
     first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
-    ranges = pl.DataFrame({"label": label.cast(pl.Int32), "phase": phase, "calls": first, "ns": self_times(forest)})
-    sums = ranges.group_by("label", "phase", maintain_order=True).agg(
-        pl.col("calls").sum(), host_self_ns=pl.col("ns").sum()
-    )
+    ranges = pl.DataFrame({"key": key, "calls": first.cast(pl.Int64), "host_self_ns": self_times(forest)})
+    parts = [part.group_by("key", maintain_order=True).agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
+    sums = pl.concat(parts or [ranges]).group_by("key", maintain_order=True).agg(pl.all().sum())
+    groups = column_ops.codes(key, sums["key"])
+    label = (sums["key"] // len(names) - 1).cast(pl.Int32).alias("label")
+    sums = sums.select(label, names.gather(sums["key"] % len(names)).alias("phase"), "calls", "host_self_ns")
     lost = pl.DataFrame(
         {"label": [column_ops.NONE] * 2, "phase": [UNATTRIBUTED, "other"]}, schema_overrides={"label": pl.Int32}
     )
     sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
     keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
-    groups = ranges.join(keys, on=["label", "phase"], how="left", maintain_order="left")["group"]
     outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
     rows = pl.DataFrame([_row(attribution, works, *row) for row in sums.iter_rows()], schema=_SCHEMA, orient="row")
     return OperatorTable(rows if is_operator.any() else rows.clear(), _kernels(attribution, groups, outside), groups)
