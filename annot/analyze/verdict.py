@@ -131,7 +131,8 @@ def _device(rows: _Rows, facts: Facts) -> str:
 def _unknown_time(facts: Facts) -> str:
     """Why the time of the device is unknown."""
     if skipped := sum(facts.other_devices.values()):
-        return f"annot does not support this device and skipped its {skipped:,} events, so its time is unknown"
+        events = "1 event" if skipped == 1 else f"{skipped:,} events"
+        return f"annot does not support this device and skipped its {events}, so its time is unknown"
     return "the profile lacks the times of most GPU activities, so the time of the GPU is unknown"
 
 

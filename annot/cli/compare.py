@@ -4,7 +4,8 @@ A is the baseline. B is the profile to compare, from another device, version or 
 profiles have steps. Warm-up steps are left out. A speedup above 1 means that B is faster. ± is the 95% confidence
 interval. Rows that became slower come first. A change appears once, at its place: the table leaves out layers whose
 change the rows inside them explain. Files contain them, with `explained` = true.
-Repeated layers are one row, as in `annot report`; files have a row for each.
+Repeated layers are one row, as in `annot report`; files have a row for each. Layers that torch.compile fused in one of
+the runs are compared at the layer around them.
 
 --fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
 significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from advice_commands import check_commands
 from matrices import every_third
 from sqlite_profile import training
 from tables import Rows
@@ -44,6 +45,8 @@ class Run:
     """Between steps for data, µs."""
     gap: int = 0
     """Before each kernel, µs."""
+    slower: int = 0
+    """How much longer (µs) the kernels of every other step run."""
     lengths: tuple[int, ...] = ()
     """Of steps, µs, instead of what the kernels take."""
     first: list[tuple[str, int]] = field(default_factory=list)
@@ -52,6 +55,8 @@ class Run:
     """Names and lengths (µs) of further API calls in each step."""
     copy: int = 0
     """Length (µs) of a copy to the device before the kernels of each step, beside which nothing runs."""
+    pinned: bool | None = False
+    """Whether these copies are from pinned memory; None: unknown."""
     optimizer: int = 0
     """Kernels of the optimizer in each step, of 1 µs."""
     devices: tuple[int, ...] = (0,)
@@ -77,11 +82,13 @@ class Run:
                         "end": (at + self.copy) * US,
                         "kind": "HtoD",
                         "bytes": 1,
+                        "pinned": self.pinned,
                     }
                 )
                 at += self.copy
             for name, length in self.kernels + (self.first if step == 0 else []):
                 at += self.gap
+                length += self.slower * (step % 2)
                 self._launch(rows, begin, at, name, length)
                 at += length * self.slow
             rows.range(self.text, (begin + 1) * US, (at - 1) * US)
@@ -125,28 +132,27 @@ SHORT = [(TENSOR, 4)] * 30
 TRIED = [(f"{CONV_KERNEL}_stage{stage}", 100) for stage in (3, 4)]
 
 CASES: dict[str, tuple[Run, Run]] = {
-    "data_loading": (Run(wait=300), Run(wait=30)),
+    "data_loading": (Run(wait=101), Run(wait=99)),
     "synchronous_copies": (
         Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 400)]),
         Run(gap=100, calls=[("cudaMemcpyAsync_v3020", 40)]),
     ),
-    "pageable_copies": (Run(copy=200), Run(copy=20)),
-    "cuda_graphs": (Run(kernels=SHORT, gap=8), Run(kernels=SHORT)),
+    "pageable_copies": (Run(copy=29), Run(copy=27)),
+    "host_copies": (Run(copy=29, pinned=True), Run(copy=27, pinned=True)),
+    "cuda_graphs": (Run(kernels=[(TENSOR, 4)] * 10, gap=8), Run(kernels=[(TENSOR, 4)] * 9, gap=8)),
     "allocations": (
-        Run(gap=100, calls=[("hipFree", 90)]),
+        Run(gap=100, calls=[("hipFree", 31)]),
         Run(gap=100, calls=[("cudaFreeAsync_v11020", 90)]),
     ),
-    "host_bound": (Run(gap=2000), Run(kernels=SHORT, gap=8)),
+    "host_bound": (Run(gap=101), Run(gap=95)),
     "short_kernels": (Run(kernels=SHORT), Run(kernels=[(TENSOR, 4), (TENSOR, 900)])),
-    "batch_size": (Run(kernels=SHORT, gap=8), Run(gap=900)),
+    "batch_size": (Run(kernels=[(TENSOR, 9)] * 30, gap=8), Run(kernels=[(TENSOR, 10)] * 30, gap=8)),
     "stragglers": (Run(devices=(0, 1, 2), slow=2), Run(devices=(0, 1, 2))),
     "collectives": (
-        Run(kernels=[(TENSOR, 600), (NCCL, 300)]),
-        Run(kernels=[(TENSOR, 900), (NCCL, 30)]),
+        Run(kernels=[(TENSOR, 948), (NCCL, 52)]),
+        Run(kernels=[(TENSOR, 952), (NCCL, 48)]),
     ),
-    "uneven_steps": (
-        Run(steps=12, lengths=(1000, 1500) * 6), Run(steps=12, lengths=(1000, 1010) * 6),
-    ),
+    "uneven_steps": (Run(steps=12, slower=250), Run(steps=12, slower=220)),
     "coverage": (Run(steps=0), Run()),  # the profile of `_lost`
     "mixed_precision": (Run(kernels=[(SINGLE, 900)]), Run(kernels=[(SINGLE, 900)], meta={"devices": [P100]})),
     "multiples_of_eight": (
@@ -186,7 +192,7 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
     assert any(char.isdigit() for char in said[rule].evidence)
     assert said[rule].code
     assert 0 <= said[rule].saves <= 1
-    assert (said[rule].saves == 0) == (rule == "coverage")
+    assert (said[rule].saves == 0) == (rule in ("coverage", "uneven_steps"))
     assert rule not in _said(silent)
 
 
@@ -203,7 +209,10 @@ def test_nothing_to_advise() -> None:
 
 def test_evidence_has_the_numbers() -> None:
     """What is said is what the profile holds."""
-    assert _said(Run(wait=300))["data_loading"].evidence == "25% of step time is spent waiting for data (4 steps)"
+    assert _said(Run(wait=300))["data_loading"].evidence == (
+        "25% of step time is spent waiting for data, 300 µs in each of 4 steps; the profile does not show whether "
+        "worker processes fetch it"
+    )
     graphs = _said(Run(kernels=SHORT, gap=8))["cuda_graphs"]
     assert graphs.evidence == (
         "For 67% of step time the GPU is idle while the CPU prepares the next launch, and each step runs the same "
@@ -256,9 +265,11 @@ def test_most_time_comes_first() -> None:
 
 
 def test_code_is_python_or_a_command() -> None:
-    """What is to be tried can be copied: it compiles, or it is a command of annot."""
-    for speaks, _ in CASES.values():
-        for advice in _said(speaks).values() if speaks.steps else ():
+    """What is to be tried can be copied: it compiles, or it is a command of annot with options that exist."""
+    said = [advice for speaks, _ in CASES.values() for advice in advise(attribute(speaks.build()))]
+    assert sum(map(check_commands, said)) >= 5
+    for advice in said:
+        if advice.rule != "coverage":
             lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
             compile(
                 "\n".join(lines).replace("(model.parameters(), ..., ", "(model.parameters(), "), advice.rule, "exec"
@@ -277,6 +288,85 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
         lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
         compile("\n".join(lines), advice.rule, "exec")
     assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
+
+
+def test_both_sides_of_other_thresholds() -> None:
+    """Rules with several conditions are silent if one of them fails."""
+    graph = [(TENSOR, 50)] * 30
+    assert "cuda_graphs" in _said(Run(kernels=graph, gap=8))
+    assert "cuda_graphs" not in _said(Run(kernels=[(TENSOR, 51)] * 30, gap=8))
+    waits = Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 80)])
+    assert 0.05 <= _said(waits)["synchronous_copies"].saves < 0.06
+    assert "synchronous_copies" not in _said(Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 65)]))
+    short = [(TENSOR, 9)] * 30
+    assert "batch_size" not in _said(Run(kernels=short, gap=0))
+    assert "uneven_steps" in _said(Run(steps=8, slower=250))
+    assert "uneven_steps" not in _said(Run(steps=7, slower=250))
+    late = Run(devices=(0, 1), kernels=[(TENSOR, 90)], lengths=(1000,) * 4, slow=2)
+    assert "stragglers" in _said(late)
+    assert "stragglers" not in _said(replace(late, kernels=[(TENSOR, 40)]))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "rule", "words"),
+    [
+        (False, "pageable_copies", "from pageable memory"), (True, "host_copies", "from pinned memory"),
+        (None, "host_copies", "the profile does not show it"),
+    ],
+)  # fmt: skip
+def test_advice_on_copies_reads_the_kind_of_memory(pinned: bool | None, rule: str, words: str) -> None:
+    """Pinned memory is advised where the profile shows pageable memory, and nowhere else."""
+    said = _said(Run(copy=200, pinned=pinned))
+    assert words in said[rule].evidence
+    assert {"pageable_copies", "host_copies"} & said.keys() == {rule}
+    assert ("pin_memory" in said[rule].code) == (pinned is False)
+
+
+WAITS = {
+    "cudaDeviceSynchronize_v3020": "torch.cuda.synchronize()", "cudaMemcpy_v3020": "copy asynchronously",
+    "cudaStreamSynchronize_v3020": ".item()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_call_that_waits_is_what_to_remove(name: str) -> None:
+    """An explicit synchronisation is not told to copy asynchronously."""
+    assert WAITS[name] in _said(Run(gap=100, calls=[(name, 400)]))["synchronous_copies"].advice
+
+
+def test_memory_that_is_freed_and_memory_that_grows() -> None:
+    """Allocations without frees are those of a cache that grows, which the caching allocator cannot avoid."""
+    grows = _said(Run(gap=300, calls=[("cudaMalloc_v3020", 200)]))["allocations"]
+    assert "expandable_segments" in grows.code
+    again = _said(Run(gap=300, calls=[("cudaMalloc_v3020", 100), ("cudaFree_v3020", 100)]))["allocations"]
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in again.code
+
+
+def test_uneven_steps_with_a_reason_get_the_advice_on_it() -> None:
+    """Steps that wait for launches of other code get advice on that, and not on the variation that follows."""
+    said = _said(Run(steps=12, lengths=(1000, 1500) * 6))
+    assert "host_bound" in said
+    assert "uneven_steps" not in said
+    kernels = _said(Run(steps=12, slower=250))["uneven_steps"]
+    assert kernels.advice == "Compare steps of similar length only: their GPU work differs."
+    assert kernels.evidence.endswith("of the time that long steps take more, 100% from kernels")
+
+
+def test_coverage_is_about_launches_that_ranges_could_own() -> None:
+    """Kernels without a recorded launch lie in no range whatever the program does; nor does time outside the steps."""
+    lost = _lost()
+    unknown = lost.kernels.with_columns(pl.when(pl.col("end") != 900).then("correlation").alias("correlation"))
+    assert "coverage" in {one.rule for one in advise(attribute(lost))}
+    assert "coverage" not in {one.rule for one in advise(attribute(replace(lost, kernels=unknown)))}
+    rows = Rows()
+    for step in range(4):
+        at = 1000 + 1000 * step
+        rows.range(f"Batch {step} |step", at, at + 900).range("fc Linear |fwd", at, at + 900)
+        rows.kernel(at + 10, (at + 10, at + 600))
+    before = rows.kernel(10, (20, 900)).build()
+    inside = rows.kernel(990, (5900, 9900)).build()
+    assert "coverage" not in {one.rule for one in advise(attribute(before))}  # 27 % of GPU time
+    assert "coverage" in {one.rule for one in advise(attribute(inside))}  # most of the GPU time is outside the steps
 
 
 @pytest.fixture

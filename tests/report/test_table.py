@@ -338,7 +338,7 @@ def test_fused_kernels_stand_below_what_their_layers_share(tmp_path: Path) -> No
     )
     assert [(line.label, line.module, line.depth) for line in layer_lines(rows)] == [
         ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 1), ("(graph)", "CompiledGraph#1", 2),
-        ("a.x+a.y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1), ("a.y+b.z", "ReLU", 1),
+        ("x+y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1), ("a.y+b.z", "ReLU", 1),
     ]  # fmt: skip
 
 

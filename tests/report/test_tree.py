@@ -43,11 +43,11 @@ def test_a_layer_that_also_runs_alone_is_beside_its_model() -> None:
     assert _labels(rows) == ["(model) Net", "encoder Encoder", "  fc Linear"]
 
 
-def test_layers_run_inside_their_compiled_graph() -> None:
-    """The kernels of a graph are inside it, not beside it, also those that fuse several layers."""
+def test_layers_run_inside_the_layer_that_runs_their_compiled_graph() -> None:
+    """The kernels of a graph are beside it, also those that fuse several layers: it has its own time only."""
     rows = Rows().range("Forward Net |fwd", 0, 100).range("Forward CompiledGraph#0 |fwd", 10, 90)
     rows.range("0 Linear |fwd", 20, 30).range("1+0 ReLU+Linear |fwd", 40, 80)
-    assert _labels(rows) == ["(model) Net", "  (graph) CompiledGraph#0", "    0 Linear", "    1+0 ReLU+Linear"]
+    assert _labels(rows) == ["(model) Net", "  (graph) CompiledGraph#0", "  0 Linear", "  1+0 ReLU+Linear"]
 
 
 def test_a_model_inside_another_model_keeps_its_whole_path() -> None:

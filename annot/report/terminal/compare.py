@@ -102,18 +102,24 @@ def print_comparison(report: ComparisonReport, console: Console, *, full_names: 
     table = fitted_table(
         title, [_label(row, names) for row in rows], columns, rows, console.width, ends, COMPARED["kernels_gone"].title
     )
-    console.print(Group(heading, table, *_left_out(every.height - changed.height), *_totals(report)))
+    fused = int(every["fused"].sum()) if "fused" in every.columns else 0
+    console.print(Group(heading, table, *_left_out(every.height - changed.height, fused), *_totals(report)))
 
 
-def _left_out(rows: int) -> list[Text]:
-    if not rows:
-        return []
-    what = (
-        "1 layer is left out: rows inside it explain its change."
-        if rows == 1
-        else (f"{rows:,} layers are left out: rows inside them explain their changes.")
-    )
-    return [Text(f"{what} Files contain all rows.", style="dim")]
+def _left_out(rows: int, fused: int) -> list[Text]:
+    """Return sentences about the rows that the table lacks; `fused` of them are layers of fused kernels."""
+    said = []
+    for count, why, of_one in (
+        (rows - fused, "rows inside them explain their changes", "rows inside it explain its change"),
+        (
+            fused,
+            "their kernels are fused, so that the layers around them have their changes",
+            "its kernels are fused, so that the layer around it has its change",
+        ),
+    ):
+        if count:
+            said.append(f"1 layer is left out: {of_one}." if count == 1 else f"{count:,} layers are left out: {why}.")
+    return [Text(" ".join([*said, "Files contain all rows."]), style="dim")] if said else []
 
 
 def _phase(row: dict[str, Any], width: int) -> str:
