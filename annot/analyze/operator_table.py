@@ -17,6 +17,7 @@ from annot.analyze.work.operator_calls import work_of_labels
 from annot.attribution import UNATTRIBUTED, Attribution, column_ops
 from annot.attribution.attribute import self_times
 from annot.attribution.layer_tables import NO_OPERATION, phases_of_nodes
+from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
 from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
@@ -56,9 +57,24 @@ class OperatorTable:
 def operator_table(attribution: Attribution) -> OperatorTable:
     """Return the operators of a profile. A profile without operators has no rows."""
     forest = attribution.forest
+    works = work_of_labels(forest)
+    sums, groups = _grouped(forest, works)
+    lost = pl.DataFrame(
+        {"label": [column_ops.NONE] * 2, "phase": [UNATTRIBUTED, "other"]}, schema_overrides={"label": pl.Int32}
+    )
+    sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
+    keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
+    outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
+    rows = pl.DataFrame([_row(attribution, works, *row) for row in sums.iter_rows()], schema=_SCHEMA, orient="row")
+    if not forest.labels["role"].is_in(_ROLES).gather(forest.tree["label"]).any():
+        rows = rows.clear()
+    return OperatorTable(rows, _kernels(attribution, groups, outside), groups)
+
+
+def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl.Series]:
+    """Return label, phase, calls and host_self_ns of each group, and the group of each range of the tree."""
     tree, labels = forest.tree, forest.labels
     is_operator = labels["role"].is_in(_ROLES).gather(tree["label"])
-    works = work_of_labels(forest)
     known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
     top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
     owns = is_operator.gather(top)
@@ -70,20 +86,13 @@ def operator_table(attribution: Attribution) -> OperatorTable:
     phase = number.gather(column_ops.known(tree["path"].gather(top))).fill_null(names.to_list().index("other"))
     key = ((label.cast(pl.Int64) + 1) * len(names) + phase).alias("key")
     first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
-    ranges = pl.DataFrame({"key": key, "calls": first.cast(pl.Int64), "host_self_ns": self_times(forest)})
+    ranges = pl.DataFrame({"key": key, "calls": first, "host_self_ns": self_times(forest)})
     parts = [part.group_by("key", maintain_order=True).agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
     sums = pl.concat(parts or [ranges]).group_by("key", maintain_order=True).agg(pl.all().sum())
     groups = column_ops.codes(key, sums["key"])
     label = (sums["key"] // len(names) - 1).cast(pl.Int32).alias("label")
     sums = sums.select(label, names.gather(sums["key"] % len(names)).alias("phase"), "calls", "host_self_ns")
-    lost = pl.DataFrame(
-        {"label": [column_ops.NONE] * 2, "phase": [UNATTRIBUTED, "other"]}, schema_overrides={"label": pl.Int32}
-    )
-    sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
-    keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
-    outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
-    rows = pl.DataFrame([_row(attribution, works, *row) for row in sums.iter_rows()], schema=_SCHEMA, orient="row")
-    return OperatorTable(rows if is_operator.any() else rows.clear(), _kernels(attribution, groups, outside), groups)
+    return sums, groups
 
 
 _SCHEMA: Final = {
