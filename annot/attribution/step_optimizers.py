@@ -68,7 +68,7 @@ def _runs(rows: pl.DataFrame) -> list[_Run]:
     first, last = pl.col("phase", "thread", "start").first(), pl.col("start").last().alias("last")
     labels = pl.col("label").filter(pl.col("phase") == "optimizer").alias("labels")
     runs = rows.group_by("run", maintain_order=True).agg(first, pl.col("end").max(), last, labels).drop("run")
-    return [_Run(*row[:-1], tuple(row[-1])) for row in runs.iter_rows()]
+    return [_Run(*row[:5], tuple(row[5])) for row in runs.iter_rows()]
 
 
 def _segments(runs: list[_Run]) -> list[list[_Run]]:
