@@ -25,7 +25,7 @@ __all__ = ["OperatorTable", "by_op_roofline", "by_op_work", "operator_table"]
 
 _ROLES: Final = ("operator", "backward")
 _WORK: Final = ("flops", "bytes_read", "bytes_written")
-_KEYS: Final = ("op", "shapes", "phase")
+_KEYS: Final = ("op", "inputs", "phase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class OperatorTable:
 
     Args:
         rows: a row per operator, call and phase: group (its number), op, call (as in `annot.profile.RANGES`, null:
-            unknown inputs), shapes (null: unknown), phase, calls, host_self_ns, and flops, bytes_read and bytes_written
-            of all calls (null: unknown). Other ranges are the operation ``(no operation)``, and unattributed GPU
-            activities ``(unattributed)``.
+            unknown), inputs (shapes and dtypes of its tensors, null: unknown), phase, calls, host_self_ns, and flops,
+            bytes_read and bytes_written of all calls (null: unknown). Other ranges are the operation
+            ``(no operation)``, and unattributed GPU activities ``(unattributed)``.
         kernels: a row per group and name of a GPU activity: group, name, kernel, calls, gpu_ns.
         groups: the group of each range of the tree (Int32).
     """
@@ -80,7 +80,7 @@ def operator_table(attribution: Attribution) -> OperatorTable:
 
 
 _SCHEMA: Final = {
-    "group": pl.Int32, "op": pl.String, "call": pl.String, "shapes": pl.String, "phase": pl.String,
+    "group": pl.Int32, "op": pl.String, "call": pl.String, "inputs": pl.String, "phase": pl.String,
     **dict.fromkeys(("calls", "host_self_ns", *_WORK), pl.Int64),
 }  # fmt: skip
 
@@ -139,7 +139,7 @@ def by_op_work(attribution: Attribution) -> pl.DataFrame:
     """Return the work of operators by argument shape, the longest first. The times add up to those of `by_op`.
 
     Returns:
-        op, shapes, phase, calls, gpu_self_ns, host_self_ns, flops, bytes (read and written), bytes_read, bytes_written,
+        op, inputs, phase, calls, gpu_self_ns, host_self_ns, flops, bytes (read and written), bytes_read, bytes_written,
         flops_per_s, kernels, copies; see `OperatorTable`.
     """
     rows = _with_times(attribution)
@@ -155,7 +155,7 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
     """Return the roofline of operators by argument shape, the longest first; `peaks` are those of the device.
 
     Returns:
-        op, shapes, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
+        op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
     rows, unknown = _with_times(attribution), pl.lit(None, pl.Int64)
@@ -180,7 +180,7 @@ def _with_times(attribution: Attribution) -> pl.DataFrame:
     longest = matrix.sort("gpu_ns", "name", descending=[True, False]).group_by("group").agg(pl.col("name").first())
     rows = table.rows.join(kernels, on="group", how="left").join(longest, on="group", how="left")
     rows = rows.with_columns(pl.col("gpu_self_ns", "kernels", "copies").fill_null(0))
-    precision = [precision_of(name, shapes) for name, shapes in rows.select("name", "shapes").iter_rows()]
+    precision = [precision_of(name, shapes) for name, shapes in rows.select("name", "inputs").iter_rows()]
     rows = rows.with_columns(pl.Series("precision", precision, pl.String))
     worked = [pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in _WORK]
     counts = pl.col("calls", "host_self_ns", "gpu_self_ns", "kernels", "copies").sum()

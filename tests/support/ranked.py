@@ -55,7 +55,7 @@ def ordered_only() -> Profile:
         {"source": "counters.csv", "host_times": False},
         ranges=pl.DataFrame(ranges | {"start": [0], "end": [3]}),
         launches=pl.DataFrame(one),
-        kernels=pl.DataFrame(work | {"name": ["gemm"]}),
+        kernels=pl.DataFrame(work | {"name": ["ampere_sgemm_32x32_nn"]}),
     )
 
 
