@@ -68,7 +68,10 @@ def _runs(rows: pl.DataFrame) -> list[_Run]:
     first, last = pl.col("phase", "thread", "start").first(), pl.col("start").last().alias("last")
     labels = pl.col("label").filter(pl.col("phase") == "optimizer").alias("labels")
     runs = rows.group_by("run", maintain_order=True).agg(first, pl.col("end").max(), last, labels).drop("run")
-    return [_Run(*row[:5], tuple(row[5])) for row in runs.iter_rows()]
+    return [
+        _Run(phase, thread, start, end, latest, tuple(ids))
+        for phase, thread, start, end, latest, ids in runs.iter_rows()
+    ]
 
 
 def _segments(runs: list[_Run]) -> list[list[_Run]]:
