@@ -17,6 +17,7 @@ from annot.analyze.work.operator_calls import work_of_labels
 from annot.attribution import UNATTRIBUTED, Attribution, column_ops
 from annot.attribution.attribute import self_times
 from annot.attribution.layer_tables import NO_OPERATION, phases_of_nodes
+from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
 from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
@@ -26,6 +27,8 @@ __all__ = ["OperatorTable", "by_op_roofline", "by_op_work", "operator_table"]
 _ROLES: Final = ("operator", "backward")
 _WORK: Final = ("flops", "bytes_read", "bytes_written")
 _KEYS: Final = ("op", "inputs", "phase")
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +57,42 @@ class OperatorTable:
 def operator_table(attribution: Attribution) -> OperatorTable:
     """Return the operators of a profile. A profile without operators has no rows."""
     forest = attribution.forest
-    tree, labels = forest.tree, forest.labels
-    is_operator = labels["role"].is_in(_ROLES).gather(tree["label"])
     works = work_of_labels(forest)
-    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
-    top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
-    owns = is_operator.gather(top)
-    label = pl.select(pl.when(owns).then(tree["label"].gather(top)).otherwise(column_ops.NONE)).to_series()
-    phases = phases_of_nodes(forest)
-    phase = phases.gather(column_ops.known(tree["path"].gather(top))).fill_null("other")
-    first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
-    ranges = pl.DataFrame({"label": label.cast(pl.Int32), "phase": phase, "calls": first, "ns": self_times(forest)})
-    sums = ranges.group_by("label", "phase", maintain_order=True).agg(
-        pl.col("calls").sum(), host_self_ns=pl.col("ns").sum()
-    )
+    sums, groups = _grouped(forest, works)
     lost = pl.DataFrame(
         {"label": [column_ops.NONE] * 2, "phase": [UNATTRIBUTED, "other"]}, schema_overrides={"label": pl.Int32}
     )
     sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
     keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
-    groups = ranges.join(keys, on=["label", "phase"], how="left", maintain_order="left")["group"]
     outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
     rows = pl.DataFrame([_row(attribution, works, *row) for row in sums.iter_rows()], schema=_SCHEMA, orient="row")
-    return OperatorTable(rows if is_operator.any() else rows.clear(), _kernels(attribution, groups, outside), groups)
+    if not forest.labels["role"].is_in(_ROLES).gather(forest.tree["label"]).any():
+        rows = rows.clear()
+    return OperatorTable(rows, _kernels(attribution, groups, outside), groups)
+
+
+def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl.Series]:
+    """Return label, phase, calls and host_self_ns of each group, and the group of each range of the tree."""
+    tree, labels = forest.tree, forest.labels
+    is_operator = labels["role"].is_in(_ROLES).gather(tree["label"])
+    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
+    top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
+    owns = is_operator.gather(top)
+    label = pl.select(pl.when(owns).then(tree["label"].gather(top)).otherwise(column_ops.NONE)).to_series()
+    # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
+    phases = phases_of_nodes(forest)
+    names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
+    number = phases.cast(pl.Enum(names)).to_physical().cast(pl.Int64)
+    phase = number.gather(column_ops.known(tree["path"].gather(top))).fill_null(names.to_list().index("other"))
+    key = ((label.cast(pl.Int64) + 1) * len(names) + phase).alias("key")
+    first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
+    ranges = pl.DataFrame({"key": key, "calls": first, "host_self_ns": self_times(forest)})
+    parts = [part.group_by("key", maintain_order=True).agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
+    sums = pl.concat(parts or [ranges]).group_by("key", maintain_order=True).agg(pl.all().sum())
+    groups = column_ops.codes(key, sums["key"])
+    label = (sums["key"] // len(names) - 1).cast(pl.Int32).alias("label")
+    sums = sums.select(label, names.gather(sums["key"] % len(names)).alias("phase"), "calls", "host_self_ns")
+    return sums, groups
 
 
 _SCHEMA: Final = {

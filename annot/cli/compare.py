@@ -132,19 +132,18 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
     """Return the folds of each profile; a path of `expand` is in one of them at least."""
-    from annot.attribution import by_layer
-    from annot.attribution.nested_layers import nested_layers
+    from annot.attribution.line_tree import by_line
     from annot.report.folds import with_groups
 
     found: list[Folds] = []
     wrong: list[ValueError] = []
     for side in sides:
-        rows, nesting = by_layer(side), nested_layers(side)
+        lines = by_line(side)
         try:
-            rows = with_groups(rows, expand=expand, nesting=nesting)
+            rows = with_groups(lines, lines, expand)
         except ValueError as error:
             wrong.append(error)
-            rows = with_groups(rows, nesting=nesting)
+            rows = with_groups(lines, lines)
         layers = rows.drop_nulls("group").select("layer", "module", "group")
         found.append({(layer, module): group for layer, module, group in layers.iter_rows()})
     if len(wrong) == len(sides):

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 import polars as pl
 
-from annot.attribution.nested_layers import LayerNesting
 from annot.report.columns import COLUMNS, per_step
 from annot.report.selected_rows import at_least, longest, longest_first
 from annot.report.tree_rows import lines_of
@@ -38,7 +37,6 @@ class Report:
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
         tree: the rows that tables show, where a fold counts as one row; None: `rows`.
-        nesting: the layers inside each other, for a tree.
         least: share of the total time (0 to 1) below which rows were left out.
     """
 
@@ -50,7 +48,6 @@ class Report:
     instead: Sequence[Report] = ()
     every: pl.DataFrame | None = None
     tree: pl.DataFrame | None = None
-    nesting: LayerNesting | None = None
     least: float = 0.0
 
     @property
@@ -70,8 +67,8 @@ class Report:
 
     @property
     def whole(self) -> float | None:
-        """100 % in ns: the GPU time, or without GPU activity the wall-clock time of the processes."""
-        whole: float | None = self.meta[self.time if self.time == "gpu_ns" else "wall_ns"]
+        """100 % in ns; see `annot.attribution.summarize`. None: unknown."""
+        whole: float | None = self.meta["whole_ns"]
         return whole
 
     @property
@@ -94,6 +91,8 @@ class Report:
         if self.least and self.tree_rows.is_empty():
             return f"No row has {100 * self.least:g} % of the total time."
         unknown = self.view.group == "work" and self.rows["flops"].null_count() == self.rows.height
+        if self.view.name == "step" and self.meta.get("steps_missing") and self.rows.is_empty():
+            return f"No steps, because {self.meta['steps_missing']}."
         return self.view.empty if unknown or self.tree_rows.is_empty() else ""
 
     @property
@@ -126,8 +125,8 @@ class Report:
         if self.view.layout != "tree":
             shown = None if self.tree is None else select(self.tree, self.column, None)
             return replace(self, rows=select(self.rows, self.column, None), tree=shown)
-        tree = None if self.tree is None else select(self.tree, self.column, lines_of(self.tree, self.every))
-        rows = select(self.rows, self.column, lines_of(self.rows, self.every, folded=False))
+        tree = None if self.tree is None else select(self.tree, self.column, lines_of(self.tree))
+        rows = select(self.rows, self.column, lines_of(self.rows))
         return replace(self, rows=rows, tree=tree)
 
     def per_step(self, steps: int) -> Self:
@@ -145,5 +144,5 @@ class Report:
 
 _SUMS_OF_META: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "warmup_gpu_ns", "host_ns", "wall_ns", "ranges", "kernels", "copies",
+    "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", "ranges", "kernels", "copies",
 )  # fmt: skip

@@ -12,7 +12,7 @@ from tables import Rows
 
 from annot.attribution import Attribution, by_layer
 from annot.attribution.attribute import attribute
-from annot.attribution.nested_layers import nested_layers
+from annot.attribution.line_tree import by_line
 from annot.labels import tag
 from annot.report.layer_tree import Line, layer_lines
 
@@ -97,7 +97,7 @@ def test_a_kernel_is_inside_the_innermost_layer_around_its_layers(
     """In both phases; every line is its own time and that of the lines inside; a run of the graph is one call."""
     kernels = [(_members(tree, some), length) for some, length in numbers]
     attribution = _trained(tree, kernels, phase, runs, inside=True)
-    lines = layer_lines(by_layer(attribution), nesting=nested_layers(attribution))
+    lines = layer_lines(by_line(attribution))
     parents = _parents(lines)
     total = runs * sum(length for _, length in kernels)
     assert sum(line.get("gpu_self_ns") for line in lines) == total
@@ -123,7 +123,7 @@ def test_without_the_layers_around_in_the_text_the_paths_decide(
     """As in recordings of earlier versions: a fused kernel is in the layer whose path its layers share."""
     kernels = [(_members(tree, some), length) for some, length in numbers]
     attribution = _trained(tree, kernels, "forward", 1, inside=False)
-    lines = layer_lines(by_layer(attribution), nesting=nested_layers(attribution))
+    lines = layer_lines(by_line(attribution))
     parents = _parents(lines)
     assert sum(line.get("gpu_self_ns") for line in lines) == sum(length for _, length in kernels)
     for members, _ in kernels:
@@ -145,7 +145,7 @@ def test_a_graph_that_breaks_inside_a_block_does_not_split_it() -> None:
     rows.range("Forward CompiledGraph#0 |fwd", 1, 40).range("h.0.ln+h.0.fc Norm+Linear inside=2,Block |fwd", 5, 25)
     rows.range("Forward CompiledGraph#1 |fwd", 50, 90).range("h.0.act ReLU inside=2,Block |fwd", 60, 70)
     attribution = attribute(rows.build())
-    lines = layer_lines(by_layer(attribution), nesting=nested_layers(attribution))
+    lines = layer_lines(by_line(attribution))
     assert [(line.depth, line.label, line.module, line.get("host_ns"), line.get("calls")) for line in lines] == [
         (0, "(model)", "Net", 100, 1), (1, "(graph)", "CompiledGraph#0", 19, 1), (1, "h.0", "Block", 30, 2),
         (2, "ln+fc", "Norm+Linear", 20, 1), (2, "act", "ReLU", 10, 1), (1, "(graph)", "CompiledGraph#1", 30, 1),
@@ -158,7 +158,7 @@ def test_a_block_with_a_graph_of_its_own_contains_its_kernels() -> None:
     rows.range("h.0 CompiledGraph#0 |fwd", 10, 90).range("h.0.attn.q+h.0.ln Linear+Norm |fwd", 20, 30)
     rows.range("h.0.attn.q Linear inside=3,Attn |fwd", 40, 50)
     attribution = attribute(rows.build())
-    lines = layer_lines(by_layer(attribution), nesting=nested_layers(attribution))
+    lines = layer_lines(by_line(attribution))
     assert [(line.depth, line.label, line.module, line.get("host_ns")) for line in lines] == [
         (0, "(model)", "Net", 100), (1, "h.0", "Block", 90), (2, "(graph)", "CompiledGraph#0", 60),
         (2, "attn.q+ln", "Linear+Norm", 10), (2, "attn", "Attn", 10), (3, "q", "Linear", 10),

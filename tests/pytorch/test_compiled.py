@@ -23,7 +23,9 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
 from torch._inductor.output_code import CompiledFxGraph  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
-from annot import correlate, emit_ranges, load  # noqa: E402
+from annot import emit_ranges, load  # noqa: E402
+from annot.attribution import attribute  # noqa: E402
+from annot.attribution.line_tree import by_line  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
@@ -403,7 +405,7 @@ def test_the_report_shows_layers_and_graphs(tmp_path: Path) -> None:
             step(call, model)
 
     capture(tmp_path, body)
-    lines = layer_lines(correlate(load(next(tmp_path.glob("*.sqlite")))))
+    lines = layer_lines(by_line(attribute(load(next(tmp_path.glob("*.sqlite"))))))
     shown = {(line.label, line.module): line.depth for line in lines}
     assert shown["(model)", "Net"] == 0
     assert shown["left", "Block"] == shown["right", "Block"] == 1

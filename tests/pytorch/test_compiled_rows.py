@@ -19,7 +19,7 @@ import annot  # noqa: E402
 from annot import emit_ranges  # noqa: E402
 from annot.analyze.compare import compare  # noqa: E402
 from annot.attribution import by_layer  # noqa: E402
-from annot.attribution.nested_layers import nested_layers  # noqa: E402
+from annot.attribution.line_tree import by_line  # noqa: E402
 from annot.report.layer_tree import Line, layer_lines  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -66,13 +66,13 @@ def test_a_compiled_model_has_the_rows_of_eager_mode(tmp_path: Path) -> None:
         sides.append(annot.open(str(next(folder.glob("*.sqlite")))).attribution)
     eager, found = (by_layer(side) for side in sides)
     known = set(eager.select("layer", "module", "phase").iter_rows())
-    lines = layer_lines(found, nesting=nested_layers(sides[1]))
+    lines = layer_lines(by_line(sides[1]))
     above: list[Line] = []
     for line in lines:
         above[line.depth :] = [line]
-        for phase in line.phases:
+        for phase, row in line.phases.items():
             key = (*line.key, phase)
-            if key not in known and not line.module.startswith("CompiledGraph"):
+            if row["own"] is not None and key not in known and not line.module.startswith("CompiledGraph"):
                 outer = above[line.depth - 1].key
                 members = line.key[0].split("+")
                 assert len(members) > 1
