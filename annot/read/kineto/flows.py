@@ -20,8 +20,7 @@ _DEEPEST: Final = 128
 def correlated(launches: pl.DataFrame, *activities: pl.DataFrame) -> list[pl.DataFrame]:
     """Return launches and GPU activities with the external id as correlation id, if no launch has a correlation id.
 
-    PyTorch with roctracer (ROCm before 6.0) writes the correlation id of a launch and of its activities as "External
-    id". The activities whose external id is that of an operator, and of no launch, keep it; see
+    Some traces of AMD GPUs write the correlation id of a launch and of its activities as "External id". The activities whose external id is that of an operator, and of no launch, keep it; see
     `annot.read.kineto.reader`. An external id of 0 means none.
     """
     if launches["correlation"].count():
