@@ -117,10 +117,11 @@ def _steps(a: Attribution, b: Attribution) -> str:
 
 
 def _layers(a: Attribution, b: Attribution) -> str:
-    owns = [_own(side, a, b).filter(pl.col("layer") != UNATTRIBUTED) for side in (a, b)]
-    every = [by_layer(side).select("layer", "phase").rows() for side in (a, b)]
+    rows = [by_layer(side).select(KEY).filter(pl.col("layer") != UNATTRIBUTED) for side in (a, b)]
+    apart = fused_layers(*(layers.select("layer", "phase").rows() for layers in rows))
     sides = []
-    for own, fused in zip(owns, fused_layers(*every), strict=True):
+    for side, layers, fused in zip((a, b), rows, apart, strict=True):
+        own = layers.join(_own(side, a, b), on=KEY, how="left").with_columns(pl.col("ns").fill_null(0))
         # Foreign labels may contain step numbers or file names: replace their digits before matching.
         name = pl.when(pl.col("module") == "").then(pl.col("layer").str.replace_all(r"\d+", "#")).otherwise("layer")
         is_fused = pl.Series([one in fused for one in own.select("layer", "phase").iter_rows()], dtype=pl.Boolean)

@@ -46,6 +46,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
         warmup_left_out            number of warm-up steps that are not among them
         steps_found_by             words for the method that found the steps
+        steps_missing              why the run has no steps, and what marks them; empty with steps
         step_kind                  kind of the steps that step_ns describes, null if unknown
         step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
         cut                        sentence about events that could not be written, or empty
@@ -82,6 +83,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "step_ns": step_statistics(steps) if known(attribution.meta) else None,
         "warmup_left_out": attribution.steps.table.filter("warmup").height - int(steps["warmup"].sum()),
         "steps_found_by": attribution.steps.found_by,
+        "steps_missing": attribution.steps.missing,
         "step_kind": next(iter(attribution.steps.steady()["kind"]), None),
         "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
         "cut": attribution.meta.get("cut", ""),

@@ -91,6 +91,8 @@ class Report:
         if self.least and self.tree_rows.is_empty():
             return f"No row has {100 * self.least:g} % of the total time."
         unknown = self.view.group == "work" and self.rows["flops"].null_count() == self.rows.height
+        if self.view.name == "step" and self.meta.get("steps_missing") and self.rows.is_empty():
+            return f"No steps, because {self.meta['steps_missing']}."
         return self.view.empty if unknown or self.tree_rows.is_empty() else ""
 
     @property

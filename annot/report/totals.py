@@ -22,6 +22,8 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Processes", f"{meta['processes']:,}. Times are added up; --by-process compares the processes"
     if meta["steps"]:
         yield "Steps", _step_line(meta)
+    elif meta.get("steps_missing"):
+        yield "Steps", f"no steps, because {meta['steps_missing']}"
     if report.shares and (meta["steps"] or meta["kernels"]):
         parts = sorted(report.shares.items(), key=lambda part: -part[1])
         words = {"tensor_cores": meta.get("matrix_units", "Tensor Cores").lower()}

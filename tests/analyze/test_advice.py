@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 from advice_commands import check_commands
 from matrices import every_third
-from sqlite_profile import training
+from sqlite_profile import in_float32, training
 from tables import Rows
 
-from annot.analyze.advice import RULES, Advice, advise, by_advice, cpu
+from annot.analyze.advice import RULES, Advice, advise, by_advice, cpu, operators
 from annot.attribution import attribute
 from annot.cli.main import main
 from annot.profile import COPIES, LAUNCHES, Profile
@@ -24,8 +24,6 @@ from annot.read.formats import load
 US = 1000
 TENSOR = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn"
 SINGLE = "ampere_sgemm_128x64_tn"
-SINGLE_NAMES = {"gemm": SINGLE, "conv_fwd": "ampere_scudnn_128x64_nn", "conv_bwd": "ampere_scudnn_128x64_nt"}
-"""Names of kernels of `sqlite_profile.training`, and names that show float32 outside Tensor Cores."""
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 LAYOUT = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float>()"
@@ -168,8 +166,8 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(kernels=[(CONV_KERNEL, 900)], text=CONV, first=TRIED),
     ),
     "fusion": (
-        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 400)]),
-        Run(kernels=[(TENSOR, 500), ("triton_poi_fused_add_relu_0", 400)]),
+        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 200), (ELEMENTWISE, 200)]),
+        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 400)]),  # a lone operation, and nothing to fuse it with
     ),
     "optimizer": (Run(optimizer=300), Run(optimizer=20)),
 }  # fmt: skip
@@ -198,7 +196,7 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
 
 def test_every_rule_has_a_case() -> None:
     """No rule goes without a test."""
-    assert {rule.__name__ for rule in RULES if rule not in cpu.RULES} == set(CASES)
+    assert {rule.__name__ for rule in RULES if rule not in (*cpu.RULES, *operators.RULES)} == set(CASES)
 
 
 def test_nothing_to_advise() -> None:
@@ -250,6 +248,30 @@ def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -
     assert "multiples_of_eight" not in said
 
 
+@pytest.mark.parametrize(("length", "advised"), [(110, True), (90, False)])
+def test_fusing_needs_a_tenth_of_the_step(length: int, advised: bool) -> None:
+    """Two memory-bound kernels beside each other with 11 % of the step are worth advice, with 9 % they are not."""
+    kernels = [(TENSOR, 1000 - length), (ELEMENTWISE, length // 2), (ELEMENTWISE, length // 2)]
+    assert ("fusion" in _said(Run(kernels=kernels))) == advised
+    triton = [(TENSOR, 500), ("triton_poi_fused_add_relu_0", 200), ("triton_poi_fused_add_relu_0", 200)]
+    assert "fusion" not in _said(Run(kernels=triton))
+
+
+def test_turing_has_no_bfloat16() -> None:
+    """Without a data sheet the compute capability shows what Tensor Cores support."""
+    turing = {"name": "NVIDIA GeForce RTX 2080 Ti", "computeMajor": 7, "computeMinor": 5, "numSms": 68}
+    advice = _said(Run(kernels=[(SINGLE, 900)], meta={"devices": [turing]}))["mixed_precision"]
+    assert "float16" in advice.advice
+    assert "bfloat16" not in advice.advice + advice.code
+
+
+def test_names_without_a_unit_are_no_claim() -> None:
+    """A kernel that names a dtype and no unit may use TF32 on Tensor Cores."""
+    kernels = [("void cutlass::gemm_nn_128x128<float>(float*, float*)", 500), ("elementwise_add", 490)]
+    for text in ("net.a Linear [64,1024]f32 |fwd", "net.a Linear |fwd"):
+        assert _said(Run(kernels=kernels, text=text)) == {}
+
+
 def test_graphs_need_steps_that_are_alike() -> None:
     """Steps with different kernels cannot be one graph."""
     steps = _said(Run(kernels=SHORT, gap=8, steps=2, first=[(TENSOR, 4)]))
@@ -258,7 +280,7 @@ def test_graphs_need_steps_that_are_alike() -> None:
 
 def test_most_time_comes_first() -> None:
     """The piece of advice that is about the most time stands on top."""
-    table = by_advice(attribute(Run(kernels=[(SINGLE, 500), (ELEMENTWISE, 400)], wait=300).build()))
+    table = by_advice(attribute(Run(kernels=[(SINGLE, 500), (ELEMENTWISE, 200), (ELEMENTWISE, 200)], wait=300).build()))
     assert table["rule"].to_list() == ["mixed_precision", "fusion", "data_loading"]
     assert table["saves"].is_sorted(descending=True)
     assert table.row(0, named=True)["layers"] == ["net.a"]
@@ -383,10 +405,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 def test_report_of_advice_and_its_line(printed: Callable[..., str], tmp_path: Path) -> None:
     """`--by advice` prints what, why, where and how; the table of layers says how many pieces there are."""
-    profile = training(device=True)
-    for row in profile.rows["StringIds"]:
-        row["value"] = SINGLE_NAMES.get(row["value"], row["value"])
-    path = profile.write(tmp_path / "run.sqlite")
+    path = in_float32(training(device=True)).write(tmp_path / "run.sqlite")
     lines = printed("report", path, "--by", "advice").partition("\n\n")[2].splitlines()
     assert lines[0] == "1. Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32."
     assert lines[1] == "   Saves: at most 94.6% of the step"

@@ -107,3 +107,22 @@ def test_two_compiled_runs_with_other_kernels() -> None:
     b = [("h", "forward"), ("h.ln+h.fc", "forward"), ("h.act", "forward"), ("h.drop", "backward")]
     assert fused_layers(a, b) == ({("h.act+h.drop", "forward")}, {("h.act", "forward")})
     assert fused_layers(b, b) == (set(), set())
+
+
+def test_a_block_whose_own_kernels_are_fused_is_in_both_runs() -> None:
+    """In eager mode the block launches kernels itself; compiled, all of its time is in fused kernels inside."""
+    eager = _run([("h.0 Block", 5000), ("h.0.ln LN", 1000)], compiled=False)
+    comparison = compare(eager, _run([("h.0+h.0.ln Block+LN inside=2,Block", 4000)], compiled=True))
+    assert comparison.comparability.comparable
+    shown = comparison.rows.filter(~comparison.rows["explained"])
+    assert shown.select("layer", "a_ns", "b_ns").rows() == [("h.0", 6000, 4000)]
+
+
+def test_a_layer_with_a_part_of_its_time_in_a_fused_kernel() -> None:
+    """Its kernels that are not fused would make it look faster than it is. A layer with others inside remains."""
+    eager = {(path, "backward") for path in ("h", "h.ln", "h.fc")}
+    compiled = {(path, "backward") for path in ("h", "h.fc", "h.ln+h.fc", "h.fc+h")}
+    assert fused_layers(eager, compiled) == (
+        {("h.ln", "backward"), ("h.fc", "backward")},
+        {("h.fc", "backward"), ("h.ln+h.fc", "backward"), ("h.fc+h", "backward")},
+    )

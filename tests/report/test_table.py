@@ -11,7 +11,7 @@ import pytest
 from ranked import ordered_only
 from rich.cells import cell_len
 from rich.console import Console
-from sqlite_profile import SqliteProfile, training
+from sqlite_profile import SqliteProfile, in_float32, training
 from tables import Rows
 
 from annot.attribution import attribute
@@ -42,7 +42,7 @@ def _table(path: Path, width: int, by: str = "layer", **options: str) -> list[st
 @pytest.fixture
 def with_device(tmp_path: Path) -> Path:
     """Two steps of a small network with kernels."""
-    return training(device=True).write(tmp_path / "run.sqlite")
+    return in_float32(training(device=True)).write(tmp_path / "run.sqlite")
 
 
 @pytest.fixture
@@ -249,9 +249,9 @@ GOLDEN = {
 
         Time by kernel, ms
         Kernel                       Calls  Total  Share  Mean ms  Layers
-        conv_bwd                         2  3.000  42.9%    1.500       1
-        conv_fwd                         2  1.800  25.7%    0.900       1
-        gemm                             4  1.800  25.7%    0.450       1
+        ampere_scudnn_128x64_nt          2  3.000  42.9%    1.500       1
+        ampere_scudnn_128x64_nn          2  1.800  25.7%    0.900       1
+        ampere_sgemm_128x64_tn           4  1.800  25.7%    0.450       1
         sgd                              2  0.160   2.3%    0.080       1
         (copy HtoD)                      2  0.100   1.4%    0.050       1
         relu_bwd                         2  0.060   0.9%    0.030       1
