@@ -12,6 +12,7 @@ from annot.analyze.advice.kernels import outside_matrix_units
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
+from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
@@ -30,25 +31,6 @@ _LEAST_LAYER: Final = 0.05
 """Share of the step from which a layer is worth its name."""
 _LONGEST_NAME: Final = 50
 """Number of characters of the name of a layer."""
-_IDLE: Final = {
-    "data": "waiting for data",
-    "unrecorded": "waiting for something that the profile does not show",
-    "synchronisation": "because the CPU waits for it",
-    "dispatch": "while the CPU prepares launches",
-    "allocation": "while the CPU allocates its memory",
-    "python": "while the CPU runs other code",
-}
-"""What each of `annot.analyze.idle.CAUSES` says."""
-_ON_CPU: Final = {
-    "data": "waiting for data takes",
-    "collectives": "communication takes",
-    "forward": "forward takes",
-    "backward": "backward takes",
-    "optimizer": "the optimizer takes",
-    "idle": "code outside any range takes",
-    "outside_ranges": "code outside any range takes",
-}
-"""What the shares of a process without a GPU say; others are code inside ranges."""
 _WAITS: Final = ("data", "collectives")
 _KINDS: Final = {
     "gemm": "matrix multiplications",
@@ -130,8 +112,8 @@ def _busy(rows: _Rows, facts: Facts) -> str:
     gpu = "the GPUs" if several else "the GPU"
     if idle < _LEAST / 2:
         return f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"
-    cause = max(_IDLE, key=lambda name: facts.idle[name])
-    why = f", mostly {_IDLE[cause]}" if facts.idle[cause] > idle / 2 else ""
+    cause, share = max(facts.idle.items(), key=lambda part: part[1])
+    why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
     return f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"
 
 
@@ -140,8 +122,8 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     units = matrix_units(facts.attribution.meta)
     slow = outside_matrix_units(facts)
     found: list[tuple[float, str, pl.Expr | None]] = [
-        (rows["time", "collectives"]["share"], "to exposed communication", None),
-        (rows["time", "copies"]["share"], "to copies that overlap no kernel", None),
+        (rows["time", "collectives"]["share"], f"to {GPU_PARTS['collectives'].name}", None),
+        (rows["time", "copies"]["share"], f"to {GPU_PARTS['copies'].name}", None),
     ]
     if slow is not None:
         found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
@@ -196,9 +178,11 @@ def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     parts = time.sort("ns", descending=True).select("item", "share").rows()
     if not parts:
         return []
-    (item, share), *others = parts
-    more = [f"{_ON_CPU[name]} {part:.0%}" for name, part in others if name in _WAITS]
-    return [f"{_ON_CPU.get(item, 'code inside ranges takes')} {share:.0%}", *_layer_on_cpu(table, facts), *more]
+    names = {**GPU_PARTS, **CPU_PARTS}
+    longest, *others = parts
+    waits = [part for part in others if part[0] in _WAITS]
+    first, *more = [f"{share:.0%} {names[key].name}" for key, share in (longest, *waits)]
+    return [first, *_layer_on_cpu(table, facts), *more]
 
 
 def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
@@ -212,9 +196,7 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
         pl.concat_str("module", itself).alias("module"),
     )
-    return [
-        f"{name} takes {ns / wall:.0%} in {parts}" for name, ns in _longest(layers, "ns") if ns >= _LEAST_LAYER * wall
-    ]
+    return [f"{ns / wall:.0%} in {name} ({parts})" for name, ns in _longest(layers, "ns") if ns >= _LEAST_LAYER * wall]
 
 
 def _without_times(rows: _Rows, facts: Facts) -> str:

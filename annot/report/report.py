@@ -33,7 +33,7 @@ class Report:
         rows: the rows; sums are per step if `meta` has ``per_step``.
         meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (number of pieces, if annot
             looked for advice) and per_step (number of steps of the mean).
-        shares: breakdown of the step time, for the lines above the table; empty: not computed.
+        shares: share of each part of the step time by its name (`annot.analyze.part_names`); empty: not computed.
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
         instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.

@@ -23,9 +23,7 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
     if meta["steps"]:
         yield "Steps", _step_line(meta)
     if report.shares and (meta["steps"] or meta["kernels"]):
-        parts = sorted(report.shares.items(), key=lambda part: -part[1])
-        words = {"tensor_cores": meta.get("matrix_units", "Tensor Cores").lower()}
-        named = (f"{part:.1%} {words.get(name, name.replace('_', ' '))}" for name, part in parts)
+        named = (f"{part:.1%} {name}" for name, part in sorted(report.shares.items(), key=lambda part: -part[1]))
         yield "Step time" if meta["steps"] else "Run time", ", ".join(named)
 
 

@@ -318,10 +318,15 @@ class Run(Frames):
 
     def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
         """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
+        from annot.analyze.step_time import part_names
+
         if not self.is_small(attribution):
             return {}, None
         shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
-        return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
+        names = part_names(self.attribution_with_calls)
+        return {
+            names[key].name: share for key, share in shares.select("item", "share").iter_rows()
+        }, self.advice.to_dicts()
 
     @staticmethod
     def is_small(attribution: Attribution) -> bool:

@@ -128,7 +128,7 @@ def test_code_outside_the_layers_inside() -> None:
     assert (one.saves, one.layers) == (0.3, [f"h.{block}.attn" for block in range(5)])
     assert "30% in the code of layers outside the layers inside them" in fusion.evidence
     assert fusion.saves == pytest.approx(0.55)
-    assert verdict(Facts(attribute(profile))).endswith("and h.*.attn Attention itself takes 30% in forward.")
+    assert verdict(Facts(attribute(profile))).endswith("and 30% in h.*.attn Attention itself (forward).")
 
 
 def _with_workers(workers: int, epochs: int = 1, cores: int = 2) -> Profile:

@@ -68,7 +68,7 @@ def test_matrix_units_of_amd(fresh: Page, tmp_path: Path) -> None:
     rows.kernel(10, (20, 860), name="Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_MI32x32x8x1")
     profile = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
     data = page_data(profile, "x")
-    assert data["runs"][0]["shares"]["tensor_cores"] == "a kernel runs on Matrix Cores"
+    assert data["runs"][0]["shares"]["tensor_cores"] == ["Matrix Cores", "a kernel runs on Matrix Cores"]
     out = tmp_path / "made.html"
     out.write_bytes(as_page(data, "made"))
     for view in VIEWS:

@@ -164,7 +164,7 @@ GOLDEN = {
 
     """,
     "host 200": """\
-        Step 2.12 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in forward and backward.
+        Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and backward).
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% data, 1.9% other ranges

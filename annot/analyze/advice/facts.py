@@ -14,8 +14,9 @@ import polars as pl
 from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.gpu_activities import device_idle
-from annot.analyze.idle import idle_calls, idle_time
+from annot.analyze.idle import idle_calls
 from annot.analyze.kernel_kinds import MATRIX, with_classes
+from annot.analyze.part_names import IDLE
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
@@ -131,8 +132,8 @@ class Facts:
 
     @cached_property
     def idle(self) -> dict[str, float]:
-        """Fraction of step time (0 to 1) in which devices are idle, by `annot.analyze.idle.CAUSES`."""
-        return _of_wall(idle_time(self.attribution, self.parts), "cause")
+        """Fraction of step time (0 to 1) of each part of `annot.analyze.part_names.IDLE`."""
+        return {part: self.shares[part] for part in IDLE}
 
     @cached_property
     def idle_calls(self) -> pl.DataFrame:

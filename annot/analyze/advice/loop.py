@@ -79,7 +79,7 @@ def pageable_copies(facts: Facts) -> Advice | None:
 
 def cuda_graphs(facts: Facts) -> Advice | None:
     """A launch-bound run whose steps launch the same kernels, as a CUDA graph requires."""
-    share = facts.idle["dispatch"]
+    share = facts.idle["launch"]
     if share < 0.1 or not _fits_a_graph(facts):
         return None
     kernels = facts.steps["kernels"]
@@ -105,13 +105,13 @@ def _fits_a_graph(facts: Facts) -> bool:
 
 def host_bound(facts: Facts) -> Advice | None:
     """A CPU-bound run: the GPU is idle while the CPU runs Python or framework code."""
-    python, launch = facts.idle["python"], facts.idle["dispatch"]
-    share = python if _fits_a_graph(facts) else python + launch
+    host, launch = facts.idle["host"], facts.idle["launch"]
+    share = host if _fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    gaps = [f"{python:.0%} in gaps of more than 1 ms"]
-    if share > python and launch >= 0.01:
+    gaps = [f"{host:.0%} in gaps of more than 1 ms"]
+    if share > host and launch >= 0.01:
         gaps.insert(0, f"{launch:.0%} between launches of {count:,.0f} kernels, {mean:.1f} µs on average")
     return Advice(
         "host_bound",
@@ -126,7 +126,7 @@ def host_bound(facts: Facts) -> Advice | None:
 def batch_size(facts: Facts) -> Advice | None:
     """Small batches, whose kernels take longer to launch than to run."""
     sizes = [size for _, size in step_batches(facts.attribution)]
-    share = facts.idle["dispatch"]
+    share = facts.idle["launch"]
     if not sizes or share < 0.1 or not 0 < facts.mean_kernel_ns < _SHORT_NS:
         return None
     size = max(set(sizes), key=sizes.count)

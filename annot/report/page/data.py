@@ -16,7 +16,7 @@ from annot.analyze.kernel_short_names import short_names, with_short_names
 from annot.analyze.roofline import under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
-from annot.analyze.step_time import meanings
+from annot.analyze.step_time import part_names
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
@@ -160,7 +160,7 @@ def run_data(
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
         "rows": _columns(rows), **lines, "charts": charts, "roofline_folds": _columns(folded),
-        "shares": meanings(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
+        "shares": part_names(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
     }  # fmt: skip
 
 

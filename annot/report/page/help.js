@@ -93,7 +93,7 @@ function helpDialog(page) {
       helpList('Keyboard', SHORTCUTS.map(([keys, text]) => [keys.split(' ').map(one => [h('kbd', {}, one), ' ']), text])),
       helpList('How to read the views', views.map(([key, [title_]]) => [title_, READING[key]])),
       shares.length > 0 &&
-        helpList('Parts of the time', shares.map(([key, text]) => [partWords(page.data.runs[0], key), `${text}.`])),
+        helpList('Parts of the time', shares.map(([, [word, meaning]]) => [word, `${meaning}.`])),
       helpList('Glossary', GLOSSARY),
     ),
   );

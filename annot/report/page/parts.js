@@ -18,7 +18,7 @@ function layersOfParts(run) {
         h(
           'li',
           {},
-          h('span', {class: `key part-${row.item}`}, row.item),
+          h('span', {class: `key part-${row.item}`}, partWords(run, row.item)),
           ' ',
           partOf(run, row),
           h('span', {class: 'value'}, `${duration(row.ns / steps)} · ${percent(row.share)}`),

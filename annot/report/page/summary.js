@@ -48,7 +48,7 @@ function shareOfSteps(run, rows) {
   const wall = rows.get('time wall');
   if (!wall?.ns) return null;
   const parts = Object.entries(run.shares)
-    .map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)}))
+    .map(([key, [, meaning]]) => ({key, meaning, ...rows.get(`time ${key}`)}))
     .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
   const whole = run.meta.steps ? 'the steps' : 'the run';
   const devices = wall.count > 1 ? ` on ${wall.count} ${run.time === 'gpu_ns' ? 'devices' : 'processes'}` : '';
