@@ -18,19 +18,21 @@ from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
+from annot.labels.layer_path import with_parent
 
 __all__ = ["verdict"]
 
 _Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
 
 _LEAST: Final = 0.1
-"""Share of the step from which a part is worth a clause."""
+"""Smallest share of the step that the sentence mentions."""
 _UNEVEN: Final = 1.25
-"""Ratio of mean and median of the steps from which the mean is their time, because the shares are those of the mean."""
+"""Ratio of mean and median of the steps above which the sentence has the mean first, because shares are of the mean."""
 _LEAST_LAYER: Final = 0.05
-"""Share of the step from which a layer is worth its name."""
-_LONGEST_NAME: Final = 50
-"""Number of characters of the name of a layer."""
+"""Smallest share of the step for which the sentence names a layer."""
+_LONGEST_NAME: Final = 100
+"""Maximum number of characters of the name of a layer."""
+_OF_LAYERS: Final = ("forward", "backward", "recompute")
 _WAITS: Final = ("data", "collectives")
 _KINDS: Final = {
     "gemm": "matrix multiplications",
@@ -151,13 +153,30 @@ def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
 def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
     rows = facts.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
-    return "".join(_named(name, ns / facts.wall_ns, whole) for name, ns in _longest(rows, "wall_ns"))
+    return "".join(
+        _named(name, ns / facts.wall_ns, whole) for name, ns in _longest(facts, _folded(facts, rows), "wall_ns")
+    )
 
 
-def _longest(rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
+def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
     """The name and the time (ns) of the layer, or of repeated layers, with the most time; none without rows."""
-    longest = repeated_layers(rows, ns).head(1).select("layer", "module", "ns").iter_rows()
-    return [(_short(f"{layer} {module}".strip()), time) for layer, module, time in longest]
+    models = facts.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
+    classes = models["module"].unique().to_list()
+    root = classes[0] if len(classes) == 1 else ""
+    if facts.folds is None:
+        sums = repeated_layers(rows, ns)
+    else:
+        sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
+    longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
+    names = longest.select("layer", "module", "ns").iter_rows()
+    return [(_short(f"{with_parent(layer, root)} {module}".strip()), time) for layer, module, time in names]
+
+
+def _folded(facts: Facts, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows in which a repeated layer has the path of its fold."""
+    folds = facts.folds or {}
+    paths = [folds.get((layer, module), layer) for layer, module in rows.select("layer", "module").iter_rows()]
+    return rows.with_columns(layer=pl.Series(paths, dtype=pl.String))
 
 
 def _short(name: str) -> str:
@@ -192,11 +211,15 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
     parts = " and ".join(part for part in ("forward", "backward") if (layers["part"] == part).any())
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
-    layers = layers.with_columns(
+    layers = _folded(facts, layers).with_columns(
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
         pl.concat_str("module", itself).alias("module"),
     )
-    return [f"{ns / wall:.0%} in {name} ({parts})" for name, ns in _longest(layers, "ns") if ns >= _LEAST_LAYER * wall]
+    return [
+        f"{ns / wall:.0%} in {name} ({parts})"
+        for name, ns in _longest(facts, layers, "ns")
+        if ns >= _LEAST_LAYER * wall
+    ]
 
 
 def _without_times(rows: _Rows, facts: Facts) -> str:

@@ -37,7 +37,7 @@ def machine(framework: str, version: str) -> str:
 
 
 def _cpu() -> str:
-    """Return the model of the CPU; "": unknown. On Linux, `platform.processor` has the architecture at most."""
+    """Return the model of the CPU; "": unknown. On Linux, `platform.processor` is empty or the architecture."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             found = re.search(r"^model name\s*:\s*(.*)", file.read(), re.MULTILINE)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
-__all__ = ["INSIDE", "above", "common", "last", "within"]
+__all__ = ["INSIDE", "above", "common", "last", "with_parent", "within"]
 
 INSIDE: Final = " › "
 """Separator of the names of ranges inside each other."""
@@ -58,6 +58,16 @@ def last(path: str) -> str:
         ('conv', '0')
     """
     return path.rpartition(_separator(path))[2]
+
+
+def with_parent(path: str, root: str = "") -> str:
+    """Return the path with the class of the model in front, if its first name is a number, which says nothing alone.
+
+    Example:
+        >>> with_parent("2", "Sequential"), with_parent("*.fc", "Sequential"), with_parent("classifier.2", "Net")
+        ('Sequential.2', 'Sequential.*.fc', 'classifier.2')
+    """
+    return f"{root}.{path}" if root and (path[:1].isdecimal() or path[:1] == "*") else path
 
 
 def _separator(path: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution.nested_layers import LayerNesting
+from annot.attribution import Attribution, by_layer
+from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Column, Formatted, combined
@@ -88,6 +89,12 @@ def with_groups(
     kept = rows.select(pl.exclude("group"))
     joined = kept.join(table, on=["layer", "module"], how="left", maintain_order="left")
     return joined.select(*kept.columns[:-1], "group", kept.columns[-1])  # shapes stay the last column
+
+
+def folds_of(attribution: Attribution) -> dict[_Key, str]:
+    """Return the path of the fold of each repeated layer of a profile, by layer and class."""
+    rows = with_groups(by_layer(attribution), nesting=nested_layers(attribution)).drop_nulls("group")
+    return {(layer, module): group for layer, module, group in rows.select("layer", "module", "group").iter_rows()}
 
 
 def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
@@ -193,7 +200,7 @@ def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
 
 
 def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
-    """Return the folded lines, the layers of some folds one by one."""
+    """Return the lines with folds, except the folds in `opened`, whose layers are separate lines."""
     return _folded(lines, _groups(lines, lambda _, fold: fold in opened))
 
 

@@ -164,7 +164,7 @@ def _grouped(view: View, *keys: str, rows: Rows | None = None) -> Rows:
 _LAYER: Final = ("layer", "module", "phase")
 _KERNELS: Final = "Kernels"
 _TENSOR_CORES: Final = "Tensor Cores"
-_NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
+_NO_WORK: Final = "The profile has no shapes, so that FLOPs are unknown. Use emit_ranges(model, shapes=True)."
 _NO_MODULES: Final = "No module classes were recorded. Use emit_ranges(model)."
 _SHARE: Final = Column("main_ns", "Share", "of total")
 _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
@@ -286,7 +286,7 @@ _VIEWS: Final = (
         ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
          Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
          Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _from("experts", "by_expert"), heading="Time of experts, and their imbalance", label="path",
+        _from("experts", "by_expert"), heading="Time and imbalance of experts", label="path",
         empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
@@ -302,7 +302,7 @@ _VIEWS: Final = (
     View(
         "group", "group",
         ("layers", "tc_eligible", "tc_used", "gpu_ns", "tc_share", "forward_ns", "backward_ns", "host_ns"),
-        _from("dlprof_reports", "by_group"), heading="Total time by path, submodules included", label="group",
+        _from("dlprof_reports", "by_group"), heading="Total time by path, with submodules", label="group",
         calls=True,
     ),
     View(
@@ -311,7 +311,7 @@ _VIEWS: Final = (
     ),
     View(
         "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", plural="advice", layout="advice",
-        empty="No advice: no rule applies to this profile.", sums=False, calls=True,
+        empty="No advice for this profile.", sums=False, calls=True,
     ),
 )  # fmt: skip
 

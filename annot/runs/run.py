@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,13 +16,13 @@ import polars as pl
 
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
-from annot.attribution.nested_layers import LayerNesting, nested_layers
+from annot.attribution.nested_layers import nested_layers
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.read.kineto.reader import NAME as KINETO
 from annot.report.columns import COLUMNS
-from annot.report.folds import folded_rows, with_groups
+from annot.report.folds import folded_rows, folds_of, with_groups
 from annot.report.layer_tree import at_depth
 from annot.report.report import Order, Report
 from annot.report.views import View, find_view
@@ -74,6 +74,9 @@ class Selection:
             if (value := getattr(self, name)) is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r}")
 
+
+IN_PYTHON: Final = ".view(); reasons and code: .view('advice'); page: .to_html('page.html')"
+"""What follows an answer in Python: how to see the rest."""
 
 ALL: Final = Selection()
 """The whole profile."""
@@ -130,8 +133,9 @@ class Frames(ABC):
         parts = as_json(self.view(by, **{"total": True} | options))
         write_file(path, (part.encode() for part in parts), force=True)
 
+    @abstractmethod
     def __repr__(self) -> str:
-        return repr(self._table)
+        """Return the answer: verdict, hottest rows and the best advice."""
 
     view: Callable[..., Any]
     """Return a view, to print or to write."""
@@ -200,7 +204,8 @@ class Run(Frames):
         from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
-        return verdict(Facts(self.attribution_with_calls))
+        attribution = self.attribution_with_calls
+        return verdict(Facts(attribution, folds_of(attribution)))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -249,10 +254,11 @@ class Run(Frames):
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, attribution)
-        kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
+        kernels = brief and view.name == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = _trees(view, attribution, every, rows, expand) if view.folds and "group" in every.columns else ()
-        report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
+        trees = _trees(view, attribution, every, rows, expand) if view.folds and "group" in every.columns else {}
+        bounds = _bounds(view, attribution, advice)
+        report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report
@@ -398,6 +404,12 @@ class Run(Frames):
         layers = rows if view.layout == "tree" else by_layer(attribution)
         return with_groups(rows, layers, nesting=nested_layers(attribution))
 
+    def __repr__(self) -> str:
+        from annot.report.terminal.answer import print_answer
+        from annot.report.terminal.layout import plain_text
+
+        return plain_text(partial(print_answer, self._table, more=IN_PYTHON)).rstrip("\n")
+
     def _repr_html_(self) -> str:
         from annot.report.charts.profile_charts import pictures
         from annot.report.page.fragment import as_fragment
@@ -410,9 +422,21 @@ class Run(Frames):
         return self.view(brief=True)
 
 
+def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
+    """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
+    from annot.analyze.bottlenecks import default_peaks
+    from annot.analyze.roofline import layer_roofline
+
+    if view.layout != "tree" or advice is None:
+        return {}
+    rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
+    columns = rows.select("layer", "module", "phase", "bound")
+    return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
+
+
 def _trees(
     view: View, attribution: Attribution, every: pl.DataFrame, rows: pl.DataFrame, expand: Sequence[str]
-) -> tuple[pl.DataFrame, pl.DataFrame, LayerNesting]:
+) -> dict[str, Any]:
     """Return `every`, `tree` and `nesting` of a report by layer: with `expand`, some layers are one by one."""
     nesting, shown = nested_layers(attribution), rows
     if expand:
@@ -420,7 +444,7 @@ def _trees(
         shown = with_groups(rows, layers, expand, nesting)
     if view.layout == "rows":
         shown = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
-    return every, shown, nesting
+    return {"every": every, "tree": shown, "nesting": nesting}
 
 
 def view_of(path: str, selection: Selection, **options: Any) -> Shown:

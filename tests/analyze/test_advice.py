@@ -304,7 +304,7 @@ def test_report_of_advice_and_its_line(printed: Callable[..., str], tmp_path: Pa
     assert below.endswith("94.6% of the step. Reasons and code: annot report … --by advice")
     host = training(device=False).write(tmp_path / "host.sqlite")
     assert "dvice" not in printed("report", host)
-    assert "\n\nNo advice: no rule applies" in printed("report", host, "--by", "advice")
+    assert "\n\nNo advice for this profile" in printed("report", host, "--by", "advice")
 
 
 def test_report_of_bottlenecks(printed: Callable[..., str], tmp_path: Path) -> None:

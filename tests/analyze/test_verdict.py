@@ -88,7 +88,7 @@ def test_idle_time_and_matrix_multiplications() -> None:
     """60 of 100 µs are float32 matrix multiplications, 40 of them of one layer; the rest is idle before launches."""
     device = {"name": "NVIDIA GeForce RTX 3070 Ti", "computeMajor": 8, "computeMinor": 6}
     assert _of(_steps().build(devices=[device])) == (
-        "Step 100 µs on RTX 3070 Ti: the GPU idles 40%, mostly waiting for launches (39%), and 60% goes to "
+        "Step 100 µs on RTX 3070 Ti: the GPU idles 40%, mostly waiting for launches (36%), and 60% goes to "
         "float32 matrix multiplications outside Tensor Cores, most of it in fc2 Linear (40%)."
     )
 
@@ -109,7 +109,7 @@ def test_work_without_a_known_problem_is_named_by_its_kind(kernel: str, words: s
 
 def test_unknown_kernels_are_no_claim() -> None:
     """A kernel whose name says nothing has no kind: the sentence ends with the idle time."""
-    text = "Step 100 µs on one GPU: the GPU idles 40%, mostly waiting for launches (39%)."
+    text = "Step 100 µs on one GPU: the GPU idles 40%, mostly waiting for launches (36%)."
     assert _of(_steps(kernel="k").build()) == text
 
 
@@ -161,18 +161,16 @@ def test_layers_of_blocks_count_together() -> None:
             at = zero + (300 + 40 * block) * US
             rows.range(f"net.0.h.{block}.fc.0 Linear |bwd", at, at + 40 * US)
     text = _of(rows.build())
-    assert text == (
-        "Step 900 µs on CPU: 56% backward, and 28% in net.0.h.*.fc.0 Linear (forward and backward)."
-    )
+    assert text == ("Step 900 µs on CPU: 56% backward, and 28% in net.0.h.*.fc.0 Linear (forward and backward).")
 
 
-@pytest.mark.parametrize("length", [50, 51, 120])
+@pytest.mark.parametrize("length", [100, 101, 240])
 def test_long_names_are_shortened_in_the_middle(length: int) -> None:
-    """A name of 50 characters is whole; of a longer one the verdict has the beginning and the end."""
-    path = "call." + "f4ii27ddivzk" * 10
+    """A name of 100 characters is whole; of a longer one the verdict has the beginning and the end."""
+    path = "call." + "f4ii27ddivzk" * 20
     name = f"{path[: length - 7]} Linear"
     text = _of(Rows().range(f"{name} |fwd", 0, 1000).build())
-    shown = name if length == 50 else f"{name[:24]}…{name[-25:]}"
+    shown = name if length == 100 else f"{name[:49]}…{name[-50:]}"
     assert f"and 100% in {shown} (forward)" in text
 
 

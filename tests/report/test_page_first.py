@@ -125,7 +125,7 @@ def test_a_profile_without_times_has_a_heading(fresh: Page, tmp_path: Path) -> N
     """Where nothing is known, the heading is that of the view."""
     fresh.open(page_of(Rows().build(), tmp_path))
     assert fresh.text("h1") == "Summary"
-    assert "No rule of advice applies" in fresh.text("main")
+    assert "No advice for this profile" in fresh.text("main")
 
 
 def test_further_advice_and_code(fresh: Page, tmp_path: Path) -> None:

@@ -58,15 +58,16 @@ GOLDEN = {
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to
                2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5%
-                   launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9%
+                   exposed copies, 0.5% waiting for launches, 0.2%
+                   waiting for the CPU
 
         GPU time by layer, ms
         Layer                           Forward Backward Share Calls
         (model) AlexNet                   2.440    4.260 95.7%     2
           features Sequential             1.840    3.060 70.0%     2
-            0 Conv2d                      1.800    3.000 68.6%     2
-            1 ReLU                        0.040    0.060  1.4%     2
+        >   features.0 Conv2d             1.800    3.000 68.6%     2
+            features.1 ReLU               0.040    0.060  1.4%     2
           classifier.1 Linear             0.600    1.200 25.7%     2
 
         Epoch                                            99.6%     1
@@ -89,14 +90,15 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         GPU time by layer, ms
         Layer                            Forward  Backward  Total  Share  Calls  Host ms
         (model) AlexNet                    2.440     4.260  6.700  95.7%      2    3.040
           features Sequential              1.840     3.060  4.900  70.0%      2    2.180
-            0 Conv2d                       1.800     3.000  4.800  68.6%      2    1.840
-            1 ReLU                         0.040     0.060  0.100   1.4%      2    0.220
+        >   features.0 Conv2d              1.800     3.000  4.800  68.6%      2    1.840
+            features.1 ReLU                0.040     0.060  0.100   1.4%      2    0.220
           classifier.1 Linear              0.600     1.200  1.800  25.7%      2    0.740
 
         Epoch                                               6.970  99.6%      1    4.400
@@ -117,14 +119,14 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5% waiting for launches, 0.2% waiting for the CPU
 
         GPU time by layer, ms
         Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
         (model) AlexNet                      2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
           features Sequential                1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
-            0 Conv2d                         1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
-            1 ReLU                           0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
+        >   features.0 Conv2d                1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
+            features.1 ReLU                  0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
           classifier.1 Linear                0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
 
         Epoch                                                 6.970  0.010  99.6%      1  4.860        2    4.400
@@ -140,19 +142,19 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,  # noqa: E501
     "host 80": """\
-        Step 2.12 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in
-        forward and backward.
+        Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and
+        backward).
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges,
-                   7.1% data, 1.9% other ranges
+                   7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
         Layer                  Forward  Backward  Total   Share  Calls
         (model) AlexNet          1.400     1.640  3.040   69.1%      2
           features Sequential    1.000     1.180  2.180   49.5%      2
-            0 Conv2d             0.800     1.040  1.840   41.8%      2
-            1 ReLU               0.140     0.080  0.220    5.0%      2
+        >   features.0 Conv2d    0.800     1.040  1.840   41.8%      2
+            features.1 ReLU      0.140     0.080  0.220    5.0%      2
           classifier.1 Linear    0.340     0.400  0.740   16.8%      2
 
         Epoch                                     4.400  100.0%      1
@@ -167,14 +169,14 @@ GOLDEN = {
         Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and backward).
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% data, 1.9% other ranges
+        Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
         Layer                  Forward  Backward  Total   Self   Share  Calls  Input
         (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
           features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
-            0 Conv2d             0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
-            1 ReLU               0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
+        >   features.0 Conv2d    0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
+            features.1 ReLU      0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
           classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
 
         Epoch                                     4.400  0.160  100.0%      1
@@ -184,14 +186,15 @@ GOLDEN = {
         Backward (all)                     1.700  1.700  0.060   38.6%      2
         Optimizer SGD                             0.400  0.400    9.1%      2
 
-    """,
+    """,  # noqa: E501
     "module": """\
         Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by module, ms
         Module                   Phase  Layers  Calls    GPU  GPU self  Share  Host ms
@@ -204,7 +207,7 @@ GOLDEN = {
         Linear                backward       1      2  1.200     1.200  17.1%    0.400
         Sequential            backward       1      2  3.060     0.000  43.7%    1.180
         ReLU                  backward       1      2  0.060     0.060   0.9%    0.080
-        Conv2d                backward       1      2  3.000     3.000  42.9%    1.040
+        > Conv2d              backward       1      2  3.000     3.000  42.9%    1.040
         SGD                  optimizer       1      2  0.160     0.160   2.3%    0.400
         (no module)              other       3      5  0.110     0.110   1.6%    0.600
         (no module)               data       1      2  0.000     0.000   0.0%    0.300
@@ -222,14 +225,15 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by phase, ms
         Phase           Calls    GPU  Share  Host ms
         other               1  0.110   1.6%    0.600
         data                2  0.000   0.0%    0.300
         forward             2  2.440  34.9%    1.400
-        backward            2  4.260  60.9%    1.700
+        > backward          2  4.260  60.9%    1.700
         optimizer           2  0.160   2.3%    0.400
         (unattributed)      0  0.030   0.4%    0.000
 
@@ -244,11 +248,12 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by kernel, ms
         Kernel                       Calls  Total  Share  Mean ms  Layers
-        conv_bwd                         2  3.000  42.9%    1.500       1
+        > conv_bwd                       2  3.000  42.9%    1.500       1
         conv_fwd                         2  1.800  25.7%    0.900       1
         gemm                             4  1.800  25.7%    0.450       1
         sgd                              2  0.160   2.3%    0.080       1
@@ -269,7 +274,8 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by step, ms
         Step           Time   Data  Forward  Backward  Optimizer    GPU

@@ -11,6 +11,7 @@ from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
 from annot.analyze.collectives import collectives_of
 from annot.analyze.cpu_parts import COMPUTED
+from annot.analyze.part_names import CPU_PARTS
 from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.work import by_layer_with_work
 from annot.labels.tag import parse
@@ -232,7 +233,7 @@ def waiting_for_ranks(facts: Facts) -> Advice | None:
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and communicate less often.",
-        f"{share:.0%} of {facts.time} is spent waiting for ranks in {name}{of_it}",
+        f"{share:.0%} of {facts.time} is {CPU_PARTS['collectives'].name}, waiting for ranks in {name}{of_it}",
         f"{facts.ranks_command} --columns communication      # which rank is late\n"
         "with model.no_sync():      # accumulate the gradients of several batches",
         share,

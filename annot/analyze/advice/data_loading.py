@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts
+from annot.analyze.part_names import GPU_PARTS
 from annot.attribution.data_workers import fetches
 
 __all__ = ["data_loading"]
@@ -54,7 +55,7 @@ def _needed(facts: Facts, share: float) -> int:
 
 
 def _evidence(facts: Facts, share: float) -> str:
-    waits = f"{share:.0%} of {facts.time} is spent waiting for data"
+    waits = f"{share:.0%} of {facts.time} is spent {GPU_PARTS['data'].name}"
     if facts.on_device:
         return f"{waits} ({facts.steps.height:,} steps)"
     wait, rest = (part * facts.wall_ns / max(facts.steps.height, 1) / 1e6 for part in (share, 1 - share))

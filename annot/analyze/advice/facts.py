@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -55,10 +55,12 @@ class Facts:
 
     Args:
         attribution: the profile.
+        folds: path of the fold of each repeated layer, by layer and class, as tables show it; None: by the numbers in
+            paths.
     """
 
-    def __init__(self, attribution: Attribution) -> None:
-        self.attribution = attribution
+    def __init__(self, attribution: Attribution, folds: Mapping[tuple[str, str], str] | None = None) -> None:
+        self.attribution, self.folds = attribution, folds
 
     @cached_property
     def on_device(self) -> bool:

@@ -10,6 +10,7 @@ from annot.analyze.advice import cpu
 from annot.analyze.advice.data_loading import data_loading
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
+from annot.analyze.part_names import GPU_PARTS
 from annot.analyze.step_parts import WORK
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.host_times import known
@@ -29,8 +30,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     return Advice(
         "synchronous_copies",
         "Avoid waiting for the GPU inside a step: remove .item(), .cpu() and print(tensor), and copy asynchronously.",
-        f"For {share:.0%} of {facts.time} the GPU is idle because the CPU waited for it, "
-        f"{_often(facts, 'synchronisation')}",
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['synchronisation'].name}, {_often(facts, 'synchronisation')}",
         "x = x.to(device, non_blocking=True)      # from pinned memory\nif step % 100 == 0:\n    print(loss.item())",
         share,
     )
@@ -54,8 +54,7 @@ def allocations(facts: Facts) -> Advice | None:
     return Advice(
         "allocations",
         "Keep GPU memory allocated between steps: let the framework cache it.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU allocates or frees GPU memory, "
-        f"{_often(facts, 'allocation')}",
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['allocation'].name}, {_often(facts, 'allocation')}",
         "for name in ('PYTORCH_NO_CUDA_MEMORY_CACHING', 'PYTORCH_NO_HIP_MEMORY_CACHING'):\n"
         "    os.environ.pop(name, None)           # before torch is imported\n"
         "# and remove torch.cuda.empty_cache() from the loop",
@@ -88,7 +87,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     return Advice(
         "cuda_graphs",
         "Launch each step as a CUDA graph: the run is launch-bound.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU prepares the next launch, and {same} "
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and {same} "
         f"{count:,.0f} kernels, {facts.mean_kernel_ns / 1000:.1f} µs on average",
         'model = torch.compile(model, mode="reduce-overhead")',
         share, facts.idle_layers,
@@ -110,14 +109,14 @@ def host_bound(facts: Facts) -> Advice | None:
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    gaps = [f"{host:.0%} in gaps of more than 1 ms"]
+    gaps = [f"{host:.0%} of {facts.time} is spent {GPU_PARTS['host'].name}"]
     if share > host and launch >= 0.01:
-        gaps.insert(0, f"{launch:.0%} between launches of {count:,.0f} kernels, {mean:.1f} µs on average")
+        waits = f"{launch:.0%} of it {GPU_PARTS['launch'].name} of {count:,.0f} kernels, {mean:.1f} µs on average"
+        gaps.append(waits)
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU runs Python and framework code: "
-        f"{', '.join(gaps)}",
+        ", and ".join(gaps),
         f"annot report {facts.source} --by bottleneck\nmodel = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
@@ -133,7 +132,7 @@ def batch_size(facts: Facts) -> Advice | None:
     return Advice(
         "batch_size",
         "Double the batch size while it fits into memory, and scale the learning rate with it.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU prepares the next launch, and kernels take "
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and kernels take "
         f"{facts.mean_kernel_ns / 1000:.1f} µs on average at batch size {size}",
         f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
         share,
@@ -168,8 +167,7 @@ def collectives(facts: Facts) -> Advice | None:
     return Advice(
         "collectives",
         "Find the rank that the others wait for, and overlap communication with the backward pass.",
-        f"{share:.0%} of {facts.time} is spent in collectives while no other kernel runs, including the wait for the "
-        "slowest rank",
+        f"{share:.0%} of {facts.time} is {GPU_PARTS['collectives'].name}, including the wait for the slowest rank",
         f"{facts.ranks_command}\nDistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
         share,
     )

@@ -25,7 +25,7 @@ from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.folds import every_fold, index_of, with_groups
+from annot.report.folds import every_fold, folds_of, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.report import Report
 from annot.report.tables import as_data
@@ -166,7 +166,7 @@ def run_data(
 
 def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool]:
     """The verdict, the advice, and whether the time of the run lacks warm-up, which need the same quantities."""
-    facts = Facts(attribution)
+    facts = Facts(attribution, folds_of(attribution))
     return verdict(facts), _columns(by_advice(attribution, facts)), facts.parts.without_warmup
 
 

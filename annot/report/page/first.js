@@ -161,7 +161,7 @@ function bestAdvice(run) {
     'What to change first',
     found.length
       ? h('ol', {class: 'best'}, found.map(one => h('li', {}, adviceCard(run, one))))
-      : emptyText('No rule of advice applies to this profile.'),
+      : emptyText('No advice for this profile.'),
   );
 }
 

@@ -10,7 +10,7 @@ function layersOfParts(run) {
   const whole = run.meta.steps ? 'step' : 'run';
   const longest = Math.max(...rows.map(row => row.ns));
   return panel(
-    `Layers in the parts of the ${whole}`,
+    `Longest layers in each phase of the ${whole}`,
     h(
       'ol',
       {class: 'top'},
@@ -30,7 +30,7 @@ function layersOfParts(run) {
         ),
       ),
     ),
-    h('p', {class: 'hint'}, `Shares of the time of the ${whole}. Those of a part add up to its share above.`),
+    h('p', {class: 'hint'}, `Shares are of the time of the ${whole}. The shares of a phase add up to its share in the bar.`),
   );
 }
 

@@ -93,7 +93,7 @@ function shareOfSteps(run, rows) {
     h(
       'p',
       {class: 'hint'},
-      `${run.meta.steps ? 'Sum of the steps' : 'Total'}: ${duration(wall.ns)}${devices}. Overlapped: time hidden behind the parts listed above.`,
+      `${run.meta.steps ? 'Sum of the steps' : 'Total'}: ${duration(wall.ns)}${devices}. Overlapped: time during which a part above it runs.`,
     ),
   );
 }
@@ -104,7 +104,7 @@ function topLayers(run) {
   if (!best.length) return panel('Layers', emptyText('No ranges were recorded. Use emit_ranges(model).'));
   const longest = numbers[best[0].place].self;
   return panel(
-    'Layers and other parts with the most self time',
+    'Layers with the most self time',
     h(
       'ol',
       {class: 'top'},
