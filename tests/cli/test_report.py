@@ -385,9 +385,8 @@ def test_many_ranks(tmp_path: Path) -> None:
     result = _annot("report", tmp_path / "run_rank*.sqlite", "--sort", "time", "--total", COLUMNS="200")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert (
-        lines[0] == "Step 2.12 ms on 7 GPUs: no rank is more than 5% slower than the others."
-    )  # the all-reduce is hidden
+    # The all-reduce is hidden.
+    assert lines[0] == "Step 2.12 ms on 7 GPUs: no rank is more than 5% slower than the others."
     assert lines[2] == "GPU time by layer over 7 ranks, ms"
     assert lines[3].split()[-7:] == ["r0", "r1", "r3", "r4", "r5", "r6", "r7"]
     conv = next(line for line in lines if line.startswith("features.0 Conv2d") and "forward" in line)

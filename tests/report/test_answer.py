@@ -19,13 +19,16 @@ from tables import Rows
 
 import annot
 from annot.analyze.advice import Facts, by_advice
+from annot.analyze.compare import compare
 from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
+from annot.attribution import Attribution, attribute
 from annot.cli.main import main
 from annot.cli.report import print_report
 from annot.errors import AnnotError
 from annot.report.hottest import hottest_rows, named_rows
 from annot.report.page.data import report_data
 from annot.report.terminal.answer import LINES, print_answer
+from annot.report.terminal.compare import ComparisonReport
 from annot.report.terminal.table import print_table
 from annot.runs.run import Run
 
@@ -187,3 +190,51 @@ def test_each_part_has_one_name(tmp_path: Path) -> None:
         assert {key: tuple(part) for key, part in page.items()} == dict(parts)
         evidence = by_advice(attribution, Facts(attribution))["evidence"]
         assert evidence.str.contains(name, literal=True).any()
+
+
+def test_comparisons_have_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The five rows that change most come first, in 15 lines; --all prints the table; `top` is in the same order."""
+    paths = [str(training(device=True).write(tmp_path / f"{name}.sqlite")) for name in "ab"]
+    slower = training(device=True)
+    for number in range(8):
+        slower.layer(f"new.{number} Linear |fwd", 5_000_000 + 100_000 * number, 5_000_000 + 100_000 * number + 1000)
+    paths[1] = str(slower.write(tmp_path / "slower.sqlite"))
+    printed = {}
+    for options in ([], ["--all"], ["--top", "3"]):
+        assert main(["compare", *paths, *options]) == 0
+        printed[" ".join(options)] = capsys.readouterr().out.splitlines()
+    assert len(printed[""]) <= LINES
+    assert "--all" in printed[""][-1]
+    assert len(printed["--all"]) > 3
+
+
+def test_rows_of_compared_profiles_that_change_most() -> None:
+    """`top` keeps the largest changes, the largest first, faster or slower."""
+    sides = [_changed(times) for times in ((10, 50, 30, 5), (40, 40, 10, 6))]
+    report = ComparisonReport(compare(*sides), "a", "b", top=3)
+    assert report.rows["difference_ns"].abs().to_list() == [30_000, 20_000, 10_000]
+
+
+def _changed(times: Iterable[int]) -> Attribution:
+    """Layers that take these times (µs)."""
+    rows, start = Rows(), 0
+    for number, time in enumerate(times):
+        rows.range(f"layer{'abcd'[number]} Linear |fwd", start, start + 1000 * time)
+        start += 1000 * time
+    return attribute(rows.build())
+
+
+def test_columns_name_the_matrix_units_of_the_device() -> None:
+    """Columns and items of the summary say TC and Tensor Cores on NVIDIA, MC and Matrix Cores on AMD."""
+    for device, short, units in (("NVIDIA H100", "TC", "Tensor Cores"), ("AMD Instinct MI300X", "MC", "Matrix Cores")):
+        rows = Rows().range("fc Linear |fwd", 0, 900).kernel(10, (20, 860), name="ampere_fp16_s16816gemm_fp16_64x64_nn")
+        run = Run(rows.build(devices=[{"name": device, "id": 0}]))
+        other = {"TC": "MC", "MC": "TC"}[short]
+        for by in ("kind", "kernel_tensor", "tensor_core"):
+            text = "\n".join(_printed(partial(print_table, run.view(by)), 140))
+            assert re.search(rf"\b{short}\b", text)
+            assert not re.search(rf"\b{other}\b", text)
+        summary = "\n".join(_printed(partial(print_table, run.view("summary")), 140))
+        assert f"time: {units}" in summary
+        assert f"layers: {units} used" in summary
+        assert "waiting for launches" in summary
