@@ -6,7 +6,7 @@ import contextlib
 import sys
 import warnings
 
-__all__ = ["AnnotError", "warn"]
+__all__ = ["AnnotError", "EmptyProfileError", "warn"]
 
 
 class AnnotError(Exception):
@@ -24,6 +24,10 @@ class AnnotError(Exception):
     def __init__(self, message: str) -> None:
         # The message may contain text from a file. Escape control characters, which could change the terminal.
         super().__init__("".join(char if char.isprintable() else repr(char)[1:-1] for char in message))
+
+
+class EmptyProfileError(AnnotError):
+    """A profile is readable and contains nothing."""
 
 
 def warn(message: str, *, stacklevel: int = 1) -> None:

@@ -13,12 +13,13 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.gpu_activities import KEY
-from annot.analyze.hardware_counters import COUNTERS, device_of_profile, layer_counters
+from annot.analyze.hardware_counters import COUNTERS, layer_counters
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline, under_roof
-from annot.analyze.roofs import Peaks, peaks_of
+from annot.analyze.roofs import Peaks
 from annot.attribution import Attribution, by_layer
 
-__all__ = ["by_bottleneck", "default_peaks", "step_batches"]
+__all__ = ["by_bottleneck", "step_batches"]
 
 _BATCH: Final = re.compile(r"\[(\d+),")
 _MOST_RUNS: Final = 16
@@ -38,7 +39,7 @@ def by_bottleneck(attribution: Attribution, peaks: Peaks | None = None) -> pl.Da
 
     Args:
         attribution: the profile.
-        peaks: peaks of the device; None: the peaks from the profile's device table.
+        peaks: peaks of the device; None: those of `annot.analyze.peak_sources.default_peaks`.
 
     Returns:
         layer, module, phase; batch (first dimension of the model's input, Int64; null: unknown); calls;
@@ -68,13 +69,6 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def default_peaks(attribution: Attribution) -> Peaks | None:
-    """Return the peaks of the busiest device of a profile; None: unknown."""
-    devices = attribution.meta.get("devices") or [row for row in [device_of_profile(attribution)] if row]
-    busiest = attribution.device_busy.sort("busy_ns", descending=True)["device"]
-    return peaks_of(devices, busiest[0] if busiest.len() else None)
-
-
 def step_batches(attribution: Attribution) -> list[tuple[int, int]]:
     """Return steps and their batch sizes: the most frequent first dimension in the forward labels of the step."""
     tree = attribution.forest.tree
@@ -101,7 +95,7 @@ def _parts(attribution: Attribution) -> list[tuple[int | None, int | None, Attri
     return [(size, len(steps), attribution.of_steps(slice(steps[0], steps[-1] + 1))) for size, steps in runs]
 
 
-def _rows(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:
+def _rows(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
     """The sums, precision and counters of each layer."""
     layers = by_layer(attribution)
     self_time = "gpu_self_ns" if layers["gpu_self_ns"].sum() else "host_self_ns"

@@ -15,7 +15,7 @@ import polars as pl
 
 from annot.analyze.cpu_parts import phase_times
 from annot.analyze.kernel_kinds import with_classes
-from annot.analyze.messages import COLLECTIVE, messages, operations
+from annot.analyze.messages import COLLECTIVE, UNNAMED, messages, operations
 from annot.analyze.overlap import cut, exclusive, merged, within, without
 from annot.analyze.step_parts import Device, Parts, by_device, intervals_of, parts_of
 from annot.attribution import UNATTRIBUTED
@@ -109,12 +109,24 @@ def _placed(attribution: Attribution, kernels: pl.DataFrame) -> pl.DataFrame:
 def _of_device(forest: Forest, kernels: pl.DataFrame, window: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The collectives of a device, and their exposed time."""
     launched = kernels.filter(pl.col("collective").is_not_null(), pl.col("end") >= pl.col("start"))
-    own = exclusive(launched.with_columns(_message_ranges(forest, launched["range"])), window)
+    operation = _range_operations(forest, launched["range"])
+    own = exclusive(launched.with_columns(operation, _message_ranges(forest, launched["range"])), window)
     own = own.with_columns(forest.tree["label"].gather(own["range"]).alias("label"))
     compute = kernels.filter(pl.col("collective").is_null(), pl.col("end") > pl.col("start"))
     free = without(window, merged(compute))
     exposed = _exposed(own, free, compute.sort("start", maintain_order=True))
     return _described(forest, own.rename({"collective": "name"})), _with_layers(forest, exposed)
+
+
+def _range_operations(forest: Forest, ranges: pl.Series) -> pl.Series:
+    """The operation that the innermost range around each launch names; null: the range is another one.
+
+    NCCL runs an all-to-all as a kernel with the name SendRecv, in a range of PyTorch that is named nccl:all_to_all.
+    """
+    at = ranges.to_frame("range").select(pl.when(pl.col("range") >= 0).then("range")).to_series()
+    labels = forest.labels.with_columns(operation=operations(forest.labels["text"]))
+    named = labels.select(pl.when(COLLECTIVE, pl.col("operation") != UNNAMED).then("operation")).to_series()
+    return named.gather(forest.tree["label"].gather(at)).alias("operation")
 
 
 def _message_ranges(forest: Forest, ranges: pl.Series) -> pl.Series:
@@ -161,8 +173,9 @@ def _of_process(
 def _described(forest: Forest, own: pl.DataFrame) -> pl.DataFrame:
     """Add the layer, operation and message of each collective."""
     found = messages(forest.labels.select(pl.coalesce("call", "text")).to_series(), own["label"])
-    own = own.hstack(found.drop("operation")).with_columns(
-        pl.coalesce(found["operation"], operations(own["name"])).alias("operation")
+    named = [own["operation"]] if "operation" in own.columns else []
+    own = own.with_columns(*found.drop("operation").get_columns()).with_columns(
+        pl.coalesce(found["operation"], *named, operations(own["name"])).alias("operation")
     )
     return _with_layers(forest, own)
 

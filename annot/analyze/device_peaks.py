@@ -93,8 +93,8 @@ class Sheet:
 
 
 _CDNA3: Final = {
-    "f64": 81.7e12, "f32": 163.4e12, "f64 tensor": 163.4e12, "tf32 tensor": 653.7e12, "f16 tensor": 1307.4e12,
-    "bf16 tensor": 1307.4e12, "f8 tensor": 2614.9e12,
+    "f64": 81.7e12, "f32": 163.4e12, "f64 tensor": 163.4e12, "f32 tensor": 163.4e12, "tf32 tensor": 653.7e12,
+    "f16 tensor": 1307.4e12, "bf16 tensor": 1307.4e12, "f8 tensor": 2614.9e12,
 }  # fmt: skip
 _CDNA2: Final = {
     "f64": 47.9e12, "f32": 47.9e12, "f64 tensor": 95.7e12, "f32 tensor": 95.7e12, "f16 tensor": 383e12,

@@ -18,14 +18,13 @@ import polars as pl
 from annot.analyze.api_calls import calls_of
 from annot.analyze.gpu_activities import KEY, attributed_blocks
 from annot.analyze.hardware_counters import over
-from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
+from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import UNATTRIBUTED, by_layer, column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_tables import of_modules
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels import layer_path
-from annot.labels.tag import FUSED
 
 __all__ = ["MODEL", "by_group", "by_iteration", "by_op_type", "by_tensor_core", "layers_in"]
 
@@ -64,7 +63,7 @@ def by_iteration(attribution: Attribution) -> pl.DataFrame:
             pl.col("start").cast(pl.Int64).alias("start_ns"), "gpu_ns", launch_start_ns=calls.start.gather(row),
             launch_ns=calls.ns.gather(row),
         )  # fmt: skip
-        kinds = with_unknown_tensor_cores(with_classes(block.select("name")))
+        kinds = with_classes(block.select("name"))
         rows = pl.concat([times, keys[block["node"]], kinds], how="horizontal")
         parts.append(
             rows.select(
@@ -208,7 +207,7 @@ def by_group(attribution: Attribution) -> pl.DataFrame:
 
 def _groups_of(layer: str) -> Iterator[str]:
     """The paths that contain a layer, itself included; a fused kernel belongs to the common path of its layers."""
-    yield from layer_path.within(layer_path.common(layer.split(FUSED)))
+    yield from layer_path.within(layer_path.common(layer_path.layers_of(layer)))
 
 
 def _sums_of_groups(layers: pl.DataFrame, groups: list[str], members: Iterable[Iterable[int]]) -> pl.DataFrame:

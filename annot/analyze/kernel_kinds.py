@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.kernel_name_patterns import LIBRARIES, RULES, TENSOR_CORES, Kind
+from annot.analyze.kernel_name_patterns import LIBRARIES, OTHER_UNITS, RULES, TENSOR_CORES, Kind
 from annot.attribution import UNATTRIBUTED, by_layer
 from annot.attribution.attribute import Attribution
 from annot.attribution.layer_chains import KEY
@@ -21,7 +21,6 @@ __all__ = [
     "layer_kernels",
     "layer_names",
     "with_classes",
-    "with_unknown_tensor_cores",
 ]
 
 MATRIX: Final = ("gemm", "convolution", "attention")
@@ -38,13 +37,13 @@ class KernelClass:
     Args:
         kind: one of `annot.analyze.kernel_name_patterns.KINDS`; "other" for unknown names.
         library: library of the kernel, such as "cuDNN"; empty: unknown.
-        tensor_cores: whether it computes on Tensor Cores (AMD: Matrix Cores). Also False if the name does not show it,
-            as for Triton kernels.
+        tensor_cores: whether it computes on Tensor Cores (AMD: Matrix Cores); None: the name does not show it, as for
+            matrix multiplications of Triton.
     """
 
     kind: Kind
     library: str
-    tensor_cores: bool
+    tensor_cores: bool | None
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -70,11 +69,18 @@ def classify(name: str) -> KernelClass:
     head = text.partition("<")[0].partition("(")[0]
     found = (kind for kind, of_head, pattern in RULES if pattern.search(head if of_head else text))
     kind: Kind = next(found, "other")
-    computes = kind in (*MATRIX, "other") and TENSOR_CORES.search(text) is not None
     library = _library(head)
     if library in ("", "CUTLASS"):  # the library of an instantiated template shows in its arguments
         library = _library(text)
-    return KernelClass(kind, library, computes)
+    return KernelClass(kind, library, _on_tensor_cores(text, kind))
+
+
+def _on_tensor_cores(text: str, kind: Kind) -> bool | None:
+    if kind not in (*MATRIX, "other"):
+        return False
+    if TENSOR_CORES.search(text):
+        return True
+    return False if OTHER_UNITS.search(text) else None
 
 
 def _library(text: str) -> str:
@@ -82,19 +88,13 @@ def _library(text: str) -> str:
 
 
 def with_classes(names: pl.DataFrame) -> pl.DataFrame:
-    """Add kind, library (String) and tensor_cores (Boolean) to a table with the column `name`."""
+    """Add kind, library (String) and tensor_cores (Boolean, null: unknown) to a table with the column `name`."""
     distinct = names["name"].cast(pl.String).unique()
     rows = [(name, *astuple(classify(name or ""))) for name in distinct]
     schema = {"name": pl.String, "kind": pl.String, "library": pl.String, "tensor_cores": pl.Boolean}
     classes = pl.DataFrame(rows, schema=schema, orient="row")
     texts = names.with_columns(pl.col("name").cast(pl.String))
     return texts.join(classes, on="name", how="left", nulls_equal=True, maintain_order="left")
-
-
-def with_unknown_tensor_cores(classes: pl.DataFrame) -> pl.DataFrame:
-    """Set tensor_cores to null where the name does not show it: in matrix multiplications of Triton."""
-    unknown = (pl.col("library") == "Triton") & pl.col("kind").is_in(MATRIX) & ~pl.col("tensor_cores")
-    return classes.with_columns(tensor_cores=pl.when(~unknown).then("tensor_cores"))
 
 
 def layer_names(attribution: Attribution) -> pl.DataFrame:
@@ -117,7 +117,7 @@ def by_class(attribution: Attribution) -> pl.DataFrame:
         gpu_ns, layers (number of distinct layers that launch them). The times add up to the total GPU time.
     """
     known = pl.col("layer").filter(pl.col("layer") != UNATTRIBUTED)
-    rows = with_unknown_tensor_cores(layer_names(attribution)).group_by("kind", "library", "tensor_cores").agg(
+    rows = layer_names(attribution).group_by("kind", "library", "tensor_cores").agg(
         pl.col("name").n_unique().cast(pl.Int64).alias("names"),
         pl.col("calls", "gpu_ns").sum(),
         known.n_unique().cast(pl.Int64).alias("layers"),

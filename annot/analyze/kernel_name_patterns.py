@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["KINDS", "LIBRARIES", "RULES", "TENSOR_CORES", "Kind"]
+__all__ = ["KINDS", "LIBRARIES", "OTHER_UNITS", "RULES", "TENSOR_CORES", "Kind"]
 
 Kind: TypeAlias = Literal[
     "gemm", "convolution", "attention", "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy",
@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 
 KINDS: Final[dict[Kind, str]] = {
-    "gemm": "matrix-matrix and matrix-vector multiplications, with their split-K sums and epilogues",
+    "gemm": "matrix-matrix and matrix-vector multiplications, also of experts, with split-K sums and epilogues",
     "convolution": "convolutions by any method (implicit GEMM, Winograd, FFT), with their preparation kernels",
     "attention": "fused attention",
     "elementwise": "elementwise operations: arithmetic, activations, casts within arithmetic, quantization",
@@ -53,7 +53,7 @@ RULES: Final[tuple[tuple[Kind, bool, re.Pattern[str]], ...]] = (
     ),
     # TorchInductor names a fused kernel by its loop type, followed by the fused operations.
     _rule("convolution", _HEAD, r"^triton_(?:tem|mm|poi|red|per)\w*_convolution(?!_backward_sum)"),
-    _rule("attention", _HEAD, r"^triton_tem\w*attention", r"^_(?:attn|bwd_d[kq])\w*"),
+    _rule("attention", _HEAD, r"^triton_tem\w*attention", r"^_?(?:attn_(?:fwd|bwd)|bwd_(?:kernel_)?d[kq])\w*"),
     _rule("gemm", _HEAD, r"^triton_(?:tem|mm)", r"^triton_\w*?_(?:addmm|bmm|baddbmm)_\d+$"),
     _rule("softmax", _HEAD, r"^triton_(?:red|per)\w*softmax"),
     _rule("normalisation", _HEAD, r"^triton_(?:red|per)\w*(?:layer|batch|group|rms)_?norm"),
@@ -113,6 +113,7 @@ RULES: Final[tuple[tuple[Kind, bool, re.Pattern[str]], ...]] = (
         r"dot_kernel|(?:^|_)dot(?:_|$)",
         r"(?:^|_)(?:sy|he)r2?k|trs[mv]|ger_kernel|(?:^|[_:])addmm",
         r"(?i:wvSplitK|LLGemm|marlin|awq_|gptq|_mm_kernel|dotprod)",
+        r"(?i:(?:fused|grouped|batched)_?moe|fmoe|moe_?(?:gemm|ffn|kernel|stage|mlp)|fused_experts)",
         r"cutlass_\d+_\w*tensorop|RNN_blockPersist|[Pp]ersistRNN",
     ),
     _rule("gemm", _BODY, r"^(?:void )?cutlass\w*::.*(?i:gemm)", r"cutlass_\d+_\w+gemm", r"GemmUniversal|GridwiseGemm"),
@@ -167,6 +168,22 @@ TENSOR_CORES: Final = re.compile(
     ))
 )  # fmt: skip
 """Names of kernels that compute on Tensor Cores (AMD: Matrix Cores)."""
+
+OTHER_UNITS: Final = re.compile(
+    "|".join((
+        # cuBLAS, cuDNN and CUTLASS name float32 and float64 kernels by a letter, and kernels of ordinary cores by simt.
+        r"(?:^|_)[scdzh](?:gemm|cudnn)(?![a-z])|_simt_|_ffma|(?:^|_)gcgemm|fft",
+        r"_f32f32_f32f32_f32_(?!\w*tf32)",
+        r"(?i:gemv|gemmsn|gemmk1|dot_?kernel|winograd|depthwise|im2col|col2im|vol2col|naive_conv|direct_?conv)",
+        r"implicit_convolve_sgemm|conv2d_grouped_direct|compute\w*OffsetsKernel",
+        # Sums after a matrix multiplication.
+        r"(?i:split_?k_?reduce|reduce_?split_?k)|PostGSU|cublasLt::epilogue|flash_\w*(?:combine|dot_do_o|convert)",
+        r"fmha_cutlass[FB]_f32_\w*sm(?:[5-7]\d)|miopenSp3|gfx\w+_f\dx\d",
+        # Tensile names the matrix instruction (MI), if the kernel uses one.
+        r"^Cijk_(?!\w*_(?:MI\d|WMMA))\w*_MT\d",
+    ))
+)  # fmt: skip
+"""Names of kernels of matrix multiplications that do not compute on Tensor Cores."""
 
 LIBRARIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (library, re.compile(pattern))

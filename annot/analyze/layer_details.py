@@ -7,11 +7,11 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.api_calls import calls_of
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.dlprof_reports import blocks_of, on_devices
 from annot.analyze.gpu_activities import KEY
 from annot.analyze.hardware_counters import layer_counters
 from annot.analyze.kernel_kinds import layer_kernels
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.tensor_cores import layer_tensor_cores
 from annot.analyze.work import by_layer_with_work

@@ -8,8 +8,8 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.gpu_activities import KEY, activities
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.trace_events import range_blocks
 from annot.analyze.tracks import Tracks

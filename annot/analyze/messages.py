@@ -11,12 +11,14 @@ import polars as pl
 from annot.analyze.work.call import UncountableError, item_size
 from annot.labels import tag
 
-__all__ = ["COLLECTIVE", "Message", "bus_factor", "message_of", "messages", "operations"]
+__all__ = ["COLLECTIVE", "UNNAMED", "Message", "bus_factor", "message_of", "messages", "operations"]
 
 COLLECTIVE: Final = (pl.col("phase") == "collective") | pl.col("layer").str.contains(
     r"^(?:c10d::|nccl:|gloo:|mpi:|nccl[A-Z]|record_param_comms$)"
 )
 """Whether a layer and phase are the range of a collective itself: by annot, PyTorch or NCCL."""
+UNNAMED: Final = "collective"
+"""Operation of a collective whose kernel and ranges do not name it."""
 _KERNEL: Final = (
     r"(?i)(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|reduce|gather|scatter|send|recv)"
 )
@@ -123,4 +125,4 @@ def operations(names: pl.Series) -> pl.Series:
         ['all_reduce', 'collective']
     """
     found = names.cast(pl.String).str.extract(_KERNEL).str.to_lowercase().str.replace_all("_", "")
-    return found.replace(_NAMES).fill_null("collective")
+    return found.replace(_NAMES).fill_null(UNNAMED)

@@ -30,7 +30,9 @@ OUTSIDE: Final = "outside_ranges"
 
 GPU_PARTS: Final[Mapping[str, PartName]] = {
     "tensor_cores": PartName("Tensor Cores", "a kernel runs on Tensor Cores"),
-    "kernels": PartName("other kernels", "another kernel runs, except collectives"),
+    "kernels": PartName(
+        "other kernels", "another kernel runs, or its use of Tensor Cores is unknown; except collectives"
+    ),
     "collectives": PartName(_EXPOSED, "only collectives run"),
     "copies": PartName("exposed copies", "only copies and memsets run"),
     "data": PartName(_DATA, "the GPU is idle while a thread waits for data"),

@@ -23,9 +23,10 @@ from annot.analyze.tensor_cores import multiplies
 from annot.analyze.work import by_text, layer_work
 from annot.attribution import Attribution, by_layer
 
-__all__ = ["kernel_roofline", "layer_roofline", "under_roof"]
+__all__ = ["kernel_roofline", "layer_roofline", "precision_of", "under_roof"]
 
 _DTYPE: Final = re.compile(r"\](f64|f32|f16|bf16|float[84]\w*)")
+_FROM_AMD: Final = ("MIOpen", "rocBLAS", "hipBLASLt", "Composable Kernel", "AITER")
 _CAST: Final = ("f32", "f16", "bf16")
 _NARROW: Final = {"float8": "f8", "float4": "f4"}
 _IN_NAME: Final = re.compile(
@@ -37,12 +38,12 @@ _IN_NAME: Final = re.compile(
 _SINGLE: Final = re.compile(r"(?<![a-z])(?:float(?![0-9])|t?f32|fp32|s(?:gemm|cudnn)|^Cijk_\w*_SB_)", re.IGNORECASE)
 
 
-def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataFrame | None = None) -> pl.DataFrame:
+def layer_roofline(attribution: Attribution, peaks: Peaks, work: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the roofline of each layer of a model.
 
     Args:
         attribution: the profile.
-        peaks: peaks of the device; None: unknown, then `bound` is only known for launch-bound and host-bound layers.
+        peaks: peaks of the device; if they are unknown, `bound` is only known for launch-bound and host-bound layers.
         work: expected work of the layers; None: the result of `annot.analyze.work.layer_work`.
 
     Returns:
@@ -56,7 +57,7 @@ def layer_roofline(attribution: Attribution, peaks: Peaks | None, work: pl.DataF
         precision: a name of `annot.analyze.roofs.Peaks`. It is the precision in the name of the longest kernel
             that multiplies matrices, else the autocast dtype, else the dtype of the first floating-point input, else
             the precision in the name of the longest kernel; with ``tensor`` if that kernel uses Tensor Cores; null:
-            unknown, as for layers without kernels and dtypes, and for Triton kernels, whose names do not show it.
+            unknown, as for layers without kernels and dtypes, and for kernels whose names do not show the unit.
         roof_share: achieved performance relative to the roof at this intensity, 0 to 1.
         bound: compute, memory, launch (the device waits longer than it works, mostly for launches), host (it waits
             mostly for other CPU code, such as memory allocation) or null.
@@ -90,12 +91,12 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFrame:
+def kernel_roofline(attribution: Attribution, peaks: Peaks) -> pl.DataFrame:
     """Return the roofline of each kernel from hardware counters.
 
     Args:
         attribution: a profile of Nsight Compute or nvprof with counters of operations and of bytes of device memory.
-        peaks: peaks of the device; None: unknown.
+        peaks: peaks of the device.
 
     Returns:
         name, calls, then the columns of `layer_roofline` from flops, and short (name), the longest first; only kernels
@@ -112,16 +113,16 @@ def kernel_roofline(attribution: Attribution, peaks: Peaks | None) -> pl.DataFra
     return with_short_names(found.sort("time_ns", "name", descending=[True, False]), attribution)
 
 
-def under_roof(rows: pl.DataFrame, peaks: Peaks | None) -> pl.DataFrame:
+def under_roof(rows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
     """Add intensity, achieved rates, roof_share and bound to rows.
 
     The rows have flops, bytes, time_ns, gpu_idle_ns, gpu_launch_ns and precision.
     """
     roofs = [
-        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision) if peaks else None
+        peaks.of(precision.removesuffix(" tensor"), tensor_cores=" " in precision)
         for precision in rows["precision"].fill_null("")
     ]
-    bandwidth = pl.lit(peaks.bandwidth if peaks else None, pl.Float64)
+    bandwidth = pl.lit(peaks.bandwidth, pl.Float64)
     seconds = pl.when(pl.col("time_ns") > 0).then(pl.col("time_ns") / 1e9)
     intensity = pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes"))
     rows = rows.with_columns(
@@ -163,16 +164,31 @@ def _autocast(attribution: Attribution) -> dict[tuple[str, str], str]:
     return found
 
 
+def precision_of(kernel: str | None, shapes: str | None) -> str | None:
+    """Return the precision of an operator with the longest kernel that multiplies matrices; None: unknown.
+
+    It is that of the kernel's name, else of the first floating-point input. Where the name does not show the unit, the
+    roof of inputs of 16 bits and fewer is that of Tensor Cores.
+    """
+    dtype = _dtype([shapes]) if shapes else None
+    if kernel is None:
+        return dtype
+    narrow = dtype not in (None, "f32", "f64") and classify(kernel).tensor_cores is None
+    return f"{dtype} tensor" if narrow else _precision(kernel, dtype)
+
+
 def _precision(kernel: str, dtype: str | None) -> str | None:
     """The precision in the name of a kernel, else the dtype of the inputs."""
     known = classify(kernel)
-    if known.library == "Triton" and known.kind in MATRIX and not known.tensor_cores:
+    if known.kind in MATRIX and known.tensor_cores is None:
         return None
     match = _IN_NAME.search(kernel)
     precision = dtype if match is None else next(name for name, text in match.groupdict().items() if text)
     if not known.tensor_cores or precision is None:
         return precision
-    return f"{'tf32' if precision == 'f32' else precision} tensor"
+    # Matrix Cores of AMD multiply float32 without rounding to TF32.
+    rounded = precision == "f32" and known.library not in _FROM_AMD
+    return f"{'tf32' if rounded else precision} tensor"
 
 
 def _dtype(shapes: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Peaks of a device: FLOP/s by precision and memory bandwidth, with their source."""
+"""Peaks of a device: FLOP/s by precision and memory bandwidth, with their source; those on paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 from annot.analyze.device_peaks import GEFORCE, NVIDIA, sheet_of
 
-__all__ = ["Peaks", "device_of_counters", "given_peaks", "peaks_of", "peaks_of_device"]
+__all__ = ["Peaks", "device_of_counters", "device_row", "given_peaks", "peaks_of_device", "unknown_peaks"]
 
 _TENSOR: Final = " tensor"
 _NEAREST: Final = {
@@ -19,6 +19,7 @@ _NEAREST: Final = {
     "f16 tensor": ("f16 tensor", "bf16 tensor"),
     "bf16 tensor": ("bf16 tensor", "f16 tensor"),
     "f32 tensor": ("f32 tensor", "tf32 tensor"),
+    "tf32 tensor": ("tf32 tensor", "f32 tensor"),
     "f8 tensor": ("f8 tensor", "f16 tensor"),
     "f6 tensor": ("f6 tensor", "f8 tensor", "f16 tensor"),
     "f4 tensor": ("f4 tensor", "f8 tensor", "f16 tensor"),
@@ -31,9 +32,10 @@ class Peaks:
 
     Args:
         device: name of the device.
-        flops: peak FLOP/s by precision, such as ``f32`` or, on Tensor Cores, ``f16 tensor``; ``any``: all precisions.
+        flops: peak FLOP/s by precision, such as ``f32`` or, on Tensor Cores, ``f16 tensor``; ``any``: all precisions;
+            empty: unknown.
         bandwidth: memory bandwidth in bytes/s; None: unknown.
-        source: origin of the numbers, as a phrase.
+        source: origin of the numbers, as a phrase; why they are unknown, and what to do, as sentences.
 
     Example:
         >>> roof = Peaks("A100", {"f32": 19.5e12, "f16 tensor": 312e12}, 2.04e12, "its data sheet")
@@ -83,12 +85,21 @@ def given_peaks(flops: float, bandwidth: float) -> Peaks:
     return Peaks("", {"any": flops}, bandwidth, "given by hand")
 
 
-def peaks_of(devices: Iterable[Mapping[str, Any]], device: int | None = None) -> Peaks | None:
-    """Return the peaks of a device (None: the first one) of a profile; None: it is not described well enough."""
+def unknown_peaks(reason: str, device: str = "") -> Peaks:
+    """Return unknown peaks with the reason, as sentences.
+
+    Example:
+        >>> unknown_peaks("The profile does not name its GPU.").of("f32") is None
+        True
+    """
+    return Peaks(device, {}, None, reason)
+
+
+def device_row(devices: Iterable[Mapping[str, Any]], device: int | None = None) -> Mapping[str, Any] | None:
+    """Return the description of a device (None: the first one) in a profile; None: the profile describes no device."""
     rows = list(devices)
     numbered = {row.get("cuDevice", row.get("id")): row for row in rows}
-    row = numbered.get(device) or (rows[0] if rows else None)
-    return None if row is None else peaks_of_device(row)
+    return numbered.get(device) or (rows[0] if rows else None)
 
 
 def peaks_of_device(row: Mapping[str, Any]) -> Peaks | None:

@@ -10,6 +10,7 @@ import polars as pl
 from annot.analyze.cpu_parts import COMPUTED, layers_of_parts
 from annot.analyze.dlprof_reports import layers_in
 from annot.analyze.gpu_activities import KEY
+from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.repeated_layers import repeated_layers
 from annot.analyze.step_parts import WORK, parts_of
 from annot.analyze.step_time import part_names, step_time
@@ -46,7 +47,7 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
                      step time; text: layer and class
         ``gpu``      busy: time of GPU activities in the steps, as share of step time; tensor_cores: time of kernels on
                      Tensor Cores, as share of all kernels; tensor_cores_of_eligible: as share of the kernels of
-                     eligible layers
+                     eligible layers; null: no name of a kernel shows the unit
         ``steps``    all, warmup, and median, min, max and spread (interquartile range) of step times
         ``layers``   all, tc_used, tc_unused (eligible layers without Tensor Cores), tc_unknown, other: GPU self time;
                      host: CPU self time
@@ -119,7 +120,10 @@ def _gpu(attribution: Attribution, steps: pl.DataFrame) -> list[_Row]:
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
     ran = steps.filter(pl.col("share").is_in(WORK) & ~on_cpu)
     devices = ran.filter(pl.col("ns") > 0).select("process", "device").n_unique()
-    tc_ns, calls = int(used["gpu_ns"].sum()), int(used["calls"].sum())
+    tc_ns: int | None = int(used["gpu_ns"].sum())
+    calls: int | None = int(used["calls"].sum())
+    if not calls and work.filter(pl.col("kind").is_in(MATRIX))["tensor_cores"].null_count():
+        tc_ns = calls = None  # no kernel shows that it uses Tensor Cores, and some may
     return [
         _row("gpu", "busy", devices, int(ran["ns"].sum()), int(steps["ns"].sum())),
         _row("gpu", "tensor_cores", calls, tc_ns, int(work["gpu_ns"].sum())),
@@ -163,7 +167,7 @@ def _host(attribution: Attribution) -> list[_Row]:
 def _kernels(attribution: Attribution) -> list[_Row]:
     work = tensor_core_work(attribution)
     whole = int(work["gpu_ns"].sum())
-    uses, kernel = pl.col("tensor_cores") & pl.col("kernel"), pl.col("kernel")
+    uses, kernel = pl.col("tensor_cores").fill_null(False) & pl.col("kernel"), pl.col("kernel")
     kinds = {"all": kernel, "tensor_cores": uses, "other": kernel & ~uses, "copies": ~kernel}
     return [
         _row("kernels", name, int(part["calls"].sum()), int(part["gpu_ns"].sum()), whole)

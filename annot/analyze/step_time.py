@@ -24,11 +24,12 @@ from annot.analyze.step_parts import (
     shares_of_devices,
 )
 from annot.analyze.tensor_cores import matrix_units
+from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["part_names", "step_time", "step_work"]
+__all__ = ["part_names", "shares_of_steps", "step_time", "step_work"]
 
 
 @once_for_each
@@ -43,7 +44,11 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
     the sum of ns over the shares of a device. All are Int64 except share.
     """
-    parts = parts or parts_of(attribution)
+    return shares_of_steps(attribution, parts or parts_of(attribution))
+
+
+def shares_of_steps(attribution: Attribution, parts: Parts) -> pl.DataFrame:
+    """Return the table of `step_time` of the windows of `parts`."""
     causes = idle_intervals(attribution, parts)
     rows = shares_of_devices(parts, partial(_going_on, attribution, causes))
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
@@ -87,31 +92,44 @@ def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:
     return intervals_of(work.filter(pl.col("share") == share))
 
 
-def step_work(attribution: Attribution, windows: pl.DataFrame | None = None) -> pl.DataFrame:
-    """Return the GPU activities of the steps with their exclusive time: node, name, kernel, calls (started), wall_ns.
+def step_work(
+    attribution: Attribution, windows: pl.DataFrame | None = None, groups: pl.Series | None = None
+) -> pl.DataFrame:
+    """Return the GPU activities of the steps with their exclusive time.
+
+    The columns are node, name, kernel, pinned (see `annot.profile.COPIES`), calls (started) and wall_ns.
 
     Where activities overlap on a device, the time counts to the one that started first. The times of a device add up to
     its busy time. Removing an activity shortens the steps by at most its time. `windows` are those of
-    `annot.analyze.step_parts.Parts`.
+    `annot.analyze.step_parts.Parts`. With `groups`, a number for each range of the tree, `node` is the group of the
+    range, -1 outside any range.
     """
     spans = parts_of(attribution).windows if windows is None else windows
     of_device = spans.partition_by("process", "device", as_dict=True)
     codes: dict[str, int] = {}
     blocks = [] if attribution.source is None else attributed_blocks(attribution)
-    work = by_device(_coded(block, codes) for block in blocks)
+    work = by_device(_coded(_grouped(block, groups), codes) for block in blocks)
     parts = [pl.DataFrame(schema=_EXCLUSIVE)]
     for key in list(work):
         rows = pl.concat(work.pop(key))
         if key in of_device:
             parts.append(_exclusive(rows, merged(of_device[key])))
-    groups = pl.concat(parts).group_by("node", "name", "kernel", maintain_order=True)
-    sums = groups.agg(pl.col("calls", "wall_ns").sum())
+    activities = pl.concat(parts).group_by(list(_GROUPS), maintain_order=True)
+    sums = activities.agg(pl.col("calls", "wall_ns").sum())
     return sums.with_columns(pl.Series("name", list(codes), pl.String).gather(sums["name"]))
 
 
+_GROUPS: Final = {"node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "pinned": pl.Boolean}
 _EXCLUSIVE: Final = {
-    "node": pl.Int32, "name": pl.Int32, "kernel": pl.Boolean, "calls": pl.Int64, "wall_ns": pl.Int64,
+    **_GROUPS, "calls": pl.Int64, "wall_ns": pl.Int64,
 }  # fmt: skip
+
+
+def _grouped(block: pl.DataFrame, groups: pl.Series | None) -> pl.DataFrame:
+    """The activities with their group as the node."""
+    if groups is None:
+        return block
+    return block.with_columns(groups.gather(column_ops.known(block["range"])).fill_null(column_ops.NONE).alias("node"))
 
 
 def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
@@ -121,13 +139,16 @@ def _coded(block: pl.DataFrame, codes: dict[str, int]) -> pl.DataFrame:
     for name in texts.unique():
         codes.setdefault(name, len(codes))
     ids = [pl.col(name) if name in rows.columns else pl.lit(None).alias(name) for name in ("process", "device")]
+    pinned = (pl.col("pinned") if "pinned" in rows.columns else pl.lit(None)).cast(pl.Boolean).alias("pinned")
     times = pl.col("start", "end").cast(pl.Int64)
     name = texts.replace_strict(codes, return_dtype=pl.Int32).alias("name")
-    return rows.select(*(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", name)
+    return rows.select(
+        *(column.cast(pl.Int64) for column in ids), times, pl.col("node").cast(pl.Int32), "kernel", pinned, name
+    )
 
 
 def _exclusive(rows: pl.DataFrame, window: pl.DataFrame) -> pl.DataFrame:
     """The GPU activities of one device: a row per node and name."""
     rows = exclusive(rows, window)
-    sums = rows.group_by("node", "name", "kernel", maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
+    sums = rows.group_by(list(_GROUPS), maintain_order=True).agg(pl.col("calls", "wall_ns").sum())
     return sums.filter((pl.col("calls") > 0) | (pl.col("wall_ns") > 0)).select(list(_EXCLUSIVE))

@@ -22,7 +22,15 @@ from annot.attribution.attribute import Attribution
 from annot.labels import tag
 from annot.profile import Profile
 
-__all__ = ["COUNTERS", "F32_KERNEL", "layer_tensor_cores", "matrix_units", "multiplies", "tensor_core_work"]
+__all__ = [
+    "COUNTERS",
+    "F32_KERNEL",
+    "divisor_of",
+    "layer_tensor_cores",
+    "matrix_units",
+    "multiplies",
+    "tensor_core_work",
+]
 
 COUNTERS: Final = {
     "exact": r"^(?:sm|smsp)__\w*(?:pipe_tensor_\w*mma|path_tensor|op_\w*mma)|^tensor_(?:precision|int)_fu_utilization$",
@@ -69,7 +77,7 @@ class _Kernel(NamedTuple):
     name: str
     kind: str
     library: str
-    tensor_cores: bool
+    tensor_cores: bool | None
     gpu_ns: int
 
 
@@ -179,8 +187,9 @@ def _verdict(
         return False, used, 0, "depthwise convolution"
     if not kernels:
         return True, None, 0, _obstacle(inputs, tf32=True) or "the layer itself launches no kernels"
-    if any(one.library == "Triton" for one in gemms):
-        return True, None, 0, "unknown: Triton kernel names do not show it"
+    unclear = next((one.name for one in gemms or kernels if one.tensor_cores is None), None)
+    if unclear is not None and (not inputs.dtype or divisor_of(inputs.dtype) is not None):
+        return True, None, 0, f"unknown: the kernel name does not show it: {unclear[:60]}"
     return True, False, 0, _why_not([one.name for one in gemms], inputs, meta, tf32=tf32)
 
 
@@ -207,11 +216,21 @@ def _obstacle(inputs: _Inputs, *, tf32: bool) -> str:
     """The dtype or sizes that prevent the use of Tensor Cores; empty: unknown."""
     if inputs.dtype == "f32" and not tf32:
         return _NO_TF32
-    divisor = 16 if inputs.dtype.startswith(_FLOAT8) else _DIVISOR.get(inputs.dtype)
+    divisor = divisor_of(inputs.dtype)
     if divisor is None:
         return f"{inputs.dtype} is not supported" if inputs.dtype else ""
     odd = [f"{name}={size}" for name, size in inputs.sizes if size % divisor]
     return f"{', '.join(odd)} not divisible by {divisor}" if odd else ""
+
+
+def divisor_of(dtype: str) -> int | None:
+    """Return the number of elements in 16 bytes, of which GEMM sizes on Tensor Cores are multiples; None: unsupported.
+
+    Example:
+        >>> divisor_of("bf16"), divisor_of("i64")
+        (8, None)
+    """
+    return 16 if dtype.startswith(_FLOAT8) else _DIVISOR.get(dtype)
 
 
 def _inputs(attribution: Attribution) -> dict[tuple[str, str], _Inputs]:

@@ -9,6 +9,7 @@ import polars as pl
 
 from annot.analyze.advice import Facts
 from annot.analyze.advice.kernels import outside_matrix_units
+from annot.analyze.advice.operators import longest_operator
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
@@ -42,7 +43,7 @@ _KINDS: Final = {
     "reduction": "reductions",
     "normalisation": "normalisation",
     "softmax": "softmax",
-    "embedding": "embedding lookups",
+    "embedding": "gathers and scatters",
     "copy": "copies and casts",
     "random": "random numbers",
     "optimizer": "parameter updates",
@@ -72,6 +73,8 @@ def verdict(facts: Facts) -> str:
     rows: _Rows = {(row["section"], row["item"]): row for row in table.iter_rows(named=True)}
     if not rows["time", "wall"]["ns"]:
         return _without_times(rows, facts)
+    if facts.wall_ns and not facts.on_device and not facts.on_cpu:
+        return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
     clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table, facts)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
@@ -79,7 +82,7 @@ def verdict(facts: Facts) -> str:
 
 def _subject(rows: _Rows, facts: Facts) -> str:
     """The time of a step, of several processes if they use no GPU; without steps that of the run on one device."""
-    several = facts.processes if facts.wall_ns and not facts.on_device else 1
+    several = facts.processes if facts.wall_ns and facts.on_cpu else 1
     what = "ranks" if facts.ranked else "processes"
     return f"{_time(rows, facts)}{f' of {several} {what}' if several > 1 else ''}"
 
@@ -101,10 +104,19 @@ def _time(rows: _Rows, facts: Facts) -> str:
 def _device(rows: _Rows, facts: Facts) -> str:
     """The devices that ran kernels or copies in the steps, or in the run if it has no times."""
     meta = facts.attribution.meta
-    if facts.wall_ns and not facts.on_device:
+    if facts.wall_ns and not facts.on_device and facts.other_devices:
+        return " and ".join(facts.other_devices)
+    if facts.wall_ns and facts.on_cpu:
         return cpu_name(meta) or "CPU"
-    count = rows["gpu", "busy"]["count"] or facts.attribution.device_busy.height
-    return gpus(count, gpu_name(meta))
+    busy = rows.get(("gpu", "busy"))
+    return gpus((busy and busy["count"]) or facts.attribution.device_busy.height or 1, gpu_name(meta))
+
+
+def _unknown_time(facts: Facts) -> str:
+    """Why the time of the device is unknown."""
+    if skipped := sum(facts.other_devices.values()):
+        return f"annot does not support this device and skipped its {skipped:,} events, so its time is unknown"
+    return "the profile lacks the times of most GPU activities, so the time of the GPU is unknown"
 
 
 def _busy(rows: _Rows, facts: Facts) -> str:
@@ -130,12 +142,26 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     if slow is not None:
         found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
     share, words, which = max(found, key=lambda part: part[0])
+    if clause := _operator(facts, share):
+        return [clause]
     if share < _LEAST:
         share, words, which = _longest_kind(facts, units)
     if share < _LEAST:
         return []
     layer = "" if which is None else _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
+
+
+def _operator(facts: Facts, least: float) -> str:
+    """The longest operator with its shape and why it is slow, in a profile without modules; empty: others take more."""
+    longest = None if (facts.layers["module"] != "").any() else longest_operator(facts)
+    if longest is None:
+        return ""
+    operator, cause = longest
+    kind = _longest_kind(facts, "")[0]
+    if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
+        return ""
+    return f"{operator.share:.0%} goes to {operator.title}{f': {cause.words}' if cause else ''}"
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
@@ -145,7 +171,7 @@ def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
     if sums.is_empty():
         return 0.0, "", pl.lit(value=False)
     kind, tensor, _ = sums.row(0)
-    which = pl.col("kernel") & (pl.col("kind") == kind) & (pl.col("tensor") == tensor)
+    which = pl.col("kernel") & (pl.col("kind") == kind) & pl.col("tensor").eq_missing(pl.lit(tensor))
     where = f" on {units}" if tensor and kind in MATRIX else ""
     return facts.share(which), f"to {_KINDS[kind]}{where}", which
 
@@ -224,10 +250,10 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
 
 def _without_times(rows: _Rows, facts: Facts) -> str:
     """The sentence of a profile that has durations of kernels only."""
-    kernels, used = (rows.get(("kernels", name)) for name in ("all", "tensor_cores"))
+    kernels, used = rows.get(("kernels", "all")), rows.get(("gpu", "tensor_cores"))
     if not kernels or not used or not kernels["ns"]:
         return ""
     names = "1 kernel" if kernels["count"] == 1 else f"{kernels['count']:,} kernels"
-    share = used["ns"] / kernels["ns"]
     units = matrix_units(facts.attribution.meta)
-    return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}: {share:.0%} of it runs on {units}."
+    share = "" if used["share"] is None else f": {used['share']:.0%} of it runs on {units}"
+    return f"{names} take {short_time(kernels['ns'])} on {_device(rows, facts)}{share}."

@@ -10,16 +10,19 @@ import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.bit_layout import high_of, low_of, pair
-from annot.attribution.dense_ids import Threads
+from annot.attribution.compiled_layers import calls_in_graphs
 from annot.attribution.gpu_time import FARTHEST, Account, Attributor, Reach
 from annot.attribution.graph_captures import grow_captured
 from annot.attribution.ingest import IngestedRanges
 from annot.attribution.launches import Launches
 from annot.attribution.memory import memory_of
+from annot.attribution.parsed_labels import EPOCH
 from annot.attribution.process_ranges import overlap
 from annot.attribution.range_trees import Forest, grow
+from annot.attribution.step_windows import time_outside_steps
 from annot.attribution.steps import Steps, find_steps
 from annot.errors import AnnotError
+from annot.labels.tag import COMPILED
 from annot.profile import Source
 
 __all__ = ["STEADY", "Attribution", "attribute", "self_times"]
@@ -147,7 +150,7 @@ def attribute(
         reach.add(part)
     if reach.too_far:
         raise _too_long(source, "ranges")
-    host = _host_times(forest)
+    host = _host_times(forest, found)
     launches = Launches(forest, found, source.launch_blocks())
     if not launches.in_order:
         launches = Launches(forest, found, _in_order(source.launch_blocks()))
@@ -191,7 +194,7 @@ def _forests(
     if found.steady().is_empty():
         raise ValueError(f"{source.meta.get('source', '')} has no such steps, only 0 to {found.table['step'].max()!r}")
     found = found.with_waits(forest)
-    return forest, _forest(source, domain, forest.threads, found), found
+    return forest, _forest(source, domain, forest, found), found
 
 
 def _of_kind(steps: Steps, kind: str, source: Source) -> Steps:
@@ -202,8 +205,10 @@ def _of_kind(steps: Steps, kind: str, source: Source) -> Steps:
     return steps.of_kind(kind)
 
 
-def _forest(source: Source, domain: str | None, threads: Threads | None = None, steps: Steps | None = None) -> Forest:
-    """Return the ranges of a domain and of the selected steps."""
+def _forest(source: Source, domain: str | None, whole: Forest | None = None, steps: Steps | None = None) -> Forest:
+    """Return the ranges of a domain, and of the selected steps of a whole profile. Steps contain no epochs."""
+    threads = None if whole is None else whole.threads
+    epochs = None if whole is None else whole.labels.filter(pl.col("layer") == EPOCH, "loop")["text"]
     ingested, timestamps, any_open, domains = IngestedRanges(threads), list[int](), False, set[str]()
     for ranges in source.range_blocks():
         if ranges["start"].null_count() or ranges["thread"].null_count():  # possible with third-party readers
@@ -217,6 +222,8 @@ def _forest(source: Source, domain: str | None, threads: Threads | None = None, 
         if threads is not None and steps is not None:
             process = threads.table["process_code"].gather(threads.codes(ranges["thread"]))
             ranges = ranges.filter(steps.selected(steps.at(process, ranges["start"])))
+            if epochs is not None and epochs.len():
+                ranges = ranges.filter(~pl.col("text").cast(pl.String).is_in(epochs.implode()).fill_null(False))
         ingested.add(ranges)
     if domain is not None and domain not in domains:
         named = (
@@ -278,23 +285,33 @@ _HOST_TIMES: Final = {
 }  # fmt: skip
 
 
-def _host_times(forest: Forest) -> pl.DataFrame:
+def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
     """Return node, start (of the first range), calls, host_self_ns and host_overlap_ns of each node with ranges.
 
-    A range with the same node as its parent, such as an operation, is part of the parent's call.
+    A range with the same node as its parent, such as an operation, is part of the parent's call. A run of a compiled
+    graph calls each layer in it once. Time outside the selected steps does not count.
     """
     tree = forest.tree
-    parts = [pl.DataFrame(schema=_HOST_TIMES)]
+    graphs = forest.labels["module"].str.starts_with(COMPILED).gather(tree["label"])
+    runs = calls_in_graphs(tree, graphs, forest.nodes)
+    parts = [pl.DataFrame(schema=_HOST_TIMES), runs]
     for part in tree.iter_slices(_SLICE):
-        around = tree["path"].gather(column_ops.known(part["parent"]))
-        rows = part.select("start", node="path", around=around, ns=pl.col("end") - pl.col("start"))
-        first, calls = pl.col("start").min(), pl.col("node").ne_missing(pl.col("around")).sum().cast(pl.Int64)
+        parent = column_ops.known(part["parent"])
+        around, apart = tree["path"].gather(parent), ~graphs.gather(parent).fill_null(False)
+        rows = part.select("start", node="path", around=around, apart=apart, ns=pl.col("end") - pl.col("start"))
+        first = pl.col("start").min()
+        calls = (pl.col("node").ne_missing(pl.col("around")) & pl.col("apart")).sum().cast(pl.Int64)
         parts.append(rows.group_by("node").agg(first, calls.alias("calls"), host_self_ns=pl.col("ns").sum()))
         inside = rows.drop_nulls("around").group_by(node="around").agg(host_self_ns=-pl.col("ns").sum())
         parts.append(inside)
     again = overlap(forest.tree, forest.thread_range_count)
     ns = again["overlap_ns"]
     parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
+    outside = time_outside_steps(forest, steps)
+    around = tree["parent"].gather(outside["row"])
+    for rows, ns in ((outside["row"], -outside["outside_ns"]), (column_ops.known(around), outside["outside_ns"])):
+        part = pl.DataFrame({"node": tree["path"].gather(rows), "host_self_ns": ns})
+        parts.append(part.drop_nulls("node"))
     added = pl.concat(parts, how="diagonal").group_by("node")
     return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns", "host_overlap_ns").sum())
 

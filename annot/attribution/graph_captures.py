@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from annot.attribution.ingest import IngestedRanges
 from annot.attribution.range_trees import Forest, grow
 from annot.labels.tag import DOMAIN
 from annot.profile import RANGES, Profile
+from annot.read.notes import listed
 
 __all__ = ["COPY", "MEMSET", "Captures", "grow_captured"]
 
@@ -51,16 +53,19 @@ class Captures:
     notes: list[str]
 
     @classmethod
-    def of(cls, profiles: Sequence[Profile]) -> Captures:
+    def of(cls, profiles: Iterable[Profile]) -> Captures:
         """Return the graphs that the profiles captured."""
-        files, notes, threads, first_id = list[str](), list[str](), 0, 0
+        files, empty, unnamed, threads, first_id = list[str](), list[str](), Counter[str](), 0, 0
         nodes, ranges = [pl.DataFrame(schema=_NODES)], [pl.DataFrame(schema=dict(RANGES))]
         for number, profile in enumerate(profiles):
             name = Path(str(profile.meta["source"])).name
             graphs = _graphs(profile.launches)
             calls = _node_calls(profile, graphs)
-            if problem := _problem(calls):
-                notes.append(f"{name} {problem}.")
+            if calls.is_empty():
+                empty.append(name)
+                continue
+            if without_name := calls["name"].null_count():
+                unnamed[name] += without_name
                 continue
             numbers = Numbers()
             around = _ranges_in(profile.ranges, graphs)
@@ -75,7 +80,7 @@ class Captures:
             ranges.append(around.select(list(RANGES)))
             files += [name] * calls["graph"].n_unique()
             threads, first_id = threads + len(numbers.known), first_id + around.height
-        return cls(files, pl.concat(nodes), pl.concat(ranges), notes)
+        return cls(files, pl.concat(nodes), pl.concat(ranges), list(_problems(empty, unnamed)))
 
     @cached_property
     def paths(self) -> pl.Series:
@@ -143,12 +148,13 @@ def _node_calls(profile: Profile, graphs: pl.DataFrame) -> pl.DataFrame:
     return calls.sort("graph", "start", maintain_order=True)
 
 
-def _problem(calls: pl.DataFrame) -> str | None:
-    if calls.is_empty():
-        return "contains no capture of a graph"
-    if unnamed := calls["name"].null_count():
-        return f"lacks the kernel names of {unnamed:,} captured launches, so annot cannot match them with replays"
-    return None
+def _problems(empty: Sequence[str], unnamed: Counter[str]) -> Iterator[str]:
+    """Yield sentences about files without captures, and about files whose captured launches have no kernel names."""
+    if empty:
+        yield f"{listed(empty)} {'contain' if len(empty) > 1 else 'contains'} no capture of a graph."
+    if unnamed:
+        lack, launches = "lack" if len(unnamed) > 1 else "lacks", f"{unnamed.total():,} captured launches"
+        yield (f"{listed(unnamed)} {lack} the kernel names of {launches}, so annot cannot match them with replays.")
 
 
 def _ranges_in(ranges: pl.DataFrame, graphs: pl.DataFrame) -> pl.DataFrame:

@@ -1,8 +1,10 @@
 """Replays of GPU graphs get the layers under which another profile captured the graph.
 
 A replay matches a captured graph if all of its GPU activities, by start, have the names of the nodes, by launch, and
-the grids where both profiles have them. A replay that matches several graphs with different layers, such as pieces of a
-model with the same kernels, gets its graph from the replays around it, or none.
+the grids where both profiles have them. Profilers can miss the last activities of a replay: a replay without such a
+graph matches a graph that begins with its activities, if these are most of the nodes. A replay that matches several
+graphs with different layers, such as pieces of a model with the same kernels, gets its graph from the replays around
+it, or none.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 import polars as pl
@@ -19,7 +22,7 @@ from annot.attribution import column_ops
 from annot.attribution.bit_layout import pair
 from annot.attribution.graph_captures import COPY, MEMSET, Captures
 from annot.profile import Profile
-from annot.read.notes import counted
+from annot.read.notes import counted, listed
 
 __all__ = ["has_replays", "with_captures"]
 
@@ -36,12 +39,12 @@ def has_replays(profile: Profile) -> bool:
     return bool(profile.launches["name"].str.contains(_GRAPH_LAUNCH).any())
 
 
-def with_captures(profile: Profile, captures: Sequence[Profile]) -> Profile:
+def with_captures(profile: Profile, captures: Iterable[Profile]) -> Profile:
     """Return a profile whose graph replays have the layers of captures. Its notes say which.
 
     Args:
         profile: the profile with the replays.
-        captures: profiles with captures of graphs.
+        captures: profiles with captures of graphs. An iterator needs the memory of one at a time.
     """
     found = Captures.of(captures)
     work = _work(profile)
@@ -87,6 +90,7 @@ class _Match:
             by_names.setdefault(_names_of(nodes), []).append(graph)
         self._fitting = [
             [graph for graph in by_names.get(_names_of(kernels), ()) if _fits(kernels, self._nodes[graph])]
+            or [graph for graph, nodes in enumerate(self._nodes) if _begins(nodes, kernels)]
             for kernels in self._kernels
         ]
         """The graphs that each kind of replay matches."""
@@ -110,8 +114,10 @@ class _Match:
 
     def notes(self) -> Iterator[str]:
         """Yield sentences about the replays with layers and about those without."""
-        if used := Counter(graph for graph in self._graphs if graph is not None):
+        matches = ((kind, graph) for kind, graph in zip(self._kind, self._graphs, strict=True) if graph is not None)
+        if used := Counter(matches):
             yield from self._used(used)
+            yield from self._cut(used)
         without = [kind for kind, graph in zip(self._kind, self._graphs, strict=True) if graph is None]
         several = [kind for kind in without if self._fitting[kind]]
         if several:
@@ -120,19 +126,41 @@ class _Match:
             none = [kind for kind in without if not self._fitting[kind]]
             yield f"No captured graph matches {_replays(none)}: {self._difference(none[0])}. {_UNCHANGED}"
 
-    def _used(self, used: Counter[int]) -> Iterator[str]:
-        files = ", ".join(dict.fromkeys(self._captures.files[graph] for graph in sorted(used)))
-        total = sum(len(self._nodes[graph]) * times for graph, times in used.items())
+    def _used(self, used: Counter[tuple[int, int]]) -> Iterator[str]:
+        """Yield sentences about the layers of replays. `used` counts them by kind and graph."""
+        files = listed(dict.fromkeys(self._captures.files[graph] for _, graph in sorted(used, key=itemgetter(1))))
+        total = sum(len(self._kernels[kind]) * times for (kind, _), times in used.items())
         what = f"{counted(total, 'GPU activity')} in {counted(used.total(), 'graph replay')}"
         yield f"The layers of {what} come from {files}."
         compiled, unknown = (
-            sum(sum(path in paths for path in self._paths[graph]) * times for graph, times in used.items())
+            sum(sum(path in paths for path in self._paths_of(*match)) * times for match, times in used.items())
             for paths in (self._captures.compiled, {column_ops.NONE})
         )
         if compiled:
             yield f"{compiled:,} of them are in a GraphModule of torch.compile, whose layers {files} does not name."
         if unknown:
             yield f"{unknown:,} of them were captured in no range of {files}, and keep the layers of their launch."
+
+    def _cut(self, used: Counter[tuple[int, int]]) -> Iterator[str]:
+        """Yield a sentence about the replays that lack the last nodes of their graph."""
+        cut = Counter({match: times for match, times in used.items() if self._missing(*match)})
+        if not cut:
+            return
+        missing = sorted({self._missing(*match) for match in cut})
+        kind, graph = next(iter(cut))
+        last = f"the last {counted(missing[-1], 'GPU activity')}".replace("last 1 ", "last ")
+        last = last.replace("last ", f"last {missing[0]:,} to ") if len(missing) > 1 else last
+        yield (
+            f"The profile lacks {last} of {counted(cut.total(), 'graph replay')}: in {self._captures.files[graph]}, "
+            f"{self._text(self._nodes[graph][len(self._kernels[kind])])} comes next."
+        )
+
+    def _missing(self, kind: int, graph: int) -> int:
+        return len(self._nodes[graph]) - len(self._kernels[kind])
+
+    def _paths_of(self, kind: int, graph: int) -> tuple[int, ...]:
+        """Return the layers of each GPU activity of a kind of replay, if it is a replay of this graph."""
+        return self._paths[graph][: len(self._kernels[kind])]
 
     def _difference(self, kind: int) -> str:
         """Return where a replay first differs from the captured graph with which it has most in common."""
@@ -142,7 +170,7 @@ class _Match:
         at, nodes = shared[graph], self._nodes[graph]
         theirs, ours = (self._text(codes[at]) if at < len(codes) else "missing" for codes in (nodes, replayed))
         return (
-            f"GPU activity {at + 1:,} of {len(replayed):,} is {ours} in the replay and {theirs} in "
+            f"GPU activity {at + 1:,} of {max(len(replayed), len(nodes)):,} is {ours} in the replay and {theirs} in "
             f"{self._captures.files[graph]}"
         )
 
@@ -164,9 +192,7 @@ class _Match:
         If several graphs fit and differ in their layers, a replay between two replays with known graphs gets the graph
         between theirs, provided that as many graphs were captured there as were replayed, and that each fits.
         """
-        graphs = [
-            fitting[0] if self._alike(fitting) else None for fitting in map(self._fitting.__getitem__, self._kind)
-        ]
+        graphs = [self._fitting[kind][0] if self._alike(kind, self._fitting[kind]) else None for kind in self._kind]
         process = self._work["process"].gather(self._starts).to_list()
         known = [replay for replay, graph in enumerate(graphs) if graph is not None]
         sequences: dict[tuple[int, ...], int | None] = {}
@@ -189,12 +215,12 @@ class _Match:
             if all(start + number in graphs for number, graphs in enumerate(fitting))
             and files[start] == files[start + len(kinds) - 1]
         ]
-        alike = all(self._alike([start + number for start in starts]) for number in range(len(kinds)))
+        alike = all(self._alike(kind, [start + number for start in starts]) for number, kind in enumerate(kinds))
         return starts[0] if starts and alike else None
 
-    def _alike(self, graphs: Sequence[int]) -> bool:
-        """Return whether there are graphs, and their nodes have the same layers."""
-        return len({self._paths[graph] for graph in graphs}) == 1
+    def _alike(self, kind: int, graphs: Sequence[int]) -> bool:
+        """Return whether there are graphs, and the GPU activities of a kind of replay have the same layers in each."""
+        return len({self._paths_of(kind, graph) for graph in graphs}) == 1
 
 
 def _replays(kinds: Sequence[int]) -> str:
@@ -218,6 +244,12 @@ def _fits(replayed: Iterable[int], nodes: Iterable[int]) -> bool:
         one == other or (one >> 32 == other >> 32 and not (one & _GRID and other & _GRID))
         for one, other in zip(replayed, nodes, strict=True)
     )
+
+
+def _begins(nodes: _Codes, replayed: _Codes) -> bool:
+    """Return whether a graph begins with the GPU activities of a replay, which are more than half of its nodes."""
+    count = len(replayed)
+    return count < len(nodes) < 2 * count and _shared(replayed, nodes) == count
 
 
 def _shared(replayed: _Codes, nodes: _Codes) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from annot.attribution import column_ops
+from annot.attribution.compiled_layers import with_layers_around
 from annot.attribution.dense_ids import Threads
 from annot.attribution.hooked_layers import hooked_labels, with_layers
 from annot.attribution.ingest import IngestedRanges
@@ -101,6 +102,9 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     if parts:
         tree = pl.concat([tree, placed(parts.pop(), tree, labels, threads)], how="diagonal")
     path, nodes, matched, pairs = paths_of(tree, labels, keys, threads)
+    if (moved := with_layers_around(nodes, keys, labels["text"])) is not None:
+        nodes, final = moved
+        path, matched = pl.Series("path", final, pl.Int32).gather(path), frozenset(final[node] for node in matched)
     columns = ["id", "thread", "start", "end", "label"]
     tree = tree.select(*columns, "parent", path)
     crossing = crossing.select(*columns, "foreign")

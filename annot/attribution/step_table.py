@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import without_unknown
-from annot.attribution.parsed_labels import BATCH
-from annot.attribution.range_trees import Forest
+from annot.attribution.phase_ranges import PHASES, phase_ranges
 from annot.attribution.step_spans import step_spans
 from annot.attribution.steps import SIZES, Steps, of_main_kind, steady_steps
 from annot.util.weak_keys import once_for_each
 
 __all__ = ["by_step", "step_statistics"]
-
-_PHASES: Final = ("forward", "backward", "optimizer")
 
 
 @once_for_each
@@ -38,15 +35,15 @@ def by_step(attribution: Attribution) -> pl.DataFrame:
     processes = attribution.forest.threads.table.select("process", "process_code").unique()
     rows = table.rename({"process": "process_code"}).join(processes, on="process_code", how="left")
     rows = rows.with_columns(start_ns=pl.col("start"), host_ns=pl.col("end") - pl.col("start")).sort("start")
-    ranges = _phase_ranges(attribution.whole)
-    sums = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in _PHASES}
+    ranges = phase_ranges(attribution.whole)
+    sums = {f"{phase}_ns": pl.col("host_ns").filter(pl.col("phase") == phase).sum() for phase in PHASES}
     placed = ranges.with_columns(steps.at(ranges["process_code"], ranges["start"]))
     phases = placed.filter(pl.col("step") != column_ops.NONE).group_by("process_code", "step").agg(**sums)
     length = pl.col("end") - pl.col("start")
     lengths = step_spans(attribution).group_by("process_code", "step").agg(step_ns=length.sum())
     for part in (phases, _data_times(ranges, steps), attribution.step_work, lengths):
         rows = rows.join(part, on=["process_code", "step"], how="left", maintain_order="left")
-    counted = ["data_ns", *(f"{phase}_ns" for phase in _PHASES), "gpu_ns", "kernels"]
+    counted = ["data_ns", *(f"{phase}_ns" for phase in PHASES), "gpu_ns", "kernels"]
     times = ("start_ns", "host_ns", "step_ns")
     columns = ["process", pl.col("step").cast(pl.Int64), "batch", *SIZES, "warmup", *times, *counted]
     rows = rows.with_columns(pl.col(counted).fill_null(0)).select(columns).sort("start_ns", "process")
@@ -71,22 +68,6 @@ def step_statistics(steps: pl.DataFrame) -> dict[str, Any] | None:
         "median": lengths[len(lengths) // 2], "min": lengths[0], "max": lengths[-1], "iqr": third - first,
         "warmup": of_main_kind(steps).height - steady.height,
     }  # fmt: skip
-
-
-def _phase_ranges(forest: Forest) -> pl.DataFrame:
-    """Return process_code, phase, start, end, host_ns of the outermost ranges of each phase."""
-    layers = forest.layers_of_nodes().select(pl.col("layer", "phase").gather(column_ops.known(forest.tree["path"])))
-    tree = forest.tree.select("thread", "start", "end").hstack(layers)
-    of_layers = (tree["phase"].is_in(_PHASES) & (tree["layer"] != BATCH)).fill_null(False)
-    waits = (tree["phase"] == "data").fill_null(False)
-    parent = forest.tree["parent"]
-    outermost = (of_layers & ~column_ops.inside(of_layers, parent)) | (waits & ~column_ops.inside(waits, parent))
-    phase = forest.labels["phase"].gather(forest.crossing["label"])
-    crossing = forest.crossing.select("thread", "start", "end", phase)
-    every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
-    every = every.filter(pl.col("phase").is_in([*_PHASES, "data"]))
-    process = forest.threads.table["process_code"].gather(every["thread"])
-    return every.select(process, "phase", "start", "end", host_ns=pl.col("end") - pl.col("start"))
 
 
 def _data_times(ranges: pl.DataFrame, steps: Steps) -> pl.DataFrame:

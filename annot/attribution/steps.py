@@ -12,7 +12,8 @@ from annot.attribution import column_ops
 from annot.attribution.data_workers import worker_processes
 from annot.attribution.parsed_labels import BATCH, EPOCH
 from annot.attribution.range_trees import Forest
-from annot.attribution.step_patterns import NAMES, repetition
+from annot.attribution.step_patterns import NAMES
+from annot.attribution.step_sequences import repetition
 from annot.labels.plain_names import WARM_UP
 from annot.labels.serving import serving_step
 
@@ -75,12 +76,17 @@ class Steps:
         """Return the steps with the waits for data before them, which loops put outside the step.
 
         A step starts with the last wait before it. Waits right before that, such as the one at the end of an epoch, are
-        rows of their own. Those that another range follows, as in a validation, belong to no step.
+        rows of their own. Those that another range follows, as in a validation, belong to no step,
+        nor do those inside another batch, as in a validation with ranges of batches.
         """
         data = forest.labels["phase"] == "data"
         before = pl.col("end").shift(1).over("process").alias("before")
         steps = self.table.select("process", "step", before, begin="start")
         waits = _followed(_of_process(_spans(forest, data), forest), "start", steps, "begin").drop_nulls("step")
+        waits = waits.filter((pl.col("end") > pl.col("before")).fill_null(True))
+        batches = _of_process(_spans(forest, forest.labels["loop"] & (forest.labels["layer"] == BATCH)), forest)
+        around = _preceded(waits, "start", batches.select("process", batch="start", until="end"), "batch")
+        waits = around.filter((pl.col("until") < pl.col("end")).fill_null(True)).drop("batch", "until")
         waits = waits.with_columns(pl.max_horizontal("start", "before")).sort("start")
         following = pl.col("start").shift(-1).over("process", "step")
         last = pl.col("start").max().over("process", "step").alias("last")
@@ -268,6 +274,13 @@ def _of_process(spans: pl.DataFrame, forest: Forest) -> pl.DataFrame:
     """Return process (code), start and end of spans."""
     process = forest.threads.table["process_code"].gather(spans["thread"]).alias("process")
     return spans.select(process, "start", "end")
+
+
+def _preceded(rows: pl.DataFrame, time: str, others: pl.DataFrame, start: str) -> pl.DataFrame:
+    """Add to each row the last row of `others` of its process with a `start` at or before its `time`."""
+    return rows.sort(time).join_asof(
+        others.sort(start), left_on=time, right_on=start, by="process", check_sortedness=False
+    )
 
 
 def _followed(rows: pl.DataFrame, time: str, others: pl.DataFrame, start: str) -> pl.DataFrame:

@@ -46,7 +46,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         steps_found_by             words for the method that found the steps
         step_kind                  kind of the steps that step_ns describes, null if unknown
         step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
-        notes                      list of sentences about lost, cut, open or unattributed data
+        cut                        sentence about events that could not be written, or empty
+        notes                      list of sentences about open, skipped or unattributed data
     """
     nodes = attribution.nodes
     forest = attribution.forest
@@ -77,6 +78,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "steps_found_by": attribution.steps.found_by,
         "step_kind": next(iter(attribution.steps.steady()["kind"]), None),
         "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
+        "cut": attribution.meta.get("cut", ""),
         "notes": _notes(attribution, lost),
     }
 

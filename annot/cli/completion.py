@@ -16,7 +16,7 @@ examples:
   annot completion zsh > ~/.zfunc/_annot
   annot completion tcsh > ~/.annot.completion.csh
 """
-_FILES: Final = ("PROFILE", "A", "B", "OUT", "TRACE", "CONFIG", "OTHER", "COMMAND")
+_FILES: Final = ("PROFILE", "A", "B", "OUT", "TRACE", "CONFIG", "OTHER", "COMMAND", "FILE")
 """Arguments that are files, by metavar."""
 
 

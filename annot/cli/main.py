@@ -19,7 +19,8 @@ COMMANDS: Final = {
     "run": "run a command under a profiler, then print the time of each layer",
     "report": "print the time of each layer in a profile; annot PROFILE is short for it",
     "compare": "compare two profiles layer by layer: speedup with its uncertainty",
-    "roofline": "print layers or kernels relative to the peaks of their device, or measure the peaks",
+    "roofline": "print layers or kernels relative to the peaks of their device",
+    "calibrate": "measure the peaks of this GPU or CPU once, for rooflines and advice",
     "sweep": "run a command with every combination of parameters, and write a table and charts",
     "doctor": "show installed software, and find causes of missing ranges or kernels",
     "guide": "show a chapter of the guide: frameworks, attribution, file formats, extensions",
@@ -81,18 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_.code if isinstance(exit_.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader closed the pipe
-        _drop_output()
-        return 0
     except OSError as error:
-        _drop_output()
-        return _fail(str(error))
+        from annot.cli.output import drop_output
+
+        drop_output(sys.stdout)
+        return 0 if isinstance(error, BrokenPipeError) else _fail(str(error))  # the reader closed the pipe
     return status
-
-
-def _drop_output() -> None:
-    """Redirect stdout to /dev/null, because CPython flushes it again at exit and would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:

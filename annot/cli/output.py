@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from annot.runs.run import Run
 
 __all__ = [
-    "UsageError", "add_output_arguments", "add_step_arguments", "check_output", "console_for", "deliver", "number_type",
-    "opened", "say", "settle_format", "show_page",
+    "UsageError", "add_output_arguments", "add_peaks_argument", "add_step_arguments", "check_output", "console_for",
+    "deliver", "drop_output", "number_type", "opened", "say", "settle_format", "show_page",
 ]  # fmt: skip
 
 _FORMATS = ("table", "csv", "json", "jsonl", "parquet")
@@ -70,6 +70,14 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_peaks_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the option for the peaks of another machine."""
+    parser.add_argument(
+        "--peaks", metavar="FILE",
+        help="peaks of the device: a file of annot calibrate; default: measured on this machine, else the data sheet",
+    )  # fmt: skip
+
+
 def settle_format(args: argparse.Namespace) -> None:
     """Set the format from the suffix of OUT, if --format is not given.
 
@@ -99,10 +107,11 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
 
 
 def opened(path: str, args: argparse.Namespace) -> Run:
-    """Return a profile with the options of `add_step_arguments`."""
+    """Return a profile with the options of `add_step_arguments`, and of `add_peaks_argument` if the command has it."""
     from annot.runs.run import Run, Selection
 
-    return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind))
+    peaks = getattr(args, "peaks", None)
+    return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind, peaks=peaks))
 
 
 def deliver(report: Tabular, show: Callable[[Console], None], args: argparse.Namespace) -> None:
@@ -133,6 +142,12 @@ def console_for(stream: TextIO) -> Console:
 
     limited = stream.isatty() or "COLUMNS" in os.environ
     return Console(file=stream, width=None if limited else _UNLIMITED)
+
+
+def drop_output(*streams: TextIO) -> None:
+    """Redirect streams that failed to /dev/null, because CPython flushes them again at exit and would fail again."""
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(line: str) -> None:

@@ -129,6 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace of the capture of the GPU graphs that PROFILE replays: the replays get the layers of the capture; "
         "can be repeated; default: files named capture... in the folder of PROFILE",
     )  # fmt: skip
+    output.add_peaks_argument(parser)
     output.add_output_arguments(parser, "html", *_EXPORTS)
     _add_rank_arguments(parser)
     nsys = parser.add_argument_group("results of nsys stats")
@@ -221,7 +222,7 @@ def _positive(text: str) -> int:
 _TABLE_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share", "sort")
 _VIEW_OPTIONS = (*_TABLE_OPTIONS, "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
-_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture")
+_STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture", "peaks")
 _NSYS_OPTIONS = ("rule", "report")
 
 
@@ -278,8 +279,9 @@ def _selection(args: argparse.Namespace) -> Selection:
 
     captures = tuple(args.capture or ())
     return Selection(
-        args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process, captures=captures
-    )
+        args.domain, args.steps, args.step_range, args.step_kind, by_process=args.by_process, captures=captures,
+        peaks=args.peaks,
+    )  # fmt: skip
 
 
 def _write_profile(args: argparse.Namespace) -> None:

@@ -4,9 +4,9 @@ Arithmetic intensity is FLOPs per byte moved. Below the ridge point (peak FLOP/s
 memory-bound, above it compute-bound. If the GPU waits for the CPU longer than it runs the layer, the layer is
 launch-bound (it waits mostly for launches) or host-bound (for other work of the CPU).
 
-The peaks are those of the device in the profile: from the device table of Nsight Systems, or from the data sheet for
-torch.profiler. --measure measures the peaks of this machine. --peak-flops and --peak-bandwidth set them. The output
-names the source of the peaks. Kernels need counters of Nsight Compute. Without PROFILE, only the peaks are printed.
+The peaks are those of the device in the profile: measured by `annot calibrate`, else from the device table of Nsight
+Systems or the data sheet. --peaks FILE uses the file of `annot calibrate -o` of another machine, --peak-flops and
+--peak-bandwidth set them. The output names their source. Kernels need counters of Nsight Compute.
 
 If the profile has steps, the table of layers shows the mean of a step without warm-up. Files contain sums.
 """
@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from annot.cli import output
-from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.analyze.roofs import Peaks
@@ -33,8 +31,7 @@ examples:
   annot roofline run.sqlite
   annot roofline counters.ncu-rep --by kernel
   annot roofline run.sqlite --peak-flops 19.5T --peak-bandwidth 1.55T
-  annot roofline cpu.sqlite --measure
-  annot roofline --measure
+  annot roofline run.json.gz --peaks mi300x.json
 """
 _PREFIXES: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
@@ -42,11 +39,11 @@ _PREFIXES: Final = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `annot roofline`."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("profile", nargs="?", metavar="PROFILE", help="profile to read")
+    parser.add_argument("profile", metavar="PROFILE", help="profile to read")
     parser.add_argument("--by", choices=("layer", "kernel"), default="layer", help="row of the table; default: layer")
     peaks = parser.add_argument_group("peaks")
     amount = output.number_type("above 0, such as 19.5T", lambda number: 0 < number < math.inf, _amount)
-    peaks.add_argument("--measure", action="store_true", help="measure the peaks of this machine with PyTorch")
+    output.add_peaks_argument(peaks)
     peaks.add_argument("--peak-flops", type=amount, metavar="N", help="peak FLOP/s of all precisions, such as 19.5T")
     peaks.add_argument(
         "--peak-bandwidth", type=amount, metavar="N", help="peak memory bandwidth in bytes/s, such as 2.04T"
@@ -60,23 +57,16 @@ def run(args: argparse.Namespace) -> int:
     if problem := _usage_problem(args):
         raise output.UsageError(problem)
     output.settle_format(args)
-    output.check_output(args, *filter(None, [args.profile]))
-    if args.profile is None:
-        _print_peaks(_measured("cuda" if _cuda() else "cpu"))
-    else:
-        _report(args)
+    output.check_output(args, args.profile)
+    _report(args)
     return 0
 
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     if (args.peak_flops is None) != (args.peak_bandwidth is None):
         return "--peak-flops and --peak-bandwidth must be used together"
-    if args.measure and args.peak_flops is not None:
-        return "--peak-flops cannot be combined with --measure"
-    if args.profile is None and not args.measure:
-        return "PROFILE or --measure is required"
-    if args.profile is None and (args.output is not None or args.format not in (None, "table")):
-        return "-o and --format need a PROFILE: peaks alone are only printed"
+    if args.peaks is not None and args.peak_flops is not None:
+        return "--peak-flops cannot be combined with --peaks"
     return None
 
 
@@ -92,51 +82,16 @@ def _report(args: argparse.Namespace) -> None:
     report = roofline_report(args.by, rows, peaks, args.profile)
     if not total and args.by == "layer" and (steps := run.steps_in(attribution)):
         report = report.per_step(steps)
-    output.deliver(report, partial(print_roofline, report, peaks, full_names=args.full_names), args)
+    output.deliver(report, partial(print_roofline, report, full_names=args.full_names), args)
 
 
-def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks | None:
-    from annot.analyze.bottlenecks import default_peaks
+def _peaks(args: argparse.Namespace, attribution: Attribution) -> Peaks:
+    from annot.analyze.peak_sources import default_peaks
     from annot.analyze.roofs import given_peaks
 
     if args.peak_flops is not None:
         return given_peaks(args.peak_flops, args.peak_bandwidth)
-    if args.measure:
-        return _measured("cuda" if attribution.nodes["gpu_self_ns"].sum() else "cpu")
     return default_peaks(attribution)
-
-
-def _measured(device: str) -> Peaks:
-    from annot.analyze.roofs import Peaks
-
-    try:
-        from annot.torch.measured_peaks import measure_peaks
-    except ImportError:
-        raise AnnotError(
-            "--measure needs PyTorch, which is not installed: use --peak-flops and --peak-bandwidth"
-        ) from None
-    try:
-        return Peaks(*measure_peaks(device))
-    except ValueError as error:
-        raise AnnotError(
-            f"the profile has GPU activity, but the peaks of a GPU cannot be measured here: {error}"
-        ) from None
-
-
-def _cuda() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False
-    return bool(torch.cuda.is_available())
-
-
-def _print_peaks(peaks: Peaks) -> None:
-    from rich.console import Group
-
-    from annot.report.terminal.roofline import peak_lines
-
-    output.console_for(sys.stdout).print(Group(*peak_lines(peaks)))
 
 
 def _amount(text: str) -> float:

@@ -1,7 +1,8 @@
 """Run a command under a profiler, then print the time of each layer.
 
-Arguments, streams and signals of the command are unchanged. annot run returns the exit status of the command: 128+n
-after signal n, 127 if the command is not found, 126 if it is not executable. The report goes to standard output on a
+Arguments, streams and signals of the command are unchanged. annot run returns the exit status of the command, also if
+its profile cannot be written: 128+n after signal n, 127 if the command is not found, 126 if it is not executable. A
+command that records nothing leaves no profile. The report goes to standard output on a
 terminal, else to standard error, so that the output of the command can be piped.
 """
 
@@ -9,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from annot.cli.output import console_for, say
+from annot.cli.output import console_for, drop_output, say
 from annot.errors import AnnotError
 
 if TYPE_CHECKING:
     from annot.collect.collectors import Outcome
+    from annot.collect.run import Collected
 
 __all__ = ["add_arguments", "run"]
 
@@ -70,31 +73,68 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         outcome = collect(
-            command, choose(args.collector), out=args.output, force=args.force, layers=args.layers, say=say
+            command, choose(args.collector), out=args.output, force=args.force, layers=args.layers, say=_try_to_say
         )
     except CommandError as error:
         say(f"error: {error}")
         return error.status
-    return _conclude(outcome, report=not args.no_report, layers=args.layers)
+    try:
+        _conclude(outcome, report=not args.no_report, layers=args.layers)
+    except OSError:  # a full disk or a closed pipe takes neither the report nor messages about it
+        drop_output(sys.stdout, sys.stderr)
+    return outcome.status
 
 
-def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> int:
-    if outcome.collected is None:
-        say(f"error: {outcome.problem}")
-        return outcome.status or 1
-    for note in outcome.collected.notes:
+def _try_to_say(line: str) -> None:
+    """Print a message. Where that fails, the command runs nevertheless."""
+    try:
+        say(line)
+    except OSError:
+        drop_output(sys.stderr)
+
+
+def _conclude(outcome: Outcome, *, report: bool, layers: bool) -> None:
+    collected, ended = outcome.collected, _end_of(outcome.status)
+    if collected is None:
+        say(f"error: {f'{ended}, and ' if ended else ''}{outcome.problem}")
+        return
+    for note in collected.notes:
         say(note)
-    if not outcome.collected.ranges:
-        advice = "Wrap training in `with annot.emit_ranges(model):`, use `annot run --layers`"
-        if layers:
-            advice = "No Python process that can import annot called a PyTorch or Keras model. Check the command"
-        say(f"no ranges were recorded in {outcome.out}. {advice}, or find the cause with annot doctor")
-        return outcome.status
-    if outcome.status:
-        say(f"the command ended with status {outcome.status}. {outcome.out} has the ranges recorded until then")
+    if not collected.ranges:
+        _explain_nothing(outcome, collected, layers=layers)
+        return
+    if ended:
+        say(f"{ended}. {outcome.out} has the ranges recorded until then")
     several = report and _print_report(outcome.out) > 1
     say(f"next: annot report {shlex.quote(str(outcome.out))} {'--by-process' if several else '--by advice'}")
-    return outcome.status
+
+
+def _end_of(status: int) -> str:
+    """Return how the command ended, empty for success."""
+    from annot.collect.run import SIGNALED
+
+    if not status:
+        return ""
+    killed = status - SIGNALED == signal.SIGKILL
+    try:
+        name = f" ({signal.Signals(status - SIGNALED).name}{', as when memory runs out' if killed else ''})"
+    except ValueError:
+        name = ""
+    return f"the command ended with status {status}{name}"
+
+
+def _explain_nothing(outcome: Outcome, collected: Collected, *, layers: bool) -> None:
+    """Say why no ranges were recorded: the command failed, or it emits none."""
+    ended = _end_of(outcome.status)
+    if ended and collected.too_early:
+        say(f"{ended} {collected.too_early}. No profile was written")
+        return
+    written = f", so {outcome.out} was not written" if collected.too_early else f" in {outcome.out}"
+    advice = "Wrap training in `with annot.emit_ranges(model):`, use `annot run --layers`"
+    if layers:
+        advice = "No Python process that can import annot called a PyTorch or Keras model. Check the command"
+    nothing = f"{f'{ended}. ' if ended else ''}no ranges were recorded{written}"
+    say(f"{nothing}. {advice}, or find the cause with annot doctor")
 
 
 def _print_report(profile: Path) -> int:

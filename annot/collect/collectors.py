@@ -10,14 +10,29 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from annot.collect.nsys import NsysCollector, report_of
 from annot.collect.parts_folder import PartsFolder
-from annot.collect.run import Collected, Collector, CommandError, Job, built_recorder, resolve_command, run_child
-from annot.errors import AnnotError
+from annot.collect.run import (
+    SIGNALED,
+    Collected,
+    Collector,
+    CommandError,
+    Job,
+    built_recorder,
+    nothing_recorded,
+    resolve_command,
+    run_child,
+)
+from annot.errors import AnnotError, EmptyProfileError
 from annot.util.installed_tools import find_nsys, python_of
 
 __all__ = ["COLLECTORS", "Collector", "CommandError", "Outcome", "choose", "collect"]
+
+_WITHOUT_MODEL: Final = "before it called a model"
+_WITHOUT_TRACE: Final = f"{_WITHOUT_MODEL}, or ran Python with -I, -E or -S: torch.profiler wrote no trace"
+_KILLED: Final = "before torch.profiler wrote a trace, at the end of the process: use --collector recorder or nsys"
 
 COLLECTORS = ("auto", "nsys", "recorder", "torch")
 """Names that `choose` accepts."""
@@ -61,13 +76,14 @@ class RecorderCollector:
             "ANNOT_VERSION": importlib.metadata.version("annot"),
             "ANNOT_EXIT_STATUS": str(status),
         }
-        recording = assemble(job.parts, job.out, meta=meta)
+        recording = assemble(job.parts, job.out, meta=meta, even_empty=False)
         notes = []
         if recording.lost:
             notes.append(f"{recording.lost} events could not be written and are missing. Check for a full disk.")
         if recording.open_ranges:
             notes.append(f"{recording.open_ranges} ranges were still open when their process ended")
-        return Collected(recording.ranges, (*notes, *recording.notes))
+        notes += recording.notes
+        return Collected(recording.ranges, tuple(notes)) if recording.ranges else nothing_recorded(job, *notes)
 
 
 class TorchCollector:
@@ -94,13 +110,17 @@ class TorchCollector:
         from annot.read.formats import load
 
         trace = self._trace(job)
+        if status and not trace.exists():
+            return Collected(0, too_early=_WITHOUT_TRACE if status <= SIGNALED else _KILLED)
         if not trace.exists():
             raise AnnotError(
-                "torch.profiler wrote no trace: the first Python process of the command did not import torch, "
-                "was killed, or ran with -I, -E or -S. For a program without PyTorch, use --collector nsys or "
-                "recorder"
+                "torch.profiler wrote no trace: the first Python process of the command did not import torch, or ran "
+                "with -I, -E or -S. For a program without PyTorch, use --collector nsys or recorder"
             )
-        ranges = load(trace).ranges.height
+        try:
+            ranges = load(trace).ranges.height
+        except EmptyProfileError:
+            return Collected(0, too_early=_WITHOUT_MODEL)
         os.replace(trace, job.out)
         return Collected(ranges)
 

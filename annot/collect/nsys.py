@@ -12,15 +12,17 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 from annot.collect import nsys_launcher
-from annot.collect.run import Collected, Job, Relay, environment, shell_status
+from annot.collect.run import SIGNALED, Collected, Job, Relay, environment, nothing_recorded, shell_status
 from annot.errors import AnnotError
 from annot.util.installed_tools import Nsys, has_gpu_driver, loses_nvtx_package, nvtx_version_of, python_of
 
 __all__ = ["NsysCollector", "report_of"]
 
 _GPU_TRACES = "cuda,nvtx,cudnn,cublas"
+_ACTIVITIES = {f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")}
 # nsys 2022.4 sometimes exits with "End of file" before it starts the command; a retry works.
 _STARTS = 3
 
@@ -50,17 +52,19 @@ class NsysCollector:
         """Import the capture if needed, export it, and keep the report; see `Collector.convert`."""
         report, exported = job.parts / "report.nsys-rep", job.parts / "report.sqlite"
         notes = [f"Nsight Systems: {line}" for line in _log_lines(job) if line.upper().startswith("WARNING")]
-        if status > 128:
+        if status > SIGNALED:
             # nsys 2022.4 loses up to some thousand ranges of a process that ends by a signal or an uncaught
             # KeyboardInterrupt.
             lost = "Nsight Systems may lose its last ranges; use --collector recorder"
-            notes.append(f"signal {status - 128} ended the command. {lost}")
+            notes.append(f"signal {status - SIGNALED} ended the command. {lost}")
         if not report.exists():
             self._import(job, report)
         job.say(f"exporting to {job.out}")
         export = [str(self.nsys.path), "export", "--type=sqlite", "--quiet=true", "--force-overwrite=true"]
         _call([*export, f"--output={exported}", str(report)], exported, job)
-        ranges = _count_ranges(exported)
+        ranges, activities = _contents(exported)
+        if not ranges and not activities:
+            return nothing_recorded(job, *notes)
         os.replace(report, report_of(job.out))
         os.replace(exported, job.out)
         return Collected(ranges, tuple(notes))
@@ -70,7 +74,9 @@ class NsysCollector:
         traces = _GPU_TRACES if has_gpu_driver() else "nvtx"
         output = str(job.parts / "report").replace("%", "%%")
         options = [f"--trace={traces}", "--sample=none", "--cpuctxsw=none", "--wait=primary", "--kill=none"]
-        return [str(self.nsys.path), "profile", *options, "--force-overwrite=true", f"--output={output}"]
+        # Workers of a DataLoader are forked and never call exec; without this option their ranges are missing.
+        options += ["--trace-fork-before-exec=true", "--force-overwrite=true", f"--output={output}"]
+        return [str(self.nsys.path), "profile", *options]
 
     def _warn_about_lost_ranges(self, job: Job) -> None:
         python = python_of(job.executable)
@@ -141,7 +147,7 @@ class _Streams:
 
 def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:
     """Run the command once and return its status; None if Nsight Systems failed before the command started."""
-    with _Streams() as streams, open(job.parts / "nsys.log", "wb") as log:
+    with _Streams() as streams, _log_of(job) as log:
         command = [*profile, *streams.launcher(), job.executable, *job.command]
         # In a separate process group, because nsys kills the script on Ctrl-C instead of letting it exit.
         nsys = subprocess.Popen(
@@ -153,6 +159,14 @@ def _run_under(profile: list[str], job: Job, relay: Relay) -> int | None:
             return None
         relay.to(lambda number: _send(script, number))
         return shell_status(nsys.wait())
+
+
+def _log_of(job: Job) -> IO[bytes]:
+    """Open the log of Nsight Systems."""
+    try:
+        return open(job.parts / "nsys.log", "wb")
+    except OSError as error:
+        raise AnnotError(f"{job.out} cannot be written: {job.parts}: {error.strerror}") from None
 
 
 def _send(script: int, number: int) -> None:
@@ -180,12 +194,15 @@ def _last_lines(job: Job, status: int | None) -> str:
     return lines or (f"exit status {status}" if status is not None else "no output")
 
 
-def _count_ranges(exported: Path) -> int:
+def _contents(exported: Path) -> tuple[int, bool]:
+    """Return the number of ranges in an export, and whether it has GPU activities."""
     try:
         with contextlib.closing(sqlite3.connect(exported)) as database:
-            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'NVTX_EVENTS'").fetchall():
-                return 0
-            (count,) = database.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()
-            return int(count)
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            ranges = 0
+            if "NVTX_EVENTS" in tables:
+                (ranges,) = database.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()
+            used = (database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _ACTIVITIES & tables)
+            return int(ranges), any(used)
     except sqlite3.Error as error:
         raise AnnotError(f"the export {exported} is not a readable SQLite file: {error}") from None

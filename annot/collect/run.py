@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from annot import native
 from annot.errors import AnnotError
 
-_SITE = Path(__file__).parent / "site"
+SIGNALED: Final = 128
+"""A shell reports this status plus the number of the signal that ended a command."""
+_SITE: Final = Path(__file__).parent / "site"
 
 __all__ = [
-    "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "environment", "resolve_command",
-    "run_child", "shell_status",
+    "SIGNALED", "Collected", "Collector", "CommandError", "Job", "Relay", "built_recorder", "environment",
+    "nothing_recorded", "resolve_command", "run_child", "shell_status",
 ]  # fmt: skip
 
 
@@ -59,6 +61,13 @@ class Collected:
     """Number of ranges in the profile."""
     notes: tuple[str, ...] = ()
     """Notes about lost or unrecorded data."""
+    too_early: str = ""
+    """When the command ended, if it recorded nothing: "before it called a model". The profile is not written then."""
+
+
+def nothing_recorded(job: Job, *notes: str) -> Collected:
+    """Return the contents of a profile without ranges and GPU activities, which is not written."""
+    return Collected(0, notes, f"before it {'called a model' if job.layers else 'opened a range'}")
 
 
 class Collector(Protocol):
@@ -76,7 +85,7 @@ class Collector(Protocol):
         """
 
     def convert(self, job: Job, status: int) -> Collected:
-        """Convert the recorded data to the file ``job.out``, or raise AnnotError.
+        """Convert the recorded data to the file ``job.out``, or raise AnnotError. Without data, write no file.
 
         `status` is the exit status of the command.
         """
@@ -140,7 +149,7 @@ def shell_status(returncode: int) -> int:
         >>> shell_status(3), shell_status(-15)
         (3, 143)
     """
-    return returncode if returncode >= 0 else 128 - returncode
+    return returncode if returncode >= 0 else SIGNALED - returncode
 
 
 def built_recorder() -> str:

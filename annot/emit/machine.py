@@ -9,7 +9,7 @@ import re
 from annot.emit import client, guard
 from annot.labels.marks import format_machine
 
-__all__ = ["machine", "say_machine"]
+__all__ = ["cpu_name", "machine", "say_machine"]
 
 
 def say_machine(framework: str, version: str) -> None:
@@ -33,11 +33,16 @@ def machine(framework: str, version: str) -> str:
     except PackageNotFoundError:  # on PYTHONPATH only
         annot = ""
     versions = {framework: version, "Python": platform.python_version(), "annot": annot}
-    return format_machine(versions | {"CPU": _cpu()})
+    return format_machine(versions | {"CPU": cpu_name()})
 
 
-def _cpu() -> str:
-    """Return the model of the CPU; "": unknown. On Linux, `platform.processor` is empty or the architecture."""
+def cpu_name() -> str:
+    """Return the model of the CPU; "": unknown. On Linux, `platform.processor` has the architecture at most.
+
+    Example:
+        >>> isinstance(cpu_name(), str)
+        True
+    """
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             found = re.search(r"^model name\s*:\s*(.*)", file.read(), re.MULTILINE)

@@ -1,19 +1,29 @@
 """Layer paths, separated by ``/`` (Keras), ``.`` (PyTorch) or `` › `` (ranges of a program inside each other).
 
+The path of a kernel that is fused from several layers joins their paths by ``+``: ``h.0.ln_1+h.0.attn.c_attn``.
+
 Layer names can contain the other characters. The separator is `` › ``, or else the one that occurs first in a path, so
 that a path and its outer layers have the same separator.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
-__all__ = ["INSIDE", "above", "common", "last", "with_parent", "within"]
+from annot.labels.tag import FUSED, MODEL
+
+__all__ = ["INSIDE", "above", "around", "common", "is_within", "last", "layers_of", "relative", "with_parent", "within"]
 
 INSIDE: Final = " › "
 """Separator of the names of ranges inside each other."""
+
+_SHOWN: Final = 3
+"""Layers of a fused kernel that its short name has."""
+_OMITTED: Final = re.compile(r"\(\d+ more\)")
+"""Layers that earlier versions of annot left out of the name of a fused kernel."""
 
 
 def above(path: str) -> Iterator[str]:
@@ -48,6 +58,61 @@ def common(paths: Sequence[str]) -> str:
     """
     columns = zip(*map(within, paths), strict=False)
     return next(reversed([names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns)]), "")
+
+
+def layers_of(path: str) -> list[str]:
+    """Return the paths of the layers of a fused kernel, or the path of a layer.
+
+    Example:
+        >>> layers_of("(model)+h.0.ln_1"), layers_of("h.0")
+        (['', 'h.0.ln_1'], ['h.0'])
+    """
+    names = path.split(FUSED)
+    return [path] if len(names) == 1 else ["" if one == MODEL else one for one in names if not _OMITTED.fullmatch(one)]
+
+
+def around(path: str) -> Iterator[str]:
+    """Yield the layers that contain a layer, or all layers of a fused kernel, innermost first, and the whole model.
+
+    A fused kernel is inside a layer that is one of its own if it contains the others.
+
+    Example:
+        >>> list(around("h.0.fc")), list(around("h.0.ln_1+h.0.attn.c_attn")), list(around("h.0.act+h.0"))
+        (['h.0', 'h', ''], ['h.0', 'h', ''], ['h.0', 'h', ''])
+    """
+    if FUSED in path:
+        yield (path := common(layers_of(path)))
+    yield from above(path)
+
+
+def relative(path: str, outer: str) -> str:
+    """Return the path of a layer inside another one, or the whole path outside.
+
+    The path of a fused kernel has at most three layers; the number of the others stands for these.
+
+    Example:
+        >>> relative("h.0.attn.c_attn", "h.0"), relative("h.0.ln_1+h.0.attn.c_attn+h.0", "h.0"), relative("h.1", "h.0")
+        ('attn.c_attn', 'ln_1+attn.c_attn+(self)', 'h.1')
+        >>> relative("a+b+c+d+e", "")
+        'a+(3 more)+e'
+    """
+    if FUSED in path:
+        names = [relative(one, outer) for one in path.split(FUSED)]
+        more = len(names) - _SHOWN + 1
+        return FUSED.join(names if more <= 1 else [names[0], f"({more} more)", names[-1]])
+    if not outer or not is_within(path, outer):
+        return path
+    return path[len(outer) + len(INSIDE if INSIDE in path else ".") :] or "(self)"
+
+
+def is_within(path: str, outer: str) -> bool:
+    """Return whether a path is that of a layer or of a layer inside it.
+
+    Example:
+        >>> is_within("h.1.fc", "h.1"), is_within("h.10", "h.1")
+        (True, False)
+    """
+    return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + INSIDE))
 
 
 def last(path: str) -> str:

@@ -1,9 +1,12 @@
-"""Texts of annot's marks: ranks, machine, threads, memory, sources of classes, and name scopes of TensorFlow.
+"""Texts of annot's marks: ranks, machine, threads, loaders, memory, sources of classes, name scopes of TensorFlow.
 
 ``Rank 3 of 8``: rank of the process and number of ranks.
 
 ``CPU threads=2 cores=4 ranks=1 backend=gloo``: threads that an operation of the framework uses, cores that the process
 may use, ranks that share them, and the backend of the default process group. Unknown facts are left out.
+
+``Loader workers=2 persistent=1 pinned=0``: worker processes of a DataLoader of PyTorch that starts to iterate, whether
+they live on between epochs, and whether it copies batches to pinned memory.
 
 ``Machine PyTorch=2.9.0+cpu Python=3.11.2 annot=0.1.0 CPU=AMD EPYC 7763``: versions in the process, and its CPU.
 
@@ -29,13 +32,16 @@ from typing import Final, Literal
 from annot.labels import tag
 
 __all__ = [
-    "CPU", "MACHINE", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "SOURCE", "cpu_model", "format_cpu", "format_machine",
-    "format_memory", "format_rank", "format_scope", "format_source", "parse_cpu", "parse_machine", "parse_memory",
-    "parse_rank", "parse_scope", "parse_source",
+    "CPU", "LOADER", "MACHINE", "MEMORY", "RSS", "SCOPE", "SCOPES_FILE", "SOURCE", "cpu_model", "format_cpu",
+    "format_loader", "format_machine", "format_memory", "format_rank", "format_scope", "format_source", "parse_cpu",
+    "parse_loader", "parse_machine", "parse_memory", "parse_rank", "parse_scope", "parse_source",
 ]  # fmt: skip
 
 CPU: Final = "CPU "
 """Prefix of marks about the threads of a process."""
+
+LOADER: Final = "Loader "
+"""Prefix of marks about loaders."""
 
 MACHINE: Final = "Machine "
 """Prefix of marks about the software and the CPU."""
@@ -57,6 +63,7 @@ SCOPES_FILE: Final = "annot_scopes.txt"
 
 _FACTS: Final = {"threads": r"\d{1,6}", "cores": r"\d{1,6}", "ranks": r"\d{1,6}", "backend": r"\w{1,32}"}
 _CPU: Final = re.compile(CPU.rstrip() + "".join(f"(?: {name}=({value}))?" for name, value in _FACTS.items()))
+_LOADER: Final = re.compile(rf"{LOADER}workers=(\d{{1,6}}) persistent=([01]) pinned=([01])")
 _VERSIONS: Final = ("PyTorch", "TensorFlow", "Python", "annot")
 _LONGEST: Final = 100
 """Maximum length of the model of a CPU."""
@@ -115,6 +122,27 @@ def parse_cpu(text: str) -> dict[str, int | str] | None:
         return None
     found = {name: value for name, value in zip(_FACTS, match.groups(), strict=True) if value is not None}
     return {name: value if name == "backend" else int(value) for name, value in found.items()}
+
+
+def format_loader(*, workers: int, persistent: bool, pinned: bool) -> str:
+    """Return the text of a mark about a DataLoader.
+
+    Example:
+        >>> format_loader(workers=2, persistent=True, pinned=False)
+        'Loader workers=2 persistent=1 pinned=0'
+    """
+    return f"{LOADER}workers={workers} persistent={persistent:d} pinned={pinned:d}"
+
+
+def parse_loader(text: str) -> dict[str, int] | None:
+    """Return the facts of a mark about a DataLoader (0 is false, 1 is true), or None for other texts.
+
+    Example:
+        >>> parse_loader("Loader workers=2 persistent=1 pinned=0"), parse_loader("Loader workers=many")
+        ({'workers': 2, 'persistent': 1, 'pinned': 0}, None)
+    """
+    match = _LOADER.fullmatch(text)
+    return match and dict(zip(("workers", "persistent", "pinned"), map(int, match.groups()), strict=True))
 
 
 def format_machine(facts: Mapping[str, str]) -> str:

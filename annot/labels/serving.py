@@ -3,6 +3,8 @@
 The formats:
 
     vLLM           ``execute_context_1(512)_generation_31(31)``: requests (and tokens) in prefill and in decode
+                   ``execute_context_1(888_788544)_generation_0(0)``: further sums, here of squares, follow the tokens
+                   ``execute_new_1_cached_3`` (2025): new requests, and requests of earlier steps
                    ``execute_543_context_1(sq512sk512sqsq…sqsk…)_generation_31(sq31sk8192…)``: the same with the sums of
                    query lengths (``sq``) and of key lengths (``sk``), as profiled for TraceLens
     SGLang         ``step[DECODE bs=32]``, ``step[EXTEND bs=2 toks=4096]``, ``step[MIXED bs=2 c=1 g=1 c_sk=8 g_sk=12]``
@@ -36,8 +38,9 @@ class ServingStep:
     context: int | None = None
 
 
-_SIZES: Final = r"(\d{1,9})\((?:(\d{1,15})|sq(\d{1,15})sk(\d{1,15})\w*)\)"
+_SIZES: Final = r"(\d{1,9})\((?:(\d{1,15})(?:_\d{1,30})*|sq(\d{1,15})sk(\d{1,15})\w*)\)"
 _VLLM: Final = re.compile(rf"execute_(?:\d+_)?context_{_SIZES}_generation_{_SIZES}")
+_VLLM_2025: Final = re.compile(r"execute_new_(\d{1,9})_cached_(\d{1,9})")
 _SGLANG: Final = re.compile(r"step\[([A-Z][A-Z_]*) bs=(\d{1,9})((?: \w+=\d{1,15})*)\]")
 _SGLANG_KINDS: Final[Mapping[str, str]] = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill"}
 """Other names of SGLang's modes; ``DECODE``, ``MIXED`` and ``IDLE`` are those of `ServingStep` in upper case."""
@@ -60,6 +63,10 @@ def serving_step(text: str) -> ServingStep | None:
 
 
 def _vllm(text: str) -> ServingStep | None:
+    """Return the step of vLLM. A request of an earlier step counts as decode, although its prompt may continue."""
+    if (match := _VLLM_2025.fullmatch(text)) is not None:
+        new, cached = int(match[1]), int(match[2])
+        return ServingStep(_kind(new, cached), new + cached)
     if (match := _VLLM.fullmatch(text)) is None:
         return None
     prefills, decodes = int(match[1]), int(match[5])

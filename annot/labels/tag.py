@@ -29,11 +29,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 __all__ = [
+    "AROUND",
     "COLORS",
     "COMPILED",
     "DOMAIN",
     "FINDINGS",
     "FUSED",
+    "MODEL",
     "NOTE",
     "PHASES",
     "WORKER",
@@ -64,6 +66,15 @@ WORKER: Final = "Worker"
 
 FUSED: Final = "+"
 """Separator of the layers and of the classes of a fused kernel."""
+
+MODEL: Final = "(model)"
+"""Name of the whole model among the layers of a fused kernel, and in reports."""
+
+AROUND: Final = "inside"
+"""Argument of a kernel of a compiled graph: for each layer around it the number of names in its path, and its class.
+
+`annot.attribution.compiled_layers` reads it.
+"""
 
 COLORS: Final = {
     "forward": 0xFF4C9F38,

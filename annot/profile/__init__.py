@@ -16,16 +16,19 @@ and, if it differs from the default,
     host_times  bool          false: the file lacks host times, and the times of ranges and launches are only an order
                               (0, 1, 2, ...)
     devices       list[dict]  a dictionary per GPU, with the names and units of the file
+    other_devices  dict[str, int]  number of skipped events by device that annot does not support, as {"MTIA": 12}
     software      dict        versions by name, such as {"CUDA": "12.4"}
     cpu           str         model of the CPU
     processes     list[dict]  process, pid and name of each process; rank, world_size and cpu (threads, cores, ranks,
-                              backend; see `annot.labels.marks`) if known
+                              backend; see `annot.labels.marks`) and loaders (a dictionary per DataLoader: workers,
+                              persistent, pinned) if known
     sources       dict[str, str]  file and line of module classes or of their `forward`, as "model.py:12, net.py:7"
     scopes        list[str]   texts of scope marks; see `annot.labels.marks`
     utc_start_ns  int         time 0 of the profile, in ns since 1970
     analysis_start_ns  int    start of the collection (ns), the zero of relative times in Nsight Systems
     rank        int           rank of the process, if the profile has only one rank
     world_size  int           number of ranks
+    cut         str           sentence about events that the profiler could not write, shown above the verdict
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ __all__ = [
     "kernels_as_work",
     "pick",
     "pick_all",
+    "pinned_memory",
 ]
 
 Schema: TypeAlias = Mapping[str, type[pl.DataType]]
@@ -139,6 +143,7 @@ COPIES: Final[Schema] = {
     "correlation": pl.Int64,
     "kind": pl.String,  # "HtoD", "DtoH", "DtoD", ..., "memset"
     "bytes": pl.Int64,
+    "pinned": pl.Boolean,  # whether the host memory of a copy is pinned (false: pageable); null: unknown, or no copy
     **_ORIGIN,
 }
 """Copies and memsets on a device."""
@@ -146,6 +151,7 @@ COPIES: Final[Schema] = {
 WORK: Final[Schema] = {
     **{name: dtype for name, dtype in KERNELS.items() if name not in ("grid", *_ORIGIN)},
     "kernel": pl.Boolean,  # false: a copy or memset, whose name is its kind in parentheses
+    "pinned": pl.Boolean,  # see `COPIES`
     **_ORIGIN,
 }
 """GPU activities: kernels, copies and memsets."""
@@ -275,7 +281,7 @@ class Profile:
 
 def kernels_as_work(kernels: pl.DataFrame) -> pl.DataFrame:
     """Return rows of `KERNELS` as rows of `WORK`."""
-    return kernels.with_columns(kernel=pl.lit(True)).select(list(WORK))
+    return kernels.with_columns(kernel=pl.lit(True), pinned=pl.lit(None, pl.Boolean)).select(list(WORK))
 
 
 def copies_as_work(copies: pl.DataFrame) -> pl.DataFrame:
@@ -283,6 +289,16 @@ def copies_as_work(copies: pl.DataFrame) -> pl.DataFrame:
     kind = pl.col("kind")
     name = pl.format("({})", pl.when(kind == "memset").then(kind).otherwise(pl.format("copy {}", kind)))
     return copies.with_columns(name.alias("name"), kernel=pl.lit(False)).select(list(WORK))
+
+
+def pinned_memory(pageable: pl.Expr, pinned: pl.Expr) -> pl.Expr:
+    """Return the column `pinned` of `COPIES`: a copy is as slow as the pageable memory on either of its sides.
+
+    Args:
+        pageable: whether one side is pageable host memory (Boolean, or null).
+        pinned: whether one side is pinned host memory.
+    """
+    return pl.when(pageable).then(pl.lit(False)).when(pinned).then(pl.lit(True)).alias("pinned")
 
 
 def conform(table: pl.DataFrame | None, schema: Schema) -> pl.DataFrame:

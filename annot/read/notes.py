@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
-__all__ = ["counted", "sentences"]
+__all__ = ["counted", "listed", "sentences"]
 
 _NOUN: Final = re.compile(r"\{([^{}]+)\}")
+_MOST_NAMED: Final = 3
 
 
 def counted(number: int, noun: str) -> str:
@@ -23,6 +26,17 @@ def counted(number: int, noun: str) -> str:
     if re.search(r"[^aeiou]y$", noun):
         return f"{number:,} {noun[:-1]}ies"
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def listed(names: Collection[str]) -> str:
+    """Return names, separated by commas. A long list ends with the number of the other names.
+
+    Example:
+        >>> listed(["a.json", "b.json"]), listed([f"{number}.json" for number in range(9)])
+        ('a.json, b.json', '0.json, 1.json, 2.json and 6 more')
+    """
+    shown = ", ".join(islice(names, _MOST_NAMED))
+    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED:,} more"
 
 
 def sentences(notes: Counter[str]) -> list[str]:

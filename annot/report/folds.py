@@ -24,7 +24,7 @@ from annot.report.columns import COLUMNS, Column, Formatted, combined
 from annot.report.layer_tree import Line, layer_lines, tree_columns
 from annot.report.report import Report
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import is_layer, is_within, line_class
+from annot.report.tree_rows import is_layer, line_class
 from annot.report.units import unit_for
 
 __all__ = [
@@ -45,6 +45,7 @@ _CONTAINERS: Final = ("Sequential", "ModuleList", "ModuleDict")
 """Classes that do not tell layers apart: `layer1` to `layer5` of a class of their own are blocks, of these they may be
 stages."""
 _INDEX: Final = re.compile(r"(.*?)(\d+)")
+_NUMBER: Final = re.compile(r"(?<![^./+])\d+(?![^./+])")
 _Key = tuple[str, str]
 _Inner = Mapping[int | None, list[Line]]
 
@@ -173,7 +174,9 @@ def spread_of(fold: Line, time: str) -> Spread | None:
 
 def index_of(line: Line, fold: Line) -> str:
     """Return what the stars of a fold stand for in one of its layers: ``17``, or ``17.5`` for two."""
-    names = zip(*(re.split("[./]", one.key[0].partition(FUSED)[0]) for one in (fold, line)), strict=False)
+    layers = zip(*(one.key[0].split(FUSED) for one in (fold, line)), strict=False)
+    first = next((pair for pair in layers if "*" in pair[0]), ("", ""))
+    names = zip(*(re.split("[./]", path) for path in first), strict=False)
     found = [_INDEX.fullmatch(name) for pattern, name in names if pattern.endswith("*")]
     return ".".join(one[2] if one else "0" for one in found)
 
@@ -290,7 +293,7 @@ def _moved(path: str, old: str, new: str) -> str:
     """Replace the beginning of a path, of each layer of a fused kernel."""
     if FUSED in path:
         return FUSED.join(_moved(part, old, new) for part in path.split(FUSED))
-    return new + path[len(old) :] if old and is_within(path, old) else path
+    return new + path[len(old) :] if old and layer_path.is_within(path, old) else path
 
 
 def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str], bool]) -> list[_Node]:
@@ -318,11 +321,12 @@ def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str]
 def _patterns(node: _Node, above: str) -> Iterator[str]:
     """Yield the path with a star for each index below the parent layer, the innermost first."""
     line = node.lines[0]
-    if node.module == COMPILED or FUSED in node.path:
+    if node.module == COMPILED or layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
         return
-    if layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
+    if FUSED in node.path:
+        yield _NUMBER.sub("*", node.path)
         return
-    begin = len(above) + 1 if above and is_within(node.path, above) else 0
+    begin = len(above) + 1 if above and layer_path.is_within(node.path, above) else 0
     parts = re.split(r"([./])", node.path[begin:])
     for place in range(len(parts) - 1, -1, -2):
         found = _INDEX.fullmatch(parts[place])
@@ -338,7 +342,7 @@ def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
     name, such as the convolutions of VGG's `features`, repeat each other if most of them have the same input, or if
     neither a class nor an input of any is known, as between the hooks of FSDP2.
     """
-    if not pattern.endswith("*") or any(inner[id(line)] for node in nodes for line in node.lines):
+    if not pattern.endswith("*") or FUSED in pattern or any(inner[id(line)] for node in nodes for line in node.lines):
         return nodes
     if not any(node.module or line.input for node in nodes for line in node.lines):
         return nodes
@@ -349,7 +353,7 @@ def _equal(nodes: list[_Node], pattern: str, inner: _Inner) -> list[_Node]:
 
 def _unfolds(text: str, path: str, fold: str) -> bool:
     """Whether a path of the user names a layer, one around it or inside it, or its fold."""
-    return text in ("", fold) or is_within(path, text) or is_within(text, path)
+    return text in ("", fold) or layer_path.is_within(path, text) or layer_path.is_within(text, path)
 
 
 def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, str]) -> None:
@@ -359,7 +363,7 @@ def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, st
     folds = list(dict.fromkeys(_groups(lines, lambda *_: False).values()))
     paths = [*(line.key[0] for line in lines), *folds, *found.values()]
     for text in expand:
-        if text and not any(is_within(path, text) for path in paths):
+        if text and not any(layer_path.is_within(path, text) for path in paths):
             known = ", ".join(folds[:5]) or "none"
             raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {known}")
 
@@ -391,11 +395,7 @@ def _parts(lines: Iterable[Line], groups: Mapping[_Key, str]) -> list[list[Line]
 def _fold(path: str, members: list[Line], above: Line | None) -> Line:
     """Return the line of a fold. It says how many layers it has, unless they are as many as those around it."""
     first = members[0]
-    label = path
-    if first.label == "(graph)":
-        label = first.label
-    elif above is not None and above.key[0] and FUSED not in path and is_within(path, above.key[0]):
-        label = path[len(above.key[0]) + len(layer_path.INSIDE if layer_path.INSIDE in path else ".") :]
+    label = first.label if first.label == "(graph)" else layer_path.relative(path, above.key[0] if above else "")
     count = "" if above is not None and len(above.members) == len(members) else f"×{len(members):,}"
     phases = dict.fromkeys(phase for line in members for phase in line.phases)
     rows: dict[str, Mapping[str, Any]] = {

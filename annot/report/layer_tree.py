@@ -11,17 +11,15 @@ import polars as pl
 from annot.attribution import Attribution, by_layer
 from annot.attribution.nested_layers import LayerNesting, nested_layers
 from annot.labels import layer_path
-from annot.labels.tag import COMPILED, FUSED
+from annot.labels.tag import COMPILED, FUSED, MODEL
 from annot.report.columns import COLUMNS, Formatted, combined
 from annot.report.report import Report
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import LAYER_PHASES, TITLES, in_tree, is_layer, is_within, of_program
+from annot.report.tree_rows import LAYER_PHASES, TITLES, in_tree, is_layer, of_program
 from annot.report.units import count, share, unit_for
 
 __all__ = ["MODEL", "Line", "at_depth", "layer_lines", "other_lines", "row_label", "title", "tree_columns"]
 
-MODEL: Final = "(model)"
-"""Displayed path of the root module."""
 _WRAPPERS: Final = (
     "DistributedDataParallel", "DataParallel", "AveragedModel", "DeepSpeedEngine", "FullyShardedDataParallel",
 )  # fmt: skip
@@ -251,7 +249,7 @@ def _parents_by_path(lines: Mapping[_Key, Line]) -> dict[_Key, _Key | None]:
         first[""] = models[0]
     parents: dict[_Key, _Key | None] = {}
     for key in keys:
-        above = (key[0], *_prefixes(key[0])) if _is_graph(key) else _around(lines[key])
+        above = (key[0], *layer_path.above(key[0])) if _is_graph(key) else _around(lines[key])
         parent = next((first[path] for path in above if path in first), None)
         if parent is not None and not parent[0] and len(models) > 1:
             parent = None  # with several models, the path alone does not identify the root
@@ -270,16 +268,7 @@ def _around(line: Line) -> Iterator[str]:
     """Yield the parent paths, longest first. The model does not contain ranges of a program and operations."""
     row = next(iter(line.phases.values()))
     path = row["layer"]
-    return _prefixes(path) if _is_of_model(line) else filter(None, layer_path.above(path))
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """Yield the parent paths, longest first. Those of a fused kernel start at the common path of its layers."""
-    if FUSED in path:
-        shared = layer_path.common(path.split(FUSED))
-        yield shared
-        path = shared
-    yield from layer_path.above(path)
+    return layer_path.around(path) if _is_of_model(line) else filter(None, layer_path.above(path))
 
 
 def _walk(lines: Mapping[_Key, Line], children: Mapping[_Key | None, list[_Key]]) -> Iterator[Line]:
@@ -289,12 +278,11 @@ def _walk(lines: Mapping[_Key, Line], children: Mapping[_Key | None, list[_Key]]
         key, above, depth = pending.pop()
         line = lines[key]
         line.depth = depth
-        if above is not None and above[0] and FUSED not in key[0] and is_within(key[0], above[0]):
-            separator = layer_path.INSIDE if layer_path.INSIDE in key[0] else "."
-            line.label = key[0][len(above[0]) + len(separator) :]
         if _is_graph(key):
             line.label = "(graph)"
-        elif above is not None and not key[0]:
+        elif key[0] and (key[1] or FUSED not in key[0]):
+            line.label = layer_path.relative(key[0], "" if above is None or key[0] == above[0] else above[0])
+        elif above is not None:
             line.label = "module"
         yield line
         pending += [(child, key, depth + 1) for child in reversed(children.get(key, []))]

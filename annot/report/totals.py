@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from annot.report.report import Report
-from annot.report.units import count, duration, share
+from annot.report.units import amount, count, duration, printable, share
 
-__all__ = ["parts_of_time", "totals"]
+__all__ = ["parts_of_time", "peaks_text", "totals"]
 
 
 def totals(report: Report) -> Iterator[tuple[str, str]]:
@@ -24,6 +24,8 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Steps", _step_line(meta)
     if parts := parts_of_time(report):
         yield parts[0], ", ".join(parts[1])
+    if "peaks" in meta:
+        yield "Peaks", printable(peaks_text(meta["peaks"]))
 
 
 def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
@@ -33,6 +35,21 @@ def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
         return None
     parts = sorted(report.shares.items(), key=lambda part: -part[1])
     return "Step time" if meta["steps"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
+
+
+def peaks_text(peaks: Mapping[str, Any]) -> str:
+    """Return the peaks of a device in words, with their source, from `annot.analyze.roofs.Peaks.as_meta`.
+
+    Example:
+        >>> peaks_text({"device": "A100", "flops": {"f32": 19.5e12}, "bandwidth": 2.04e12, "source": "its data sheet"})
+        'A100: 2.04 TB/s, f32 19.5 TFLOP/s (its data sheet)'
+    """
+    device = f"{peaks['device']}: " if peaks["device"] else ""
+    if not peaks["flops"]:
+        return f"{device}unknown. {peaks['source']}"
+    bandwidth = "bandwidth unknown" if peaks["bandwidth"] is None else f"{amount(peaks['bandwidth'])}B/s"
+    flops = [f"{name} {amount(rate)}FLOP/s".removeprefix("any ") for name, rate in peaks["flops"].items()]
+    return f"{device}{', '.join([bandwidth, *flops])} ({peaks['source']})"
 
 
 def _device_line(meta: dict[str, Any]) -> str:

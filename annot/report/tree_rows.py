@@ -13,7 +13,7 @@ from annot.labels import layer_path
 from annot.labels.plain_names import phase_of
 from annot.labels.tag import COMPILED
 
-__all__ = ["LAYER_PHASES", "TITLES", "in_tree", "is_layer", "is_within", "line_class", "lines_of", "of_program"]
+__all__ = ["LAYER_PHASES", "TITLES", "in_tree", "is_layer", "line_class", "lines_of", "of_program"]
 
 LAYER_PHASES: Final = ("forward", "backward", "recompute")
 """Phases of a layer."""
@@ -32,11 +32,6 @@ def of_program(row: Mapping[str, Any]) -> bool:
     if row["module"] or not path or path in TITLES or "::" in path:
         return False
     return layer_path.INSIDE in path or phase not in LAYER_PHASES or phase_of(path) == phase
-
-
-def is_within(path: str, outer: str) -> bool:
-    """Return whether a path is that of a layer or of a layer inside it."""
-    return path == outer or path.startswith((f"{outer}.", f"{outer}/", outer + layer_path.INSIDE))
 
 
 def line_class(module: str) -> str:

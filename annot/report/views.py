@@ -104,10 +104,10 @@ def _from(module: str, function: str) -> Rows:
 
 def _kernels(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_kernel` with kind, library, tensor_cores (null: unknown) and short, from the name."""
-    from annot.analyze.kernel_kinds import with_classes, with_unknown_tensor_cores
+    from annot.analyze.kernel_kinds import with_classes
     from annot.analyze.kernel_short_names import with_short_names
 
-    return with_short_names(with_unknown_tensor_cores(with_classes(by_kernel(attribution))), attribution)
+    return with_short_names(with_classes(by_kernel(attribution)), attribution)
 
 
 def _work(attribution: Attribution, *, every: bool = False) -> pl.DataFrame:
@@ -130,7 +130,7 @@ def _memory(attribution: Attribution) -> pl.DataFrame:
 
 
 def _kernel_roofline(attribution: Attribution) -> pl.DataFrame:
-    from annot.analyze.bottlenecks import default_peaks
+    from annot.analyze.peak_sources import default_peaks
     from annot.analyze.roofline import kernel_roofline
 
     return kernel_roofline(attribution, default_peaks(attribution))
@@ -165,6 +165,7 @@ _LAYER: Final = ("layer", "module", "phase")
 _KERNELS: Final = "Kernels"
 _TENSOR_CORES: Final = "Tensor Cores"
 _NO_WORK: Final = "The profile has no shapes, so that FLOPs are unknown. Use emit_ranges(model, shapes=True)."
+_NO_OPERATIONS: Final = "No operations were recorded. Use `annot run --collector torch` or emit_nvtx."
 _NO_MODULES: Final = "No module classes were recorded. Use emit_ranges(model)."
 _SHARE: Final = Column("main_ns", "Share", "of total")
 _REPLACED: Final = {"time_ns": COLUMNS["self_ns"], "time_share": _SHARE}
@@ -270,9 +271,17 @@ _VIEWS: Final = (
     View(
         "op", "op", ("phase", "calls", "gpu_self_ns", _SHARE, "kernels", "host_self_ns"), by_op,
         heading="Time by operation", label="op",
-        empty="No operations were recorded. Use `annot run --collector torch` or emit_nvtx.",
+        empty=_NO_OPERATIONS,
         keys=("op", "phase"),
     ),
+    View("op_work", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
+         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", "ops", "op", "shapes",
+         _NO_OPERATIONS),
+    View("op_roofline", "op",
+         ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
+          "bytes", "precision"),
+         _from("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", "ops", "op",
+         "shapes", _NO_OPERATIONS),
     View(
         "step", "step",
         ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",

@@ -391,9 +391,16 @@ def _meta(ranks: Sequence[_Rank], tables: dict[int, RankTable]) -> dict[str, Any
         "failed": len(failed),
         "ranks": [_of_rank(rank) for rank in ranks],
         "across": across | {"step_ns": spread_of(step_times)},
+        "cut": _cut({number: meta["cut"] for number, meta in metas.items() if meta["cut"]}),
         "notes": _notes(ranks),
         **({"per_step": max(per_step)} if all(per_step) else {}),
     }
+
+
+def _cut(sentences: Mapping[int, str]) -> str:
+    """Return the sentence about cut recordings, that of the first rank, or an empty text."""
+    more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+    return next((f"Rank {rank}{more}: {sentence}" for rank, sentence in sentences.items()), "")
 
 
 def _of_rank(rank: _Rank) -> dict[str, Any]:

@@ -18,6 +18,7 @@ def open(  # noqa: A001 - the public name is `annot.open`
     profile: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str]], *, domain: str | None = None,
     steps: slice | None = None, step_range: str | None = None, step_kind: str | None = None,
     by_process: bool = False, capture: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    peaks: str | os.PathLike[str] | None = None,
 ) -> Run | Ranks:  # fmt: skip
     """Open a profile, the profiles of the ranks of a run, or a folder with profiles.
 
@@ -31,12 +32,14 @@ def open(  # noqa: A001 - the public name is `annot.open`
         by_process: treat each process of the profile with layers or steps as a rank.
         capture: paths of the traces in which the GPU graphs were captured that the profile replays. Kernels of replays
             get the layers of the capture; see `annot guide attribution`. Without it, captures beside the profile count.
+        peaks: file of ``annot calibrate -o`` with the peaks of the device; None: measured on this machine, else the
+            data sheet.
 
     Returns:
         A `Run` for one profile, `Ranks` for several.
 
     Raises:
-        AnnotError: no file matches, or a capture cannot be read.
+        AnnotError: no file matches, or a capture or the file of the peaks cannot be read.
         TypeError: `profile` has another type.
         ValueError: `profile` is an empty list.
 
@@ -50,7 +53,7 @@ def open(  # noqa: A001 - the public name is `annot.open`
         [900]
     """
     captures = tuple(os.fspath(one) for one in ((capture,) if isinstance(capture, str | os.PathLike) else capture))
-    selection = Selection(domain, steps, step_range, step_kind, by_process=by_process, captures=captures)
+    selection = Selection(domain, steps, step_range, step_kind, by_process=by_process, captures=captures, peaks=peaks)
     several = isinstance(profile, Sequence) and not isinstance(profile, str)
     if not several and not isinstance(profile, str | os.PathLike):
         return Run(with_capture_files(profile, captures) if captures else profile, selection)  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
+from annot.analyze.peak_sources import GIVEN, default_peaks, peaks_from_file
+from annot.analyze.roofs import Peaks
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
 from annot.attribution.nested_layers import nested_layers
@@ -56,8 +58,11 @@ class Selection:
         by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
             with ranges is a rank.
         captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
+        peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
+            `annot.analyze.peak_sources`.
 
     Raises:
+        AnnotError: the file of the peaks cannot be read.
         TypeError: an argument has another type.
     """
 
@@ -68,11 +73,16 @@ class Selection:
     process: int | None = None
     by_process: bool = False
     captures: tuple[str, ...] = ()
+    peaks: str | os.PathLike[str] | Peaks | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("domain", str), ("steps", slice), ("step_range", str), ("step_kind", str)):
             if (value := getattr(self, name)) is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r}")
+        if isinstance(self.peaks, str | os.PathLike):
+            object.__setattr__(self, "peaks", peaks_from_file(self.peaks))
+        elif not isinstance(self.peaks, Peaks | None):
+            raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
 
 
 IN_PYTHON: Final = ".view(); reasons and code: .view('advice'); page: .to_html('page.html')"
@@ -250,6 +260,8 @@ class Run(Frames):
             meta["advice"] = len(advice)
         tell("making the table")
         rows = every = self._rows(view, attribution)
+        if "roof_share" in rows.columns:
+            meta["peaks"] = default_peaks(attribution).as_meta()
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
@@ -382,14 +394,15 @@ class Run(Frames):
         tell("attributing GPU time to layers")
         steps: slice | Literal["steady"] | None = STEADY if steady else selection.steps
         try:
-            return attribute(
+            found = attribute(
                 profile, domain=selection.domain, steps=steps, step_range=selection.step_range,
                 step_kind=selection.step_kind,
             )  # fmt: skip
         except ValueError as error:
-            if not self._is_file or replace(selection, process=None, by_process=False, captures=()) == ALL:
+            if not self._is_file or replace(selection, process=None, by_process=False, captures=(), peaks=None) == ALL:
                 raise
             raise AnnotError(str(error)) from None  # the options are valid, but the profile lacks these steps
+        return found if selection.peaks is None else replace(found, meta=found.meta | {GIVEN: selection.peaks})
 
     def _frame(self, by: str) -> pl.DataFrame:
         view = find_view(by)
@@ -424,7 +437,7 @@ class Run(Frames):
 
 def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
     """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
-    from annot.analyze.bottlenecks import default_peaks
+    from annot.analyze.peak_sources import default_peaks
     from annot.analyze.roofline import layer_roofline
 
     if view.layout != "tree" or advice is None:

@@ -20,6 +20,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -28,7 +29,7 @@ import wrapt
 from annot.emit import client, guard
 from annot.labels import tag
 from annot.torch import compiled_ranges
-from annot.torch.compiled_ranges import HERE
+from annot.torch.compiled_ranges import HERE, Named
 from annot.torch.module_paths import inner, join
 from annot.torch.module_sites import Site
 from annot.torch.patches import Patches
@@ -154,11 +155,11 @@ class Compiled:
         """Add the layers to the cache key of a graph, because cached code contains their paths."""
         original(details, gm, *args, **kwargs)
         nodes = gm.graph.nodes if gm is not None else ()
-        named = _attempt_layers(lambda: [tuple(self._layers([node])) for node in nodes], [])
+        named = _attempt_layers(lambda: [self._layers([node]) for node in nodes], [])
         details.annot_layers = (compiled_ranges.FORMAT, *named)
 
-    def _layers(self, nodes: Iterable[Any], *, backward: bool = False) -> list[tuple[str, str]]:
-        """Return path and class of the layers in which nodes of a graph were traced."""
+    def _layers(self, nodes: Iterable[Any], *, backward: bool = False) -> tuple[Sequence[Named], Sequence[Named]]:
+        """Return the layers in which nodes of a graph were traced, and the layers around all of these."""
         return traced_layers(nodes, self._sites.by_id, self._here(), backward=backward)
 
     def _here(self) -> Any:
@@ -184,9 +185,9 @@ class Compiled:
         graph = _current_graph()
         if graph.cpp_wrapper or graph.aot_mode or getattr(graph, "fx_wrapper", False):
             return ""
-        layers = self._layers(_nodes_of(scheduled, graph.graph), backward=graph.is_backward)
+        layers, around = self._layers(_nodes_of(scheduled, graph.graph), backward=graph.is_backward)
         phase: tag.Phase = "backward" if graph.is_backward else "forward"
-        return compiled_ranges.encode(phase, layers) if layers and self._has_ranges[phase] else ""
+        return compiled_ranges.encode(phase, layers, around) if layers and self._has_ranges[phase] else ""
 
 
 _active: Compiled | None = None
@@ -277,36 +278,38 @@ def _nodes_of(scheduled: Iterable[Any], graph: Any) -> list[Any]:
 
 def traced_layers(
     nodes: Iterable[Any], by_id: Mapping[int, Any], here: Site | None, *, backward: bool
-) -> list[tuple[str, str]]:
-    """Return path and class of the layers in which nodes were traced, without duplicates.
+) -> tuple[tuple[Named, ...], tuple[Named, ...]]:
+    """Return the layers in which nodes were traced, without duplicates, and the layers around all of these.
 
     A path that starts with `HERE` is relative to the module whose call runs the graph. Nodes outside any layer belong
     to that module. In a backward graph this holds only if no node has a layer, because nodes that sum gradients do not
-    belong to a layer. `by_id` has the sites by ``id(module)``; `here` is the site of the module whose call the graph
-    was traced in, or None.
+    belong to a layer. The layers around are those inside the module that runs the graph, outermost first. `by_id` has
+    the sites by ``id(module)``; `here` is the site of the module whose call the graph was traced in, or None.
     """
-    found: dict[tuple[str, str], None] = {}
+    calls: dict[Named, list[Named]] = {}
     for node in nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         if node.op != "call_function" or not all(_id(key).isdecimal() for key in stack):
             continue
-        layer = _innermost(list(stack.items()), by_id, here)
-        if layer is not None or here is not None:
-            found[layer or _CALLING_MODULE] = None
-    if backward and len(found) > 1:
-        found.pop(_CALLING_MODULE, None)
-    return list(found)
+        called = _called(list(stack.items()), by_id, here)
+        if called or here is not None:
+            calls.setdefault(called[-1] if called else _CALLING_MODULE, called)
+    if backward and len(calls) > 1:
+        calls.pop(_CALLING_MODULE, None)
+    around = [called[:-1] for called in calls.values()] if len(calls) == 1 else calls.values()
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*around, strict=False))
+    return tuple(calls), tuple(level[0] for level in levels if level[0][0] != HERE)
 
 
-def _innermost(
-    stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: Site | None
-) -> tuple[str, str] | None:
-    """Return path and class of the innermost module of a stack that has a site."""
-    for key, (source, cls) in reversed(stack):
+def _called(stack: list[tuple[str, tuple[str, type]]], by_id: Mapping[int, Any], here: Site | None) -> list[Named]:
+    """Return path and class of the modules of a stack that have a site, outermost first."""
+    called = []
+    for key, (source, cls) in stack:
         site = by_id.get(int(_id(key)))
         if site is not None and type(site.of()) is cls:
-            return _path(site, source, here) or _path_of_any(site, source, stack[0][1], by_id), site.module
-    return None
+            path = _path(site, source, here) or _path_of_any(site, source, stack[0][1], by_id)
+            called.append((path, site.module))
+    return called
 
 
 def _id(key: str) -> str:

@@ -7,22 +7,22 @@ kernel names its layers relative to the module whose call runs the graph, and ea
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import Any, Final, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias, cast
 
 from annot.emit import client
-from annot.labels import tag
+from annot.labels import layer_path, tag
 
-__all__ = ["FORMAT", "HERE", "MAX_LAYERS", "Layers", "encode", "pop", "push"]
+__all__ = ["FORMAT", "HERE", "Layers", "Named", "encode", "pop", "push"]
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the argument of `push`. Cached code is only used with the same version."""
 
 HERE: Final = "."
 """Prefix of a path relative to the module whose call runs the graph."""
 
-MAX_LAYERS: Final = 6
-"""Maximum number of layers in the range of a fused kernel."""
+Named: TypeAlias = tuple[str, str]
+"""Path and class of a layer."""
 
 _SEPARATOR: Final = "\t"
 
@@ -49,9 +49,13 @@ def pop() -> None:
         client.pop()
 
 
-def encode(phase: tag.Phase, layers: Iterable[tuple[str, str]]) -> str:
-    """Return the argument of `push` for the generated code: the phase, then path and class of each layer."""
-    return _SEPARATOR.join([phase, *(word for layer in layers for word in layer)])
+def encode(phase: tag.Phase, layers: Sequence[Named], around: Iterable[Named]) -> str:
+    """Return the argument of `push` for the generated code.
+
+    It has the phase, the number of the kernel's layers, and path and class of these and of the layers around all of
+    them.
+    """
+    return _SEPARATOR.join([phase, str(len(layers)), *(word for layer in (*layers, *around) for word in layer)])
 
 
 class Layers(dict[str, Any]):
@@ -68,12 +72,15 @@ class Layers(dict[str, Any]):
         self._module: str = site.module if site is not None else ""
 
     def __missing__(self, text: str) -> Any:
-        phase, *words = text.split(_SEPARATOR)
+        phase, count, *words = text.split(_SEPARATOR)
         named = [self._named(path, module) for path, module in zip(words[::2], words[1::2], strict=True)]
-        made = self[text] = self.event if None in named else layer_event(cast("tag.Phase", phase), cast("Any", named))
+        known = [layer for layer in named if layer is not None]
+        layers, around = known[: int(count)], known[int(count) :]
+        complete = len(known) == len(named)
+        made = self[text] = layer_event(cast("tag.Phase", phase), layers, around) if complete else self.event
         return made
 
-    def _named(self, path: str, module: str) -> tuple[str, str] | None:
+    def _named(self, path: str, module: str) -> Named | None:
         if not path.startswith(HERE):
             return path, module
         if self._path is None:
@@ -83,19 +90,15 @@ class Layers(dict[str, Any]):
         return f"{self._path}{path}" if self._path else path[1:], module
 
 
-def layer_event(phase: tag.Phase, layers: list[tuple[str, str]]) -> Any:
+def layer_event(phase: tag.Phase, layers: Sequence[Named], around: Sequence[Named]) -> Any:
     """Return the event of a kernel of these layers. Each combination of layers is one row of a report."""
-    if len(layers) == 1:
-        layer, module = layers[0]
-    else:
-        layer = _joined([path or "(model)" for path, _ in layers])
-        module = _joined([*dict.fromkeys(module for _, module in layers)])
-    return client.event(tag.format(tag.Tag(layer, module, phase)), category=phase, few=True)
-
-
-def _joined(names: list[str]) -> str:
-    more = len(names) - MAX_LAYERS
-    return tag.FUSED.join(names if more <= 1 else [*names[:MAX_LAYERS], f"({more} more)"])
+    layer = layers[0][0] if len(layers) == 1 else tag.FUSED.join(path or tag.MODEL for path, _ in layers)
+    module = tag.FUSED.join(dict.fromkeys(module for _, module in layers))
+    # Without paths, which need quotes: torch.profiler writes a name with quotes as invalid JSON.
+    levels = ["", *layer_path.within(layer_path.common(layer_path.layers_of(layer)))]
+    inside = [word for path, outer in around if path in levels for word in (levels.index(path), outer)]
+    arguments = ((tag.AROUND, tuple(inside)),) if inside else ()
+    return client.event(tag.format(tag.Tag(layer, module, phase, arguments=arguments)), category=phase, few=True)
 
 
 def run(graph: Any, call: Any, layers: Layers, args: Any, kwargs: Any) -> Any:

@@ -9,8 +9,9 @@ import torch.utils.data as torch_data
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from annot.emit import client
+from annot.emit import client, guard
 from annot.labels import tag
+from annot.labels.marks import format_loader
 from annot.torch.patches import Patches
 
 __all__ = ["install", "run_worker"]
@@ -21,12 +22,25 @@ _run_worker: Final[Any] = getattr(_utils.worker, "_worker_loop", None)
 def install(patches: Patches) -> None:
     """Open a range around the wait for each batch, and ranges in workers that start from now on.
 
-    A worker keeps emitting ranges until it exits. Inside `annot.batches`, each wait still has only one range.
+    A loader that starts to iterate emits the mark of `annot.labels.marks.format_loader`. A worker keeps emitting ranges
+    until it exits. Inside `annot.batches`, each wait still has only one range.
     """
     waiting = client.event(tag.format(tag.Tag(phase="data")), category="data")
+    patches.wrap(torch_data.DataLoader, "__iter__", _marked)
     patches.surround(_BaseDataLoaderIter, "__next__", "data", lambda *_: waiting)
     if _run_worker is not None and _utils.worker._worker_loop is _run_worker:
         patches.replace(_utils.worker, "_worker_loop", run_worker)
+
+
+def _marked(iterate: Any, loader: Any) -> Any:
+    guard.attempt(lambda: client.mark(client.event(_loader_text(loader), few=True)), otherwise=None)
+    return iterate(loader)
+
+
+def _loader_text(loader: Any) -> str:
+    return format_loader(
+        workers=int(loader.num_workers), persistent=bool(loader.persistent_workers), pinned=bool(loader.pin_memory)
+    )
 
 
 def run_worker(*args: Any, **kwargs: Any) -> Any:

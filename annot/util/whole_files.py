@@ -26,14 +26,15 @@ def created(path: str | os.PathLike[str], *, force: bool) -> Iterator[BinaryIO]:
         OSError: the file exists and `force` is false, or it cannot be written.
     """
     out = Path(path).resolve()
-    replaces = force and out.is_file()
+    replaces = force and (out.is_file() or not out.exists())  # two processes that write one file do not mix
     target = out.with_name(f".{out.name}.{os.getpid()}.tmp") if replaces else out
     file = target.open("wb" if force else "xb")
     try:
         with file:
             yield file
         if replaces:
-            shutil.copymode(out, target)
+            if out.exists():
+                shutil.copymode(out, target)
             target.replace(out)
     except BaseException:
         if target.is_file():

@@ -22,7 +22,7 @@ ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, {}, std::array<
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>, {}>({})"
 CUTLASS = "void cutlass::Kernel2<{0}>({0}::Params)"
 
-# Name, kind, library, whether it computes on Tensor Cores.
+# Name, kind, library, whether it computes on Tensor Cores (None: the name does not show it).
 NAMES = [
     # Matrix products of NVIDIA, from Maxwell to Blackwell.
     ("maxwell_sgemm_128x64_nn", "gemm", "cuBLAS", False),
@@ -99,24 +99,24 @@ NAMES = [
      "CUTLASS",
      True),
     ("fmha_cutlassF_f32_aligned_64x64_rf_sm75(PyTorchMemEffAttention::AttentionKernel)", "attention", "CUTLASS", False),
-    ("void vllm::paged_attention_v1_kernel<unsigned short, 128, 16, 128>(unsigned short*)", "attention", "vLLM", False),
+    ("void vllm::paged_attention_v1_kernel<unsigned short, 128, 16, 128>(unsigned short*)", "attention", "vLLM", None),
     # TensorRT.
     ("trt_volta_h884cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1", "convolution", "TensorRT", True),
     ("trt_ampere_scudnn_128x32_relu_small_nn_v1", "convolution", "TensorRT", False),
     ("void genericReformat::copyVectorizedKernel<double, float, __half, true, true, 1>(unsigned int)", "copy",
      "TensorRT",
      False),
-    ("__myl_AddCast_0xb1_myl", "other", "TensorRT", False),
+    ("__myl_AddCast_0xb1_myl", "other", "TensorRT", None),
     # Triton, by what inductor calls its kernels.
     ("triton_poi_fused_add_relu_0", "elementwise", "Triton", False),
     ("triton_poi_fused__to_copy_3", "copy", "Triton", False),
     ("triton_red_fused_sum_1", "reduction", "Triton", False),
     ("triton_per_fused_native_layer_norm_2", "normalisation", "Triton", False),
     ("triton_per_fused__softmax_4", "softmax", "Triton", False),
-    ("triton_tem_fused_addmm_relu_5", "gemm", "Triton", False),
-    ("triton_tem_fused_convolution_7", "convolution", "Triton", False),
-    ("triton_tem_fused_flex_attention_6", "attention", "Triton", False),
-    ("triton__0d1d2d3d", "other", "Triton", False),
+    ("triton_tem_fused_addmm_relu_5", "gemm", "Triton", None),
+    ("triton_tem_fused_convolution_7", "convolution", "Triton", None),
+    ("triton_tem_fused_flex_attention_6", "attention", "Triton", None),
+    ("triton__0d1d2d3d", "other", "Triton", None),
     # ROCm.
     ("Cijk_Ailk_Bljk_SB_MT128x64x16_MI32x32x2x1_SN_1LDSB0_AMAS3", "gemm", "rocBLAS", True),
     ("Cijk_Ailk_Bljk_SB_MT64x64x8_SE_APM1_AF0EM1_TT4_4_VAW1_WG16_16_1", "gemm", "rocBLAS", False),
@@ -124,8 +124,15 @@ NAMES = [
     ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1", "convolution", "MIOpen", False),
     ("MIOpenBatchNormFwdTrainSpatial.kd", "normalisation", "MIOpen", False),
     ("void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::FmhaFwdKernelTilePartitioner> >(T1)", "attention",
-     "Composable Kernel", False),
+     "Composable Kernel", None),
     ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "collective", "NCCL", False),
+    # Experts, and names that show neither dtype nor unit.
+    ("aiter_fused_moe_kernel_bf16", "gemm", "AITER", None),
+    ("fused_moe_kernel", "gemm", "", None),
+    ("attn_fwd.kd", "attention", "", None),
+    ("bwd_kernel_dk_dv.kd", "attention", "", None),
+    ("Cijk_B_PostGSU2", "gemm", "rocBLAS", False),
+    ("void cutlass::gemm_nn_128x128<float>(float*, float*)", "gemm", "CUTLASS", None),
     # What PyTorch does itself.
     (ELEMENTWISE.format("at::native::CUDAFunctor_add<float>", "T2"), "elementwise", "PyTorch", False),
     (ELEMENTWISE.format("at::native::FillFunctor<float>", "T2"), "copy", "PyTorch", False),
@@ -167,12 +174,12 @@ NAMES = [
      False),
     ("void Eigen::internal::EigenMetaKernel<Eigen::TensorEvaluator<int> >(int)", "elementwise", "TensorFlow", False),
     ("loop_add_fusion_12", "elementwise", "XLA", False),
-    ("void thrust::cuda_cub::core::_kernel_agent<T1>(int)", "other", "Thrust", False),
+    ("void thrust::cuda_cub::core::_kernel_agent<T1>(int)", "other", "Thrust", None),
     ("(copy HtoD)", "copy", "", False),
     ("(memset)", "copy", "", False),
-    ("CUDA graph 4", "other", "", False),
+    ("CUDA graph 4", "other", "", None),
     ("saxpy(double *, double *, double *, double, int)", "elementwise", "", False),
-    ("", "other", "", False),
+    ("", "other", "", None),
 ]  # fmt: skip
 
 UNKNOWN = {
@@ -195,7 +202,7 @@ REAL = [
 
 
 @pytest.mark.parametrize(("name", "kind", "library", "tensor_cores"), NAMES)
-def test_known_names(name: str, kind: str, library: str, tensor_cores: bool) -> None:
+def test_known_names(name: str, kind: str, library: str, tensor_cores: bool | None) -> None:
     """Names of each generation and library have the class that was written down by hand."""
     assert classify(name) == KernelClass(kind, library, tensor_cores)  # type: ignore[arg-type]
 

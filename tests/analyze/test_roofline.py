@@ -9,11 +9,11 @@ import pytest
 from shared_data import shared, unpacked
 from tables import Rows
 
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.hardware_counters import measured_work
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import kernel_roofline, layer_roofline
-from annot.analyze.roofs import Peaks, device_of_counters, given_peaks, peaks_of, peaks_of_device
+from annot.analyze.roofs import Peaks, device_of_counters, device_row, given_peaks, peaks_of_device, unknown_peaks
 from annot.attribution import attribute
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
@@ -24,6 +24,7 @@ A100 = {
     "memoryBandwidth": 2_039_040_000_000,
 }  # fmt: skip
 
+UNKNOWN = unknown_peaks("no device")
 
 ORIN = {"name": "Orin", "computeMajor": 8, "computeMinor": 7, "smCount": 16, "clockRate": 1_300_000_000}
 THOR = {"name": "NVIDIA Thor", "computeMajor": 11, "computeMinor": 0, "smCount": 20, "clockRate": 1_575_000_000}
@@ -108,7 +109,7 @@ def test_what_is_not_published_has_no_peak() -> None:
 def test_precision_is_what_a_kernel_says(kernel: str, precision: str) -> None:
     """C++ types in the arguments of a template count, in whatever case they are spelled."""
     profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9).kernel(1, (10, 20), name=kernel)
-    assert layer_roofline(attribute(profile.build()), None)["precision"].to_list() == [precision]
+    assert layer_roofline(attribute(profile.build()), UNKNOWN)["precision"].to_list() == [precision]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_without_a_precision_only_the_bandwidth_is_a_roof() -> None:
 def test_kernels_tell_the_precision_where_no_shape_does() -> None:
     """All layers of the BERT of bfloat16 compute in it, also those that multiply no matrices."""
     path = shared("kineto/tracelens_h100_bert_small_nnmodule.json.gz")
-    rows = layer_roofline(attribute(load(path)), None)
+    rows = layer_roofline(attribute(load(path)), UNKNOWN)
     norms = rows.filter(pl.col("module") == "LayerNorm")
     assert norms.height
     assert set(norms["precision"]) == {"bf16"}
@@ -154,7 +155,7 @@ def test_kernels_tell_the_precision_where_no_shape_does() -> None:
 def test_what_waits_for_memory_is_not_bound_by_launches() -> None:
     """In the training on an MI300 the device waits for hipFree: 0.3 % of the steps are launches."""
     path = shared("kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz")
-    bound = layer_roofline(attribute(load(path)), None)["bound"].value_counts()
+    bound = layer_roofline(attribute(load(path)), UNKNOWN)["bound"].value_counts()
     counts = dict(bound.iter_rows())
     assert counts["host"] > 20 * counts.get("launch", 0)
 
@@ -192,7 +193,7 @@ def test_unknown_devices_have_no_peaks() -> None:
         is None
     )
     assert peaks_of_device(A100 | {"clockRate": "fast", "name": ""}) is None
-    assert peaks_of([]) is None
+    assert device_row([]) is None
 
 
 def test_peaks_are_of_the_device_that_did_the_work() -> None:
@@ -200,7 +201,6 @@ def test_peaks_are_of_the_device_that_did_the_work() -> None:
     slow = A100 | {"cuDevice": 0, "smCount": 1}
     profile = Rows().range("fc Linear [8,8]f32 |fwd", 0, 9).kernel(1, (10, 20), device=1)
     peaks = default_peaks(attribute(profile.build(devices=[slow, A100 | {"cuDevice": 1}])))
-    assert peaks is not None
     assert peaks.of("f32") == pytest.approx(19.5e12, rel=0.01)
 
 
@@ -217,7 +217,6 @@ def test_device_of_counters() -> None:
     assert device is not None
     assert device["memoryBandwidth"] == pytest.approx(2.039e12, rel=0.001)
     peaks = peaks_of_device(device)
-    assert peaks is not None
     assert peaks.of("f32") == pytest.approx(19.5e12, rel=0.01)
     assert device_of_counters(pl.DataFrame(rows[1:], schema=dict(METRICS))) is None
 
@@ -247,7 +246,7 @@ def test_bounds_by_the_roofline() -> None:
     assert (rows["b"]["intensity"], rows["b"]["bound"]) == (0.125, "memory")
     assert rows["b"]["roof_share"] == pytest.approx(0.8)
     assert (rows["c"]["flops"], rows["c"]["bound"]) == (None, None)
-    unknown = layer_roofline(attribute(profile.build()), None, work)
+    unknown = layer_roofline(attribute(profile.build()), UNKNOWN, work)
     assert unknown["bound"].to_list() == [None] * 3
     assert unknown["intensity"].to_list() == [50.0, 0.125, None]
 
@@ -268,7 +267,7 @@ def test_autocast_tells_the_precision(said: str, kernel: str | None, precision: 
     rows = Rows().range(f"{said} |fwd", 0, 100).range(f"{said} |bwd", 100, 200)
     for at in (10, 110) if kernel else ():
         rows.kernel(at, (at, at + 40), name=kernel or "")
-    found = layer_roofline(attribute(rows.build()), None)
+    found = layer_roofline(attribute(rows.build()), UNKNOWN)
     assert found["precision"].to_list() == [precision] * 2
 
 
@@ -292,7 +291,7 @@ def test_waiting_for_launches_is_launch_bound() -> None:
     idle = device_idle(attribute(profile))
     assert idle is not None
     assert dict(idle.select("layer", "gpu_idle_ns").rows()) == {"b": (430 - 300) + (490 - 460)}
-    rows = layer_roofline(attribute(profile), None, _work())
+    rows = layer_roofline(attribute(profile), UNKNOWN, _work())
     assert rows.select("layer", "gpu_idle_ns", "bound").rows() == [("a", 0, None), ("b", 160, "launch")]
 
 
@@ -359,7 +358,7 @@ def _counted(profile: Profile, counters: list[tuple[str, float, str]]) -> Profil
 
 def test_counters_of_a_real_report() -> None:
     """The products of multi-head attention on [2, 20, 256] have 2·2·20·256·768 FLOPs and more, padded to tiles."""
-    rows = kernel_roofline(attribute(load(shared("ncu/leleucas_bert_attention_torch_a100.csv"))), None)
+    rows = kernel_roofline(attribute(load(shared("ncu/leleucas_bert_attention_torch_a100.csv"))), UNKNOWN)
     products = rows.filter(pl.col("name").str.contains("sgemm"))
     assert products["flops"].max() > 2 * 40 * 256 * 768
     assert products["bytes"].min() > 0
@@ -369,7 +368,5 @@ def test_peaks_of_real_profiles(tmp_path: Path) -> None:
     """Nsight Systems says all of an A100; torch.profiler says the name of an H100, and the data sheet the rest."""
     nsys = default_peaks(attribute(load(unpacked("nsys/zx_lm_fwd_nvtx.2024.6.sqlite.gz", tmp_path))))
     kineto = default_peaks(attribute(load(shared("kineto/tracelens_h100_bert_small_nnmodule.json.gz"))))
-    assert nsys is not None
-    assert kineto is not None
     assert (nsys.of("f16", tensor_cores=True), nsys.bandwidth) == pytest.approx((312e12, 2.039e12), rel=0.001)
     assert (kineto.of("f16", tensor_cores=True), kineto.bandwidth) == pytest.approx((989e12, 3.352e12), rel=0.001)

@@ -11,9 +11,9 @@ from sqlite_profile import training
 from tables import ENGINE, Rows
 
 from annot import load
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.gpu_activities import activities
 from annot.analyze.layer_spans import SPANS, spans
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline
 from annot.attribution import UNATTRIBUTED, Attribution, attribute, by_layer
 

@@ -108,6 +108,50 @@ def test_capture_with_a_missing_kernel_is_refused_at_that_kernel() -> None:
     assert "is gelu in the replay and missing in capture.json" in note
 
 
+C: list[Node] = [*A, ("fc2", "gemm", None), ("head", "argmax", None)]
+
+
+@pytest.mark.parametrize("ran", [4, 5])
+def test_a_replay_without_its_last_activities_has_the_layers_of_the_others(ran: int) -> None:
+    replays = [C, C[:ran]]
+    merged = with_captures(execution(*map(_plain, replays)), [capture(B, C)])
+    assert _gpu(merged) == _expected(replays)
+    last, name = ("last GPU activity", "argmax") if ran == 5 else ("last 2 GPU activities", "gemm")
+    note = f"The profile lacks the {last} of 1 graph replay: in capture.json, {name} comes next."
+    assert merged.meta["notes"] == [
+        f"The layers of {6 + ran} GPU activities in 2 graph replays come from capture.json.", note
+    ]  # fmt: skip
+
+
+def test_replays_that_lack_different_numbers_of_activities_are_one_note() -> None:
+    merged = with_captures(execution(*map(_plain, [C[:4], C[:5], C[:5]])), [capture(C)])
+    (note,) = merged.meta["notes"][1:]
+    assert note.startswith("The profile lacks the last 1 to 2 GPU activities of 3 graph replays: in capture.json, ")
+
+
+def test_a_replay_of_half_a_graph_or_of_a_changed_beginning_is_refused() -> None:
+    """Half of the nodes are too few to tell the graph; a beginning with another kernel is another graph's."""
+    alone = execution(_plain(C[:3]))
+    (note,) = with_captures(alone, [capture(C)]).meta["notes"]
+    assert note.startswith(
+        "No captured graph matches 1 graph replay: GPU activity 4 of 6 is missing in the replay and "
+    )
+    changed = execution([("gather", None), ("other", None), *_plain(C[2:5])])
+    (note,) = with_captures(changed, [capture(C)]).meta["notes"]
+    assert "GPU activity 2 of 6 is other in the replay and gemm in" in note
+
+
+def test_a_whole_graph_is_preferred_to_the_beginning_of_another() -> None:
+    """Also a beginning that several graphs share, in different layers, names no graph; in equal layers it does."""
+    other: list[Node] = [("x", kernel, grid) for _, kernel, grid in C[:5]]
+    assert _gpu(with_captures(execution(_plain(C[:5])), [capture(C, other)])) == _expected([other])
+    longer = [*other, ("x", "gelu", None)]
+    notes = with_captures(execution(_plain(C[:5])), [capture(C, longer)]).meta["notes"]
+    assert notes == [f"Several captured graphs with different layers match 1 graph replay. {SAME}"]
+    same = [*C[:5], ("y", "gelu", None)]
+    assert _gpu(with_captures(execution(_plain(C[:5])), [capture(C, same)])) == _expected([C[:5]])
+
+
 def test_grids_decide_where_both_profiles_have_them() -> None:
     wide = [("other", "gather", "9,1,1 8,1,1"), *A[1:]]
     assert _gpu(with_captures(execution(_plain(wide)), [capture(A, wide)])) == _expected([wide])
@@ -253,3 +297,28 @@ def test_replays_of_graphs_with_different_kernels_by_brute_force(graphs: list[li
     graphs = [[*graph, (f"end{number}", f"end{number}", None)] for number, graph in enumerate(graphs)]
     replays = data.draw(st.lists(st.sampled_from(graphs), min_size=1, max_size=6))
     assert _gpu(with_captures(execution(*map(_plain, replays)), [capture(*graphs)])) == _expected(replays)
+
+
+@few
+@given(st.lists(NODES, min_size=1, max_size=4), st.data())
+def test_cut_replays_by_brute_force(graphs: list[list[Node]], data: st.DataObject) -> None:
+    """A replay of more than half of a graph has its layers, unless another graph begins so in other layers."""
+    replay = data.draw(st.sampled_from(graphs))
+    replay = replay[: data.draw(st.integers(1, len(replay)))]
+
+    def matches(graph: list[Node]) -> bool:
+        together = zip(replay, graph, strict=False)
+        return all(
+            one[1] == other[1] and (None in (one[2], other[2]) or one[1] in ("memset", "memcpy") or one[2] == other[2])
+            for one, other in together
+        )
+
+    whole = [graph for graph in graphs if len(graph) == len(replay) and matches(graph)]
+    cut = [graph for graph in graphs if len(replay) < len(graph) < 2 * len(replay) and matches(graph)]
+    layers = {tuple(layer for layer, _, _ in graph[: len(replay)]) for graph in whole or cut}
+    merged = with_captures(execution(_plain(replay)), [capture(*graphs)])
+    if len(layers) == 1:
+        named = [(layer, kernel, grid) for layer, (_, kernel, grid) in zip(*layers, replay, strict=True)]
+        assert _gpu(merged) == _expected([named])
+    else:
+        assert set(_gpu(merged)) == {"(batch)"}

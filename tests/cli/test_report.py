@@ -227,7 +227,9 @@ def test_help_shows_verbs_and_examples(capsys: pytest.CaptureFixture[str]) -> No
     assert all(word in text for word in ("run", "report", "doctor", "annot run -- python train.py"))
 
 
-@pytest.mark.parametrize("verb", ["", "run", "report", "compare", "roofline", "sweep", "doctor", "guide", "completion"])
+@pytest.mark.parametrize(
+    "verb", ["", "run", "report", "compare", "roofline", "calibrate", "sweep", "doctor", "guide", "completion"]
+)
 def test_examples_of_help_are_right_usage(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every verb's help has examples, and each of them is a command line that the parser takes."""
     assert main([*verb.split(), "--help"]) == 0

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 from sqlite_profile import SqliteProfile, training
 
-from annot.analyze.roofs import Peaks
+from annot.analyze.calibrations import Calibration
 from annot.cli.main import main
+from annot.runs.run import Run, Selection
 
 US = 1000
 
@@ -41,7 +42,10 @@ def test_layers_against_the_device_of_the_profile(source: Path, capsys: pytest.C
     assert row["bound"] == "compute"
     assert main(["roofline", str(source)]) == 0
     printed = capsys.readouterr().out
-    assert "Peaks of NVIDIA A100-SXM4-80GB: 2.04 TB/s" in printed
+    words = " ".join(printed.split())
+    assert "Peaks: NVIDIA A100-SXM4-80GB: 2.04 TB/s, " in words
+    assert "f32 19.5 TFLOP/s, " in words
+    assert "(the profile's device table: 108 multiprocessors at 1.41 GHz)" in words
     assert "fc Linear     forward" in printed
 
 
@@ -60,42 +64,45 @@ def test_peaks_by_hand(source: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_unknown_device_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without peaks there are no bounds, and a line says how to give them."""
+    """Without peaks there are no bounds, and a line says how to give them, in every table that shows bounds."""
     path = training(device=True).write(tmp_path / "run.sqlite")
-    assert main(["roofline", str(path)]) == 0
-    assert "Peaks: unknown. Use --measure, or --peak-flops and --peak-bandwidth." in capsys.readouterr().out
+    for words in (["roofline"], ["report", "--columns", "roofline"], ["report", "--columns", "all"]):
+        assert main([*words, str(path)]) == 0
+        assert "Peaks: unknown. The profile does not name its GPU. Use --peaks FILE." in capsys.readouterr().out
+
+
+def test_peaks_of_a_file(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bounds are those under the roofs of the file, in the roofline, the report and the page."""
+    slow = Calibration("Slow", None, {"f32": 1e9}, 1e12, {}, datetime.date(2026, 1, 2), {})
+    (tmp_path / "slow.json").write_bytes(slow.as_bytes())
+    words = [str(source), "--peaks", str(tmp_path / "slow.json")]
+    peaks = {"device": "Slow", "flops": {"f32": 1e9}, "bandwidth": 1e12}
+    for verb in (["roofline"], ["report", "--columns", "roofline"]):
+        assert main([*verb, *words, "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["meta"]["peaks"].items() >= peaks.items()
+        assert found["meta"]["peaks"]["source"] == (
+            f"from {tmp_path / 'slow.json'}, measured on 2026-01-02; the profile is of NVIDIA A100-SXM4-80GB"
+        )
+        row = next(rows[0] for name, rows in found.items() if name != "meta")
+        assert row["roof_share"] == pytest.approx(2 * 64 * 1024 * 1024 / 50e-6 / 1e9)
+        assert main([*verb, *words]) == 0
+        assert "Peaks: Slow: 1.00 TB/s, f32 1.00 GFLOP/s (from" in capsys.readouterr().out
+    assert main(["report", *words, "-o", str(tmp_path / "page.html")]) == 0
+    assert Run(source, Selection(peaks=tmp_path / "slow.json")).page_of_run()["peaks"].items() >= peaks.items()
+
+
+def test_the_file_of_the_peaks_must_be_readable(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error, before the profile is read."""
+    for verb in ("roofline", "report"):
+        assert main([verb, str(source), "--peaks", str(source)]) == 1
+        assert "run.sqlite is not a file of annot calibrate, or damaged" in capsys.readouterr().err
 
 
 def test_kernels_need_counters(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A profile without counters says how to record them."""
     assert main(["roofline", str(source), "--by", "kernel"]) == 0
     assert "ncu --set full --nvtx" in " ".join(capsys.readouterr().out.split())
-
-
-def test_measured_peaks(capsys: pytest.CaptureFixture[str]) -> None:
-    """The processor of this machine is measured: products are faster in 32 bits than in 64, and the source is said."""
-    pytest.importorskip("torch")
-    from annot.torch.measured_peaks import measure_peaks
-
-    peaks = Peaks(*measure_peaks("cpu"))
-    assert peaks.flops["f32"] > 1e9
-    assert peaks.bandwidth is not None
-    assert peaks.bandwidth > 1e8
-    assert "measured on this machine" in peaks.source
-    with pytest.raises(ValueError, match="device 'xla' is not available"):
-        measure_peaks("xla")
-    assert main(["roofline", "--measure"]) == 0
-    assert "measured on this machine" in " ".join(capsys.readouterr().out.split())
-
-
-def test_measuring_needs_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where PyTorch is not installed, the command says so."""
-    monkeypatch.setitem(sys.modules, "annot.torch.measured_peaks", None)
-    path = training(device=False).write(tmp_path / "run.sqlite")
-    assert main(["roofline", str(path), "--measure"]) == 1
-    assert "--measure needs PyTorch" in capsys.readouterr().err
 
 
 def test_parquet(source: Path, tmp_path: Path) -> None:
@@ -107,8 +114,11 @@ def test_parquet(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["x", "--peak-flops", "1T"], ["x", "--peak-flops", "-1", "--peak-bandwidth", "1"], ["--measure", "-o", "x"]],
-)
+    [
+        [], ["x", "--peak-flops", "1T"], ["x", "--peak-flops", "-1", "--peak-bandwidth", "1"],
+        ["x", "--peak-flops", "1T", "--peak-bandwidth", "1T", "--peaks", "y"],
+    ],
+)  # fmt: skip
 def test_wrong_usage(words: list[str]) -> None:
     """Half of the peaks, none, or a number that is none, are wrong usage."""
     assert main(["roofline", *words]) == 2

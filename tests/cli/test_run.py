@@ -17,6 +17,8 @@ from matrices import every_third
 import annot.collect.run as runner
 from annot import load
 
+pytest_plugins = ["small_disks"]
+
 every_collector = pytest.mark.parametrize("collector", COLLECTORS)
 
 
@@ -199,11 +201,87 @@ def test_open_files_are_passed_on(collector, tmp_path):
 
 @every_collector
 def test_no_ranges_is_said_and_is_no_failure(collector, tmp_path):
-    """A command without ranges keeps its status; one sentence names `annot doctor`."""
-    done = run(collector, "sh", "-c", "echo hello; exit 4", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (4, b"hello\n")
-    assert "no ranges were recorded in out.sqlite" in last_line(done.stderr)
+    """A command without ranges keeps its status and leaves no profile; one sentence names `annot doctor`."""
+    done = run(collector, "sh", "-c", "echo hello", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"hello\n")
+    assert "no ranges were recorded, so out.sqlite was not written. Wrap training in" in last_line(done.stderr)
     assert "annot doctor" in last_line(done.stderr)
+    assert not list(tmp_path.iterdir())
+    layers = run(collector, "true", cwd=tmp_path, options=("--layers",))
+    assert layers.returncode == 0
+    assert "No Python process that can import annot called a PyTorch or Keras model" in last_line(layers.stderr)
+
+
+@every_collector
+@pytest.mark.parametrize(
+    ("command", "status", "ended"),
+    [
+        (["sh", "-c", "exit 4"], 4, "4 before it opened a range"),
+        ([sys.executable, "missing.py"], 2, "2 before it called a model"),
+        (["sh", "-c", "kill -9 $$"], 137, "137 (SIGKILL, as when memory runs out) before it called a model"),
+    ],
+    ids=["status", "missing script", "killed"],
+)
+def test_a_command_that_fails_early_leaves_no_profile(collector, command, status, ended, tmp_path):
+    """The last line says that it failed; an older profile stays."""
+    (tmp_path / "out.sqlite").write_text("older")
+    options = ("--force", "--layers") if "model" in ended else ("--force",)
+    done = run(collector, *command, cwd=tmp_path, options=options)
+    assert done.returncode == status
+    assert last_line(done.stderr) == f"annot: the command ended with status {ended}. No profile was written"
+    assert {path.name for path in tmp_path.iterdir()} == {"out.sqlite"}
+    assert (tmp_path / "out.sqlite").read_text() == "older"
+
+
+@needs_recorder
+@pytest.mark.parametrize("status", [0, 5])
+def test_the_status_of_the_script_survives_a_full_disk(status, tmp_path, small_disk):
+    """The script writes its ranges until the disk is full, so that no profile can be written."""
+    script = write_script(tmp_path, f"for _ in range(20_000):\n    with trace('x'): pass\nsys.exit({status})")
+    done = run("recorder", sys.executable, script, cwd=small_disk)
+    assert done.returncode == status
+    ended = f"the command ended with status {status}, and " if status else ""
+    assert last_line(done.stderr).startswith(f"annot: error: {ended}out.sqlite cannot be written: ")
+    assert "the recorded data is in" in last_line(done.stderr)
+    assert (small_disk / "out.sqlite.parts").is_dir()
+
+
+@needs_recorder
+@pytest.mark.parametrize("status", [0, 5])
+def test_messages_that_cannot_be_written_change_nothing(status, tmp_path):
+    """The script runs, and its status is passed on, although standard error is full."""
+    script = write_script(tmp_path, f"print('ran')\nsys.exit({status})")
+    shell = 'exec "$@" 2>/dev/full'
+    words = ["run", "-o", "out.sqlite", "--collector", "recorder", "--", sys.executable, str(script)]
+    done = subprocess.run(["sh", "-c", shell, "sh", *ANNOT, *words], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (status, b"ran\n")
+    assert texts_in(tmp_path / "out.sqlite") == ["outer", "inner"]
+
+
+@needs_recorder
+def test_a_recording_that_lacks_events_says_so_above_its_verdict(tmp_path):
+    """The script may write 200 kB per file, as on a disk that is full for a while."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+    script = write_script(tmp_path, f"{limit}for _ in range(20_000):\n    with trace('x'): pass\nsys.exit(6)")
+    done = run("recorder", sys.executable, script, cwd=tmp_path)
+    assert done.returncode == 6
+    assert b"The recording is cut: " in done.stderr
+    shown = annot("out.sqlite", cwd=tmp_path).stdout.decode().splitlines()
+    assert shown[0].startswith("The recording is cut: ")
+    assert shown[0].endswith(" events could not be written. Check for a full disk.")
+    assert "on CPU" in shown[1]
+
+
+@needs_recorder
+def test_a_folder_that_cannot_be_written_stops_the_run(tmp_path, small_disk):
+    """Before the script starts, in one sentence."""
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    script = write_script(tmp_path, "open('ran', 'w')")
+    done = run("recorder", sys.executable, script, cwd=small_disk)
+    assert done.returncode == 1
+    assert done.stderr.decode().count("\n") == 1
+    assert b"out.sqlite cannot be written" in done.stderr
+    assert b"Read-only file system" in done.stderr
 
 
 @every_collector

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from annot.read.notes import counted
 from annot.read.recording.events import Tally, read_events
 from annot.read.recording.export import assemble
 from annot.read.recording.files import UnreadableError, read_part
+
+pytest_plugins = ["small_disks"]
 
 
 def test_file_size_limit(tmp_path: Path) -> None:
@@ -35,20 +35,6 @@ def test_file_size_limit(tmp_path: Path) -> None:
     assert 0 < recording.ranges < 30_000
     assert recording.lost == 2 * 30_001 - written
     assert all(path.stat().st_size <= 200_000 for path in (tmp_path / "parts").iterdir())
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A disk of one megabyte; skips where it cannot be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = os.geteuid() == 0 and shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
-    )  # fmt: skip
-    if not mounted or mounted.returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_full_disk_that_gets_space_again(small_disk: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from shared_data import shared
 
 from annot import load
 from annot.labels import tag
-from annot.read.kineto.operator_calls import OPERATORS, call_text
+from annot.read.kineto.operator_calls import OPERATORS, VIEWS, call_text
 
 RESNET = "kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz"
 
@@ -44,6 +44,8 @@ NONE: tuple[list[int], str, str] = ([], "", "")
             "aten avg_pool2d [2,3]f32 kernel=2,2 stride=, padding=0,-1 |op",
         ),
         ("sum", [([4], "c10::Float8_e4m3fn", ""), ([], "ScalarList", "[0]")], "aten sum [4]float8_e4m3fn |op"),
+        ("mm", [([2, 3], "BFloat16", ""), ([3, 4], "c10::BFloat16", "")], "aten mm [2,3]bf16 [3,4]bf16 |op"),
+        ("add", [FLOAT, ([], "Float", "1.5")], "aten add [2,3]f32 |op"),
         ("mm", [([2, "x"], "float", ""), FLOAT], None),
         ("mm", [([2, -3], "float", ""), FLOAT], None),
         ("mm", [([[2, 3]], "float", ""), FLOAT], None),
@@ -54,6 +56,23 @@ def test_text(name: str, arguments: list[Any], expected: str | None) -> None:
     found = text(name, *arguments)
     assert found == expected
     assert found is None or tag.parse(found) is not None
+
+
+def test_values_beyond_the_tensors() -> None:
+    """Some traces list sizes and types of the tensors only, and the values of all arguments."""
+    values = b'["", "", "", "(2,2)", "(1, 1)", "(1,1)", "True", "(0,0)", "1"]'
+    found = call_text("aten::convolution", b"[[4,8,2,2],[8,4,3,3]]", b'["Float","Float"]', values)
+    arguments = "stride=2,2 padding=1,1 dilation=1,1 transposed=True output_padding=0,0 groups=1"
+    assert found == f"aten convolution [4,8,2,2]f32 [8,4,3,3]f32 {arguments} |op"
+
+
+def test_experts_and_unknown_operators_have_their_tensors() -> None:
+    """The arguments of other operators have no names. Operators of experts may have a formula."""
+    lists = b"[[16,8],[4,12,8],[4,8,6],[16,2],[]]", b'["c10::Half","c10::Half","c10::Half","float","Scalar"]', b""
+    shapes = "[16,8]f16 [4,12,8]f16 [4,8,6]f16 [16,2]f32"
+    assert call_text("vllm::fused_moe", *lists) == f"vllm fused_moe {shapes} |op"
+    assert call_text("vllm::moe_align_block_size", *lists) == f"vllm moe_align_block_size {shapes} |other"
+    assert call_text("mine", *lists) == f"mine {shapes} |other"
 
 
 def test_older_traces_lack_values() -> None:
@@ -81,11 +100,14 @@ def test_any_json(name: str, dims: Any, types: Any, values: Any, damage: bytes) 
 
 
 def test_real_trace() -> None:
-    """Each operator with a formula has its call, as counted in the file itself; other ranges have none."""
+    """Each operator with a formula has its call, as counted in the file itself; others have their tensors only."""
     events = json.loads(gzip.decompress(shared(RESNET).read_bytes()))["traceEvents"]
     spans = [event for event in events if event.get("ph") == "X" and event.get("cat") == "cpu_op"]
     counted = sorted(event["name"] for event in spans if event["name"] in OPERATORS and "Input Dims" in event["args"])
     rows = load(shared(RESNET)).ranges.drop_nulls("call")
+    assert set(rows["call"].filter(~rows["text"].is_in(OPERATORS)).str.extract(r" \|(\w+)$")) == {"other"}
+    assert not rows["text"].is_in(VIEWS).any()
+    rows = rows.filter(pl.col("text").is_in(OPERATORS))
     assert sorted(rows["text"]) == counted
     assert len(counted) > 900
     first = next(event for event in spans if event["name"] == "aten::conv2d")
@@ -118,7 +140,9 @@ def test_damaged_inputs_lose_the_call_only(tmp_path: Path) -> None:
     )  # fmt: skip
     rows = load(path).ranges.sort("start")
     assert rows["text"].to_list() == [*["aten::mm"] * 3, "aten::foo"]
-    assert rows["call"].to_list() == ["aten mm [2,3]f32 [3,4]f32 |op", None, None, None]
+    assert rows["call"].to_list() == [
+        "aten mm [2,3]f32 [3,4]f32 |op", None, None, "aten foo [2,3]f32 [3,4]f32 |other",
+    ]  # fmt: skip
 
 
 def test_other_damage_in_the_same_block(tmp_path: Path) -> None:

@@ -79,6 +79,29 @@ def test_names_and_modules_are_layers_in_the_range_of_the_replay(tmp_path: Path)
     assert rows.filter(layer="mlp").select("calls", "host_ns").row(0) == (0, 0)
 
 
+def test_annotations_of_pytorch_and_its_tools_are_layers(tmp_path: Path) -> None:
+    """PyTorch 2.13 calls a text ``str``; Inductor writes paths below ``L.``; the CUPTI monitor writes JSON."""
+    monitor = json.dumps([{"module_fqn": "layers.1.mlp"}, {"Collective name": "allreduce"}])
+    activities: list[dict[str, Any]] = [
+        {"str": "prefill"},
+        {"str": "L.layers.0.mlp.fc1"},
+        {"str": "L.layers.0.norm + L.layers.0.mlp.fc1"},
+        {"annotation": monitor},
+        {"annotation": "residual"},
+        {"annotation": '["decode"]'},
+        {"annotation": "[7, null]"},
+        {"annotation": "[" * 100_000},
+        {"name": "L.layers.0.mlp.fc1", "str": "other", "stream": 61},
+        {"str": "L. + M"},
+    ]
+    profile = _trace(tmp_path / "trace.json", activities)
+    expected = {
+        "prefill": 1, "layers.0.mlp.fc1": 2 + 9, "layers.0.norm+layers.0.mlp.fc1": 3, "layers.1.mlp": 4, "residual": 5,
+        "decode": 6, REPLAY: 7, "[" * 100_000: 8, "L. + M": 10,
+    }  # fmt: skip
+    assert _gpu(profile) == {layer: 2 * gpu for layer, gpu in expected.items()}
+
+
 def test_a_label_of_annot_is_a_label(tmp_path: Path) -> None:
     """`mark_kernels` with a text of annot names class and phase."""
     rows = by_layer(attribute(_trace(tmp_path / "trace.json", [{"name": "fc1 Linear |bwd"}])))

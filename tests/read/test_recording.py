@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import annot
 from annot import AnnotError, native
 from annot.attribution import attribute, by_layer, summarize
 from annot.read.formats import load
 from annot.read.recording.export import assemble
+from annot.runs.run import Run
 
 CODE = """
 import os, signal, sys
@@ -66,15 +69,28 @@ def test_killed_run_is_salvaged(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in parts.iterdir()} == before
 
 
-def test_what_the_recorder_lost_is_noted(tmp_path: Path) -> None:
-    """Lost events and the recorder's own notes are lines of every report."""
+def test_what_the_recorder_lost_is_above_the_verdict(tmp_path: Path) -> None:
+    """Lost events are the first line of every report, and the recorder's own notes are the last."""
     out = tmp_path / "run.sqlite"
     assemble(_recorded(tmp_path, "finish"), out)
     with sqlite3.connect(out) as database:
         database.execute("UPDATE META_DATA_CAPTURE SET value = '1234' WHERE name = 'ANNOT_LOST_EVENTS'")
         database.execute("INSERT INTO META_DATA_CAPTURE VALUES ('ANNOT_NOTE', '2 ends without a beginning')")
-    notes = ["2 ends without a beginning", "The recorder could not write 1,234 events."]
-    assert summarize(attribute(load(out)))["notes"] == notes
+    cut = "The recording is cut: 1,234 events could not be written. Check for a full disk."
+    meta = summarize(attribute(load(out)))
+    assert (meta["cut"], meta["notes"]) == (cut, ["2 ends without a beginning"])
+    run = annot.open(out)
+    assert isinstance(run, Run)
+    lines = str(run.view(brief=True)).splitlines()
+    assert lines[:2] == [cut, run.verdict]
+    html = run.view(brief=True)._repr_html_()
+    assert 0 < html.index(cut) < html.index(run.verdict[:20])
+    ranks = annot.open([out, shutil.copy(out, tmp_path / "other.sqlite")])
+    assert str(ranks.view()).startswith(f"Rank 0 (and 1 more): {cut}\n")
+    assert ranks.page()["ranks"]["cut"] == f"Rank 0 (and 1 more): {cut}"
+    with sqlite3.connect(out) as database:
+        database.execute("UPDATE META_DATA_CAPTURE SET value = '0' WHERE name = 'ANNOT_LOST_EVENTS'")
+    assert str(annot.open(out).view(brief=True)).splitlines()[0] == run.verdict
 
 
 def test_folder_whose_parts_are_damaged(tmp_path: Path) -> None:

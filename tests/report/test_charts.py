@@ -18,6 +18,7 @@ from report_pages import page_of
 from tables import Rows
 
 from annot.analyze.roofline import layer_roofline
+from annot.analyze.roofs import unknown_peaks
 from annot.attribution import attribute, by_layer, by_step
 from annot.profile import Profile
 from annot.report.charts.chart import Chart, Mark, Series, as_svg, shapes
@@ -84,7 +85,7 @@ def test_points_of_the_roofline_stand_at_their_numbers() -> None:
     x, y = ticks(root, "middle"), ticks(root, "end")
     circles = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in root.iter(f"{SVG}circle")]
     found = sorted((value(left, x, True), value(top, y, True)) for left, top in circles)
-    rows = layer_roofline(attribute(profile), None).drop_nulls(["intensity", "flops_per_s"])
+    rows = layer_roofline(attribute(profile), unknown_peaks("")).drop_nulls(["intensity", "flops_per_s"])
     expected = sorted(rows.select("intensity", "flops_per_s").rows())
     assert len(expected) == 3
     for one, other in zip(found, expected, strict=True):

@@ -219,3 +219,142 @@ def test_open_takes_profiles_and_ranks_with_captures(tmp_path: Path) -> None:
     assert "Qwen3DecoderLayer_0" in ranks.layers["layer"].to_list()
     merged = with_captures(execution([("gemm", None)]), [capture(graph)])
     assert "fc" in annot.open(merged).layers["layer"].to_list()
+
+
+XDIT = (
+    "kineto/graph_pairs/xdit_flux_aiter/execution.json.gz",
+    "kineto/graph_pairs/xdit_flux_aiter/capture_rank0.json.gz",
+)
+VLLM_TRACE = "dp0_pp0_tp0_dcp0_ep0_rank0.1773709742341309551.pt.trace.json.gz"
+VLLM_CAPTURE = "capture_traces/graph_capture_rank_0.1773709742341309550.pt.trace.json.gz"
+SGLANG_TRACE = "1786734684.9990146-TP-0.trace.json.gz"
+SGLANG_CAPTURE = "graph_capture_profile/cuda_graph_capture-DecodeCudaGraphRunner-TP-{}.json.gz"
+
+
+def _placed(folder: Path, files: dict[str, str | bytes]) -> Path:
+    """Write files, copies of shared profiles or contents, and return the first."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(shared(content).read_bytes() if isinstance(content, str) else gzip.compress(content, 1))
+    return folder / next(iter(files))
+
+
+def _batches(*sizes: int) -> bytes:
+    """The trace of SGLang's capture once for each batch size, one after the other. Some kernels are those of a size.
+
+    Traces of replays on AMD GPUs have no grids.
+    """
+    whole = json.loads(gzip.decompress(shared(SGLANG[1]).read_bytes()))
+    events = []
+    for number, size in enumerate(sizes):
+        for event in json.loads(json.dumps(whole["traceEvents"])):
+            args = event.get("args", {})
+            if "ts" in event:
+                event["ts"] += number * 60_000_000
+            for key in ("correlation", "External id"):
+                if key in args:
+                    args[key] += number * 10_000_000
+            if "norm" in args.get("kernel", "") and size != 32:
+                args["kernel"] += f"<{size}>"
+            events.append(event)
+    return json.dumps(whole | {"traceEvents": events}).encode()
+
+
+def _share_in_layers(run: Run) -> float:
+    """Share of the GPU time in the model."""
+    modules = run.layers.filter(pl.col("module") != "")
+    return float(modules["gpu_ns"].max() / run.layers["gpu_self_ns"].sum())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {VLLM_TRACE: VLLM[0], VLLM_CAPTURE: VLLM[1], "capture_traces/execution_details.json": b"[]"},
+        {SGLANG_TRACE: SGLANG[0], "capture_traces/bs_32_rank0.json.gz": SGLANG[1]},
+        {SGLANG_TRACE: SGLANG[0], SGLANG_CAPTURE.format(0): SGLANG[1]},
+        {f"1786734684.99/{SGLANG_TRACE}": SGLANG[0], SGLANG_CAPTURE.format(0): SGLANG[1]},
+        {SGLANG_TRACE: SGLANG[0], "graph_capture_profile/EagleDraftRunner_bs_4_rank0.json.gz": SGLANG[1]},
+    ],
+    ids=["vllm", "sglang", "sglang one file", "sglang run", "sglang batches"],
+)
+def test_captures_are_found_where_servers_write_them(tmp_path: Path, files: dict[str, str | bytes]) -> None:
+    path = _placed(tmp_path, files)
+    run = annot.open(path)
+    assert isinstance(run, Run)
+    assert _share_in_layers(run) > 0.9
+    assert any(note.endswith(f" come from {Path(list(files)[1]).name}.") for note in run.meta["notes"])
+    alone = annot.open(_placed(tmp_path / "elsewhere" / "deep" / "er", {path.name: files[next(iter(files))]}))
+    assert isinstance(alone, Run)
+    assert _share_in_layers(alone) < 0.1
+
+
+def test_the_graph_of_a_batch_size_is_chosen_by_its_kernels(tmp_path: Path) -> None:
+    """One file has all batch sizes of a rank; other files have the graphs of other ranks and of other batch sizes."""
+    path = _placed(
+        tmp_path,
+        {
+            SGLANG_TRACE: SGLANG[0],
+            SGLANG_CAPTURE.format(0): _batches(16, 32, 64),
+            SGLANG_CAPTURE.format(1): _batches(32),
+            "capture_traces/bs_64_rank0.json.gz": _batches(64),
+        },
+    )
+    run = annot.open(path)
+    assert isinstance(run, Run)
+    name = Path(SGLANG_CAPTURE.format(0)).name
+    assert run.meta["notes"] == [f"The layers of 544 GPU activities in 1 graph replay come from {name}."]
+    (tmp_path / SGLANG_CAPTURE.format(0)).unlink()
+    wrong = annot.open(path)
+    assert isinstance(wrong, Run)
+    (note,) = wrong.meta["notes"]
+    assert note.startswith("No captured graph matches 1 graph replay: GPU activity ")
+    assert _share_in_layers(wrong) < 0.1
+
+
+def test_a_folder_of_ranks_with_their_captures_has_the_traces_only(tmp_path: Path) -> None:
+    traces = {f"1786734684.9990146-TP-{rank}.trace.json.gz": SGLANG[0] for rank in (0, 1)}
+    captures = {f"capture_traces/bs_{size}_rank{rank}.json.gz": SGLANG[1] for size in (1, 32) for rank in (0, 1)}
+    _placed(tmp_path, traces | captures)
+    ranks = annot.open(tmp_path)
+    assert isinstance(ranks, Ranks)
+    assert [Path(path).name for path in ranks.paths] == list(traces)
+    assert len(annot.open(tmp_path / "capture_traces").paths) == 4  # type: ignore[union-attr]
+
+
+def test_links_and_other_folders_are_not_followed_forever(tmp_path: Path) -> None:
+    path = _placed(tmp_path, {SGLANG_TRACE: SGLANG[0], "other/deep/capture_traces/bs_32_rank0.json.gz": SGLANG[1]})
+    (tmp_path / "capture_traces").symlink_to(tmp_path / "capture_traces")
+    (tmp_path / "graph_capture_profile").symlink_to(tmp_path)
+    (tmp_path / "capture.json").symlink_to(tmp_path / "capture.json")
+    assert annot.open(path).meta["notes"] == []  # type: ignore[union-attr]
+    (tmp_path / "capture_traces").unlink()
+    (tmp_path / "capture_traces").symlink_to(tmp_path / "other" / "deep" / "capture_traces")
+    (tmp_path / "capture_link.json.gz").symlink_to(tmp_path / "capture_traces" / "bs_32_rank0.json.gz")
+    (note,) = annot.open(path).meta["notes"]  # type: ignore[union-attr]
+    assert note.startswith("The layers of 544 GPU activities")
+
+
+def test_captures_without_kernel_names_are_one_note(tmp_path: Path) -> None:
+    """Traces on NVIDIA GPUs do not name the kernels of captured launches."""
+    whole = json.loads(gzip.decompress(shared(SGLANG[1]).read_bytes()))
+    for event in whole["traceEvents"]:
+        event.get("args", {}).pop("kernel", None)
+    unnamed = json.dumps(whole).replace("hipModuleLaunchKernel", "cudaLaunchKernel").encode()
+    sizes = {f"capture_traces/bs_{size}_rank0.json.gz": unnamed for size in (1, 2, 4, 8, 16)}
+    (note,) = annot.open(_placed(tmp_path, {SGLANG_TRACE: SGLANG[0], **sizes})).meta["notes"]  # type: ignore[union-attr]
+    assert note.startswith(
+        "bs_16_rank0.json.gz, bs_1_rank0.json.gz, bs_2_rank0.json.gz and 2 more lack the kernel names"
+    )
+
+
+def test_replays_of_xdit_lack_the_last_node_of_their_capture() -> None:
+    alone = _loaded(XDIT[0])
+    merged = with_captures(alone, [_loaded(XDIT[1])])
+    notes = merged.meta["notes"]
+    assert notes[0] == "The layers of 3,972 GPU activities in 4 graph replays come from capture_rank0.json.gz."
+    assert any(note.startswith("The profile lacks the last GPU activity of 4 graph replays: ") for note in notes)
+    before, after = attribute(alone), attribute(merged)
+    assert summarize(after)["gpu_ns"] == summarize(before)["gpu_ns"] == by_layer(after)["gpu_self_ns"].sum()
+    origins = merged.kernels["origin_start"].count() + merged.copies["origin_start"].count()
+    assert origins == 4 * 993

@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from annot.analyze.advice import cpu, kernels, loop
+from annot.analyze.advice import cpu, kernels, loop, operators
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.advice.in_keras import in_keras
 from annot.attribution import Attribution
@@ -14,7 +14,7 @@ from annot.util.entry_points import loaded
 
 __all__ = ["COLUMNS", "RULES", "Advice", "Facts", "advise", "by_advice"]
 
-RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *cpu.RULES, *kernels.RULES)
+RULES: Final[tuple[Rule, ...]] = (*loop.RULES, *cpu.RULES, *kernels.RULES, *operators.RULES)
 
 COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rule": pl.String, "advice": pl.String, "evidence": pl.String, "code": pl.String, "saves": pl.Float64,
@@ -40,9 +40,7 @@ def advise(attribution: Attribution, facts: Facts | None = None) -> list[Advice]
     facts = facts or Facts(attribution)
     rules = (*RULES, *loaded("annot.advice", ("__call__",)))
     found = [advice for rule in rules if (advice := rule(facts)) is not None]
-    # The layers of Keras are paths joined by /, with a class.
-    keras = pl.col("layer").str.contains("/", literal=True) & (pl.col("module") != "")
-    if found and facts.layers.filter(keras & pl.col("phase").is_in(["forward", "backward"])).height:
+    if found and facts.in_keras:
         found = [advice for one in found if (advice := in_keras(one)) is not None]
     return sorted(found, key=lambda advice: -advice.saves)
 

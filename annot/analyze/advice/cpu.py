@@ -9,14 +9,12 @@ import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
-from annot.analyze.collectives import collectives_of
 from annot.analyze.cpu_parts import COMPUTED
-from annot.analyze.part_names import CPU_PARTS
 from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.work import by_layer_with_work
 from annot.labels.tag import parse
 
-__all__ = ["RULES", "waiting_for_ranks"]
+__all__ = ["RULES"]
 
 _SHORT_NS: Final = 30_000
 """A call of a layer with less self time spends about as long in Python and in PyTorch's dispatcher as it computes."""
@@ -60,7 +58,7 @@ def _counted(number: int, noun: str) -> str:
 
 def _computing(facts: Facts) -> float:
     """Share of step time in which the process computes a phase; 0 on a GPU."""
-    return 0.0 if facts.on_device else sum(facts.shares[part] for part in COMPUTED)
+    return 0.0 if not facts.on_cpu else sum(facts.shares[part] for part in COMPUTED)
 
 
 def small_layers(facts: Facts) -> Advice | None:
@@ -105,7 +103,7 @@ def double_precision(facts: Facts) -> Advice | None:
 
 def _share_of_layers(facts: Facts, layers: list[str]) -> float:
     """Share of step time of layers, without those inside them; 0 on a GPU."""
-    if facts.on_device or not layers or not facts.wall_ns:
+    if not facts.on_cpu or not layers or not facts.wall_ns:
         return 0.0
     times = facts.cpu_layers.filter(pl.col("part") != "optimizer", pl.col("layer").is_in(layers))
     return float(times["ns"].sum() / facts.wall_ns)
@@ -136,7 +134,7 @@ def own_code(facts: Facts) -> Advice | None:
 
 def _own_code(facts: Facts) -> pl.DataFrame:
     """The times of layers that contain others, outside these, as `repeated_layers`; empty on a GPU."""
-    if facts.on_device:
+    if not facts.on_cpu:
         return repeated_layers(facts.cpu_layers.clear(), "ns")
     rows = facts.cpu_layers.filter(pl.col("part") != "optimizer", pl.col("module") != "")
     return repeated_layers(rows.filter(around_others(rows["layer"])), "ns")
@@ -144,7 +142,7 @@ def _own_code(facts: Facts) -> pl.DataFrame:
 
 def fusion(facts: Facts) -> Advice | None:
     """Layers that move more bytes than they compute FLOPs, and whose calls are long enough to be worth it."""
-    if facts.on_device:
+    if not facts.on_cpu:
         return None
     work = by_layer_with_work(facts.attribution)
     low = (pl.col("flops") > 0) & (pl.col("flops") < pl.col("bytes"))
@@ -172,7 +170,7 @@ def fusion(facts: Facts) -> Advice | None:
 def optimizer(facts: Facts) -> Advice | None:
     """An optimizer that updates parameters in several passes, where PyTorch has a fused one."""
     # Recordings without the mark about threads are too old to say whether a step is fused.
-    if facts.on_device or not facts.cpu or facts.shares["optimizer"] < 0.03:
+    if not facts.on_cpu or not facts.cpu or facts.shares["optimizer"] < 0.03:
         return None
     texts = facts.attribution.forest.labels.filter(pl.col("phase") == "optimizer")["text"]
     steps = [one for one in map(parse, texts) if one is not None and one.module in _WITH_FUSED and not one.layer]
@@ -214,48 +212,20 @@ def outside_phases(facts: Facts) -> Advice | None:
     )
 
 
-def waiting_for_ranks(facts: Facts) -> Advice | None:
-    """Communication between ranks on CPUs while no phase computes."""
-    share = facts.shares["collectives"]
-    if share < 0.05:
-        return None
-    found = collectives_of(facts.attribution)
-    waits = found.exposed.join(
-        found.table.with_row_index("row").select(pl.col("row").cast(pl.Int64), "operation"), "row"
-    )
-    waits = waits.with_columns(pl.col("operation").str.strip_suffix(".wait"))
-    longest = waits.group_by("operation").agg(pl.col("ns").sum()).sort("ns", "operation", descending=[True, False])
-    gloo = "gloo" if found.table["layer"].str.starts_with("gloo:").any() else ""
-    name = " ".join(filter(None, (str(facts.cpu.get("backend", gloo)), longest["operation"][0])))
-    in_backward = int(waits.filter(pl.col("phase") == "backward")["ns"].sum())
-    backward = in_backward + facts.shares["backward"] * facts.wall_ns
-    of_it = f", {in_backward / backward:.0%} of the backward pass" if in_backward >= 0.01 * backward > 0 else ""
-    return Advice(
-        "collectives",
-        "Find the rank that the others wait for, and communicate less often.",
-        f"{share:.0%} of {facts.time} is {CPU_PARTS['collectives'].name}, waiting for ranks in {name}{of_it}",
-        f"{facts.ranks_command} --columns communication      # which rank is late\n"
-        "with model.no_sync():      # accumulate the gradients of several batches",
-        share,
-    )
-
-
 def stragglers(facts: Facts) -> Advice | None:
     """A process that computes for much longer than the others of the run."""
     of_cpu = facts.step_time.filter(pl.col("share").is_in(COMPUTED))
     times = of_cpu.group_by("process").agg(pl.col("ns").sum(), pl.col("wall_ns").first()).sort("ns", "process")
     lengths = times["ns"].to_list()
-    if facts.on_device or len(lengths) < 2 or lengths[-1] < 1.2 * (median := lengths[(len(lengths) - 1) // 2]):
+    if not facts.on_cpu or len(lengths) < 2 or lengths[-1] < 1.2 * (median := lengths[(len(lengths) - 1) // 2]):
         return None
     process, longest, wall = times.row(-1)
     steps = 1e6 * max(facts.steps.height / len(lengths), 1)
-    known = {one["process"]: one for one in facts.attribution.meta.get("processes") or ()}.get(process, {})
-    who = f"Process {known.get('pid', process)}" if known.get("rank") is None else f"Rank {known['rank']}"
     return Advice(
         "stragglers",
         "Find out why one process computes for longer than the others: uneven batches, or a core that it shares.",
-        f"{who} computes for {longest / steps:,.1f} ms in each step, the median of {len(lengths)} processes for "
-        f"{median / steps:,.1f} ms",
+        f"{facts.name_of(process).capitalize()} computes for {longest / steps:,.1f} ms in each step, the median of "
+        f"{len(lengths)} processes for {median / steps:,.1f} ms",
         f"annot report {facts.source} --by-process",
         (longest - median) / wall,
     )

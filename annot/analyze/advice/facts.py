@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 
-from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.advice.operator_facts import Operator, operators_of
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.gpu_activities import device_idle
 from annot.analyze.idle import idle_calls
 from annot.analyze.kernel_kinds import MATRIX, with_classes
 from annot.analyze.part_names import IDLE
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
 from annot.analyze.step_time import step_time, step_work
@@ -25,7 +28,17 @@ from annot.attribution.data_workers import fetches
 from annot.attribution.steps import steady_steps
 from annot.labels.tag import Tag, parse
 
-__all__ = ["Advice", "Facts", "Rule"]
+__all__ = ["Advice", "Facts", "Loader", "Rule"]
+
+
+_LAUNCH: Final = re.compile(r"(?i)launch(?!HostFunc)")
+_MOST_LAUNCHES: Final = 4
+"""Launches per kernel: the runtime and the driver may each record one. A capture into a CUDA graph has hundreds."""
+_ITERATOR: Final = r"_(MultiProcessing|SingleProcess)DataLoaderIter\b"
+"""Name of the iterator of a DataLoader in the ranges of torch.profiler, which differs with worker processes."""
+_SUFFIXES: Final = (".json", ".json.gz", ".sqlite", ".nsys-rep")
+_BACKWARD: Final = r"(?i)backward|[._]bwd|[dw]grad"
+"""Names of kernels that a backward pass runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,23 @@ class Advice:
     layers: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """What a profile shows of a DataLoader.
+
+    Args:
+        workers: number of its worker processes; None: unknown.
+        some: whether it has worker processes, also of unknown number.
+        persistent: whether the workers are known to live on between epochs.
+        pinned: whether it is known to copy batches to pinned memory.
+    """
+
+    workers: int | None
+    some: bool
+    persistent: bool
+    pinned: bool
+
+
 class Facts:
     """Quantities of one profile for the advice rules.
 
@@ -64,8 +94,45 @@ class Facts:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether the steps contain GPU activities with known times."""
-        return bool(self.work["wall_ns"].sum() > 0)
+        """Whether the steps contain GPU activities with known times, and the profile those of most launches.
+
+        A capture into a CUDA graph launches kernels that do not run.
+        """
+        kernels = int(self.attribution.nodes["kernels"].sum())
+        launches = sum(count for name, count in self.api_calls.items() if _LAUNCH.search(name))
+        return bool(self.work["wall_ns"].sum() > 0) and launches <= _MOST_LAUNCHES * (
+            kernels + self.attribution.left_out
+        )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the run uses no device: no GPU activity, no launch, and no device that annot does not support."""
+        launches = any(_LAUNCH.search(name) for name in self.api_calls)
+        return not (self.on_device or self.other_devices or launches or self.attribution.device_busy.height)
+
+    @property
+    def other_devices(self) -> dict[str, int]:
+        """Number of events of each device that annot does not support; see `annot.profile`."""
+        return dict(self.attribution.meta.get("other_devices") or {})
+
+    @cached_property
+    def api_calls(self) -> Counter[str]:
+        """Number of calls of each API function of the device, in the whole run."""
+        counts: Counter[str] = Counter()
+        source = self.attribution.source
+        for block in source.launch_blocks() if source is not None else ():
+            if "name" in block.columns:  # files that are read in blocks for a table of layers skip the names
+                names = block.select(pl.col("name").cast(pl.String)).drop_nulls()["name"].value_counts()
+                counts.update(dict(names.iter_rows()))
+        return counts
+
+    @cached_property
+    def in_keras(self) -> bool:
+        """Whether layers are those of Keras or TensorFlow: paths joined by /, with a class or in an XPlane file."""
+        of_model = self.layers.filter(pl.col("phase").is_in(["forward", "backward"]))
+        paths = of_model.filter(pl.col("layer").str.contains("/", literal=True))
+        classes = paths.filter(pl.col("module") != "").height > 0
+        return classes or (paths.height > 0 and self.attribution.meta.get("format") == "xplane")
 
     @cached_property
     def layers(self) -> pl.DataFrame:
@@ -105,14 +172,23 @@ class Facts:
     @cached_property
     def cpu(self) -> dict[str, int | str]:
         """Threads, cores, ranks and backend (see `annot.labels.marks`) of the process that trains; empty: unknown."""
+        return dict(self._of_process("cpu", {}))
+
+    def _of_process(self, name: str, unknown: Any) -> Any:
+        """A fact of the first process with step time for which it is known."""
         trains = set(self.parts.windows["process"])
         processes = self.attribution.meta.get("processes") or ()
-        return next((one["cpu"] for one in processes if "cpu" in one and one["process"] in trains), {})
+        return next((one[name] for one in processes if name in one and one["process"] in trains), unknown)
 
     @cached_property
     def processes(self) -> int:
         """Number of processes with step time."""
         return self.parts.windows["process"].n_unique()
+
+    def name_of(self, process: int | None) -> str:
+        """Return a process in words: its rank, or its process id."""
+        facts = {one["process"]: one for one in self.attribution.meta.get("processes") or ()}.get(process, {})
+        return f"rank {facts['rank']}" if facts.get("rank") is not None else f"process {facts.get('pid', process)}"
 
     @cached_property
     def ranked(self) -> bool:
@@ -124,13 +200,35 @@ class Facts:
     @property
     def ranks_command(self) -> str:
         """The command that compares the ranks in this profile, or in the profiles of a run with one for each rank."""
-        return f"annot report {self.source} --by-process" if self.processes > 1 else "annot report 'run_rank*.sqlite'"
+        if self.processes > 1:
+            return f"annot report {self.source} --by-process"
+        suffix = "".join(Path(str(self.attribution.meta.get("source") or "")).suffixes[-2:])
+        return f"annot report 'run_rank*{suffix if suffix in _SUFFIXES else '.sqlite'}'"
 
     @cached_property
-    def workers(self) -> int:
-        """Number of worker processes of DataLoaders."""
+    def has_backward(self) -> bool | None:
+        """Whether ranges or kernels are those of a backward pass; None: no range has a phase of a model."""
+        phases = set(self.attribution.forest.labels["phase"])
+        if "backward" in phases or self.work["name"].str.contains(_BACKWARD).any():
+            return True
+        return False if "forward" in phases else None
+
+    @cached_property
+    def loader(self) -> Loader:
+        """The DataLoader for which the run waits."""
         labels = self.attribution.whole.labels
-        return labels.filter(fetches(labels))["number"].n_unique()
+        seen = labels.filter(fetches(labels))["number"].n_unique()
+        loaders = self._of_process("loaders", [])
+        iterators = labels["text"].str.extract(_ITERATOR).drop_nulls().to_list()
+        workers = seen or max((loader["workers"] for loader in loaders), default=None)
+        if workers is None and iterators and "MultiProcessing" not in iterators:
+            workers = 0
+        return Loader(
+            workers,
+            some=bool(workers) or "MultiProcessing" in iterators,
+            persistent=bool(loaders) and all(loader["persistent"] for loader in loaders),
+            pinned=bool(loaders) and all(loader["pinned"] for loader in loaders),
+        )
 
     @cached_property
     def idle(self) -> dict[str, float]:
@@ -158,12 +256,18 @@ class Facts:
     def work(self) -> pl.DataFrame:
         """GPU activities of the steps.
 
-        Columns: layer, module, phase, name, calls, wall_ns, kernel, kind, library, matrix, tensor.
+        Columns: layer, module, phase, name, calls, wall_ns, kernel, pinned, kind, library, matrix, tensor (null:
+        unknown).
         """
         rows = step_work(self.attribution, self.parts.windows)
         kinds = with_classes(rows).rename({"tensor_cores": "tensor"})
         layers = self.attribution.forest.layers_of_nodes()[rows["node"]]
         return kinds.drop("node").hstack(layers).with_columns(matrix=pl.col("kind").is_in(MATRIX))
+
+    @cached_property
+    def operators(self) -> list[Operator]:
+        """The operators with GPU time, the longest first; see `annot.analyze.advice.operator_facts`."""
+        return operators_of(self)
 
     @property
     def time(self) -> str:
@@ -208,16 +312,13 @@ class Facts:
     @cached_property
     def graphs(self) -> bool:
         """Whether the run launches CUDA graphs."""
-        source = self.attribution.source
-        for block in source.launch_blocks() if source is not None else ():
-            if "name" in block.columns and block["name"].cast(pl.String).str.contains("GraphLaunch").any():
-                return True
-        return False
+        return any("GraphLaunch" in name for name in self.api_calls)
 
     @cached_property
     def peaks(self) -> Peaks | None:
         """Peaks of the busiest device; None: unknown."""
-        return default_peaks(self.attribution)
+        peaks = default_peaks(self.attribution)
+        return peaks if peaks.flops else None
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:

@@ -66,7 +66,7 @@ def outside_matrix_units(facts: Facts) -> pl.Expr | None:
     named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
     single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
     low = pl.col("name").str.contains(_LOW) | (~named & pl.col("layer").is_in(_computing_in(facts, _HALF)))
-    return pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton") & single & ~low
+    return pl.col("matrix") & ~pl.col("tensor") & single & ~low
 
 
 def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
@@ -80,7 +80,7 @@ def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
 def multiples_of_eight(facts: Facts) -> Advice | None:
     """Layers in half precision whose sizes keep them off Tensor Cores."""
     odd = {layer: sizes for layer, tags in facts.tags.items() if (sizes := _odd_sizes(tags))}
-    misses = pl.col("matrix") & ~pl.col("tensor") & (pl.col("library") != "Triton")
+    misses = pl.col("matrix") & ~pl.col("tensor")
     predicate = misses & pl.col("layer").is_in(list(odd))
     share = facts.share(predicate)
     if share < 0.05:

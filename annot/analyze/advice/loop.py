@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.advice import cpu
+from annot.analyze.advice.communication import collectives
 from annot.analyze.advice.data_loading import data_loading
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
-from annot.analyze.part_names import GPU_PARTS
+from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.step_parts import WORK
-from annot.attribution import UNATTRIBUTED
+from annot.analyze.uneven_steps import excess_of_long_steps
+from annot.attribution import REASONS, UNATTRIBUTED
 from annot.attribution.host_times import known
 from annot.attribution.step_table import step_statistics
 
@@ -20,18 +23,34 @@ __all__ = ["RULES"]
 
 _SHORT_NS = 10_000
 """Kernels with a shorter mean duration take about as long to launch as to run."""
+_COPY_TO_DEVICE: Final = pl.col("name") == "(copy HtoD)"
+_WAITS: Final = {
+    r"(?:Device|Ctx)Synchronize": ("remove torch.cuda.synchronize()", "total_loss += loss.detach()      # on the GPU"),
+    r"Memcpy": (
+        "remove .item(), .cpu() and print(tensor), and copy asynchronously",
+        "x = x.to(device, non_blocking=True)      # from pinned memory",
+    ),
+    "": ("remove .item(), .cpu() and print(tensor)", "total_loss += loss.detach()      # on the GPU"),
+}  # fmt: skip
+"""Changes and code by the name of the call that takes the most time; the first match wins."""
 
 
 def synchronous_copies(facts: Facts) -> Advice | None:
-    """Synchronising calls after which the device is idle."""
+    """Synchronising calls after which the device is idle.
+
+    Evidence: calls of the API that wait for the device, and at least 5 % of the step time in which the device is idle
+    during or after them (`annot.analyze.idle.idle_intervals`).
+    """
     share = facts.idle["synchronisation"]
     if not facts.on_device or share < 0.05:
         return None
+    longest = next(iter(facts.idle_calls.filter(pl.col("cause") == "synchronisation")["name"]), "")
+    change, code = next(remedy for pattern, remedy in _WAITS.items() if re.search(pattern, longest))
     return Advice(
         "synchronous_copies",
-        "Avoid waiting for the GPU inside a step: remove .item(), .cpu() and print(tensor), and copy asynchronously.",
+        f"Avoid waiting for the GPU inside a step: {change}.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['synchronisation'].name}, {_often(facts, 'synchronisation')}",
-        "x = x.to(device, non_blocking=True)      # from pinned memory\nif step % 100 == 0:\n    print(loss.item())",
+        f"{code}\nif step % 100 == 0:\n    print(loss.item())",
         share,
     )
 
@@ -47,46 +66,99 @@ def _often(facts: Facts, cause: str) -> str:
 
 
 def allocations(facts: Facts) -> Advice | None:
-    """GPU memory that is allocated and freed during the steps."""
+    """GPU memory that is allocated and freed during the steps.
+
+    Evidence: calls of the API that allocate or free memory of the device, and at least 3 % of the step time in which
+    the device is idle during them. About as many frees as allocations mean that nothing is kept.
+    """
     share = facts.idle["allocation"]
     if not facts.on_device or share < 0.03:
         return None
+    calls = facts.idle_calls.filter(pl.col("cause") == "allocation")
+    frees = int(calls.filter(pl.col("name").str.contains("(?i)free"))["calls"].sum())
+    kept = 2 * frees < int(calls["calls"].sum()) - frees
     return Advice(
         "allocations",
-        "Keep GPU memory allocated between steps: let the framework cache it.",
+        "Allocate GPU memory once: warm up with the largest input, and let segments of the allocator grow."
+        if kept else "Keep GPU memory allocated between steps: let the framework cache it.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['allocation'].name}, {_often(facts, 'allocation')}",
-        "for name in ('PYTORCH_NO_CUDA_MEMORY_CACHING', 'PYTORCH_NO_HIP_MEMORY_CACHING'):\n"
-        "    os.environ.pop(name, None)           # before torch is imported\n"
-        "# and remove torch.cuda.empty_cache() from the loop",
+        _GROWS if kept else _CACHES,
         share,
-    )
+    )  # fmt: skip
+
+
+_GROWS: Final = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"      # before torch is imported'
+_CACHES: Final = """\
+for name in ('PYTORCH_NO_CUDA_MEMORY_CACHING', 'PYTORCH_NO_HIP_MEMORY_CACHING'):
+    os.environ.pop(name, None)           # before torch is imported
+# and remove torch.cuda.empty_cache() from the loop"""
 
 
 def pageable_copies(facts: Facts) -> Advice | None:
-    """Host-to-device copies that do not overlap with kernels."""
-    share = min(facts.share(pl.col("name") == "(copy HtoD)"), facts.shares["copies"])
-    if not known(facts.attribution.meta) or share < 0.03:
+    """Host-to-device copies from pageable memory that do not overlap with kernels.
+
+    Evidence: copies that the profile records as copies from pageable memory, with at least 3 % of the step time.
+    """
+    share = _exposed_copies(facts, ~pl.col("pinned"))
+    if share < _LEAST_COPIES:
         return None
     return Advice(
         "pageable_copies",
         "Copy batches from pinned memory while the previous step still runs.",
-        f"{share:.0%} of {facts.time} is spent in host-to-device copies that do not overlap with kernels",
+        f"{share:.0%} of {facts.time} is spent in host-to-device copies from pageable memory that do not overlap with "
+        "kernels",
         "DataLoader(dataset, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         share,
     )
 
 
+_LEAST_COPIES: Final = 0.03
+"""Share of the step from which copies to the device are worth a change."""
+
+
+def host_copies(facts: Facts) -> Advice | None:
+    """Host-to-device copies from pinned memory, or from memory of unknown kind, that do not overlap with kernels.
+
+    Evidence: such copies with at least 3 % of the step time.
+    """
+    pinned, unknown = (_exposed_copies(facts, which) for which in (pl.col("pinned"), pl.col("pinned").is_null()))
+    share = min(pinned + unknown, facts.shares["copies"])
+    if share < _LEAST_COPIES:
+        return None
+    memory = "pinned memory" if pinned >= unknown else "host memory (pinned or pageable: the profile does not show it)"
+    return Advice(
+        "host_copies",
+        "Keep data on the GPU that several steps use, copy the rest while kernels run, or move fewer bytes.",
+        f"{share:.0%} of {facts.time} is spent in host-to-device copies from {memory} that do not overlap with kernels",
+        "with torch.cuda.stream(copies):      # beside the kernels of the step\n"
+        "    next_x = next_x.to(device, non_blocking=True)      # from pinned memory, in the model's dtype",
+        share,
+    )
+
+
+def _exposed_copies(facts: Facts, memory: pl.Expr) -> float:
+    """The share of step time in copies to the device from some memory that do not overlap with kernels."""
+    if not known(facts.attribution.meta):
+        return 0.0
+    return min(facts.share(_COPY_TO_DEVICE & memory), facts.shares["copies"])
+
+
 def cuda_graphs(facts: Facts) -> Advice | None:
-    """A launch-bound run whose steps launch the same kernels, as a CUDA graph requires."""
+    """Steps that wait for launches and launch the same kernels, as a CUDA graph requires.
+
+    Evidence: steps without CUDA graphs, of which no two have different numbers of kernels; at least 10 kernels of at
+    most 50 µs on average in each; and at least 10 % of the step time in which the device is idle while the CPU prepares
+    the next launch.
+    """
     share = facts.idle["launch"]
     if share < 0.1 or not _fits_a_graph(facts):
         return None
     kernels = facts.steps["kernels"]
-    same = "each step runs the same" if kernels.len() > 1 else "the run has"
+    same = "each step runs the same" if kernels.len() > 1 else "the step runs"
     count = facts.calls(pl.col("kernel"))
     return Advice(
         "cuda_graphs",
-        "Launch each step as a CUDA graph: the run is launch-bound.",
+        "Launch each step as a CUDA graph: the GPU waits for launches.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and {same} "
         f"{count:,.0f} kernels, {facts.mean_kernel_ns / 1000:.1f} µs on average",
         'model = torch.compile(model, mode="reduce-overhead")',
@@ -97,41 +169,56 @@ def cuda_graphs(facts: Facts) -> Advice | None:
 def _fits_a_graph(facts: Facts) -> bool:
     """Whether the steps launch the same short kernels, without CUDA graphs."""
     kernels = facts.steps["kernels"]
-    alike = kernels.len() < 2 or kernels.min() == kernels.max()
+    alike = kernels.len() > 0 and kernels.min() == kernels.max()
     enough = facts.calls(pl.col("kernel")) >= 10
     return facts.on_device and alike and enough and facts.mean_kernel_ns <= 5 * _SHORT_NS and not facts.graphs
 
 
 def host_bound(facts: Facts) -> Advice | None:
-    """A CPU-bound run: the GPU is idle while the CPU runs Python or framework code."""
+    """A CPU-bound run: the GPU is idle while the CPU runs Python or framework code.
+
+    Evidence: host times, and at least 10 % of the step time in which the device is idle while no thread waits for data,
+    for the device or for its memory; short gaps count unless `cuda_graphs` advises on them.
+    """
     host, launch = facts.idle["host"], facts.idle["launch"]
     share = host if _fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    gaps = [f"{host:.0%} of {facts.time} is spent {GPU_PARTS['host'].name}"]
+    waits = f"{host:.0%} of {facts.time} is spent {GPU_PARTS['host'].name}"
     if share > host and launch >= 0.01:
-        waits = f"{launch:.0%} of it {GPU_PARTS['launch'].name} of {count:,.0f} kernels, {mean:.1f} µs on average"
-        gaps.append(waits)
+        waits += f", and {launch:.0%} {GPU_PARTS['launch'].name} of {count:,.0f} kernels, {mean:.1f} µs on average"
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
-        ", and ".join(gaps),
-        f"annot report {facts.source} --by bottleneck\nmodel = torch.compile(model)",
+        waits,
+        f"{_idle_command(facts)}model = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
 
 
+def _idle_command(facts: Facts) -> str:
+    """A line with the command that shows where the GPU is idle; empty without layers."""
+    if not facts.idle_layers:
+        return ""
+    return f"annot report {facts.source} --columns roofline      # where the GPU is idle\n"
+
+
 def batch_size(facts: Facts) -> Advice | None:
-    """Small batches, whose kernels take longer to launch than to run."""
+    """Small batches, whose kernels take longer to launch than to run.
+
+    Evidence: batch sizes in the labels of layers, at least 10 % of the step time in which the device is idle while the
+    CPU prepares the next launch, and kernels of less than 10 µs on average.
+    """
     sizes = [size for _, size in step_batches(facts.attribution)]
     share = facts.idle["launch"]
-    if not sizes or share < 0.1 or not 0 < facts.mean_kernel_ns < _SHORT_NS:
+    if not facts.on_device or not sizes or share < 0.1 or not 0 < facts.mean_kernel_ns < _SHORT_NS:
         return None
     size = max(set(sizes), key=sizes.count)
     return Advice(
         "batch_size",
-        "Double the batch size while it fits into memory, and scale the learning rate with it.",
+        "Double the batch size while it fits into memory"
+        f"{', and scale the learning rate with it' if facts.has_backward else ''}.",
         f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and kernels take "
         f"{facts.mean_kernel_ns / 1000:.1f} µs on average at batch size {size}",
         f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
@@ -140,81 +227,106 @@ def batch_size(facts: Facts) -> Advice | None:
 
 
 def stragglers(facts: Facts) -> Advice | None:
-    """A device that is busy for much longer than the others of the run."""
+    """A device that is busy for much longer than the others of the run.
+
+    Evidence: GPU activities of at least two devices; the longest busy time is 1.2 times the median of the devices, and
+    longer than it by at least 5 % of the step time.
+    """
     busy = facts.step_time.filter(pl.col("share").is_in(WORK)).group_by("process", "device")
     rows = busy.agg(pl.col("ns").sum().alias("busy_ns"), pl.col("wall_ns").first()).filter(pl.col("busy_ns") > 0)
     times = rows["busy_ns"].sort().to_list()
     if not facts.on_device or len(times) < 2 or times[-1] < 1.2 * (median := times[(len(times) - 1) // 2]):
         return None
     process, device, longest, wall = rows.sort("busy_ns", descending=True).row(0)
+    if longest - median < 0.05 * wall:
+        return None
     return Advice(
         "stragglers",
         "Find out why one GPU is busy for longer than the others: uneven batches, a slow CPU or a slow GPU.",
-        f"GPU {device} of process {process} is busy {longest / median:.2f} times as long as the median of "
+        f"GPU {device} of {facts.name_of(process)} is busy {longest / median:.2f} times as long as the median of "
         f"{len(times)} GPUs",
-        f"annot report {facts.source} --by-process",
+        f"annot report {facts.source} --by-process"
+        if facts.processes > 1
+        else f"annot report {facts.source} -o run.html      # with the timeline of each GPU",
         (longest - median) / wall,
     )
 
 
-def collectives(facts: Facts) -> Advice | None:
-    """Exposed communication: ranks exchange data or wait for the slowest rank."""
-    if not facts.on_device:
-        return cpu.waiting_for_ranks(facts)
-    share = facts.shares["collectives"]
-    if share < 0.05:
-        return None
-    return Advice(
-        "collectives",
-        "Find the rank that the others wait for, and overlap communication with the backward pass.",
-        f"{share:.0%} of {facts.time} is {GPU_PARTS['collectives'].name}, including the wait for the slowest rank",
-        f"{facts.ranks_command}\nDistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
-        share,
-    )
+_EXPLAINED: Final[dict[str, tuple[Rule, ...]]] = {
+    "data": (data_loading,),
+    "synchronisation": (synchronous_copies,),
+    "allocation": (allocations,),
+    "launch": (cuda_graphs, host_bound),
+    "host": (host_bound,),
+    "collectives": (collectives,),
+    "copies": (pageable_copies, host_copies),
+    "forward": (cpu.own_code,),
+    "optimizer": (cpu.optimizer,),
+    "other_ranges": (cpu.outside_phases,),
+    "outside_ranges": (cpu.outside_phases,),
+}
+"""Rules that advise on a part of the step."""
 
 
 def uneven_steps(facts: Facts) -> Advice | None:
-    """Step times that vary so much that their mean is misleading."""
+    """Step times that vary so much that their mean is misleading, for a reason that no other rule advises on.
+
+    Evidence: host times of at least 8 steps whose interquartile range is at least 20 % of the median, and what the
+    steps above the median spend more time on. Silent if the causes of at least half of this excess have their own
+    advice. Steps with different GPU work are no inefficiency: nothing is saved.
+    """
     times = step_statistics(facts.all_steps) if known(facts.attribution.meta) else None
     if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
         return None
-    lengths = facts.steps["host_ns"].sort()
+    excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
+    explained = sum(
+        part for cause, part in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ()))
+    )
+    if explained >= 0.5:
+        return None
+    names = {**GPU_PARTS, **CPU_PARTS}
+    causes = [f"{part:.0%} is {names[cause].name}" for cause, part in excess.items() if part >= 0.1]
+    work = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
+    lengths = facts.steps["step_ns"].sort()
     longer = (lengths - lengths[lengths.len() // 4]).clip(0).sum()
+    of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
     return Advice(
         "uneven_steps",
-        "Find out why step times vary, or compare steps of similar length only.",
-        f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median",
+        "Compare steps of similar length only: their GPU work differs."
+        if work else "Find out why step times vary, or compare steps of similar length only.",
+        f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median{of_excess}",
         f"annot report {facts.source} --by step",
-        float(longer / lengths.sum()),
-    )
+        0.0 if work else float(longer / lengths.sum()),
+    )  # fmt: skip
 
 
 def coverage(facts: Facts) -> Advice | None:
-    """GPU time that was launched outside any range."""
+    """GPU time that was launched outside any range.
+
+    Evidence: at least 30 % of the GPU time was launched by recorded calls outside any range. GPU activities without a
+    recorded launch do not count, because no range could own them. If the steps have most of the GPU time, only their
+    GPU time counts, as in the table of layers.
+    """
     nodes = facts.attribution.nodes.hstack(facts.attribution.forest.layers_of_nodes())
-    lost, whole = nodes.filter(pl.col("layer") == UNATTRIBUTED), int(nodes["gpu_self_ns"].sum())
-    if not whole or lost["gpu_self_ns"].sum() < 0.3 * whole:
+    outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
+    rows, time = facts.work.rename({"wall_ns": "ns"}), "the GPU time of the steps"
+    if not facts.steps.height or 2 * int(rows["ns"].sum()) < int(nodes["gpu_self_ns"].sum()):
+        rows = nodes.select("layer", "module", ns="gpu_self_ns", calls=pl.col("kernels") + pl.col("copies"))
+        time = "GPU time"
+    ns, count = rows.filter(outside).select("ns", "calls").sum().row(0)
+    share = ns / max(int(rows["ns"].sum()), 1)
+    if share < 0.3:
         return None
-    share, count = int(lost["gpu_self_ns"].sum()) / whole, int((lost["kernels"] + lost["copies"]).sum())
     return Advice(
         "coverage",
         "Wrap training in ranges, so that GPU time is attributed to layers.",
-        f"{share:.0%} of GPU time, {count:,} kernels and copies, was launched outside any range",
+        f"{share:.0%} of {time}, {count:,} kernels and copies, was launched outside any range",
         "with annot.emit_ranges(model):\n    train()",
         0.0,
     )
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    data_loading,
-    synchronous_copies,
-    pageable_copies,
-    allocations,
-    cuda_graphs,
-    host_bound,
-    batch_size,
-    stragglers,
-    collectives,
-    uneven_steps,
-    coverage,
-)
+    data_loading, synchronous_copies, pageable_copies, host_copies, allocations, cuda_graphs, host_bound, batch_size,
+    stragglers, collectives, uneven_steps, coverage,
+)  # fmt: skip

@@ -13,7 +13,7 @@ from annot.attribution.layer_chains import Key
 from annot.attribution.range_trees import Forest
 from annot.labels.tag import parse
 
-__all__ = ["Calls", "operator_calls"]
+__all__ = ["Calls", "operator_calls", "work_of_labels"]
 
 Calls: TypeAlias = list[tuple[Work | None, int]]
 """Work of the calls of a layer in one phase, with the numbers of calls; None: unknown."""
@@ -31,7 +31,7 @@ def operator_calls(attribution: Attribution) -> dict[Key, Calls]:
     forest = attribution.forest
     if not forest.labels["call"].str.ends_with("|op").any():
         return {}
-    works = [_work(text, call) for text, call in forest.labels.select("text", "call").iter_rows()]
+    works = work_of_labels(forest)
     known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(forest.tree["label"])
     inside = column_ops.inside(known, forest.tree["parent"])
     names, keys = forest.keys.names, forest.nodes.keys
@@ -42,6 +42,11 @@ def operator_calls(attribution: Attribution) -> dict[Key, Calls]:
     for path in _uncounted(attribution, known | inside):
         found[names[keys[path]]].append((None, 1))
     return found
+
+
+def work_of_labels(forest: Forest) -> list[Work | None]:
+    """Return the work of a call of each label of the ranges; None: unknown."""
+    return [_work(text, call) for text, call in forest.labels.select("text", "call").iter_rows()]
 
 
 def _work(text: str, call: str | None) -> Work | None:

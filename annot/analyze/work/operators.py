@@ -6,16 +6,17 @@ computes the gradients of that layer; its ``output_mask`` names them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work
+from annot.analyze.work.call import Call, Cost, Formula, UncountableError, Work, item_size
 from annot.analyze.work.formulas import LAYERS, OPERATIONS
-from annot.labels.tag import Tag, Value
+from annot.labels.tag import Tag, TensorSpec, Value
+from annot.read.kineto.operator_calls import EXPERTS, VIEWS
 
-__all__ = ["FREE", "operator_work"]
+__all__ = ["FREE", "Mixture", "mixture_of", "operator_cost", "operator_work"]
 
 _Count: TypeAlias = Callable[[Call], Work]
 
@@ -31,10 +32,25 @@ def operator_work(tag: Tag) -> Work | None:
         >>> operator_work(parse("aten mm [2,3]f32 [3,4]f32 |op"))
         Work(flops=48, bytes_read=72, bytes_written=32, params=0)
     """
-    count = _OPERATORS.get(tag.op)
+    count = _OPERATORS.get(tag.op) or (_experts if EXPERTS.search(tag.op) else None)
     try:
         return None if count is None else count(Call.of(tag))
     except (UncountableError, IndexError, ValueError, ArithmeticError):  # shapes and arguments contradict each other
+        return None
+
+
+def operator_cost(tag: Tag) -> Cost | None:
+    """Return the cost of the forward of an operator that multiplies matrices, with its GEMMs; None: unknown.
+
+    Example:
+        >>> from annot.labels.tag import parse
+        >>> operator_cost(parse("aten mm [2,3]f32 [3,4]f32 |op")).gemms
+        ((1, 2, 4, 3),)
+    """
+    formula = _convolution if "conv" in tag.op else _attention if "attention" in tag.op else OPERATIONS.get(tag.op)
+    try:
+        return None if formula is None or tag.op.endswith("_backward") else formula(Call.of(tag))
+    except (UncountableError, IndexError, ValueError, ArithmeticError):
         return None
 
 
@@ -58,7 +74,7 @@ _CONVOLVED: Final = ("stride", "padding", "dilation", "groups")
 
 def _convolution(call: Call) -> Cost:
     _require(call, *_CONVOLVED)
-    transposed = call.flag("transposed", default=call.name.startswith("conv_transpose"))
+    transposed = call.flag("transposed", default="transpose" in call.name)
     return OPERATIONS[f"conv{'_transpose' if transposed else ''}{len(call.shape(1)) - 2}d"](call)
 
 
@@ -142,6 +158,56 @@ def _embedding_backward(call: Call) -> Work:
     return Work(call.count(0), call.bytes_of(0) + call.bytes_of(1), params * call.item, params)
 
 
+def _experts(call: Call) -> Work:
+    """Count the two or three GEMMs of the experts of a mixture, for each token and each of its experts.
+
+    Weights are read of as many experts as the tokens can reach at most, because the choice of experts is unknown.
+    """
+    mixture = mixture_of(call.tensors)
+    if mixture is None:
+        raise UncountableError
+    tokens, experts, chosen, width, inner, first = mixture
+    rows, weights = tokens * chosen, (first + inner) * width
+    reached = min(experts, rows) * weights * item_size(call.tensors[1].dtype)
+    moved = tokens * width * call.item
+    return Work(2 * rows * weights, moved + reached, moved, experts * weights)
+
+
+class Mixture(NamedTuple):
+    """Sizes of a call of the experts of a mixture."""
+
+    tokens: int
+    experts: int
+    chosen: int
+    """Experts of each token."""
+    width: int
+    inner: int
+    """Inputs of the second GEMM."""
+    first: int
+    """Outputs of the first GEMM: `inner`, or twice as many with a gate."""
+
+
+def mixture_of(tensors: Sequence[TensorSpec]) -> Mixture | None:
+    """Return the sizes of the experts from the shapes of tokens, both weights and the weights of the chosen experts.
+
+    Example:
+        >>> from annot.labels.tag import parse
+        >>> shapes = "[16,8]bf16 [4,12,8]bf16 [4,8,6]bf16 [16,2]f32"
+        >>> mixture_of(parse(f"vllm fused_moe {shapes} |op").tensors)
+        Mixture(tokens=16, experts=4, chosen=2, width=8, inner=6, first=12)
+    """
+    shapes = [tuple(size or 0 for size in tensor.shape) for tensor in tensors]
+    weights = [shape for shape in shapes if len(shape) == 3]
+    tokens = next((shape for shape in shapes if len(shape) == 2), None)
+    if tokens is None or len(weights) < 2 or weights[0][0] != weights[1][0]:
+        return None
+    (experts, first, width), (_, back, inner) = weights[:2]
+    chosen = [shape[1] for shape in shapes if len(shape) == 2 and shape[0] == tokens[0] and 0 < shape[1] < experts]
+    if (tokens[1], back) != (width, width) or first not in (inner, 2 * inner) or not chosen:
+        return None
+    return Mixture(tokens[0], experts, min(chosen), width, inner, first)
+
+
 _REDUCTIONS: Final = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -171,8 +237,13 @@ _OPERATORS: Final[Mapping[str, _Count]] = {
     **{f"{name}_": _forward(OPERATIONS[name]) for name in _IN_PLACE},
     **{
         name: _forward(_convolution)
-        for name in ("convolution", *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3)))
+        for name in (
+            "convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose", "miopen_convolution",
+            "miopen_convolution_transpose", "miopen_depthwise_convolution", "mkldnn_convolution",
+            *(f"conv{kind}{count}d" for kind in ("", "_transpose") for count in (1, 2, 3)),
+        )
     },
+    "_scaled_mm": _forward(OPERATIONS["mm"]),
     "convolution_backward": _convolution_backward,
     **{
         name: _forward(_attention)
@@ -212,16 +283,12 @@ _OPERATORS: Final[Mapping[str, _Count]] = {
     "cross_entropy_loss": _forward(partial(_loss, name="CrossEntropyLoss")),
 }  # fmt: skip
 
-FREE: Final = frozenset(
+FREE: Final = VIEWS | {
     f"aten::{name}"
     for name in (
-        "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze",
-        "squeeze_", "unsqueeze", "unsqueeze_", "expand", "expand_as", "split", "split_with_sizes", "chunk", "unbind",
-        "detach", "detach_", "slice", "select", "t", "narrow", "movedim", "as_strided", "alias", "to", "_to_copy",
-        "type_as", "contiguous", "clone", "copy_", "cat", "stack", "repeat", "empty", "empty_like", "empty_strided",
-        "new_empty", "new_empty_strided", "resize_", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "full",
-        "full_like", "arange", "fill_", "zero_", "result_type", "item", "_local_scalar_dense", "is_nonzero",
-        "slice_backward", "select_backward", "broadcast_tensors", "resolve_conj", "resolve_neg", "lift_fresh",
+        "to", "_to_copy", "type_as", "contiguous", "clone", "copy_", "cat", "stack", "repeat", "zeros", "zeros_like",
+        "new_zeros", "ones", "ones_like", "full", "full_like", "arange", "fill_", "zero_", "slice_backward",
+        "select_backward",
     )
-)  # fmt: skip
+}  # fmt: skip
 """Operators without computation, as in `annot.analyze.work.elementwise`: views, new tensors and copies."""

@@ -18,9 +18,10 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
+from annot.read.kineto.graph_annotations import annotation
 from annot.read.kineto.messages import MESSAGE, message_text
 from annot.read.kineto.module_sources import MODULE, ModuleSources
-from annot.read.kineto.operator_calls import OPERATORS, call_text
+from annot.read.kineto.operator_calls import VIEWS, call_text
 from annot.read.kineto.trace_events import Event
 
 __all__ = ["ANNOTATION", "MIXED", "OPERATOR", "Columns", "InexactTimesError"]
@@ -55,6 +56,7 @@ _COARSE: Final = float(1 << 43)
 _COUNTER: Final = {"row": pl.Int64, "name": pl.String, "value": pl.Float64}
 _SPAN: Final = {"start": pl.Int64, "length": pl.Int64, "name": pl.Int32}
 _THREAD: Final = {**_SPAN, "thread": pl.Int64}
+_LAUNCH: Final = {**_THREAD, "correlation": pl.Int64, "external": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32}
 _ACTIVITY: Final = {
     **_SPAN, **dict.fromkeys(("correlation", "device", "stream", "bytes", "external"), pl.Int64),
     **dict.fromkeys(("grid", "layer"), pl.Int32),
@@ -67,7 +69,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "call": pl.Int32,
     },
     "modules": {**_THREAD, "python": pl.Int64},
-    "launches": {**_THREAD, "correlation": pl.Int64, "kernel": pl.Int32, "grid": pl.Int32},
+    "launches": _LAUNCH,
     "kernels": _ACTIVITY,
     "copies": _ACTIVITY,
     "counter_ranges": {**_SPAN, "device": pl.Int64, "row": pl.Int64},
@@ -119,6 +121,7 @@ class _ModuleArgs(msgspec.Struct, gc=False):
 
 
 class _LaunchArgs(msgspec.Struct, gc=False):
+    external: int | None = msgspec.field(name="External id", default=None)
     correlation: int | None = None
     kernel: msgspec.Raw = _NO_TEXT
     grid: msgspec.Raw = _NO_TEXT
@@ -137,6 +140,11 @@ class _ActivityArgs(msgspec.Struct, gc=False):
     block: msgspec.Raw = _NO_TEXT
     module: msgspec.Raw = msgspec.field(name="module_fqn", default=_NO_TEXT)
     name: msgspec.Raw = _NO_TEXT
+    text: msgspec.Raw = msgspec.field(name="str", default=_NO_TEXT)
+    annotation: msgspec.Raw = _NO_TEXT
+
+
+_ANNOTATION_KEYS: Final = {"module_fqn": "module", "name": "name", "str": "text", "annotation": "annotation"}
 
 
 class _Details:
@@ -155,7 +163,10 @@ class _Details:
 
     def of_one(self, text: msgspec.Raw) -> tuple[Any, bool]:
         """Return the arguments, None if their type is unexpected, and whether all types were expected."""
-        given = _decoded(text)
+        try:
+            return msgspec.json.decode(text, type=self._kind, strict=False), True
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            given = _decoded(text)
         if not isinstance(given, dict):
             return self._kind(), given is None
         found = {name: _integer(given.get(key)) for name, key in self.keys.items()}
@@ -164,8 +175,8 @@ class _Details:
 
 
 _RANGE_DETAILS: Final = _Details(_RangeArgs)
-_INPUTS: Final = {MESSAGE: _Details(_MessageArgs), **dict.fromkeys(OPERATORS, _Details(_CallArgs))}
-"""How the inputs of operations are read."""
+_MESSAGES: Final = _Details(_MessageArgs)
+_CALLS: Final = _Details(_CallArgs)
 _MODULE_DETAILS: Final = _Details(_ModuleArgs)
 _LAUNCH_DETAILS: Final = _Details(_LaunchArgs)
 _ACTIVITY_DETAILS: Final = _Details(_ActivityArgs)
@@ -193,6 +204,7 @@ class Columns:
         self.invalid_args = 0  # number of spans with arguments of unexpected types
         self.annotated = 0  # number of GPU activities whose graph node has an annotation
         self.unsupported: Counter[str] = Counter()  # number of spans by category that annot does not support
+        self.runtimes: set[str] = set()  # categories of the calls of runtimes and drivers
         self.sources = ModuleSources()
         self._threads = _Threads()
         self._flows = _Numbers()
@@ -268,6 +280,7 @@ class Columns:
                 self.sources.add(events, modules)
                 self._append("modules", self._thread_span([events[index] for index in modules], _MODULE_DETAILS))
         elif category.endswith(("runtime", "driver")):
+            self.runtimes.add(category)
             self._append("launches", self._thread_span(events, _LAUNCH_DETAILS))
         elif category == "kernel" or category in _COPIES:
             details = self._details(_ACTIVITY_DETAILS, events)
@@ -284,13 +297,13 @@ class Columns:
             self.unsupported[events[0].cat] += len(events)
 
     def _add_ranges(self, kind: int, events: list[Event]) -> None:
-        """Append operations and annotations. Inputs are read only of operators with a known amount of work."""
-        known: defaultdict[_Details, list[Event]] = defaultdict(list)
+        """Append operations and annotations, with the inputs of operators that are more than views."""
+        calls: list[Event] = []
+        messages: list[Event] = []
         others: list[Event] = []
         for event in events:
-            (known[_INPUTS[event.name]] if event.name in _INPUTS else others).append(event)
-        counted = [event for members in known.values() for event in members]
-        inputs = [one for details, members in known.items() for one in self._args(details, members)]
+            (messages if event.name == MESSAGE else others if event.name in VIEWS else calls).append(event)
+        counted, inputs = calls + messages, self._args(_CALLS, calls) + self._args(_MESSAGES, messages)
         texts = [one.call(event.name) for event, one in zip(counted, inputs, strict=True)]
         members, args = counted + others, inputs + self._args(_RANGE_DETAILS, others)
         self._append("ranges", {
@@ -422,10 +435,7 @@ def _text(value: msgspec.Raw) -> str | None:
 
 
 def _annotation(args: _ActivityArgs) -> tuple[str, str] | None:
-    """Return text and role of the annotation of a graph node; see `annot.read.kineto.graph_annotations`."""
-    module = _text(args.module)
-    text = module or _text(args.name)
-    return (text, "module" if module else "annotation") if text else None
+    return annotation({key: _text(getattr(args, name)) for key, name in _ANNOTATION_KEYS.items()})
 
 
 def _integers(values: Sequence[int | None]) -> pl.Series:

@@ -1,4 +1,4 @@
-"""Layers of module calls, and forward threads of backward operations."""
+"""Launches of GPU activities, layers of module calls, and forward threads of backward operations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ import polars as pl
 
 from annot.labels import tag
 
-__all__ = ["link_backward", "module_texts"]
+__all__ = ["correlated", "link_backward", "module_texts"]
 
 _MODULE: Final = "nn.Module: "
 _DEEPEST: Final = 128
 """Maximum depth of a layer path. It bounds the total length of the labels in a trace with many nested calls."""
+
+
+def correlated(launches: pl.DataFrame, *activities: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return launches and GPU activities with the external id as correlation id, if no launch has a correlation id.
+
+    PyTorch with roctracer (ROCm before 6.0) writes the correlation id of a launch and of its activities as "External
+    id". The activities whose external id is that of an operator, and of no launch, keep it; see
+    `annot.read.kineto.reader`. An external id of 0 means none.
+    """
+    if launches["correlation"].count():
+        return [launches, *activities]
+    external = pl.when(pl.col("external") != 0).then("external")
+    launches = launches.with_columns(external.alias("correlation"))
+    known = launches["correlation"].drop_nulls().unique()
+    of_launch = pl.coalesce("correlation", pl.when(pl.col("external").is_in(known.implode())).then(external))
+    return [launches, *(table.with_columns(of_launch.alias("correlation")) for table in activities)]
 
 
 @dataclass(slots=True)

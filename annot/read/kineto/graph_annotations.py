@@ -1,22 +1,71 @@
 """Layers of replayed graph nodes, which `torch.profiler` writes with ``cuda_graph_annotations`` into a trace.
 
-The arguments of an annotated activity have ``graph node id`` and the layer: ``name`` has the text of `mark_kernels`,
-``module_fqn`` the path of a module (torchtitan). A layer becomes a range in which another profile captured the graph.
+The arguments of an annotated activity have ``graph node id`` and the layer: ``module_fqn`` has the path of a module
+(torchtitan), ``name`` or ``str`` (PyTorch 2.13) the text of `mark_kernels`. Inductor marks with paths that begin with
+Dynamo's name of the model, ``L.``, and joins those of a fused kernel with `` + ``. The CUPTI monitor of PyTorch writes
+all annotations of a node as JSON into ``annotation``. A layer becomes a range in which another profile captured the
+graph.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Mapping
+from typing import Any, Final
 
 import polars as pl
 
 from annot.profile import RANGES, conform
 
-__all__ = ["captured_ranges", "origins"]
+__all__ = ["annotation", "captured_ranges", "origins"]
 
 # The ranges are before all events of a trace, on a thread that other captures do not use.
 _THREAD: Final = pl.lit(-(1 << 62), pl.Int64)
 _BEGIN: Final = -2 * pl.col("layer").cast(pl.Int64) - 2
+
+
+_MODEL: Final = "L."
+_FUSED: Final = " + "
+
+
+def annotation(args: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return text and role of the annotation in the arguments of a graph node, or None.
+
+    Example:
+        >>> annotation({"module_fqn": "layers.0.mlp"}), annotation({"name": "loss"})
+        (('layers.0.mlp', 'module'), ('loss', 'annotation'))
+        >>> annotation({"str": "L.layers.0.norm + L.layers.0.mlp"})
+        ('layers.0.norm+layers.0.mlp', 'module')
+        >>> annotation({"annotation": '[{"str": "L.layers.0.mlp"}]'})
+        ('layers.0.mlp', 'module')
+    """
+    module, text = (args.get(key) for key in ("module_fqn", "annotation"))
+    if module and isinstance(module, str):
+        return module, "module"
+    name = args.get("name") or args.get("str")
+    if name and isinstance(name, str):
+        return _marked(name)
+    return _listed(text) if text and isinstance(text, str) else None
+
+
+def _marked(text: str) -> tuple[str, str]:
+    """Return text and role for a text of `mark_kernels`, which is a path of modules if Inductor wrote it."""
+    paths = text.split(_FUSED)
+    if all(path.startswith(_MODEL) and len(path) > len(_MODEL) for path in paths):
+        return "+".join(path.removeprefix(_MODEL) for path in paths), "module"
+    return text, "annotation"
+
+
+def _listed(text: str) -> tuple[str, str] | None:
+    """Return text and role for a list of annotations as JSON, of which later ones replace earlier ones, or a text."""
+    try:
+        annotations = json.loads(text)
+    except (ValueError, RecursionError):
+        return text, "annotation"
+    args: dict[str, Any] = {}
+    for one in annotations if isinstance(annotations, list) else [annotations]:
+        args |= one if isinstance(one, dict) else {"name": one}
+    return annotation({key: value for key, value in args.items() if key != "annotation"})
 
 
 def captured_ranges(layers: pl.DataFrame) -> pl.DataFrame:

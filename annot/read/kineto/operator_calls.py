@@ -4,6 +4,9 @@ With ``record_shapes=True`` torch.profiler writes three lists with an item per a
 (sizes of tensors), ``Input type`` (dtype of tensors, else ``Scalar``, ``ScalarList``, ...; empty: the argument is
 absent) and ``Concrete Inputs`` (values as text; missing in older releases). The arguments have the order of PyTorch's
 schemas (``native_functions.yaml``).
+
+The text of an operator whose arguments have names here ends in ``|op``: its work may be known. The text of another
+operator has its tensors only, and ends in ``|other``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import msgspec
 from annot.labels import tag
 from annot.labels.tag import Scalar, Tag, TensorSpec, Value
 
-__all__ = ["OPERATORS", "call_text"]
+__all__ = ["EXPERTS", "OPERATORS", "VIEWS", "call_text"]
 
 _CONVOLUTION: Final = "input weight bias stride padding dilation"
 _POOL: Final = "input kernel stride padding dilation ceil"
@@ -29,12 +32,19 @@ _SIGNATURES: Final = {
         name: f"{_CONVOLUTION.removesuffix(' dilation')} output_padding groups dilation"
         for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
     },
-    "convolution": f"{_CONVOLUTION} transposed output_padding groups",
+    **dict.fromkeys(("convolution", "_convolution"), f"{_CONVOLUTION} transposed output_padding groups"),
+    "cudnn_convolution": "input weight padding stride dilation groups",
+    "cudnn_convolution_transpose": "input weight padding output_padding stride dilation groups",
+    **dict.fromkeys(
+        ("miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution"),
+        "input weight bias padding stride dilation groups",
+    ),
+    "miopen_convolution_transpose": "input weight bias padding output_padding stride dilation groups",
     "convolution_backward": (
         "grad input weight bias_sizes stride padding dilation transposed output_padding groups output_mask"
     ),
     "linear": "input weight bias",
-    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot"), "input other"),
+    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "_scaled_mm"), "input other"),
     **dict.fromkeys(("addmm", "baddbmm"), "input first second"),
     "scaled_dot_product_attention": f"{_ATTENTION} mask dropout is_causal",
     "_scaled_dot_product_flash_attention": f"{_ATTENTION} dropout is_causal",
@@ -95,15 +105,39 @@ _SIGNATURES: Final = {
 end that no formula needs."""
 
 OPERATORS: Final = frozenset(f"aten::{name}" for name in _SIGNATURES)
-"""Names of the operators whose inputs are read."""
+"""Names of the operators whose arguments have names."""
+
+EXPERTS: Final = re.compile(
+    r"(?i)(?:fused|grouped|place)_(?:moe|experts)|(?:^|_)f?moe(?:_|$)(?!.*(?:gate|align|sum|topk))"
+)
+"""Names of operators that compute the experts of a mixture, such as ``vllm::rocm_aiter_fused_moe`` and
+``sglang::inplace_fused_experts``. Their arguments differ by release, so that shapes tell what each tensor is."""
+
+VIEWS: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze",
+        "squeeze_", "unsqueeze", "unsqueeze_", "expand", "expand_as", "split", "split_with_sizes", "chunk", "unbind",
+        "detach", "detach_", "slice", "select", "t", "narrow", "movedim", "as_strided", "alias", "empty", "empty_like",
+        "empty_strided", "new_empty", "new_empty_strided", "resize_", "result_type", "resolve_conj", "resolve_neg",
+        "lift_fresh", "broadcast_tensors", "is_nonzero", "item", "_local_scalar_dense",
+    )
+)  # fmt: skip
+"""Operators that only make views and empty tensors, and read single values. Their inputs are not read."""
 
 _DTYPES: Final = {
     "float": "f32", "double": "f64", "c10::Half": "f16", "c10::BFloat16": "bf16", "long": "i64", "long int": "i64",
     "int": "i32", "short": "i16", "short int": "i16", "signed char": "i8", "unsigned char": "u8", "bool": "bool",
     "c10::complex<float>": "c64", "c10::complex<double>": "c128",
 }  # fmt: skip
-_FLOAT8: Final = "c10::Float8_"
-_LISTED: Final = re.compile(r"\[(.*)\]")
+_SCALAR_TYPES: Final = {
+    "Float": "f32", "Double": "f64", "Half": "f16", "BFloat16": "bf16", "Long": "i64", "Int": "i32", "Short": "i16",
+    "Char": "i8", "Byte": "u8", "Bool": "bool", "ComplexFloat": "c64", "ComplexDouble": "c128",
+}  # fmt: skip
+"""Names of c10::ScalarType, which tools that rewrite traces use. Older releases call numbers ``Int`` and ``Double``."""
+_FLOAT8: Final = re.compile(r"(?:c10::)?Float8_(\w+)")
+_LISTED: Final = re.compile(r"[\[(](.*)[\])]")
+_SEPARATOR: Final = re.compile(r",\s*")
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
 _WORD: Final = re.compile(r"[a-z]+")
 _DROPPED: Final = object()
@@ -114,37 +148,54 @@ def call_text(name: str, dims: bytes, types: bytes, values: bytes) -> str | None
     """Return the text of a call, or None if its inputs are missing or invalid.
 
     Args:
-        name: one of `OPERATORS`.
+        name: name of an operator.
         dims, types, values: JSON text of the three lists; empty: missing.
 
     Example:
         >>> call_text("aten::linear", b"[[4, 8], [2, 8], []]", b'["float", "float", ""]', b"")
         'aten linear [4,8]f32 [2,8]f32 bias=None |op'
+        >>> call_text("aten::index", b"[[4, 8], []]", b'["float", "TensorList"]', b"")
+        'aten index [4,8]f32 |other'
     """
     lists = [found for text in (dims, types, values or b"[]") if (found := _decoded(text)) is not None]
     if len(lists) < 3:
         return None
     tensors: list[TensorSpec] = []
     arguments: list[tuple[str, Value]] = []
-    operator = name.removeprefix("aten::")
-    for argument, sizes, kind, value in _aligned(_SIGNATURES[operator].split(), lists):
-        dtype = _dtype(kind)
+    space, _, operator = name.rpartition("::")
+    signature = _SIGNATURES.get(operator) if space == "aten" else None
+    for argument, sizes, kind, value in _aligned(signature and signature.split(), lists):
+        dtype = _dtype(kind) or (_SCALAR_TYPES.get(kind) if isinstance(kind, str) and sizes else None)
         if dtype is not None:
             if not _is_shape(sizes):
                 return None
             tensors.append(TensorSpec(tuple(sizes), dtype))
+        elif argument is None:
+            continue
         elif kind == "":
             arguments.append((argument, None))
         elif (found := _value(value)) is not _DROPPED:
             arguments.append((argument, found))
-    return tag.format(Tag("aten", phase="op", op=operator, tensors=tuple(tensors), arguments=tuple(arguments)))
+    if signature or EXPERTS.search(operator):
+        return tag.format(Tag(space, phase="op", op=operator, tensors=tuple(tensors), arguments=tuple(arguments)))
+    return (
+        tag.format(Tag(space or operator, operator if space else "", "other", tensors=tuple(tensors)))
+        if tensors
+        else None
+    )
 
 
-def _aligned(names: Sequence[str], lists: Sequence[Sequence[Any]]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield name, sizes, type and value of each argument that the profiler recorded."""
+def _aligned(names: Sequence[str] | None, lists: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Yield name, sizes, type and value of each argument that the profiler recorded; names of None: all unnamed.
+
+    Values can be longer than the other lists, which then have the tensors at the beginning.
+    """
     dims, types, values = lists
-    count = min(len(dims), len(types), len(names))
-    yield from zip_longest(names[:count], dims[:count], types[:count], values[:count])
+    count = max(min(len(dims), len(types)), len(values))
+    count = count if names is None else min(count, len(names))
+    of_tensors = min(len(dims), len(types))
+    columns = (() if names is None else names[:count], dims[:of_tensors][:count], types[:of_tensors][:count])
+    yield from zip_longest(*columns, values[:count])
 
 
 def _decoded(text: bytes) -> list[Any] | None:
@@ -158,7 +209,8 @@ def _dtype(kind: Any) -> str | None:
     """Return the short name of the dtype of a tensor, None for other arguments."""
     if not isinstance(kind, str):
         return None
-    return f"float8_{kind.removeprefix(_FLOAT8)}" if kind.startswith(_FLOAT8) else _DTYPES.get(kind)
+    float8 = _FLOAT8.fullmatch(kind)
+    return f"float8_{float8[1]}" if float8 else _DTYPES.get(kind)
 
 
 def _is_shape(sizes: Any) -> bool:
@@ -176,7 +228,7 @@ def _value(text: Any) -> Any:
     listed = _LISTED.fullmatch(text)
     if listed is None:
         return _scalar(text)
-    items = tuple(_scalar(item) for item in listed[1].split(", ")) if listed[1] else ()
+    items = tuple(map(_scalar, _SEPARATOR.split(listed[1].strip()))) if listed[1] else ()
     return _DROPPED if _DROPPED in items else items
 
 

@@ -21,13 +21,14 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.errors import AnnotError
+from annot.errors import AnnotError, EmptyProfileError
 from annot.labels import tag
 from annot.labels.marks import parse_machine
-from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick
+from annot.profile import COPIES, KERNELS, LAUNCHES, ROLES, Profile, Schema, pick, pinned_memory
 from annot.read.kineto.columns import ANNOTATION, MIXED, Columns, InexactTimesError
-from annot.read.kineto.flows import link_backward, module_texts
+from annot.read.kineto.flows import correlated, link_backward, module_texts
 from annot.read.kineto.graph_annotations import captured_ranges, origins
+from annot.read.kineto.other_devices import other_devices
 from annot.read.kineto.trace_events import GZIP, TraceFile
 from annot.read.notes import counted, sentences
 
@@ -82,21 +83,26 @@ def _read(path: Path, exact: bool) -> Profile:
             columns.add(block)
     base = _base(file.top)
     names, grids = _names(columns.names, file.top.get("annot_texts")), columns.grids
-    launches = _with_grids(_listed(columns.table("launches"), base, names), grids, names["text"])
+    launches, *activities = correlated(*(columns.table(name) for name in ("launches", "kernels", "copies")))
+    launches = _with_grids(_listed(launches, base, names), grids, names["text"])
     operations = _with_base(columns.table("ranges"), base)
     modules = _listed(columns.table("modules"), base, names).filter(~pl.col("text").str.contains(_WRAPPER))
     processes = _Processes(launches, operations)
-    kernels = origins(processes.assign(_with_grids(_listed(columns.table("kernels"), base, names), grids)))
-    copies = origins(processes.assign(_listed(columns.table("copies"), base, names)))
+    kernels, copies = (_listed(table, base, names) for table in activities)
+    kernels = origins(processes.assign(_with_grids(kernels, grids)))
+    copies = origins(processes.assign(copies))
     counter_ranges = _listed(columns.table("counter_ranges"), base, names)
     if not any(table.height for table in (launches, operations, modules, kernels, copies, counter_ranges)):
         why = "".join(f". {note.removesuffix('.')}" for note in _notes(columns, file.invalid, 0))
-        raise AnnotError(f"{path} is a trace without operations, ranges and GPU activities of torch.profiler{why}")
+        what = "is a trace without operations, ranges and GPU activities of torch.profiler"
+        raise EmptyProfileError(f"{path} {what}{why}")
     kernels, metrics, notes = with_counters(kernels, counter_ranges, columns.counters, launches)
     flows = columns.table("flows").with_columns(pl.col("start") + base, process=_PROCESS)
     ranges = _ranges(operations, modules, names, flows, columns.calls)
     notes += _notes(columns, file.invalid, processes.ambiguous)
     meta = {"source": str(path), "format": NAME, "producer": "torch.profiler", "notes": notes, **_machine(file.top)}
+    if others := other_devices(columns.unsupported, columns.runtimes):
+        meta["other_devices"] = others
     if sources := columns.sources.by_class() | meta.get("sources", {}):
         meta["sources"] = sources
     profile = Profile.build(
@@ -227,11 +233,15 @@ def _role(role: str) -> pl.Expr:
 
 
 def _copies(copies: pl.DataFrame) -> pl.DataFrame:
-    """Return copies and memsets. The kind of "Memcpy HtoD (Pageable -> Device)" is HtoD."""
+    """Return copies and memsets. The kind of "Memcpy HtoD (Pageable -> Device)" is HtoD.
+
+    Kineto writes "Host" for host memory of an unknown kind, as on AMD GPUs.
+    """
     text = pl.col("text")
     memset = pl.when(text.str.contains("(?i)^memset")).then(pl.lit("memset"))
     kind = pl.coalesce(text.str.extract(r"(?i)^memcpy\s+(\w+)"), memset, pl.lit("unknown"))
-    return pick(copies.with_columns(kind=kind), COPIES)
+    memory = (text.str.contains(rf"(?i)\({name}\b|\b{name}\)") for name in ("pageable", "pinned"))
+    return pick(copies.with_columns(pinned_memory(*memory), kind=kind), COPIES)
 
 
 def _named(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:

@@ -10,27 +10,31 @@ import polars as pl
 
 from annot.labels.marks import (
     CPU,
+    LOADER,
     MACHINE,
     MEMORY,
     SCOPE,
     SOURCE,
     cpu_model,
     parse_cpu,
+    parse_loader,
     parse_machine,
     parse_rank,
     parse_source,
 )
 from annot.labels.tag import DOMAIN, NOTE
 from annot.read.csv_text import integer
-from annot.read.notes import sentences
+from annot.read.notes import counted, sentences
 from annot.read.nsys.schema import ACTIVITY, Tables
 
-__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_machine", "with_ranks"]
+__all__ = ["AnnotMarks", "notes_of_recorder", "read_meta", "with_cpus", "with_loaders", "with_machine", "with_ranks"]
 
 _LONGEST: Final = 40
 """Maximum length of a version."""
 _MOST_MACHINES: Final = 8
 """Maximum number of different machines or versions in a file that are listed."""
+_MOST_LOADERS: Final = 64
+"""Maximum number of different marks about loaders in a block of a file that are read."""
 _NO_CUDA: Final = 0
 """`computeMajor` of a GPU that CUDA does not support, such as an integrated GPU on Windows."""
 
@@ -45,7 +49,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
     processes: a dictionary for each process of the machine: process (as in the tables), pid, name.
     utc_start_ns: time 0 of the profile, in ns since 1970.
     analysis_start_ns: start of the collection in ns.
-    rank, world_size: of a recording of annot.
+    rank, world_size, cut: of a recording of annot.
     cpu, software: model of the CPU, and versions of the GPU driver.
     """
     capture = _entries(tables, "META_DATA_CAPTURE")
@@ -57,6 +61,7 @@ def read_meta(tables: Tables) -> dict[str, Any]:
         "analysis_start_ns": _instant(tables, "ANALYSIS_DETAILS", "startTime"),
         "rank": integer(dict(capture).get("ANNOT_RANK", "")),
         "world_size": integer(dict(capture).get("ANNOT_WORLD_SIZE", "")),
+        "cut": _cut(integer(dict(capture).get("ANNOT_LOST_EVENTS", "")) or 0),
         **_machine(tables),
     }
     known = {name: fact for name, fact in facts.items() if fact not in (None, "", [], {})}
@@ -89,6 +94,11 @@ def with_cpus(meta: dict[str, Any], cpus: Mapping[int, dict[str, int | str]]) ->
     return _with_facts(meta, {process: {"cpu": facts} for process, facts in cpus.items()})
 
 
+def with_loaders(meta: dict[str, Any], loaders: Mapping[int, list[dict[str, int]]]) -> dict[str, Any]:
+    """Return the entries of `Profile.meta` with the facts of `annot.labels.marks.parse_loader` as ``loaders``."""
+    return _with_facts(meta, {process: {"loaders": facts} for process, facts in loaders.items()})
+
+
 def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     if not facts:
         return meta
@@ -98,14 +108,18 @@ def _with_facts(meta: dict[str, Any], facts: Mapping[int, dict[str, Any]]) -> di
     return meta | {"processes": [processes[process] for process in sorted(processes)]}
 
 
+def _cut(lost: int) -> str:
+    """Return the sentence about events that annot's recorder could not write."""
+    return (
+        f"The recording is cut: {counted(lost, 'event')} could not be written. Check for a full disk." if lost else ""
+    )
+
+
 def notes_of_recorder(tables: Tables) -> list[str]:
-    """Return notes on events that annot's recorder lost, and on ranges that it closed."""
+    """Return notes on the data of annot's recorder, and on ranges that it closed."""
     capture = _entries(tables, "META_DATA_CAPTURE")
     counts = {name: integer(value) or 0 for name, value in capture if name.startswith("ANNOT_")}
-    noted = {
-        "The recorder could not write {event}.": counts.get("ANNOT_LOST_EVENTS", 0),
-        "The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0),
-    }
+    noted = {"The recorder closed {range} at the end of the recording.": counts.get("ANNOT_OPEN_RANGES", 0)}
     return [value for name, value in capture if name == "ANNOT_NOTE"] + sentences(Counter(noted))
 
 
@@ -154,6 +168,7 @@ class AnnotMarks:
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[int, int]] = {}  # rank and world size by process; the last mark counts
         self.cpus: dict[int, dict[str, int | str]] = {}  # threads and cores by process; the last mark counts
+        self.loaders: dict[int, list[dict[str, int]]] = {}  # different DataLoaders by process
         self.machine: dict[str, str] = {}  # versions and the model of the CPU; several are separated by commas
         self.notes: list[str] = []  # sentences for the report
         self.scopes: list[str] = []  # texts that map name scopes to layers; see `annot.labels.marks`
@@ -184,6 +199,11 @@ class AnnotMarks:
         cpus = own.filter(text.str.starts_with(CPU)).sort("start")
         cores = ((process, parse_cpu(mark)) for process, mark in cpus.select("process", text).iter_rows())
         self.cpus |= {process: fact for process, fact in cores if fact is not None}
+        loaders = own.filter(text.str.starts_with(LOADER)).select("process", text).unique(maintain_order=True)
+        for process, mark in loaders.head(_MOST_LOADERS).iter_rows():
+            loader, others = parse_loader(mark), self.loaders.get(process, [])
+            if loader is not None and loader not in others:
+                self.loaders[process] = [*others, loader]
 
 
 def _add(known: dict[str, str], name: str, fact: str) -> None:

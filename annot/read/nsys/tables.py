@@ -23,10 +23,19 @@ from annot.profile import (
     copies_as_work,
     kernels_as_work,
     pick_all,
+    pinned_memory,
 )
 from annot.read.notes import sentences
 from annot.read.nsys import nvtx_events
-from annot.read.nsys.meta import AnnotMarks, notes_of_recorder, read_meta, with_cpus, with_machine, with_ranks
+from annot.read.nsys.meta import (
+    AnnotMarks,
+    notes_of_recorder,
+    read_meta,
+    with_cpus,
+    with_loaders,
+    with_machine,
+    with_ranks,
+)
 from annot.read.nsys.schema import (
     ACTIVITY,
     Tables,
@@ -60,6 +69,10 @@ _COPY_KINDS: Final = {
     0: "unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
     9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
 }  # fmt: skip
+
+
+_HOST_MEMORY: Final = (0, 1)
+"""Pageable and pinned in ENUM_CUDA_MEM_KIND, whose numbers are not those of CUPTI."""
 
 
 def check(path: Path, tables: Tables, kind: str) -> None:
@@ -148,6 +161,7 @@ class Export:
         meta |= {"sources": self._annot_marks.sources} if self._annot_marks.sources else {}
         meta = with_machine(meta, self._annot_marks.machine)
         meta = with_cpus(meta | ({"processes": known} if known else {}), self._annot_marks.cpus)
+        meta = with_loaders(meta, self._annot_marks.loaders)
         return with_ranks(meta, self._annot_marks.ranks) | {"notes": notes}
 
     def last_launch(self) -> int | None:
@@ -195,8 +209,10 @@ class Export:
         """Yield copies and memsets."""
         notes = self._counter("copies")
         kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String).alias("kind")
-        for rows in self._activities(tables, _MEMCPY, "copy", notes, bytes="bytes", copy="copyKind"):
-            yield rows.with_columns(kind)
+        more = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
+        pinned = pinned_memory(*(pl.any_horizontal(pl.col("source", "target") == number) for number in _HOST_MEMORY))
+        for rows in self._activities(tables, _MEMCPY, "copy", notes, **more):
+            yield rows.with_columns(kind, pinned)
         for rows in self._activities(tables, _MEMSET, "memset", notes, bytes="bytes"):
             yield rows.with_columns(pl.lit("memset").alias("kind"))
 

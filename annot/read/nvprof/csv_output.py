@@ -131,7 +131,9 @@ class _Tables:
         copy = _COPY.fullmatch(name)
         if copy or name == "[CUDA memset]":
             kind = " ".join(filter(None, ("UVM" if copy[1] else "", copy[2]))) if copy else "memset"
-            self.copies.append(activity | {"kind": kind, "bytes": _size(row, section)})
+            memory = {row.get("SrcMemType"), row.get("DstMemType")}
+            pinned = False if "Pageable" in memory else "Pinned" in memory or None
+            self.copies.append(activity | {"kind": kind, "bytes": _size(row, section), "pinned": pinned})
         elif name.startswith("[Unified Memory "):
             self._invalid += 1  # page faults and similar events
         else:

@@ -16,7 +16,7 @@ from typing import Final
 import polars as pl
 
 from annot.errors import AnnotError
-from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all
+from annot.profile import COPIES, KERNELS, LATEST, LAUNCHES, MARKS, RANGES, Profile, pick, pick_all, pinned_memory
 from annot.read.notes import sentences
 from annot.read.nsys.schema import check_columns, resolve, with_times
 from annot.read.sqlite import MAGIC, Database, open_database
@@ -44,6 +44,8 @@ _ARGB: Final = 2  # CUPTI_ACTIVITY_FLAG_MARKER_COLOR_ARGB: the color is set
 _COPY_KINDS: Final = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
 }  # fmt: skip
+_HOST_MEMORY: Final = (1, 2)
+"""Pageable and pinned in CUpti_ActivityMemoryKind."""
 _RUNTIME: Final = {
     13: "cudaLaunch", 31: "cudaMemcpy", 32: "cudaMemcpy2D", 41: "cudaMemcpyAsync", 44: "cudaMemcpy2DAsync",
     49: "cudaMemset", 51: "cudaMemsetAsync", 131: "cudaStreamSynchronize", 137: "cudaEventSynchronize",
@@ -152,9 +154,11 @@ def _kernels(database: Database, strings: pl.DataFrame, notes: Counter[str]) -> 
 
 def _copies(database: Database, notes: Counter[str]) -> Iterator[pl.DataFrame]:
     kind = pl.col("copy").replace_strict(_COPY_KINDS, default="unknown", return_dtype=pl.String)
+    pinned = pinned_memory(*(pl.any_horizontal(pl.col("source", "target") == number) for number in _HOST_MEMORY))
     for table in _COPIES:
-        for rows in _activities(database, table, "copy", notes, bytes="bytes", copy="copyKind"):
-            yield rows.with_columns(kind.alias("kind"))
+        more = {"bytes": "bytes", "copy": "copyKind", "source": "srcKind", "target": "dstKind"}
+        for rows in _activities(database, table, "copy", notes, **more):
+            yield rows.with_columns(kind.alias("kind"), pinned)
     for rows in _activities(database, "MEMSET", "copy", notes, bytes="bytes"):
         yield rows.with_columns(kind=pl.lit("memset"))
 

@@ -54,13 +54,14 @@ class Recording:
     """Sentences about data that could not be read, matched or written."""
 
 
-def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None) -> Recording:
+def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None, even_empty: bool = True) -> Recording:
     """Combine the files of the recorder into one profile.
 
     Args:
         parts: the folder with the parts.
         out: the SQLite file to write. An existing file is replaced when the new file is complete.
         meta: additional entries of the table META_DATA_CAPTURE.
+        even_empty: write the file although the recording has no ranges.
 
     Raises:
         AnnotError: no part can be read, or `out` cannot be written.
@@ -70,7 +71,8 @@ def assemble(parts: Path, out: Path, *, meta: Mapping[str, str] | None = None) -
     try:
         with _EventsFile(temporary) as file:
             recording = _write(file, found, notes, meta or {})
-        os.replace(temporary, out)
+        if recording.ranges or even_empty:
+            os.replace(temporary, out)
     except (OSError, sqlite3.Error, adbc.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise AnnotError(f"{out} cannot be written: {reason}") from None

@@ -25,6 +25,7 @@ _STATS: Final = frozenset(
     {"name", "hlo_op", "hlo_module", "program_id", "tf_op", "annotation", _COPY, _MEMSET, *_OTHER}
 )
 _BYTES: Final = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
+_MEMORY: Final = re.compile(r"\bkind_(?:src|dst):(\w+)")
 _KIND: Final = re.compile(r"memcpy\s*(\w+)", re.IGNORECASE)
 _DIRECTION: Final = re.compile(r"[HDAP]2[HDAP]")
 
@@ -38,6 +39,7 @@ class ActivityKind(NamedTuple):
     name: str
     kind: str | None  # of a copy or memset, as in `annot.profile.COPIES`; None for a kernel
     bytes: int | None  # of a copy or memset, if known
+    pinned: bool | None  # as in `annot.profile.COPIES`
     operation: str | None  # name of the operation that launched it, if known
 
 
@@ -122,7 +124,10 @@ class _Reader:
         if not _OTHER.isdisjoint(stats):
             return None
         name = self._plane.names.get(number, "")
-        kind = ActivityKind(name, _copy_kind(name, stats), self._bytes(stats), self._operation(name, stats))
+        details = " ".join(self._plane.text(stats[stat]) for stat in (_COPY, _MEMSET) if stat in stats)
+        size = _BYTES.search(details)
+        properties = (_copy_kind(name, stats), int(size[1]) if size else None, _pinned(details))
+        kind = ActivityKind(name, *properties, self._operation(name, stats))
         return self._activities.kinds.setdefault(kind, len(self._activities.kinds))
 
     def _operation(self, name: str, stats: Mapping[str, Any]) -> str | None:
@@ -138,10 +143,6 @@ class _Reader:
             self._scopes.add(operation)
         return operation
 
-    def _bytes(self, stats: Mapping[str, Any]) -> int | None:
-        details = (self._plane.text(stats[stat]) for stat in (_COPY, _MEMSET) if stat in stats)
-        return next((int(size[1]) for text in details if (size := _BYTES.search(text))), None)
-
 
 def _copy_kind(name: str, stats: Mapping[str, Any]) -> str | None:
     """Return the kind of a copy or memset, None for a kernel: HtoD for ``MemcpyH2D``, memset for ``Memset``."""
@@ -151,6 +152,12 @@ def _copy_kind(name: str, stats: Mapping[str, Any]) -> str | None:
     if copy or _COPY in stats:
         return "unknown"
     return "memset" if _MEMSET in stats or name.lower().startswith("memset") else None
+
+
+def _pinned(details: str) -> bool | None:
+    """Return whether the host memory of a copy is pinned, from ``kind_src:pageable kind_dst:device size:4 …``."""
+    memory = set(_MEMORY.findall(details.lower()))
+    return False if "pageable" in memory else "pinned" in memory or None
 
 
 def _timed(line: Any, activities: Activities) -> Iterator[tuple[Any, int, int]]:

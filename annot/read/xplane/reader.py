@@ -156,8 +156,8 @@ def _table(activities: Activities, origins: _Origins) -> pl.DataFrame:
     columns = {name: getattr(activities, name) for name in ("device", "stream", "start", "end", "correlation")}
     columns |= zip(("origin_thread", "origin_start"), origins, strict=True)
     table = pl.DataFrame(columns, schema=_columns(KERNELS, columns))
-    schema = _columns({**KERNELS, **COPIES}, ("name", "kind", "bytes"))
-    kinds = pl.DataFrame([kind[:3] for kind in activities.kinds], schema=schema, orient="row")
+    schema = _columns({**KERNELS, **COPIES}, ("name", "kind", "bytes", "pinned"))
+    kinds = pl.DataFrame([kind[:4] for kind in activities.kinds], schema=schema, orient="row")
     kinds = kinds[pl.Series(activities.kind, dtype=pl.Int64)]
     known = pl.when(pl.col("correlation") != 0).then("correlation")
     return table.with_columns(known.alias("correlation"), *kinds.get_columns())

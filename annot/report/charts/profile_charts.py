@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.analyze.bottlenecks import default_peaks
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.roofs import Peaks
 from annot.attribution import Attribution, by_step
@@ -110,13 +110,13 @@ def _layers(rows: pl.DataFrame) -> Chart:
     return Chart(title, "", "ms", series, bars=1, categories=longest)
 
 
-def roofline_chart(rows: pl.DataFrame, peaks: Peaks | None, size: tuple[int, int] = SIZE) -> Chart:
+def roofline_chart(rows: pl.DataFrame, peaks: Peaks, size: tuple[int, int] = SIZE) -> Chart:
     """Return FLOP/s over FLOP per byte, a point per layer and phase, below the roofs of the precisions in use.
 
     Args:
         rows: the result of `annot.analyze.roofline.layer_roofline`, with the target of each point in a column ``link``
             if it has one.
-        peaks: peaks of the device; None: unknown.
+        peaks: peaks of the device.
         size: width and height of the chart.
     """
     rows = rows.filter((pl.col("intensity") > 0) & (pl.col("flops_per_s") > 0)).sort("time_ns", descending=True)
@@ -126,7 +126,7 @@ def roofline_chart(rows: pl.DataFrame, peaks: Peaks | None, size: tuple[int, int
         series.append(Series(str(phase), part.select("intensity", "flops_per_s").rows(), marks))
     return Chart(
         "Roofline of layers, larger dots take more time", "FLOP per byte", "FLOP/s", series, log_x=True, log_y=True,
-        guides=_used_roofs(rows, peaks) if peaks else (), size=size,
+        guides=_used_roofs(rows, peaks), size=size,
     )  # fmt: skip
 
 

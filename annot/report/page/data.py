@@ -8,11 +8,11 @@ from typing import Any, Final, TypeAlias
 import polars as pl
 
 from annot.analyze.advice import Facts, by_advice
-from annot.analyze.bottlenecks import default_peaks
 from annot.analyze.compare import SUBJECTS, compare
 from annot.analyze.gpu_activities import KEY, by_layer_and_step
 from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
 from annot.analyze.kernel_short_names import short_names, with_short_names
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
@@ -63,7 +63,7 @@ def ranks_data(runs: Sequence[dict[str, Any]], across: pl.DataFrame, meta: dict[
         time: column that is compared.
     """
     ranks = {"across": _columns(across), "time": time, "each": meta["ranks"], "notes": meta["notes"]}
-    ranks["verdict"] = meta.get("verdict", "")
+    ranks |= {name: meta.get(name, "") for name in ("cut", "verdict")}
     return {"kind": "report", "source": meta["source"], "runs": list(runs), "ranks": ranks}
 
 
@@ -160,7 +160,7 @@ def run_data(
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
         "rows": _columns(rows), **lines, "charts": charts, "roofline_folds": _columns(folded),
-        "shares": part_names(attribution), "peaks": None if peaks is None else peaks.as_meta(), **made,
+        "shares": part_names(attribution), "peaks": peaks.as_meta(), **made,
     }  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def _steps(steps: pl.DataFrame, start: int) -> dict[str, Any]:
     return _columns(steps.with_columns(pl.col("start_ns") - start, pl.col("process").cast(pl.String)))
 
 
-def _roofline_folds(rows: pl.DataFrame, lines: _Lines, peaks: Peaks | None) -> pl.DataFrame:
+def _roofline_folds(rows: pl.DataFrame, lines: _Lines, peaks: Peaks) -> pl.DataFrame:
     """The roofline of each fold and phase: place, layer, module, phase and the columns of `under_roof`."""
     points = rows.with_row_index("row").filter((pl.col("intensity") > 0) & (pl.col("flops_per_s") > 0))
     places = [
@@ -287,7 +287,7 @@ def _roofline_folds(rows: pl.DataFrame, lines: _Lines, peaks: Peaks | None) -> p
 
 
 def _charts(
-    steps: pl.DataFrame, rows: pl.DataFrame, lines: _Lines, folded: pl.DataFrame, peaks: Peaks | None
+    steps: pl.DataFrame, rows: pl.DataFrame, lines: _Lines, folded: pl.DataFrame, peaks: Peaks
 ) -> dict[str, list[dict[str, Any]]]:
     """The drawings of the steps of each process and of the roofline, whose points are links to their layers."""
     inside = {place for fold in lines["folds"] for place in fold["members"]}

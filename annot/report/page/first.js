@@ -13,6 +13,7 @@ const HATCHES = {
 
 function firstScreen(run, rows) {
   return [
+    run.meta.cut && h('p', {class: 'cut'}, run.meta.cut),
     run.verdict ? h('h1', {class: 'verdict'}, run.verdict) : h('h1', {}, 'Summary'),
     machineLine(run),
     stepParts(run, rows),

@@ -138,8 +138,8 @@ def _bar(line: Line, report: Report) -> str:
 
 
 def _verdict(meta: Mapping[str, Any]) -> str:
-    text = meta.get("verdict")
-    return f"<p><strong>{_plain(text)}</strong></p>" if text else ""
+    texts = filter(None, (meta.get("cut"), meta.get("verdict")))
+    return "".join(f"<p><strong>{_plain(text)}</strong></p>" for text in texts)
 
 
 def _picture(name: str, chart: Chart) -> str:

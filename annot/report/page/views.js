@@ -8,8 +8,6 @@ function rooflineView(run) {
   );
   const folds = run.roofline_folds.place.map((place, at) => ({place, ...pick(run.roofline_folds, at)}));
   const points = [...lines, ...folds].filter(one => one.intensity > 0 && one.flops_per_s > 0);
-  const {peaks} = run;
-  const status = peaks ? peaksText(peaks) : 'The peaks of the device are unknown. Run annot roofline --measure.';
   if (!points.length)
     return [
       h('h1', {}, 'Roofline'),
@@ -18,7 +16,7 @@ function rooflineView(run) {
   const {shown, inside} = foldedRows(run, points);
   return [
     h('h1', {}, 'Roofline'),
-    h('p', {class: 'status'}, status),
+    h('p', {class: 'status'}, `Peaks: ${peaksText(run.peaks)}`),
     run.charts.roofline.map(chartPanel),
     sortTable(
       'Layers in the roofline',
@@ -50,10 +48,11 @@ function foldedRows(run, rows) {
   return {shown, inside: one => members.get(`${one.place} ${one.phase}`)};
 }
 
-function peaksText(peaks) {
-  const flops = Object.entries(peaks.flops).map(([precision, value]) => `${precision} ${amount(value, 'FLOP/s')}`);
-  const numbers = [...(peaks.bandwidth ? [amount(peaks.bandwidth, 'B/s')] : []), ...flops].join(', ');
-  return `${peaks.device ? `${peaks.device}: ` : ''}${numbers}. Source: ${peaks.source}.`;
+function peaksText({device, flops, bandwidth, source}) {
+  const of = device ? `${device}: ` : '',
+    rates = Object.entries(flops).map(([precision, rate]) => `${precision} ${amount(rate, 'FLOP/s')}`.replace('any ', ''));
+  if (!rates.length) return `${of}unknown. ${source}`;
+  return `${of}${[bandwidth ? amount(bandwidth, 'B/s') : 'bandwidth unknown', ...rates].join(', ')} (${source})`;
 }
 
 function stepsView(run) {
@@ -203,12 +202,13 @@ function moreView(run, place) {
 }
 
 function ranksView(data) {
-  const {across, each, time, notes, verdict} = data.ranks,
+  const {across, each, time, notes, cut, verdict} = data.ranks,
     what = time.startsWith('gpu') ? 'GPU' : 'Host';
   const layers = records(across),
     ranks = each.map(row => ({...row, step: row.step_ns?.median}));
   return [
     h('h1', {}, 'Ranks'),
+    cut && h('p', {class: 'cut'}, cut),
     verdict && h('p', {}, h('strong', {}, verdict)),
     panel(
       'Each rank',

@@ -10,12 +10,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.report.report import Report
-from annot.report.terminal.layout import as_lines
+from annot.report.terminal.layout import as_lines, verdict_lines
 from annot.report.terminal.table import hot_table, kernel_table, saving
 from annot.report.totals import parts_of_time, totals
 from annot.report.units import count, printable
 
-__all__ = ["HOTTEST", "LINES", "one_line", "print_answer", "print_lines", "verdict_lines", "what_is_left"]
+__all__ = ["HOTTEST", "LINES", "above_answer", "one_line", "print_answer", "print_lines", "what_is_left"]
 
 LINES: Final = 15
 """Maximum number of lines of an answer."""
@@ -27,8 +27,8 @@ _ABOVE: Final = 4
 
 def print_answer(report: Report, console: Console, *, more: str = "") -> None:
     """Print the answer of a report by layer. `more` says how to see the rest; empty: the rest follows."""
-    width, verdict = console.width, report.meta.get("verdict")
-    above = [*verdict_lines(verdict, console), *_parts(report, width, is_whole=not verdict)]
+    width, meta = console.width, report.meta
+    above = [*above_answer(meta, console), *_parts(report, width, is_whole=not meta.get("verdict"))]
     table, rows = _hottest(report, width)
     left = what_is_left(report.tree_rows.height, len(report.meta["notes"]))
     below = [one_line(Text(f"{left}: {more}", style="dim"), width)] if more else []
@@ -50,9 +50,10 @@ def print_lines(console: Console, blocks: Sequence[Sequence[RenderableType]], fu
         console.print(Group(*block))
 
 
-def verdict_lines(verdict: str | None, console: Console) -> list[Text]:
-    """Return the lines of a verdict."""
-    return _cut(as_lines(Text(printable(verdict), style="bold"), console), _ABOVE) if verdict else []
+def above_answer(meta: Mapping[str, Any], console: Console) -> list[Text]:
+    """Return the lines of the verdict, below the sentence about a recording that is cut."""
+    lines = [as_lines(text, console) for text in verdict_lines(meta)]
+    return [line for text in lines for line in _cut(text, _ABOVE // len(lines))]
 
 
 def one_line(text: Text, width: int) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
@@ -19,7 +19,7 @@ from annot.util.ascii import ASCII
 
 __all__ = [
     "FULL", "LABEL", "NARROW", "WIDE", "Hanging", "as_lines", "fitted_table", "kernel_text", "marked", "notes",
-    "plain_text",
+    "plain_text", "verdict_lines",
 ]  # fmt: skip
 
 NARROW, WIDE, FULL = 76, 100, 120
@@ -166,6 +166,12 @@ def as_lines(text: Text, console: Console, indent: str = "") -> list[Text]:
     for line in lines:
         line.rstrip()
     return [lines[0], *(Text(indent) + line for line in lines[1:])]
+
+
+def verdict_lines(meta: Mapping[str, Any]) -> list[Text]:
+    """Return the verdict of a report, below the sentence about a recording that is cut."""
+    lines = ((meta.get("cut"), "bold yellow"), (meta.get("verdict"), "bold"))
+    return [Text(printable(text), style=style) for text, style in lines if text]
 
 
 def notes(meta: dict[str, Any]) -> list[RenderableType]:

@@ -13,10 +13,10 @@ from rich.text import Text
 from annot.report.columns import Formatted
 from annot.report.report import Order, Report
 from annot.report.tables import ACROSS, ARRIVALS, head
-from annot.report.terminal.answer import HOTTEST, one_line, print_lines, verdict_lines, what_is_left
-from annot.report.terminal.layout import fitted_table, marked, notes
+from annot.report.terminal.answer import HOTTEST, above_answer, one_line, print_lines, what_is_left
+from annot.report.terminal.layout import fitted_table, marked, notes, verdict_lines
 from annot.report.terminal.table import label_text, with_printed_names
-from annot.report.units import count, duration, printable, share, unit_for
+from annot.report.units import count, duration, share, unit_for
 from annot.report.views import View
 
 __all__ = ["RanksReport", "print_ranks", "print_ranks_answer", "ranks_columns", "ranks_heading", "ranks_totals"]
@@ -88,8 +88,7 @@ def print_ranks(
 ) -> None:  # fmt: skip
     """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
-    verdict = report.meta.get("verdict") if with_verdict else ""
-    above = [Text(printable(verdict), style="bold")] if verdict else []
+    above = verdict_lines(report.meta) if with_verdict else []
     totals = [Text(f"{name}: {text}") for name, text in ranks_totals(report)]
     heading = Text(ranks_heading(report), style="bold")
     table = _table(report, report.view.by.capitalize(), report.across.to_dicts(), console.width)
@@ -101,9 +100,9 @@ def print_ranks_answer(report: RanksReport, console: Console, *, more: str = "")
 
     `more` says how to see the rest; empty: the rest follows.
     """
-    width, verdict = console.width, report.meta.get("verdict")
+    width = console.width
     totals = [one_line(Text(f"{name}: {text}"), width) for name, text in ranks_totals(report)]
-    above = [*verdict_lines(verdict, console), *totals]
+    above = [*above_answer(report.meta, console), *totals]
     rows = _hottest(report, HOTTEST)
     table = [_table(report, ranks_heading(report), rows, width)] if rows else []
     left = what_is_left(report.across.height, len(report.meta["notes"]))

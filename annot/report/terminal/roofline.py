@@ -1,4 +1,4 @@
-"""Roofline of a profile with given peaks: a report, and its terminal table."""
+"""Roofline of a profile: a report, and its terminal table."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from rich.text import Text
 from annot.analyze.roofs import Peaks
 from annot.report.columns import formatted, of_names
 from annot.report.report import Report
-from annot.report.terminal.layout import notes
+from annot.report.terminal.layout import Hanging, notes
 from annot.report.terminal.table import table_of, with_printed_names
-from annot.report.units import amount, printable, unit_for
+from annot.report.totals import peaks_text
+from annot.report.units import printable, unit_for
 from annot.report.views import ROOFLINE_COLUMNS, find_view
 
-__all__ = ["peak_lines", "print_roofline", "roofline_report"]
+__all__ = ["print_roofline", "roofline_report"]
 
 _VIEWS: Final = {"layer": "work", "kernel": "kernel_roofline"}
 """Views with the same rows and the same text for an empty table."""
 
 
-def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks | None, source: str) -> Report:
+def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks, source: str) -> Report:
     """Return the roofline of a profile; meta holds the profile, the peaks with their source, and notes.
 
     Args:
         by: subject of a row: layer or kernel.
         rows: result of `annot.analyze.roofline.layer_roofline` or `kernel_roofline`.
-        peaks: peaks of the device; None: unknown.
+        peaks: peaks of the device.
         source: name of the profile.
     """
     found = []
@@ -38,18 +39,18 @@ def roofline_report(by: str, rows: pl.DataFrame, peaks: Peaks | None, source: st
             f"{subject} above the roof, up to {100 * max(above):.1f}% of it. Possible reasons: a measured peak comes "
             "from one GEMM and one copy, the data was cached, or the algorithm needs fewer FLOPs than counted"
         ]
-    meta = {"source": source, "peaks": None if peaks is None else peaks.as_meta(), "notes": found}
+    meta = {"source": source, "peaks": peaks.as_meta(), "notes": found}
     return Report(find_view(_VIEWS[by]), rows, meta)
 
 
-def print_roofline(report: Report, peaks: Peaks | None, console: Console, *, full_names: bool = False) -> None:
+def print_roofline(report: Report, console: Console, *, full_names: bool = False) -> None:
     """Print layers or kernels with known work, and launch-bound or host-bound ones; the width selects the columns."""
     view = report.view
     shown = with_printed_names(report.rows, full_names=full_names).filter(
         pl.col("flops").is_not_null() | pl.col("bound").is_not_null()
     )
     rows = shown.to_dicts()
-    lines: list[Any] = peak_lines(peaks)
+    lines: list[Any] = [Hanging("Peaks: ", printable(peaks_text(report.meta["peaks"])))]
     if rows:
         columns = formatted(of_names(ROOFLINE_COLUMNS), rows, None)
         steps = f" per step, mean of {report.meta['per_step']:,}" if "per_step" in report.meta else ""
@@ -60,16 +61,3 @@ def print_roofline(report: Report, peaks: Peaks | None, console: Console, *, ful
     if view.by == "layer" and (missing := report.rows["flops"].null_count()):
         lines.append(Text(f"Note: the work of {missing:,} of {report.rows.height:,} rows is unknown", "yellow"))
     console.print(Group(*lines, *notes(report.meta)))
-
-
-def peak_lines(peaks: Peaks | None) -> list[Text]:
-    """Return lines with the peaks of the device (FLOP/s, bytes/s) and their source."""
-    if peaks is None:
-        return [Text("Peaks: unknown. Use --measure, or --peak-flops and --peak-bandwidth.", style="yellow")]
-    flops = ", ".join(f"{name} {amount(value)}FLOP/s" for name, value in peaks.flops.items())
-    bandwidth = "bandwidth unknown" if peaks.bandwidth is None else f"{amount(peaks.bandwidth)}B/s"
-    device = f"{printable(peaks.device)}: " if peaks.device else ""
-    return [
-        Text(f"Peaks of {device}{bandwidth}, {flops}" if device else f"Peaks: {bandwidth}, {flops}", style="bold"),
-        Text(f"Source: {printable(peaks.source)}", style="dim"),
-    ]

@@ -31,6 +31,7 @@ from annot.report.terminal.layout import (
     marked,
     notes,
     plain_text,
+    verdict_lines,
 )
 from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
@@ -61,8 +62,7 @@ def print_table(report: Report, console: Console, *, full_names: bool = False) -
     The short names of kernels are those of the files, or among all kernels of the report.
     """
     report = replace(report, rows=with_printed_names(report.rows, full_names=full_names))
-    verdict = report.meta.get("verdict")
-    above: list[RenderableType] = [Text(printable(verdict), style="bold")] if verdict else []
+    above = verdict_lines(report.meta)
     below = _advice_below(report) if report.advice and report.view.layout != "advice" else []
     console.print(Group(*above, *_whole(report, console.width), *below))
 

@@ -1,0 +1,150 @@
+"""Operators with their share of the step time, as the advice rules about operators and the verdict use them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from annot.analyze.kernel_kinds import MATRIX, classify
+from annot.analyze.operator_table import operator_table
+from annot.analyze.roofline import precision_of, under_roof
+from annot.analyze.step_time import step_work
+from annot.attribution import UNATTRIBUTED
+from annot.attribution.layer_tables import NO_OPERATION
+from annot.labels.tag import Tag, parse
+
+if TYPE_CHECKING:
+    from annot.analyze.advice.facts import Facts
+
+__all__ = ["Operator", "operators_of"]
+
+_MOST_TENSORS: Final = 4
+_TILE: Final = re.compile(r"_MT(\d+)x(\d+)x\d+|(?<![\dx])(\d{2,3})x(\d{2,3})(?![\dx]*\d{3})")
+_SPLITS: Final = re.compile(r"_GSU([1-9]\d{0,3})_")
+_LOWEST_RIDGE: Final = {"f32": 10.0, "f64": 4.0}
+_LOWEST_TENSOR_RIDGE: Final = 125.0
+"""FLOPs per byte at which the devices with the relatively fastest memory become compute-bound: 16 bits on Tensor Cores,
+V100 (125 TFLOP/s and 0.9 TB/s: 139) and A100 with 80 GB (312 and 2.04: 153); float32, A100 (19.5 and 2.04: 9.6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """All calls of an operator with the same inputs, in one phase.
+
+    Args:
+        group: its number in `annot.analyze.operator_table.OperatorTable`.
+        name: name of the operator, such as ``aten::mm``.
+        tag: the call with its inputs; None: unknown.
+        phase: phase of the layer around it.
+        share: fraction of the step time (0 to 1) that its GPU activities take.
+        calls: number of its calls in the profile.
+        kernels: names of its kernels, the longest first.
+        flops, bytes: work of a call; None: unknown.
+        roof_share: achieved performance relative to the roof, 0 to 1; None: the device or the work is unknown.
+        ridge: FLOPs per byte from which the operator is compute-bound on the device, or on any device if the device is
+            unknown.
+        processors: number of multiprocessors (AMD: compute units); None: unknown.
+        device: name of the device; empty: unknown.
+    """
+
+    group: int
+    name: str
+    tag: Tag | None
+    phase: str
+    share: float
+    calls: int
+    kernels: tuple[str, ...]
+    flops: float | None
+    bytes: float | None
+    roof_share: float | None
+    ridge: float
+    processors: int | None
+    device: str
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte; None: unknown."""
+        return self.flops / self.bytes if self.flops is not None and self.bytes else None
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether the operator reads and writes memory for longer than it computes, on a device at its peaks."""
+        return self.intensity is not None and self.intensity < self.ridge
+
+    @property
+    def title(self) -> str:
+        """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
+        shapes = [*map(str, self.tag.tensors)] if self.tag else []
+        shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
+        more = [f"+{len(shapes) - _MOST_TENSORS}"] if len(shapes) > _MOST_TENSORS else []
+        return f"{self.name} {' x '.join(shapes[:_MOST_TENSORS] + more)}".strip()
+
+    @property
+    def tile(self) -> tuple[int, int] | None:
+        """Rows and columns of the output tiles in the name of the longest kernel that multiplies matrices."""
+        names = (name for name in self.kernels if classify(name).kind in MATRIX)
+        match = next((match for name in names if (match := _TILE.search(name))), None)
+        if match is None:
+            return None
+        rows, columns = (int(size) for size in match.groups() if size)
+        return rows, columns
+
+    @property
+    def splits(self) -> int:
+        """Number of parts of K that the longest kernel computes beside each other, by its name (Tensile: GSU)."""
+        match = _SPLITS.search(self.kernels[0]) if self.kernels else None
+        return int(match[1]) if match else 1
+
+
+def operators_of(facts: Facts) -> list[Operator]:
+    """Return the operators with GPU time in the steps, the longest first; none without GPU activities."""
+    table = operator_table(facts.attribution)
+    if table.rows.is_empty() or not facts.on_device:
+        return []
+    work = step_work(facts.attribution, facts.parts.windows, table.groups)
+    work = work.sort("wall_ns", "name", descending=[True, False]).group_by(group="node", maintain_order=True).agg(
+        pl.col("wall_ns").sum(), kernels=pl.col("name").filter("kernel"),
+    )  # fmt: skip
+    times = table.kernels.group_by("group").agg(time_ns=pl.col("gpu_ns").sum())
+    rows = table.rows.filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED])).join(work, on="group")
+    rows = rows.join(times, on="group").filter(pl.col("wall_ns") > 0).sort("wall_ns", "group", descending=[True, False])
+    matrix = [
+        next((name for name in names if classify(name).kind in MATRIX), None) for names in rows["kernels"].to_list()
+    ]
+    precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["shapes"], strict=True)]
+    unknown = pl.lit(None, pl.Int64)
+    roofs = under_roof(
+        rows.with_columns(
+            pl.Series("precision", precisions, pl.String), bytes=pl.col("bytes_read") + pl.col("bytes_written"),
+            gpu_idle_ns=unknown, gpu_launch_ns=unknown,
+        ),
+        facts.peaks,
+    )  # fmt: skip
+    processors, device = _processors(facts), facts.peaks.device if facts.peaks else ""
+    return [
+        Operator(
+            row["group"], row["op"], parse(row["call"]) if row["call"] else None, row["phase"],
+            row["wall_ns"] / facts.wall_ns, row["calls"], tuple(row["kernels"]),
+            *(None if row[of] is None else row[of] / max(row["calls"], 1) for of in ("flops", "bytes")),
+            row["roof_share"], _ridge(facts, row["precision"]), processors, device,
+        )
+        for row in roofs.iter_rows(named=True)
+    ]  # fmt: skip
+
+
+def _ridge(facts: Facts, precision: str | None) -> float:
+    name, _, tensor = (precision or "f32").partition(" ")
+    peak = facts.peaks and facts.peaks.of(name, tensor_cores=bool(tensor))
+    if facts.peaks is not None and peak and facts.peaks.bandwidth:
+        return peak / facts.peaks.bandwidth
+    return _LOWEST_RIDGE.get(name, _LOWEST_TENSOR_RIDGE)
+
+
+def _processors(facts: Facts) -> int | None:
+    devices = facts.attribution.meta.get("devices") or ()
+    counts = {device.get("numSms", device.get("smCount")) for device in devices}
+    count = counts.pop() if len(counts) == 1 else None
+    return count if isinstance(count, int) and count > 0 else None

@@ -1,0 +1,203 @@
+"""Advice rules about operators with recorded inputs: shapes, attention in pieces, older kernels, gathered weights."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Final
+
+import polars as pl
+
+from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.advice.operator_causes import Cause, cause_of
+from annot.analyze.advice.operator_facts import Operator
+from annot.analyze.operator_table import operator_table
+from annot.labels.tag import Tag
+
+__all__ = ["RULES", "longest_operator"]
+
+_LEAST: Final = 0.1
+"""Share of the step from which an operator is worth advice."""
+_PRODUCTS: Final = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
+_SOFTMAX: Final = ("aten::softmax", "aten::_softmax")
+_OTHER_LAYERS: Final = (
+    r"^aten::(?:linear|addmm|mm|conv|_?convolution|layer_norm|native_layer_norm|batch_norm|embedding|scaled_dot)"
+)
+_GATHERS: Final = ("aten::index", "aten::index_select", "aten::gather", "aten::take_along_dim")
+_OLDER: Final = r"flash_(?:fwd|bwd)_|fmha_cutlass[FB]_\w*_sm[5-8]\d"
+"""Kernels of FlashAttention-2, unless they match `_NEWER`, and of CUTLASS for Ampere and older."""
+_NEWER: Final = r"(?i)sm_?(?:90|1\d\d)"
+_SINCE_HOPPER: Final = re.compile(r"\b(?:GH200|H[128]00|G?B[123]00)\b")
+
+
+def longest_operator(facts: Facts) -> tuple[Operator, Cause | None] | None:
+    """Return the operator with the most time in the steps and why it is slow; None: no operators."""
+    longest = next(iter(facts.operators), None)
+    return None if longest is None else (longest, cause_of(longest))
+
+
+def _shape(facts: Facts, *, family: str) -> Advice | None:
+    """The longest operator of a family whose shape or arguments are slow on a GPU.
+
+    Evidence: the recorded inputs of an operator, its share of the step (at least 10 %), and the cause that follows from
+    them; see `annot.analyze.advice.operator_causes`.
+    """
+    found = [
+        (operator, cause)
+        for operator in facts.operators
+        if operator.share >= _LEAST / 4 and (cause := cause_of(operator)) and cause.advice
+        and re.search(_WORDS[family], operator.name)
+    ]  # fmt: skip
+    shares: dict[str, float] = {}
+    for operator, cause in found:
+        shares[cause.name] = shares.get(cause.name, 0.0) + operator.share
+    name = max(shares, key=lambda name: shares[name], default="")
+    if not name or shares[name] < _LEAST:
+        return None
+    same = [(operator, cause) for operator, cause in found if cause.name == name]
+    longest, cause = same[0]
+    more = len(same) - 1
+    others = f" ({shares[name]:.0%} with {more} other shape{'s' * (more > 1)})" if more else ""
+    return Advice(
+        f"{family}_shape", cause.advice,
+        f"{longest.share:.0%} of {facts.time} goes to {longest.title}{others}: {cause.words}",
+        cause.code, sum(operator.share * cause.saves for operator, cause in same),
+        _layers(facts, [operator for operator, _ in same]),
+    )  # fmt: skip
+
+
+_WORDS: Final = {
+    "gemm": r"::(?:linear|addmm|baddbmm|mm|bmm|matmul|mv|dot|_scaled_mm)$",
+    "convolution": r"::\w*conv",
+    "attention": r"::\w*attention",
+    "experts": r"(?i)moe|experts",
+}
+"""Names of the operators of each family."""
+
+
+def _named(family: str) -> Rule:
+    rule = partial(_shape, family=family)
+    rule.__name__ = f"{family}_shape"  # type: ignore[attr-defined]
+    rule.__doc__ = _shape.__doc__
+    return rule
+
+
+def _layers(facts: Facts, operators: list[Operator]) -> list[str]:
+    """The layers that call operators most often; operators outside layers name none."""
+    forest, groups = facts.attribution.forest, operator_table(facts.attribution).groups
+    rows = forest.tree.filter(groups.is_in([operator.group for operator in operators]))
+    layers = forest.layers_of_nodes()[rows.filter(pl.col("path") >= 0)["path"]]
+    layers = layers.filter((pl.col("module") != "") & (pl.col("layer") != ""))
+    return layers.group_by("layer").len().sort("len", "layer", descending=[True, False])["layer"].head(5).to_list()
+
+
+def eager_attention(facts: Facts) -> Advice | None:
+    """Attention in eager operations: a matrix multiplication, softmax and another matrix multiplication.
+
+    Evidence: operators of one thread in this order with elementwise operators between them, and their share of the
+    step (at least 10 %).
+    """
+    groups = _attention_in_pieces(facts)
+    operators = [operator for operator in facts.operators if operator.group in groups]
+    share = sum(operator.share for operator in operators)
+    if share < _LEAST:
+        return None
+    softmax = next((one for one in operators if one.name in _SOFTMAX), operators[0])
+    return Advice(
+        "eager_attention",
+        "Call scaled_dot_product_attention, which keeps the scores of attention out of memory.",
+        f"{share:.0%} of {facts.time} goes to attention in eager operations: matrix multiplication, {softmax.title}, "
+        "matrix multiplication",
+        "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        '# Hugging Face: AutoModel.from_pretrained(name, attn_implementation="sdpa")',
+        share, _layers(facts, operators),
+    )  # fmt: skip
+
+
+def _attention_in_pieces(facts: Facts) -> set[int]:
+    """The groups of the operators that compute attention one after the other."""
+    table = operator_table(facts.attribution)
+    if not table.rows["op"].is_in(_SOFTMAX).any():
+        return set()
+    name = pl.col("op")
+    kinds = table.rows.select(
+        pl.col("group").alias("of"), product=name.is_in(_PRODUCTS), softmax=name.is_in(_SOFTMAX),
+        other=name.str.contains(_OTHER_LAYERS),
+    )  # fmt: skip
+    tree = facts.attribution.forest.tree.select("thread", "start", of=table.groups).join(kinds, on="of")
+    tree = tree.filter(pl.any_horizontal("product", "softmax", "other")).sort("thread", "start", maintain_order=True)
+    # Operators that an operator of the same group calls stand beside it.
+    tree = tree.filter((pl.col("of") != pl.col("of").shift(1)).fill_null(True))
+    around = [pl.col(of).shift(by).over("thread").alias(f"{of}{by}") for of in ("product", "of") for by in (1, -1)]
+    rows = tree.with_columns(around).filter("softmax", "product1", "product-1")
+    return {int(group) for column in ("of", "of1", "of-1") for group in rows[column].unique()}
+
+
+def older_attention(facts: Facts) -> Advice | None:
+    """An attention kernel that was written for an older GPU.
+
+    Evidence: kernels of FlashAttention-2, or of CUTLASS for Ampere and older, on a device that is Hopper or newer by
+    its name or compute capability, with at least 5 % of the step.
+    """
+    predicate = pl.col("kernel") & pl.col("name").str.contains(_OLDER) & ~pl.col("name").str.contains(_NEWER)
+    devices = facts.attribution.meta.get("devices") or ()
+    newer = any(
+        _SINCE_HOPPER.search(str(device.get("name", ""))) or ("NVIDIA" in str(device.get("name", ""))
+        and int(device.get("computeMajor", 0) or 0) >= 9)
+        for device in devices
+    )  # fmt: skip
+    share = facts.share(predicate)
+    if not newer or share < _LEAST / 2:
+        return None
+    name = facts.work.filter(predicate).sort("wall_ns", descending=True)["name"][0]
+    kernel = "FlashAttention-2" if "flash" in name else "CUTLASS for an older GPU"
+    return Advice(
+        "older_attention",
+        "Use an attention kernel for this GPU: cuDNN's, or FlashAttention-3 and later.",
+        f"{share:.0%} of {facts.time} is spent in attention kernels of {kernel} on {devices[0].get('name', 'the GPU')}",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+        "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
+        "    out = model(x)",
+        share / 2, facts.layers_of(predicate),
+    )  # fmt: skip
+
+
+def gathered_weights(facts: Facts) -> Advice | None:
+    """Weights of experts that are copied by index before a batched matrix multiplication.
+
+    Evidence: an index operator on a tensor of matrices whose sizes are those of an operand of a batched matrix
+    multiplication, with at least 10 % of the step.
+    """
+    matrices = {size for operator in facts.operators if operator.name in _PRODUCTS for size in _matrices(operator.tag)}
+    found = [
+        operator for operator in facts.operators
+        if operator.name in _GATHERS and matrices.intersection(_matrices(operator.tag, first=True))
+    ]  # fmt: skip
+    share = sum(operator.share for operator in found)
+    if share < _LEAST:
+        return None
+    return Advice(
+        "gathered_weights",
+        "Multiply the tokens of each expert by its weights in place: a grouped GEMM, instead of copies of the weights.",
+        f"{share:.0%} of {facts.time} goes to {found[0].title}, which copies weights of experts by index",
+        "order = experts.argsort()      # tokens by expert\n"
+        "y = torch._grouped_mm(x[order], weights, offs=counts.cumsum(0).to(torch.int32))",
+        share, _layers(facts, found),
+    )  # fmt: skip
+
+
+def _matrices(tag: Tag | None, *, first: bool = False) -> set[frozenset[int]]:
+    """The sizes of the matrices in tensors of at least three dimensions, in any order; `first`: of the first tensor."""
+    tensors = tag.tensors[:1] if tag and first else tag.tensors if tag else ()
+    return {
+        frozenset(size or 0 for size in tensor.shape[-2:]) for tensor in tensors
+        if len(tensor.shape) > 2 and min(size or 0 for size in tensor.shape[-2:]) > 1
+    }  # fmt: skip
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    *map(_named, _WORDS),
+    eager_attention,
+    older_attention,
+    gathered_weights,
+)

@@ -1,0 +1,90 @@
+"""Steps that end with a range of an optimizer, where the ranges of the steps differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from annot.attribution.phase_ranges import phase_ranges
+from annot.attribution.range_trees import Forest
+from annot.attribution.step_patterns import largest_repetitions
+
+__all__ = ["optimizer_steps", "optimizers_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive ranges of one phase in a process."""
+
+    phase: str
+    thread: int
+    start: int
+    end: int
+    last: int
+    """Start of the last range."""
+    labels: tuple[int, ...]
+
+
+def optimizers_of(forest: Forest) -> pl.DataFrame:
+    """Return process_code and start of the ranges of optimizers."""
+    every = forest.every_range()
+    every = every.filter((forest.labels["phase"] == "optimizer").gather(every["label"]))
+    return every.select(forest.threads.table["process_code"].gather(every["thread"]), "start")
+
+
+def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
+    """Return a row per step of a process (code) that ends with ranges of an optimizer: thread, start, end, number.
+
+    A step starts with the wait for data before its first backward pass: a validation may come before. Optimizers that
+    alternate, as those of a generator and a discriminator, make one step together. The number is null.
+    """
+    segments = _segments(_runs(phase_ranges(forest).filter(pl.col("process_code") == process)))
+    codes: dict[tuple[int, ...], int] = {}
+    numbers = [codes.setdefault(segment[-1].labels, len(codes)) for segment in segments]
+    found = next(largest_repetitions(numbers, ["other"] * len(numbers)), None)
+    rows = []
+    for first, after in zip(found.starts, found.ends, strict=True) if found else ():
+        begin, end = _beginning(segments[first]), segments[after - 1][-1].end
+        goes_on = after < len(segments) and _begins_at_once(segments[after])
+        rows.append((begin.thread, begin.last if begin.phase == "data" else begin.start, end, goes_on))
+    schema = {"thread": forest.tree.schema["thread"], "start": pl.Int64, "end": pl.Int64, "goes_on": pl.Boolean}
+    steps = pl.DataFrame(rows, schema, orient="row")
+    until = pl.when("goes_on").then(pl.col("start").shift(-1)).otherwise("end")
+    return steps.select("thread", "start", until.alias("end"), number=pl.lit(None, pl.Int64))
+
+
+def _runs(rows: pl.DataFrame) -> list[_Run]:
+    """Return the runs of a process. What loads data at the same time as a layer or optimizer runs is no wait."""
+    rows = rows.sort("start", maintain_order=True)
+    busy_until = pl.when(pl.col("phase") != "data").then("end").cum_max().forward_fill()
+    rows = rows.filter((pl.col("phase") != "data") | (busy_until <= pl.col("start")).fill_null(True))
+    rows = rows.with_columns(run=pl.col("phase").rle_id())
+    first, last = pl.col("phase", "thread", "start").first(), pl.col("start").last().alias("last")
+    labels = pl.col("label").filter(pl.col("phase") == "optimizer").alias("labels")
+    runs = rows.group_by("run", maintain_order=True).agg(first, pl.col("end").max(), last, labels).drop("run")
+    return [_Run(*row, labels=tuple(labels)) for *row, labels in runs.iter_rows()]
+
+
+def _segments(runs: list[_Run]) -> list[list[_Run]]:
+    """Return the runs up to each optimizer. One before the backward pass, such as zero_grad, is not the end."""
+    segments, current = list[list[_Run]](), list[_Run]()
+    for run, after in zip(runs, [*runs[1:], None], strict=True):
+        current.append(run)
+        ends = run.phase == "optimizer" and (after is None or after.phase != "backward")
+        if ends and any(other.phase != "optimizer" for other in current):
+            segments.append(current)
+            current = []
+    return segments
+
+
+def _beginning(segment: list[_Run]) -> _Run:
+    phases = [run.phase for run in segment]
+    before = phases.index("backward") if "backward" in phases else len(phases)
+    waits = [run for run in segment[:before] if run.phase == "data"]
+    return waits[-1] if waits else segment[0]
+
+
+def _begins_at_once(segment: list[_Run]) -> bool:
+    """Return whether a step begins with the first range of its segment, rather than after other waits or layers."""
+    return _beginning(segment) is segment[0] and (segment[0].phase != "data" or segment[0].start == segment[0].last)
