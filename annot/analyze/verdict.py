@@ -19,6 +19,7 @@ from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
+from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels.layer_path import with_parent
 
 __all__ = ["verdict"]
@@ -34,6 +35,7 @@ _LEAST_LAYER: Final = 0.05
 _LONGEST_NAME: Final = 100
 """Maximum number of characters of the name of a layer."""
 _OF_LAYERS: Final = ("forward", "backward", "recompute")
+_NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
 _KINDS: Final = {
     "gemm": "matrix multiplications",
@@ -178,7 +180,7 @@ def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
 
 def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
-    rows = facts.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
+    rows = facts.work.filter(which, ~pl.col("layer").is_in(_NO_LAYERS))
     return "".join(
         _named(name, ns / facts.wall_ns, whole) for name, ns in _longest(facts, _folded(facts, rows), "wall_ns")
     )

@@ -378,8 +378,7 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         raise AnnotError(str(error)) from None
 
 
-_MORE = "--all; reasons and code: --by advice; page: -o page.html"
-_MORE_OF_RANKS = "--all; the report of a rank: --rank N; page: -o page.html"
+_MORE = "--all; page: -o page.html"
 
 
 def _is_table(args: argparse.Namespace) -> bool:
@@ -401,12 +400,12 @@ def _print(
         print_nsight(report, console)
     elif isinstance(report, RanksReport):
         if not table:
-            print_ranks_answer(report, console, more=more)
+            print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
         if table or not more:
             print_ranks(report, console, full_names=full_names, with_verdict=table)
     elif table:
         print_table(report, console, full_names=full_names)
     else:
-        print_answer(report, console, more=more)
+        print_answer(report, console, more=more, reasons="--by advice")
         if not more:
             print_rest(report, console)

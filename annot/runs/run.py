@@ -85,7 +85,7 @@ class Selection:
             raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
 
 
-IN_PYTHON: Final = ".view(); reasons and code: .view('advice'); page: .to_html('page.html')"
+IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
 """What follows an answer in Python: how to see the rest."""
 
 ALL: Final = Selection()
@@ -421,7 +421,7 @@ class Run(Frames):
         from annot.report.terminal.answer import print_answer
         from annot.report.terminal.layout import plain_text
 
-        return plain_text(partial(print_answer, self._table, more=IN_PYTHON)).rstrip("\n")
+        return plain_text(partial(print_answer, self._table, more=IN_PYTHON, reasons=".view('advice')")).rstrip("\n")
 
     def _repr_html_(self) -> str:
         from annot.report.charts.profile_charts import pictures

@@ -99,7 +99,7 @@ def test_evidence_has_the_numbers() -> None:
     """The numbers are those of the profile."""
     one = _said(_profile(499_000, wait=500_000, cpu=CPU | {"ranks": 2, "backend": "gloo"}))
     assert one["collectives"].evidence == (
-        "50% of step time is spent waiting for ranks in gloo all_reduce, 100% of the backward pass"
+        "50% of step time is exposed communication in gloo all_reduce, 100% of the backward pass"
     )
     assert one["threads"].evidence == (
         "PyTorch computes with 2 threads in each of 2 ranks on 2 cores, and 50% of step time computes forward, "

@@ -10,6 +10,7 @@ import polars as pl
 
 from annot.analyze.kernel_kinds import MATRIX, classify
 from annot.analyze.operator_table import operator_table
+from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import precision_of, under_roof
 from annot.analyze.step_time import step_work
 from annot.attribution import UNATTRIBUTED
@@ -121,7 +122,7 @@ def operators_of(facts: Facts) -> list[Operator]:
             pl.Series("precision", precisions, pl.String), bytes=pl.col("bytes_read") + pl.col("bytes_written"),
             gpu_idle_ns=unknown, gpu_launch_ns=unknown,
         ),
-        facts.peaks,
+        default_peaks(facts.attribution),
     )  # fmt: skip
     processors, device = _processors(facts), facts.peaks.device if facts.peaks else ""
     return [

@@ -25,13 +25,21 @@ _ABOVE: Final = 4
 """Maximum numbers of hottest rows, pieces of advice, and lines of the verdict or the totals."""
 
 
-def print_answer(report: Report, console: Console, *, more: str = "") -> None:
-    """Print the answer of a report by layer. `more` says how to see the rest; empty: the rest follows."""
+def print_answer(report: Report, console: Console, *, more: str = "", reasons: str = "") -> None:
+    """Print the answer of a report by layer.
+
+    Args:
+        report: the report.
+        console: where to print.
+        more: how to see the rest; empty: the rest follows.
+        reasons: how to see the reasons and the code of advice.
+    """
     width, meta = console.width, report.meta
     above = [*above_answer(meta, console), *_parts(report, width, is_whole=not meta.get("verdict"))]
     table, rows = _hottest(report, width)
     left = what_is_left(report.tree_rows.height, len(report.meta["notes"]))
-    below = [one_line(Text(f"{left}: {more}", style="dim"), width)] if more else []
+    rest = "; ".join([more, f"reasons and code: {reasons}"] if reasons and report.advice else [more])
+    below = [one_line(Text(f"{left}: {rest}", style="dim"), width)] if more else []
     room = LINES - len(above) - (rows + 1 if rows else 0) - len(below)
     blocks: list[Sequence[RenderableType]] = [above, [table] if rows else [], [*_advice(report, console, room), *below]]
     print_lines(console, blocks, rows)
