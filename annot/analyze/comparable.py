@@ -9,10 +9,11 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import polars as pl
 
+from annot.analyze.fused_layers import fused_layers
 from annot.analyze.gpu_activities import KEY
 from annot.attribution import UNATTRIBUTED, Attribution, by_layer
 
-__all__ = ["Comparability", "Reason", "comparability", "device_names"]
+__all__ = ["Comparability", "Reason", "comparability", "device_names", "differ", "profiler_of"]
 
 Kind: TypeAlias = Literal[
     "time", "device", "profiler", "ranks", "steps", "layers", "kernels", "calls", "shapes", "dtypes"
@@ -83,32 +84,32 @@ def _time(a: Attribution, b: Attribution) -> str:
 def _device(a: Attribution, b: Attribution) -> str:
     names = [", ".join(device_names(side)) for side in (a, b)]
     counts = [side.device_busy.filter(pl.col("busy_ns") > 0).height for side in (a, b)]
-    return _differ("the devices differ", *names) or _differ("the number of devices differs", *counts)
+    return differ("the devices differ", *names) or differ("the number of devices differs", *counts)
 
 
-def _differ(what: str, a: object, b: object) -> str:
+def differ(what: str, a: object, b: object) -> str:
     """Describe two values that differ; empty if one of them is unknown."""
     return f"{what}: {a} and {b}" if a and b and a != b else ""
 
 
 def _profiler(a: Attribution, b: Attribution) -> str:
-    return _differ("the profilers differ", _product(a), _product(b))
+    return differ("the profilers differ", profiler_of(a), profiler_of(b))
 
 
-def _product(attribution: Attribution) -> str:
-    """The profiler without its version, or the file format if the profile does not name the profiler."""
+def profiler_of(attribution: Attribution) -> str:
+    """Return the profiler without its version, or the file format if the profile does not name the profiler."""
     name = _VERSION.sub("", str(attribution.meta.get("producer", ""))).removeprefix("NVIDIA ").strip()
     return name or str(attribution.meta.get("format", ""))
 
 
 def _ranks(a: Attribution, b: Attribution) -> str:
-    return _differ("the number of ranks differs", *(side.meta.get("world_size") for side in (a, b)))
+    return differ("the number of ranks differs", *(side.meta.get("world_size") for side in (a, b)))
 
 
 def _steps(a: Attribution, b: Attribution) -> str:
     counts = [side.steps.table.height for side in (a, b)]
     if bool(counts[0]) == bool(counts[1]):
-        return _differ(
+        return differ(
             "the kinds of the steps differ", *(next(iter(side.steps.steady()["kind"]), None) for side in (a, b))
         )
     in_a, in_b = ("no steps" if not steps else f"{steps:,} step{'s' if steps > 1 else ''}" for steps in counts)
@@ -116,11 +117,15 @@ def _steps(a: Attribution, b: Attribution) -> str:
 
 
 def _layers(a: Attribution, b: Attribution) -> str:
+    rows = [by_layer(side).select(KEY).filter(pl.col("layer") != UNATTRIBUTED) for side in (a, b)]
+    apart = fused_layers(*(layers.select("layer", "phase").rows() for layers in rows))
     sides = []
-    for side in (a, b):
-        own = _own(side, a, b).filter(pl.col("layer") != UNATTRIBUTED)
+    for side, layers, fused in zip((a, b), rows, apart, strict=True):
+        own = layers.join(_own(side, a, b), on=KEY, how="left").with_columns(pl.col("ns").fill_null(0))
         # Foreign labels may contain step numbers or file names: replace their digits before matching.
         name = pl.when(pl.col("module") == "").then(pl.col("layer").str.replace_all(r"\d+", "#")).otherwise("layer")
+        is_fused = pl.Series([one in fused for one in own.select("layer", "phase").iter_rows()], dtype=pl.Boolean)
+        name = pl.when(is_fused).then(pl.lit("")).otherwise(name)  # compared as the model
         own = own.group_by(name.alias("layer"), "phase").agg(pl.col("ns").sum())
         sides.append(own.select("ns", name=pl.struct("layer", "phase")))
     return _only(sides[0], sides[1], _layer_name, "layers")
@@ -211,7 +216,7 @@ def _of_inputs(a: Attribution, b: Attribution, what: str, part: Callable[[Iterab
 
 def _notes(a: Attribution, b: Attribution) -> Iterable[str]:
     producers = [str(side.meta.get("producer", "")) for side in (a, b)]
-    if producers[0] != producers[1] and _product(a) == _product(b):
+    if producers[0] != producers[1] and profiler_of(a) == profiler_of(b):
         yield f"the profiler versions differ: {producers[0] or 'unknown'} and {producers[1] or 'unknown'}"
     counts = [side.steps.steady().height for side in (a, b)]
     if all(counts) and counts[0] != counts[1]:

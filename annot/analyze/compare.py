@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import polars as pl
 
 from annot.analyze.comparable import Comparability, comparability, device_names
+from annot.analyze.fused_layers import fused_layers
 from annot.analyze.gpu_activities import KEY, attributed_blocks, range_self_times, sums_by_group
 from annot.analyze.kernel_kinds import classify
 from annot.analyze.regression_places import Nesting, Times, nesting_of
@@ -52,8 +53,10 @@ class Comparison:
             from that run); difference_ns (b minus a); speedup (a / b; above 1: b is faster); speedup_low, speedup_high
             (95 % confidence interval; null: fewer than two steps in a run); share (of the longer of the two runs,
             0 to 1); only_in ("a", "b" or null); and for layers explained (true: rows inside or around the layer have
-            its change; see `_with_explained`), own_difference_ns (difference_ns without rows inside that are not
-            explained; null: explained), kernels_gone, kernels_new (lists: kernels that the layer itself launches only
+            its change; see `_with_explained`), own_difference_ns (the difference of the time that counts to the row:
+            without rows inside that have own differences; null: none; these add up to the difference of the total),
+            fused (true: the time is in fused kernels of one of the runs; see `annot.analyze.fused_layers`),
+            kernels_gone, kernels_new (lists: kernels that the layer itself launches only
             in a, only in b). The largest slowdown comes first.
         whole: the same numbers for the total time, attributed or not.
         step_time: the same numbers for the wall-clock time of a step, including idle time; None: a run without steps.
@@ -134,11 +137,14 @@ def _layers(sides: Sequence[_Side], longer: float, folds: tuple[Folds, Folds]) -
     """The rows of layers, repeated layers as one row, and their nesting."""
     of_a, of_b = _with_new_classes(*(side.means("layer", of) for side, of in zip(sides, folds, strict=True)))
     rows = _compared(of_a, of_b, list(KEY), longer).select(*KEY, *_NUMBERS)
-    places = []
-    for side, of, row_of in zip(sides, folds, _rows_of_layers(rows), strict=True):
+    places, fused = [], set[int]()
+    apart = fused_layers(*(side.layers() for side in sides))
+    for side, of, row_of, elsewhere in zip(sides, folds, _rows_of_layers(rows), apart, strict=True):
         names = side.attribution.forest.keys.names
         row_of_key = {key: row_of[one] for key in names if (one := _fold(key, of)) in row_of}
         places.append((side.attribution, row_of_key, side.self_times()))
+        fused |= {row for (layer, _, phase), row in row_of_key.items() if (layer, phase) in elsewhere}
+    rows = rows.with_columns(fused=pl.int_range(pl.len()).is_in(sorted(fused)))
     nesting = nesting_of(places)
     names_of = [_kernel_names(side.attribution, of) for side, of in zip(sides, folds, strict=True)]
     return _with_kernels(_with_explained(rows, nesting, longer), *names_of), nesting
@@ -189,9 +195,10 @@ def regressions(comparison: Comparison, threshold: float, *, least_share: float 
         raise ValueError(f"the threshold must be above 0, got {threshold:g}")
     slower = pl.col("speedup") * threshold < 1
     significant = pl.col("speedup_high").is_null() | (pl.col("speedup_high") < 1)
-    new, gone = pl.col("a_ns").is_null(), pl.col("b_ns").is_null()
+    apart = pl.lit(False) if comparison.nesting is None else pl.col("fused")
+    new, gone = pl.col("a_ns").is_null() & ~apart, pl.col("b_ns").is_null() & ~apart
     sums = comparison.rows.select(pl.col("b_ns").filter(new).sum(), pl.col("a_ns").filter(gone).sum()).row(0)
-    worse = (slower & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
+    worse = (slower & ~apart & (significant | (threshold < 1))) | (new & pl.lit(sums[0] > threshold * sums[1]))
     numbers = [comparison.whole[side] or 0 for side in ("a_ns", "b_ns")]
     least = least_share * max(numbers)
     found = comparison.rows.select((worse & (pl.col("share") >= least_share)).arg_true()).to_series().to_list()
@@ -221,7 +228,8 @@ def _with_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.D
     The change of a layer is that of its self time plus those of the layers inside. A layer is a place if its change
     without that of places inside is at least `_MATTERS` of the run and `_REST` of its whole change. It gathers the
     small changes inside. All other layers inside a place are explained. Outside places, a layer is explained if the
-    rows inside have more than 1 - `_REST` of its change.
+    rows inside have more than 1 - `_REST` of its change. The outermost rows have what counts to no other row. The time
+    of fused kernels counts to the layer around.
     """
     changes: list[float] = rows["difference_ns"].to_list()
 
@@ -231,13 +239,20 @@ def _with_explained(rows: pl.DataFrame, nesting: Nesting, longer: float) -> pl.D
     def matters(row: int, times: Times) -> bool:
         return abs(times[1] - times[0]) >= _MATTERS * longer and is_own(row, times)
 
-    every = range(rows.height)
+    every = (~rows["fused"]).arg_true().to_list()
     places = nesting.at_their_place(every, matters)
-    small = set(every) - nesting.inside(places)
-    kept = nesting.at_their_place({*places, *small}, lambda row, times: row in places or is_own(row, times))
-    own = [kept[row][1] - kept[row][0] if row in kept else None for row in every]
-    column = pl.Series("own_difference_ns", own, pl.Float64)
-    return rows.with_columns(column.is_null().alias("explained"), column)
+    small, outermost = set(every) - nesting.inside(places), nesting.outermost()
+    shown: set[int] = set()
+
+    def has_own(row: int, times: Times) -> bool:
+        if row in places or (row in small and is_own(row, times)):
+            shown.add(row)
+        return row in shown or row in outermost
+
+    kept = nesting.at_their_place({*places, *small, *outermost}, has_own)
+    own = [kept[row][1] - kept[row][0] if row in kept else None for row in range(rows.height)]
+    explained = pl.Series("explained", [row not in shown for row in range(rows.height)])
+    return rows.with_columns(explained, pl.Series("own_difference_ns", own, pl.Float64))
 
 
 def _rows_of_layers(rows: pl.DataFrame) -> tuple[dict[Key, int], dict[Key, int]]:
@@ -270,6 +285,11 @@ class _Side:
         if self._steps is not None:
             return times.join(self._steps, on=["process_code", "step"], how="semi")
         return times.with_columns(step=pl.lit(0, pl.Int32), process_code=pl.lit(0, pl.Int32))
+
+    def layers(self) -> set[tuple[str, str]]:
+        """Return path and phase of the layers with times."""
+        names = self.means("layer").select("layer", "phase")
+        return set(names.iter_rows())
 
     def self_times(self) -> list[float]:
         """Return the mean self time of each node of the layer paths (ns)."""

@@ -27,6 +27,7 @@ __all__ = [
     "device_idle",
     "idle_of_nodes",
     "range_self_times",
+    "self_times_by_step",
     "sums_by_group",
     "sums_by_layer",
 ]
@@ -214,12 +215,7 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
         >>> by_layer_and_step(attribute(Profile.build({}))).columns[3:]
         ['step', 'host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns']
     """
-    blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
-    parts = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
-    parts += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
-    times = {"gpu": pl.concat(parts)}
-    if known(attribution.meta):
-        times["host"] = range_self_times(attribution)
+    times = self_times_by_step(attribution)
     rows = pl.DataFrame(schema=dict.fromkeys(KEY, pl.String) | {"step": pl.Int64})
     for name, part in times.items():
         sums = _sums_by_step(attribution, part, name)
@@ -230,11 +226,23 @@ def by_layer_and_step(attribution: Attribution) -> pl.DataFrame:
     return rows.select(*KEY, "step", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns")
 
 
+def self_times_by_step(attribution: Attribution) -> dict[str, pl.DataFrame]:
+    """Return node, step (Int64) and time_ns, the self time: a table for ``gpu``, and for ``host`` if it is known."""
+    blocks = iter(()) if attribution.source is None else attributed_blocks(attribution)
+    parts = [pl.DataFrame(schema={"node": pl.Int32, "step": pl.Int32, "time_ns": pl.Int64})]
+    parts += [block.group_by("node", "step").agg(time_ns=pl.col("gpu_ns").sum()) for block in blocks]
+    times = {"gpu": pl.concat(parts)}
+    if known(attribution.meta):
+        times["host"] = range_self_times(attribution)
+    for name, rows in times.items():
+        rows = rows.filter((pl.col("step") >= 0) & (pl.col("node") >= 0))
+        rows = rows.select("node", "time_ns", step=pl.col("step").cast(pl.Int64))
+        times[name] = rows.group_by("node", "step").agg(pl.col("time_ns").sum())
+    return times
+
+
 def _sums_by_step(attribution: Attribution, part: pl.DataFrame, name: str) -> pl.DataFrame:
     """Total and self time of each layer and step."""
-    part = part.filter((pl.col("step") >= 0) & (pl.col("node") >= 0))
-    part = part.select("node", "time_ns", step=pl.col("step").cast(pl.Int64))
-    part = part.group_by("node", "step").agg(pl.col("time_ns").sum())
     own = attribution.forest.layers_of_nodes()[part["node"]].hstack(part.select("step", "time_ns"))
     own = own.group_by(*KEY, "step").agg(pl.col("time_ns").sum().alias(f"{name}_self_ns"))
     every = sums_by_layer(attribution, part, "step").rename({"time_ns": f"{name}_ns"})

@@ -175,9 +175,9 @@ OTHER_UNITS: Final = re.compile(
         r"(?:^|_)[scdzh](?:gemm|cudnn)(?![a-z])|_simt_|_ffma|(?:^|_)gcgemm|fft",
         r"_f32f32_f32f32_f32_(?!\w*tf32)",
         r"(?i:gemv|gemmsn|gemmk1|dot_?kernel|winograd|depthwise|im2col|col2im|vol2col|naive_conv|direct_?conv)",
-        r"implicit_convolve_sgemm|conv2d_grouped_direct|compute\w*OffsetsKernel",
+        r"implicit_convolve_sgemm|conv2d_grouped_direct|compute\w*OffsetsKernel|[dw]grad_(?:alg\d_)?engine|reduce_wgrad",
         # Sums after a matrix multiplication.
-        r"(?i:split_?k_?reduce|reduce_?split_?k)|PostGSU|cublasLt::epilogue|flash_\w*(?:combine|dot_do_o|convert)",
+        r"(?i:split_?k_?reduce|reduce_?split_?k)|PostGSU|epilogue::impl|flash_\w*(?:combine|dot_do_o|convert)",
         r"fmha_cutlass[FB]_f32_\w*sm(?:[5-7]\d)|miopenSp3|gfx\w+_f\dx\d",
         # Tensile names the matrix instruction (MI), if the kernel uses one.
         r"^Cijk_(?!\w*_(?:MI\d|WMMA))\w*_MT\d",

@@ -22,6 +22,9 @@ from annot.attribution.host_times import known
 __all__ = ["by_detail"]
 
 _CLOCKS: Final = ("host", "gpu")
+_EXTREMES: Final = ("min", "max", "sum")
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
 
 
 def by_detail(attribution: Attribution) -> pl.DataFrame:
@@ -69,22 +72,27 @@ def _dlprof(attribution: Attribution) -> pl.DataFrame:
 def _extremes(attribution: Attribution) -> pl.DataFrame:
     """The shortest and longest call of each layer and the sum of its calls, in CPU time and in GPU time."""
     forest = attribution.forest
-    tree = forest.tree.select("path", outer=pl.col("path").gather(pl.col("parent").clip(lower_bound=0)))
-    nested = forest.tree["parent"] != column_ops.NONE
-    calls = (tree["path"] != column_ops.NONE) & (~nested | (tree["path"] != tree["outer"]))
-    key = pl.Series("key", forest.nodes.keys, pl.Int64).gather(tree["path"].filter(calls))
     self_ns = attribution.range_work()["gpu_self_ns"]
-    ranges = forest.tree.select(
-        host_ns=pl.col("end") - pl.col("start"), gpu_ns=column_ops.fold(forest.tree["parent"], self_ns)
-    ).filter(calls)
-    crossing = forest.crossing.select(host_ns=pl.col("end") - pl.col("start"), gpu_ns=attribution.crossing_gpu_ns)
+    tree = forest.tree.select("path", "parent", "start", "end", gpu_ns=column_ops.fold(forest.tree["parent"], self_ns))
+    keys, length = pl.Series("key", forest.nodes.keys, pl.Int64), (pl.col("end") - pl.col("start")).alias("host_ns")
+    crossing = forest.crossing.select(length, gpu_ns=attribution.crossing_gpu_ns)
     crossing_key = forest.labels["key"].cast(pl.Int64).gather(forest.crossing["label"]).alias("key")
-    parts = [ranges.with_columns(key.alias("key")), crossing.with_columns(crossing_key)]
+    parts = [_of_calls(crossing.with_columns(crossing_key))]
+    for part in tree.iter_slices(_SLICE):
+        outer = tree["path"].gather(column_ops.known(part["parent"]))
+        calls = part.filter((part["path"] != column_ops.NONE) & part["path"].ne_missing(outer))
+        parts.append(_of_calls(calls.select(length, "gpu_ns", keys.gather(calls["path"]))))
+    merged = (getattr(pl.col(f"{of}_{what}_ns"), what)() for of in _CLOCKS for what in _EXTREMES)
+    rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(merged)
     if not known(attribution.meta):
-        parts = [part.with_columns(host_ns=pl.lit(None, pl.Int64)) for part in parts]
-    times = {f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in ("min", "max", "sum")}
-    rows = pl.concat(parts).drop_nulls("key").group_by("key").agg(**times)
+        rows = rows.with_columns(pl.lit(None, pl.Int64).alias(f"host_{what}_ns") for what in _EXTREMES)
     return forest.layers()[rows["key"]].hstack(rows.drop("key"))
+
+
+def _of_calls(calls: pl.DataFrame) -> pl.DataFrame:
+    """The extremes of some calls by key; the table has key, host_ns and gpu_ns."""
+    times = {f"{of}_{what}_ns": getattr(pl.col(f"{of}_ns"), what)() for of in _CLOCKS for what in _EXTREMES}
+    return calls.group_by("key").agg(**times)
 
 
 def _launch_times(attribution: Attribution) -> pl.DataFrame:

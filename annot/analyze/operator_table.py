@@ -17,6 +17,7 @@ from annot.analyze.work.operator_calls import work_of_labels
 from annot.attribution import UNATTRIBUTED, Attribution, column_ops
 from annot.attribution.attribute import self_times
 from annot.attribution.layer_tables import NO_OPERATION, phases_of_nodes
+from annot.attribution.range_trees import Forest
 from annot.attribution.sequence_numbers import inside_engine_range
 from annot.labels.tag import parse
 from annot.util.weak_keys import once_for_each
@@ -25,7 +26,9 @@ __all__ = ["OperatorTable", "by_op_roofline", "by_op_work", "operator_table"]
 
 _ROLES: Final = ("operator", "backward")
 _WORK: Final = ("flops", "bytes_read", "bytes_written")
-_KEYS: Final = ("op", "shapes", "phase")
+_KEYS: Final = ("op", "inputs", "phase")
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,9 @@ class OperatorTable:
 
     Args:
         rows: a row per operator, call and phase: group (its number), op, call (as in `annot.profile.RANGES`, null:
-            unknown inputs), shapes (null: unknown), phase, calls, host_self_ns, and flops, bytes_read and bytes_written
-            of all calls (null: unknown). Other ranges are the operation ``(no operation)``, and unattributed GPU
-            activities ``(unattributed)``.
+            unknown), inputs (shapes and dtypes of its tensors, null: unknown), phase, calls, host_self_ns, and flops,
+            bytes_read and bytes_written of all calls (null: unknown). Other ranges are the operation
+            ``(no operation)``, and unattributed GPU activities ``(unattributed)``.
         kernels: a row per group and name of a GPU activity: group, name, kernel, calls, gpu_ns.
         groups: the group of each range of the tree (Int32).
     """
@@ -54,33 +57,46 @@ class OperatorTable:
 def operator_table(attribution: Attribution) -> OperatorTable:
     """Return the operators of a profile. A profile without operators has no rows."""
     forest = attribution.forest
-    tree, labels = forest.tree, forest.labels
-    is_operator = labels["role"].is_in(_ROLES).gather(tree["label"])
     works = work_of_labels(forest)
-    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
-    top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
-    owns = is_operator.gather(top)
-    label = pl.select(pl.when(owns).then(tree["label"].gather(top)).otherwise(column_ops.NONE)).to_series()
-    phases = phases_of_nodes(forest)
-    phase = phases.gather(column_ops.known(tree["path"].gather(top))).fill_null("other")
-    first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
-    ranges = pl.DataFrame({"label": label.cast(pl.Int32), "phase": phase, "calls": first, "ns": self_times(forest)})
-    sums = ranges.group_by("label", "phase", maintain_order=True).agg(
-        pl.col("calls").sum(), host_self_ns=pl.col("ns").sum()
-    )
+    sums, groups = _grouped(forest, works)
     lost = pl.DataFrame(
         {"label": [column_ops.NONE] * 2, "phase": [UNATTRIBUTED, "other"]}, schema_overrides={"label": pl.Int32}
     )
     sums = pl.concat([sums, lost.join(sums, on=["label", "phase"], how="anti")], how="diagonal").with_row_index("group")
     keys = sums.select("label", "phase", pl.col("group").cast(pl.Int32))
-    groups = ranges.join(keys, on=["label", "phase"], how="left", maintain_order="left")["group"]
     outside = {name: keys.filter(label=column_ops.NONE, phase=name)["group"][0] for name in (UNATTRIBUTED, "other")}
     rows = pl.DataFrame([_row(attribution, works, *row) for row in sums.iter_rows()], schema=_SCHEMA, orient="row")
-    return OperatorTable(rows if is_operator.any() else rows.clear(), _kernels(attribution, groups, outside), groups)
+    if not forest.labels["role"].is_in(_ROLES).gather(forest.tree["label"]).any():
+        rows = rows.clear()
+    return OperatorTable(rows, _kernels(attribution, groups, outside), groups)
+
+
+def _grouped(forest: Forest, works: list[Work | None]) -> tuple[pl.DataFrame, pl.Series]:
+    """Return label, phase, calls and host_self_ns of each group, and the group of each range of the tree."""
+    tree, labels = forest.tree, forest.labels
+    is_operator = labels["role"].is_in(_ROLES).gather(tree["label"])
+    known = pl.Series([work is not None for work in works], dtype=pl.Boolean).gather(tree["label"])
+    top = _outermost(tree["parent"], column_ops.inside(known, tree["parent"]))
+    owns = is_operator.gather(top)
+    label = pl.select(pl.when(owns).then(tree["label"].gather(top)).otherwise(column_ops.NONE)).to_series()
+    # The phase is a number: texts, or a join by label and phase, take much memory with millions of ranges.
+    phases = phases_of_nodes(forest)
+    names = pl.concat([phases, pl.Series(["other"])]).unique(maintain_order=True)
+    number = phases.cast(pl.Enum(names)).to_physical().cast(pl.Int64)
+    phase = number.gather(column_ops.known(tree["path"].gather(top))).fill_null(names.to_list().index("other"))
+    key = ((label.cast(pl.Int64) + 1) * len(names) + phase).alias("key")
+    first = ~inside_engine_range(tree, labels) & (top == pl.int_range(tree.height, dtype=pl.Int32, eager=True))
+    ranges = pl.DataFrame({"key": key, "calls": first, "host_self_ns": self_times(forest)})
+    parts = [part.group_by("key", maintain_order=True).agg(pl.all().sum()) for part in ranges.iter_slices(_SLICE)]
+    sums = pl.concat(parts or [ranges]).group_by("key", maintain_order=True).agg(pl.all().sum())
+    groups = column_ops.codes(key, sums["key"])
+    label = (sums["key"] // len(names) - 1).cast(pl.Int32).alias("label")
+    sums = sums.select(label, names.gather(sums["key"] % len(names)).alias("phase"), "calls", "host_self_ns")
+    return sums, groups
 
 
 _SCHEMA: Final = {
-    "group": pl.Int32, "op": pl.String, "call": pl.String, "shapes": pl.String, "phase": pl.String,
+    "group": pl.Int32, "op": pl.String, "call": pl.String, "inputs": pl.String, "phase": pl.String,
     **dict.fromkeys(("calls", "host_self_ns", *_WORK), pl.Int64),
 }  # fmt: skip
 
@@ -139,7 +155,7 @@ def by_op_work(attribution: Attribution) -> pl.DataFrame:
     """Return the work of operators by argument shape, the longest first. The times add up to those of `by_op`.
 
     Returns:
-        op, shapes, phase, calls, gpu_self_ns, host_self_ns, flops, bytes (read and written), bytes_read, bytes_written,
+        op, inputs, phase, calls, gpu_self_ns, host_self_ns, flops, bytes (read and written), bytes_read, bytes_written,
         flops_per_s, kernels, copies; see `OperatorTable`.
     """
     rows = _with_times(attribution)
@@ -155,7 +171,7 @@ def by_op_roofline(attribution: Attribution, peaks: Peaks | None = None) -> pl.D
     """Return the roofline of operators by argument shape, the longest first; `peaks` are those of the device.
 
     Returns:
-        op, shapes, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
+        op, inputs, phase, calls, time_ns (GPU time, or host time without a GPU), time_share (0 to 1), flops, bytes,
         intensity, flops_per_s, bytes_per_s, precision, roof_share and bound of `annot.analyze.roofline.layer_roofline`.
     """
     rows, unknown = _with_times(attribution), pl.lit(None, pl.Int64)
@@ -180,7 +196,7 @@ def _with_times(attribution: Attribution) -> pl.DataFrame:
     longest = matrix.sort("gpu_ns", "name", descending=[True, False]).group_by("group").agg(pl.col("name").first())
     rows = table.rows.join(kernels, on="group", how="left").join(longest, on="group", how="left")
     rows = rows.with_columns(pl.col("gpu_self_ns", "kernels", "copies").fill_null(0))
-    precision = [precision_of(name, shapes) for name, shapes in rows.select("name", "shapes").iter_rows()]
+    precision = [precision_of(name, shapes) for name, shapes in rows.select("name", "inputs").iter_rows()]
     rows = rows.with_columns(pl.Series("precision", precision, pl.String))
     worked = [pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in _WORK]
     counts = pl.col("calls", "host_self_ns", "gpu_self_ns", "kernels", "copies").sum()

@@ -85,6 +85,17 @@ class Nesting:
                     found.add(row)
         return found
 
+    def outermost(self) -> set[int]:
+        """Return the rows with a node inside no other row."""
+        found: set[int] = set()
+        for tree in self.trees:
+            within: list[bool] = []
+            for row, parent in zip(tree.rows, tree.parents, strict=True):
+                inside = parent != NONE and within[parent]
+                within.append(inside or row != NONE)
+                found |= set() if inside or row == NONE else {row}
+        return found
+
     def _innermost_first(self) -> list[int]:
         """The rows, each after the rows inside it. Layers inside each other have any order."""
         inside: defaultdict[int, set[int]] = defaultdict(set)

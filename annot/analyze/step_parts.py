@@ -12,9 +12,11 @@ import polars as pl
 from annot.analyze.api_calls import Calls, calls_of
 from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.overlap import shares
+from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
 from annot.attribution.data_workers import worker_processes
 from annot.attribution.host_times import known
+from annot.attribution.range_trees import Forest
 from annot.attribution.step_spans import step_spans
 from annot.labels.plain_names import WARM_UP
 
@@ -62,8 +64,9 @@ class Parts:
 
     work     all GPU activities by process and device: correlation, start, end, share (one of `WORK`), launched
              (start of the API call in ns; null: unknown)
-    host     ranges of threads of kind data, collectives or ranges (others): process, start, end (Int64); collectives
-             also have label, node (null: a crossing range) and range (a number) of `Attribution.whole`
+    host     ranges of threads of kind data, collectives or ranges (others; ranges inside them are left out): process,
+             start, end (Int64); collectives also have label, node (null: a crossing range) and range (a number) of
+             `Attribution.whole`
     windows  times of the steps: process, device (null: the process uses no device), start, end (ns)
     without_warmup  whether ranges labelled as warm-up are cut out of the windows of a profile without steps
     """
@@ -234,19 +237,31 @@ def _host_ranges(attribution: Attribution) -> _Host:
     """The ranges of threads by kind, with the process id of the profile."""
     forest = attribution.whole
     columns = ["thread", "start", "end", "label"]
-    nested = forest.tree.select(*columns, node="path")
-    ranges = pl.concat([nested, forest.crossing.select(columns)], how="diagonal").with_row_index("range")
+    ranges = pl.concat([forest.tree.select(*columns, node="path"), forest.crossing.select(columns)], how="diagonal")
     if not known(attribution.meta):
         ranges = ranges.clear()
-    process = forest.threads.table["process"].gather(ranges["thread"])
+    data = forest.labels["phase"] == "data"
     collective = (pl.col("phase") == "collective") | pl.col("text").str.contains(COLLECTIVE_NAME)
-    labels = forest.labels.select("phase", "loop", collective=collective)[ranges["label"]]
-    rows = pl.concat([ranges.with_columns(process), labels], how="horizontal")
-    data = pl.col("phase") == "data"
-    kinds = {"data": data, "collectives": pl.col("collective"), "ranges": ~data & ~pl.col("loop")}
+    others = (~data & ~forest.labels["loop"]).gather(ranges["label"])
+    kinds = {
+        "data": data.gather(ranges["label"]), "ranges": others & ~_inside(others, forest),
+        "collectives": forest.labels.select(collective).to_series().gather(ranges["label"]),
+    }  # fmt: skip
     more = {"collectives": ("node", "range", "label")}
     times = pl.col("process", "start", "end").cast(pl.Int64)
+
+    def of_kind(chosen: pl.Series) -> pl.DataFrame:
+        rows = chosen.arg_true().alias("range")
+        return ranges[rows].with_columns(rows, forest.threads.table["process"].gather(ranges["thread"].gather(rows)))
+
     return {
-        name: rows.filter(kind).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
-        for name, kind in kinds.items()
+        name: of_kind(chosen).select(times, *more.get(name, ())).drop_nulls(["start", "end"])
+        for name, chosen in kinds.items()
     }
+
+
+def _inside(chosen: pl.Series, forest: Forest) -> pl.Series:
+    """Return which ranges of a thread are inside another one that is chosen, and add nothing to the union."""
+    parent = forest.tree["parent"].head(forest.thread_range_count)
+    inside = column_ops.inside(chosen.head(len(parent)), parent) if len(chosen) else chosen
+    return inside.extend_constant(False, len(chosen) - len(inside))

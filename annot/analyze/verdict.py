@@ -19,6 +19,7 @@ from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
+from annot.attribution.gpu_time import REASONS
 from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
 from annot.labels.layer_path import with_parent
 
@@ -28,6 +29,8 @@ _Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
 
 _LEAST: Final = 0.1
 """Smallest share of the step that the sentence mentions."""
+_MOST: Final = 0.5
+"""Share of the GPU time outside ranges above which the sentence begins with it."""
 _UNEVEN: Final = 1.25
 """Ratio of mean and median of the steps above which the sentence has the mean first, because shares are of the mean."""
 _LEAST_LAYER: Final = 0.05
@@ -77,7 +80,8 @@ def verdict(facts: Facts) -> str:
         return _without_times(rows, facts)
     if facts.wall_ns and not facts.on_device and not facts.on_cpu:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
-    clauses = [_busy(rows, facts), *_work(rows, facts)] if facts.on_device else _on_cpu(table, facts)
+    on_device = [*_outside_ranges(facts), _busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
+    clauses = on_device or _on_cpu(table, facts)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
 
@@ -117,8 +121,20 @@ def _device(rows: _Rows, facts: Facts) -> str:
 def _unknown_time(facts: Facts) -> str:
     """Why the time of the device is unknown."""
     if skipped := sum(facts.other_devices.values()):
-        return f"annot does not support this device and skipped its {skipped:,} events, so its time is unknown"
+        events = "1 event" if skipped == 1 else f"{skipped:,} events"
+        return f"annot does not support this device and skipped its {events}, so its time is unknown"
     return "the profile lacks the times of most GPU activities, so the time of the GPU is unknown"
+
+
+def _outside_ranges(facts: Facts) -> list[str]:
+    """How much of the GPU time a profile with ranges leaves outside them, if that is most of it."""
+    outside = (pl.col("layer") == UNATTRIBUTED) & (pl.col("module") == REASONS[0])
+    sums = facts.layers.select(pl.col("gpu_self_ns").filter(outside).sum(), whole=pl.col("gpu_self_ns").sum())
+    outside_ns, whole_ns = sums.row(0)
+    share = outside_ns / max(whole_ns, 1)
+    if share <= _MOST or facts.attribution.whole.every_range().is_empty():
+        return []
+    return [f"{share:.0%} of the GPU time lies outside any range"]
 
 
 def _busy(rows: _Rows, facts: Facts) -> str:

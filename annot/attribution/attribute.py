@@ -132,7 +132,8 @@ def attribute(
         domain: NVTX domain of the ranges to use ("" is the default domain), or None for all domains.
         steps: numbers of the steps to use, or None for the whole profile, including time outside steps. `STEADY` uses
             the steps after the warm-up, or the whole profile if its steps are unknown. Of steps of several kinds, it
-            uses the most frequent kind.
+            uses the most frequent kind. Without selected steps, those that contain less than half of the GPU time do
+            not count as the steps of the run.
         step_range: text of the ranges that are the steps, with ``#`` for any number. None detects the steps.
         step_kind: kind of the steps to use, such as ``decode``, or None for all kinds.
 
@@ -144,16 +145,31 @@ def attribute(
         ValueError: the profile lacks steps, the selected steps, ranges with the text of `step_range`, steps of the
             kind, or ranges in the domain.
     """
+
+    def of_steps(chosen: slice) -> Attribution:
+        return attribute(source, domain=domain, steps=chosen, step_range=step_range, step_kind=found.kind)
+
     whole, forest, found = _forests(source, domain, steps, step_range, step_kind)
+    attribution, account = _attribute(source, whole, forest, found, of_steps)
+    detected = not isinstance(steps, slice) and step_range is None and not found.kinds["kind"].count()
+    if detected and found.table.height and 2 * account.outside_steps_ns > account.total_ns:
+        few = found.minor(1 - account.outside_steps_ns / account.total_ns)
+        return _attribute(source, whole, whole, few, of_steps)[0]
+    return attribution
+
+
+def _attribute(
+    source: Source, whole: Forest, forest: Forest, steps: Steps, of_steps: Callable[[slice], Attribution]
+) -> tuple[Attribution, Account]:
     reach = Reach()
     for part in (*forest.tree.iter_slices(_SLICE), *forest.crossing.iter_slices(_SLICE)):
         reach.add(part)
     if reach.too_far:
         raise _too_long(source, "ranges")
-    host = _host_times(forest, found)
-    launches = Launches(forest, found, source.launch_blocks())
+    host = _host_times(forest, steps)
+    launches = Launches(forest, steps, source.launch_blocks())
     if not launches.in_order:
-        launches = Launches(forest, found, _in_order(source.launch_blocks()))
+        launches = Launches(forest, steps, _in_order(source.launch_blocks()))
     captured = None if source.captured.is_empty() else grow_captured(source.captured)
     attributor = Attributor(forest, launches, whole, captured)
     account = _account(source, forest, launches, attributor)
@@ -161,14 +177,12 @@ def attribute(
     def per_range() -> pl.DataFrame:
         return range_work(source.work_blocks(), attributor, forest.tree.height)
 
-    def of_steps(steps: slice) -> Attribution:
-        return attribute(source, domain=domain, steps=steps, step_range=step_range, step_kind=found.kind)
-
-    return Attribution(
-        whole, forest, found, _node_table(forest, account, host), account.of_names(), account.busy(),
+    attribution = Attribution(
+        whole, forest, steps, _node_table(forest, account, host), account.of_names(), account.busy(),
         account.device_busy(), account.of_steps(), per_range, launches.crossing.gpu_ns(), account.guessed_ns,
         account.left_out, dict(source.meta), attributor, memory_of(source, forest), source, of_steps,
     )  # fmt: skip
+    return attribution, account
 
 
 def _forests(
@@ -308,10 +322,9 @@ def _host_times(forest: Forest, steps: Steps) -> pl.DataFrame:
     ns = again["overlap_ns"]
     parts.append(pl.DataFrame({"node": tree["path"].gather(again["row"]), "host_self_ns": ns, "host_overlap_ns": ns}))
     outside = time_outside_steps(forest, steps)
-    around = tree["parent"].gather(outside["row"])
-    for rows, ns in ((outside["row"], -outside["outside_ns"]), (column_ops.known(around), outside["outside_ns"])):
-        part = pl.DataFrame({"node": tree["path"].gather(rows), "host_self_ns": ns})
-        parts.append(part.drop_nulls("node"))
+    outside_ns, around = outside["outside_ns"], tree["parent"].gather(outside["row"])
+    for row, ns in ((outside["row"], -outside_ns), (column_ops.known(around), outside_ns)):
+        parts.append(pl.DataFrame({"node": tree["path"].gather(row), "host_self_ns": ns}).drop_nulls("node"))
     added = pl.concat(parts, how="diagonal").group_by("node")
     return added.agg(pl.col("start").min(), pl.col("calls", "host_self_ns", "host_overlap_ns").sum())
 

@@ -78,13 +78,14 @@ def _between(outer: Sequence[Key], key: Key, modules: Mapping[str, str]) -> list
 
 
 def _modules(names: Sequence[Key], texts: pl.Series) -> dict[str, str]:
-    """Return the class of each layer that contains kernels; empty: unknown.
+    """Return the class of each layer that can contain kernels; empty: unknown.
 
-    Ranges of kernels name the layers around them. Those of earlier versions of annot, and ranges whose arguments were
-    left out, do not: a fused kernel is then in the layer that its layers share.
+    Ranges of kernels name the layers around them. Those of earlier versions of annot do not: a fused kernel is then in
+    the layer that its layers share.
     """
-    found: dict[str, str] = {}
-    for text in texts.filter(texts.str.contains(f" {tag.AROUND}=", literal=True)):
+    found = {path: module for path, module, _ in names if path and module and not module.startswith(tag.COMPILED)}
+    named = texts.filter(texts.str.contains(f" {tag.AROUND}=", literal=True))
+    for text in named:
         parsed = tag.parse(text)
         words = dict(parsed.arguments).get(tag.AROUND) if parsed else None
         if parsed is None or not isinstance(words, tuple):
@@ -93,8 +94,7 @@ def _modules(names: Sequence[Key], texts: pl.Series) -> dict[str, str]:
         for depth, module in zip(words[::2], words[1::2], strict=False):
             if isinstance(depth, int) and 0 <= depth < len(levels):
                 found[levels[depth]] = str(module)
-    if not found:
-        shared = [layer_path.common(layer_path.layers_of(path)) for path, _, _ in names if tag.FUSED in path]
-        found = dict.fromkeys(filter(None, shared), "")
-        found |= {path: module for path, module, _ in names if path in found and not module.startswith(tag.COMPILED)}
+    if named.is_empty():
+        shared = (layer_path.common(layer_path.layers_of(path)) for path, _, _ in names if tag.FUSED in path)
+        found = dict.fromkeys(filter(None, shared), "") | found
     return found

@@ -212,6 +212,8 @@ class Account:
         """Durations of the GPU activities. The sums are invalid once `too_far` is set."""
         self.guessed_ns = 0
         """GPU time (ns) launched while several ranges of the process were innermost."""
+        self.total_ns = self.outside_steps_ns = 0
+        """Time (ns) of all GPU activities, and of those with a known launch outside any step."""
         self.left_out = 0
         """Number of GPU activities outside the selected steps."""
 
@@ -229,6 +231,10 @@ class Account:
         self.guessed_ns += int(kept["gpu_ns"].filter(kept["guessed"]).sum())
         self._parts["names"].append(_by_name(kept))
         self._parts["steps"].append(_by_step(placed))
+        unknown = pl.col("node").is_in(self._attributor.reasons[1:])
+        outside = pl.col("gpu_ns").filter((pl.col("step") == column_ops.NONE) & ~unknown).sum()
+        total_ns, outside_ns = placed.select(pl.col("gpu_ns").sum(), outside.alias("outside")).row(0)
+        self.total_ns, self.outside_steps_ns = self.total_ns + total_ns, self.outside_steps_ns + outside_ns
         self.settled &= self._known == len(self._forest.nodes)
         if self.settled:
             self.settled = self._add_busy(kept)

@@ -58,15 +58,14 @@ def with_layers(ranges: pl.DataFrame, tree: pl.DataFrame, hooks: pl.DataFrame) -
     Returns:
         The rows of `ranges` and of the passes, by id. The id of a pass is -1 minus that of its first hook.
     """
-    called = tree.select("id", "thread", "start", "end", "label").with_row_index("row")
-    called = called.join(hooks, on="label", how="inner", maintain_order="left")
-    passes = _passes(called)
+    called = tree["label"].is_in(hooks["label"].implode()).arg_true().alias("row")
+    passes = _passes(tree.select("id", "thread", "label")[called].with_columns(called).join(hooks, on="label"))
     first = _outermost(passes["first"], passes["last"], tree)
     last = _outermost(passes["last"], passes["first"], tree)
     spans = passes.select("id", "thread", label="pass").with_columns(_bounds(passes, tree, first, last))
     flags = (pl.lit(value).alias(name) for name, value in (("foreign", False), ("started", True), ("ours", False)))
     rows = spans.with_columns((-1 - pl.col("id")).alias("id"), *flags)
-    return pl.concat([ranges, rows.select(_COLUMNS)], how="diagonal").sort("id")
+    return pl.concat([rows.select(_COLUMNS).sort("id"), ranges], how="diagonal")  # the ids of recorded ranges are >= 0
 
 
 def _passes(called: pl.DataFrame) -> pl.DataFrame:

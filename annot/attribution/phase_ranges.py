@@ -20,15 +20,15 @@ def phase_ranges(forest: Forest) -> pl.DataFrame:
 
     The phases are `PHASES` and data. A wait for data counts inside another phase as well.
     """
-    layers = forest.layers_of_nodes().select(pl.col("layer", "phase").gather(column_ops.known(forest.tree["path"])))
-    tree = forest.tree.select("thread", "start", "end", "label").hstack(layers)
-    of_layers = (tree["phase"].is_in(PHASES) & (tree["layer"] != BATCH)).fill_null(False)
-    waits = (tree["phase"] == "data").fill_null(False)
-    parent = forest.tree["parent"]
+    nodes, path, parent = forest.layers_of_nodes(), column_ops.known(forest.tree["path"]), forest.tree["parent"]
+    of_layers = (nodes["phase"].is_in(PHASES) & (nodes["layer"] != BATCH)).gather(path).fill_null(False)
+    waits = (nodes["phase"] == "data").gather(path).fill_null(False)
     outermost = (of_layers & ~column_ops.inside(of_layers, parent)) | (waits & ~column_ops.inside(waits, parent))
+    rows = outermost.arg_true()  # columns of texts of all ranges would take much memory
+    columns = ["thread", "start", "end", "label"]
+    tree = forest.tree.select(columns)[rows].with_columns(nodes["phase"].gather(path.gather(rows)))
     phase = forest.labels["phase"].gather(forest.crossing["label"])
-    crossing = forest.crossing.select("thread", "start", "end", "label", phase)
-    every = pl.concat([tree.filter(outermost).drop("layer"), crossing])
+    every = pl.concat([tree, forest.crossing.select(*columns, phase)])
     every = every.filter(pl.col("phase").is_in([*PHASES, "data"]))
     process = forest.threads.table["process_code"].gather(every["thread"])
     return every.select(process, "thread", "phase", "start", "end", "label", host_ns=pl.col("end") - pl.col("start"))

@@ -96,7 +96,9 @@ def grow(ingested: IngestedRanges, last: int, marks: Iterable[str] = ()) -> Fore
     if (shared := are_shared(parts[0], labels, threads)) is not None:
         parts = [parts[0].filter(shared), parts[0].filter(~shared)]
     if hooks.height:
-        parts.append(with_layers(ranges := parts.pop(), nest(ranges)[0], hooks))
+        marked = nest(parts[-1].drop("sequence", "forward_thread", strict=False))[0]
+        parts.append(with_layers(parts.pop(), marked, hooks))
+        del marked
     tree, crossing = nest(parts.pop())
     thread_range_count = tree.height
     if parts:

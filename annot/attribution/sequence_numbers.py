@@ -9,7 +9,8 @@ because the count increases afterwards. (`at::sequence_number::peek` in PyTorch;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import polars as pl
 
@@ -20,6 +21,8 @@ from annot.attribution.dense_ids import Threads
 from annot.attribution.layer_chains import Keys, Nodes
 
 __all__ = ["forward_rows", "inside_engine_range", "loops", "paths_of"]
+
+_PART: Final = 1 << 20
 
 
 def paths_of(
@@ -38,7 +41,8 @@ def paths_of(
     nodes = Nodes.of(parent, node_key)
     if "sequence" not in tree.columns:
         return path, nodes, frozenset(), {}
-    pairs = _outermost(dict(forward_rows(_operations(tree, labels, threads)).iter_rows()), tree, labels)
+    forward = pl.concat(forward_rows(part) for part in _operations(tree, labels, threads))
+    pairs = _outermost(dict(forward.iter_rows()), tree, labels)
     if (backward := (tree["id"] < 0) & (labels["phase"] == "backward").gather(tree["label"])).any():
         named = column_ops.inside(backward, tree["parent"])  # by the hooks of FSDP
         pairs = {row: forward for row, forward in pairs.items() if not named[row]}
@@ -91,13 +95,20 @@ def loops(labels: pl.DataFrame) -> frozenset[int]:
     return frozenset(labels.filter(pl.col("loop") | (pl.col("phase") == "data"))["key"])
 
 
-def _operations(tree: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> pl.DataFrame:
-    rows = tree.select("thread", "start", "label", "sequence", "forward_thread").with_row_index("row")
-    rows = rows.with_columns(labels["role"].gather(rows["label"]).alias("role"))
-    rows = rows.filter(pl.col("role").is_in(["operator", "backward"]) & pl.col("sequence").is_not_null())
-    process = threads.table["process_code"].gather(rows["thread"]).alias("process")
-    forward = pl.when(pl.col("forward_thread") != column_ops.NONE).then("forward_thread")
-    return rows.with_columns(process, forward.alias("forward_thread"))
+def _operations(tree: pl.DataFrame, labels: pl.DataFrame, threads: Threads) -> Iterator[pl.DataFrame]:
+    """Yield the operations with a sequence number, as for `forward_rows`, all those of a number together.
+
+    Each part has about `_PART` of them, because copies of all columns of all ranges take much memory.
+    """
+    role = labels["role"].cast(pl.Categorical)
+    counts = role.is_in(["operator", "backward"]).gather(tree["label"]) & tree["sequence"].is_not_null()
+    parts = -(-int(counts.sum()) // _PART)
+    for part in range(max(parts, 1)):
+        row = (counts & (tree["sequence"] % max(parts, 1) == part)).arg_true().alias("row")
+        rows = tree.select("thread", "start", "label", "sequence", "forward_thread")[row]
+        process = threads.table["process_code"].gather(rows["thread"]).alias("process")
+        forward = pl.when(pl.col("forward_thread") != column_ops.NONE).then("forward_thread")
+        yield rows.with_columns(row, role.gather(rows["label"]), process, forward.alias("forward_thread"))
 
 
 def _outermost(forward: dict[int, int], tree: pl.DataFrame, labels: pl.DataFrame) -> dict[int, int]:
@@ -106,15 +117,16 @@ def _outermost(forward: dict[int, int], tree: pl.DataFrame, labels: pl.DataFrame
     A backward range without a match takes the forward operation of the backward ranges directly inside it, if they
     agree.
     """
-    parent = tree["parent"].to_list()
-    rows = (labels["role"] == "backward").gather(tree["label"]).arg_true().to_list()
-    backward, matches = set(rows), dict[int, int]()
+    backward_rows = (labels["role"] == "backward").gather(tree["label"]).arg_true()
+    rows = backward_rows.to_list()
+    parent = dict(zip(rows, tree["parent"].gather(backward_rows).to_list(), strict=True))
+    matches = dict[int, int]()
     for row in reversed(rows):
         match = forward.get(row, matches.get(row))  # children come after their parent, so they are already matched
         if match is None:
             continue
         matches[row] = match
-        if (above := parent[row]) in backward:
+        if (above := parent[row]) in parent:
             matches[above] = match if matches.get(above, match) == match else column_ops.NONE
     return {row: match for row, match in matches.items() if match not in (column_ops.NONE, matches.get(parent[row]))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
@@ -11,6 +12,11 @@ from annot.attribution.range_trees import Forest
 from annot.attribution.step_patterns import largest_repetitions
 
 __all__ = ["optimizer_steps", "optimizers_of"]
+
+
+_SPANS: Final[dict[str, type[pl.DataType]]] = {
+    "thread": pl.Int32, "start": pl.Int64, "end": pl.Int64, "goes_on": pl.Boolean,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +33,10 @@ class _Run:
 
 
 def optimizers_of(forest: Forest) -> pl.DataFrame:
-    """Return process_code and start of the ranges of optimizers."""
+    """Return process_code, thread and start of the ranges of optimizers."""
     every = forest.every_range()
     every = every.filter((forest.labels["phase"] == "optimizer").gather(every["label"]))
-    return every.select(forest.threads.table["process_code"].gather(every["thread"]), "start")
+    return every.select(forest.threads.table["process_code"].gather(every["thread"]), "thread", "start")
 
 
 def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
@@ -48,8 +54,7 @@ def optimizer_steps(forest: Forest, process: int) -> pl.DataFrame:
         begin, end = _beginning(segments[first]), segments[after - 1][-1].end
         goes_on = after < len(segments) and _begins_at_once(segments[after])
         rows.append((begin.thread, begin.last if begin.phase == "data" else begin.start, end, goes_on))
-    schema = {"thread": forest.tree.schema["thread"], "start": pl.Int64, "end": pl.Int64, "goes_on": pl.Boolean}
-    steps = pl.DataFrame(rows, schema, orient="row")
+    steps = pl.DataFrame(rows, _SPANS, orient="row")
     until = pl.when("goes_on").then(pl.col("start").shift(-1)).otherwise("end")
     return steps.select("thread", "start", until.alias("end"), number=pl.lit(None, pl.Int64))
 
@@ -63,17 +68,24 @@ def _runs(rows: pl.DataFrame) -> list[_Run]:
     first, last = pl.col("phase", "thread", "start").first(), pl.col("start").last().alias("last")
     labels = pl.col("label").filter(pl.col("phase") == "optimizer").alias("labels")
     runs = rows.group_by("run", maintain_order=True).agg(first, pl.col("end").max(), last, labels).drop("run")
-    return [_Run(*row, labels=tuple(labels)) for *row, labels in runs.iter_rows()]
+    return [_Run(**row | {"labels": tuple(row["labels"])}) for row in runs.iter_rows(named=True)]
 
 
 def _segments(runs: list[_Run]) -> list[list[_Run]]:
-    """Return the runs up to each optimizer. One before the backward pass, such as zero_grad, is not the end."""
+    """Return the runs up to each optimizer, as far as they contain a forward and a backward pass.
+
+    Either may have no ranges in the whole process. An optimizer range before the backward pass, such as zero_grad, is
+    not the end.
+    """
+    runs = runs[1:] if runs and runs[0].phase == "optimizer" else runs
+    needed = {run.phase for run in runs} & {"forward", "backward"}
     segments, current = list[list[_Run]](), list[_Run]()
     for run, after in zip(runs, [*runs[1:], None], strict=True):
         current.append(run)
         ends = run.phase == "optimizer" and (after is None or after.phase != "backward")
-        if ends and any(other.phase != "optimizer" for other in current):
-            segments.append(current)
+        if ends and needed and any(other.phase in needed for other in current):
+            if needed <= {other.phase for other in current}:
+                segments.append(current)
             current = []
     return segments
 

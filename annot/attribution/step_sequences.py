@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 import polars as pl
@@ -18,14 +18,22 @@ _LEVELS: Final = 16
 _THREADS: Final = 32
 """Number of threads of a process that can take turns."""
 
-_Steps: TypeAlias = tuple[pl.DataFrame, int]
-"""Steps (thread, start, end and number, which is null), and the sum of the times of their ranges (ns)."""
+_ONLY_LAYERS: Final = "only layers repeat, without a backward pass or an optimizer"
+_NO_REPETITION: Final = "no pattern of ranges repeats three times"
+
+_Steps: TypeAlias = tuple[pl.DataFrame, int, str]
+"""Steps (thread, start, end and number, which is null), and the sum of the times of their ranges (ns).
+
+The text is the reason why there are no steps, or empty.
+"""
 _Selection: TypeAlias = Callable[[pl.DataFrame], tuple[pl.DataFrame, pl.DataFrame]]
 """From ranges to those that form a sequence, and those inside them on other threads."""
 
 
-def repetition(forest: Forest) -> pl.DataFrame:
-    """Return a row per repetition of the largest repeating pattern of ranges: thread, start, end, number (null).
+def repetition(forest: Forest) -> tuple[pl.DataFrame, str]:
+    """Return a row per repetition of the largest repeating pattern of ranges, and the reason why there is none.
+
+    The columns are thread, start, end, number (null). The reason is empty if there are steps.
 
     The search starts, in each process, with the top-level ranges of the busiest thread. It continues with the ranges
     inside the longest range and the ranges with the same label, and so on. A pattern must occur three times in a row
@@ -37,31 +45,38 @@ def repetition(forest: Forest) -> pl.DataFrame:
     """
     top = _rows(forest, (forest.tree["parent"] == column_ops.NONE).arg_true())
     optimizers = optimizers_of(forest)
-    steps = [_in_process(forest, part, optimizers) for part in top.partition_by("process", maintain_order=True)]
-    return pl.concat([_no_steps(top), *steps])
+    found = [_in_process(forest, part, optimizers) for part in top.partition_by("process", maintain_order=True)]
+    steps = pl.concat([_no_steps(top), *(steps for steps, _ in found)])
+    reasons = sorted({reason for _, reason in found}, key=lambda reason: reason == _NO_REPETITION)
+    return steps, "" if steps.height else next(iter(reasons), _NO_REPETITION)
 
 
 def _no_steps(level: pl.DataFrame) -> pl.DataFrame:
     return level.clear().select("thread", "start", "end", number=pl.lit(None, pl.Int64))
 
 
-def _in_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> pl.DataFrame:
-    code = top["process"][0]
-    updates = optimizers.filter(pl.col("process_code") == code)["start"].sort()
-    of_threads = top.filter(pl.col("row") < forest.thread_range_count)
-    selections = [(of_threads, _busiest), (top, _taking_turns)]
-    best, rank = _no_steps(top), (-1, -1)
-    for ranges, select in selections[: top["thread"].n_unique()]:
-        steps, covered = _search(forest, ranges, select, trains=not updates.is_empty())
-        updated = _count_inside(steps, updates)
-        # The ranges of other threads make no difference to steps that contain all optimizer ranges.
-        if steps.height and (updated, 0 if updates.len() else covered) > rank:
-            best, rank = steps, (updated, 0 if updates.len() else covered)
-    if _count_inside(best, updates) < updates.len():
-        steps = optimizer_steps(forest, code)
-        if _count_inside(steps, updates) > _count_inside(best, updates):
-            best = steps
-    return best
+def _in_process(forest: Forest, top: pl.DataFrame, optimizers: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """Return the steps with most optimizer ranges. Of equal ones, the first count, unless a pool runs the optimizer."""
+    updates = optimizers.filter(pl.col("process_code") == top["process"][0]).sort("start")
+    trains, scattered = updates.height > 0, updates["thread"].n_unique() > 1
+    best, reason, rank = _no_steps(top), "", (-1, 0)
+    for steps, covered, why in _candidates(forest, top, trains=trains):
+        reason = reason or why
+        size = covered if not trains else steps.height if scattered else 0
+        updated = _count_inside(steps, updates["start"])
+        if steps.height and (updated, size) > rank:
+            best, rank = steps, (updated, size)
+        if trains and not scattered and updated == updates.height:
+            break
+    return best, reason
+
+
+def _candidates(forest: Forest, top: pl.DataFrame, *, trains: bool) -> Iterator[_Steps]:
+    yield _search(forest, top.filter(pl.col("row") < forest.thread_range_count), _busiest, trains=trains)
+    if top["thread"].n_unique() > 1:
+        yield _search(forest, top, _taking_turns, trains=trains)
+    if trains:
+        yield optimizer_steps(forest, top["process"][0]), 0, ""
 
 
 def _count_inside(steps: pl.DataFrame, times: pl.Series) -> int:
@@ -71,20 +86,25 @@ def _count_inside(steps: pl.DataFrame, times: pl.Series) -> int:
 
 
 def _search(forest: Forest, level: pl.DataFrame, select: _Selection, *, trains: bool) -> _Steps:
-    empty = _no_steps(level)
+    empty, reason = _no_steps(level), ""
     for _ in range(_LEVELS):
         if level.is_empty():
             break
         level, inside = select(level)
-        phases = level["phase"].to_list()
-        for found in largest_repetitions(level["code"].to_list(), phases):
+        whole = int((level["end"] - level["start"]).sum())
+        for found in largest_repetitions(level["code"].to_list(), level["phase"].to_list()):
             first = found.ends[-1] - found.period
             if _is_a_step(forest, level[first : found.ends[-1]], trains=trains):
                 steps, covered = _as_steps(level, found)
-                if 2 * covered >= int((level["end"] - level["start"]).sum()):
-                    return steps, covered
+                if 2 * covered >= whole:
+                    return steps, covered, ""
+                reason = (
+                    reason or f"the pattern of ranges that repeats covers {covered / whole:.0%} of the time in ranges"
+                )
+            else:
+                reason = reason or _ONLY_LAYERS
         level = _inside_longest(forest, level, inside)
-    return empty, 0
+    return empty, 0, reason or _NO_REPETITION
 
 
 def _rows(forest: Forest, rows: pl.Series) -> pl.DataFrame:
@@ -96,17 +116,17 @@ def _rows(forest: Forest, rows: pl.Series) -> pl.DataFrame:
 
 
 def _busiest(level: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Select the ranges of the thread with the most time in ranges outside the backward pass.
+    """Select the ranges of the busiest thread.
 
     In PyTorch the backward pass runs on a thread of its own, and is only a part of the step.
     """
-    return level.filter(pl.col("thread") == _by_time(level, ["backward"])[0]), level.clear()
+    return level.filter(pl.col("thread") == _busiest_first(level)[0]), level.clear()
 
 
-def _by_time(level: pl.DataFrame, without: list[str]) -> pl.Series:
-    """Return the threads in order of the time in their ranges outside some phases."""
+def _busiest_first(level: pl.DataFrame) -> pl.Series:
+    """Return the threads in order of the time in their ranges outside the backward pass and waits for data."""
     time = pl.col("end") - pl.col("start")
-    counted = time.filter(~pl.col("phase").is_in(without)).sum().alias("counted")
+    counted = time.filter(~pl.col("phase").is_in(["backward", "data"])).sum().alias("counted")
     threads = level.group_by("thread", maintain_order=True).agg(counted, time.sum().alias("time"))
     return threads.sort("counted", "time", descending=True, maintain_order=True)["thread"]
 
@@ -117,22 +137,26 @@ def _taking_turns(level: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     Threads that work at the same time, such as those that load data, are left out.
     """
     taken = level.clear()
-    for thread in _by_time(level, ["backward", "data"]).head(_THREADS):
+    for thread in _busiest_first(level).head(_THREADS):
         rows = level.filter(pl.col("thread") == thread).sort("start", "end", descending=[False, True])
-        if 2 * int(_overlaps(rows, taken).sum()) < rows.height:
+        overlapping, apart = _overlaps(rows, taken)
+        if overlapping <= apart:
             taken = pl.concat([taken, rows]).sort("start", "end", descending=[False, True], maintain_order=True)
     is_inside = (taken["end"] <= taken["end"].cum_max().shift()).fill_null(False)
     return taken.filter(~is_inside), taken.filter(is_inside)
 
 
-def _overlaps(rows: pl.DataFrame, others: pl.DataFrame) -> pl.Series:
-    """Return which ranges overlap another one without being inside it (Boolean). Both tables are in order of start."""
+def _overlaps(rows: pl.DataFrame, others: pl.DataFrame) -> tuple[int, int]:
+    """Return how many ranges overlap others without being inside one, and how many overlap none.
+
+    Both tables are in order of start.
+    """
     earlier = others.select("start", until=pl.col("end").cum_max())
     later = others.select("start", next=pl.col("start"))
     near = rows.select("start", "end").join_asof(earlier, on="start").join_asof(later, on="start", strategy="forward")
-    overlaps = (pl.col("until") > pl.col("start")) | (pl.col("next") < pl.col("end"))
+    overlaps = ((pl.col("until") > pl.col("start")) | (pl.col("next") < pl.col("end"))).fill_null(False)
     inside = (pl.col("until") >= pl.col("end")).fill_null(False)
-    return near.select((overlaps.fill_null(False) & ~inside).alias("overlaps")).to_series()
+    return near.select((overlaps & ~inside).sum(), apart=(~overlaps & ~inside).sum()).row(0)
 
 
 def _inside_longest(forest: Forest, level: pl.DataFrame, inside: pl.DataFrame) -> pl.DataFrame:
@@ -160,7 +184,7 @@ def _is_a_step(forest: Forest, pattern: pl.DataFrame, *, trains: bool) -> bool:
     return not of_model.all() or labels["phase"].is_in(["backward", "optimizer"]).any()
 
 
-def _as_steps(level: pl.DataFrame, found: Repetition) -> _Steps:
+def _as_steps(level: pl.DataFrame, found: Repetition) -> tuple[pl.DataFrame, int]:
     index, after = pl.Series("index", found.starts, pl.Int64), pl.Series("after", found.ends, pl.Int64)
     first, last = level[index], level[after - 1]
     goes_on = (index.shift(-1) == after) & (first["parent"].shift(-1) == last["parent"])

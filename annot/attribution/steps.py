@@ -44,6 +44,7 @@ class Steps:
               batch (number in its epoch, null if unknown), `SIZES` (null if unknown) and warmup, by process and start.
               Steps of a process do not overlap. With `kind`, only the steps of that kind
     found_by  words for the method that found the steps, empty without steps
+    missing   the reason why there are no steps and how to mark them, empty with steps
     choice    the selected step numbers, or None for the whole profile, including time outside steps
     spans     process, step, start and end of the steps, and of the waits for data before them; None: those of `table`
     kind      the selected kind, or None for all kinds
@@ -56,6 +57,7 @@ class Steps:
     spans: pl.DataFrame | None = None
     kind: str | None = None
     kinds: pl.DataFrame = field(default_factory=lambda: kinds_of(pl.DataFrame(schema=_TABLE | SIZES)))
+    missing: str = ""
 
     @property
     def guessed(self) -> bool:
@@ -137,6 +139,11 @@ class Steps:
         warmup, fewest = int(counts["warm"].max() or 0), int(counts["steps"].min() or 0)  # type: ignore[arg-type]
         return slice(warmup if warmup < fewest else 0, None)
 
+    def minor(self, share: float) -> Steps:
+        """Return no steps, because the steps contain only this share (0 to 1) of the GPU time."""
+        words = f"only {share:.0%} of the GPU time lies in steps ({self.found_by})"
+        return Steps(self.table.clear(), "", missing=f"{words}; --steps 0: selects them")
+
     def chosen(self) -> pl.DataFrame:
         """Return the selected rows of `table`."""
         return self.table.filter(self.selected(self.table["step"]))
@@ -158,17 +165,30 @@ def find_steps(forest: Forest, key_range: str | None = None, choice: slice | Non
         pattern = r"\d+".join(map(re.escape, key_range.split("#")))
         named = _spans(forest, forest.labels["text"].str.contains(f"^{pattern}$"))
         return _found(_steps(named, forest), f"the ranges {key_range!r}", choice)
-    methods = (
-        (_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL), (repetition, _REPETITION),
-    )  # fmt: skip
+    methods = ((_serving, _SERVING), (_batches, "batch ranges"), (_usual_names, _USUAL))
     threads = forest.threads.table
     loading = threads.select(pl.col("process_code").is_in(worker_processes(forest).implode()).arg_true()).to_series()
     for spans_of, found_by in methods:
         table = _steps(spans_of(forest).filter(~pl.col("thread").is_in(loading.implode())), forest)
         if table.height:
-            found = _found(table, found_by, choice)
-            return replace(found, found_by=_TRAINING) if found.guessed and _all_optimize(found, forest) else found
-    return _found(table, "", choice)
+            return _found(table, found_by, choice)
+    spans, why = repetition(forest)
+    table = _steps(spans.filter(~pl.col("thread").is_in(loading.implode())), forest)
+    if table.is_empty():
+        return replace(_found(table, "", choice), missing=_why_no_steps(forest, why))
+    found = _found(table, _REPETITION, choice)
+    return replace(found, found_by=_TRAINING) if _all_optimize(found, forest) else found
+
+
+def _why_no_steps(forest: Forest, why: str) -> str:
+    """Return why a profile has no steps, and how to mark them."""
+    every = forest.every_range()
+    if every.is_empty():
+        return "the profile has no ranges; `annot run --layers` records them"
+    threads = forest.threads.table["process_code"].gather(every["thread"])
+    if threads.is_in(worker_processes(forest).implode()).all():
+        return "only processes that load data have ranges; --step-range 'NAME #' marks steps"
+    return f"{why}; `for … in batches(loader)` or --step-range 'NAME #' marks steps"
 
 
 def _all_optimize(steps: Steps, forest: Forest) -> bool:

@@ -34,6 +34,8 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         host_ns                    host time inside ranges, added up over threads; null without host times
         wall_ns                    time of the selected steps with their waits for data, or from the first to the last
                                    range, added up over processes that do more than load data; null without host times
+        whole_ns                   100 % of shares: gpu_ns, or without GPU activity wall_ns, or host_ns if threads or
+                                   ranges that run at the same time make it longer; null without host times
         processes                  number of these processes: those with steps, or else with ranges
         workers                    of the processes that only load data, in the whole run: processes, fetches, host_ns
         warmup_gpu_ns              part of gpu_ns that was launched in warm-up steps
@@ -44,6 +46,7 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         steps, step_ns             number of steps; median, min, max, iqr (ns) and warmup of their duration, or null
         warmup_left_out            number of warm-up steps that are not among them
         steps_found_by             words for the method that found the steps
+        steps_missing              why the run has no steps, and what marks them; empty with steps
         step_kind                  kind of the steps that step_ns describes, null if unknown
         step_kinds                 kind, steps and median_ns of each kind of all steps, most frequent first
         cut                        sentence about events that could not be written, or empty
@@ -54,6 +57,9 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
     lost = nodes.hstack(forest.layers_of_nodes()).filter(pl.col("layer") == UNATTRIBUTED)
     gpu, outside = int(nodes["gpu_self_ns"].sum()), int(lost["gpu_self_ns"].sum())
     steps = by_step(attribution)
+    kernels, copies = (int(nodes[name].sum()) for name in ("kernels", "copies"))
+    host = int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None
+    processes = _processes(attribution)
     span = (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns")
     devices = attribution.device_busy.select("process", "device", "busy_ns", span)
     return {
@@ -65,17 +71,19 @@ def summarize(attribution: Attribution) -> dict[str, Any]:
         "gpu_by_time_ns": int(nodes["gpu_by_time_ns"].sum()),
         "warmup_gpu_ns": int(steps.filter("warmup")["gpu_ns"].sum()),
         "gpu_guessed_ns": attribution.guessed_ns,
-        "host_ns": int(nodes["host_self_ns"].sum()) if known(attribution.meta) else None,
-        **_processes(attribution),
+        "host_ns": host,
+        "whole_ns": gpu if kernels or copies else None if host is None else max(host, processes["wall_ns"]),
+        **processes,
         "ranges": sum(int((part["id"] >= 0).sum()) for part in (forest.tree, forest.crossing)),  # as recorded
-        "kernels": int(nodes["kernels"].sum()),
-        "copies": int(nodes["copies"].sum()),
+        "kernels": kernels,
+        "copies": copies,
         "threads": pl.concat([forest.tree["thread"], forest.crossing["thread"]]).n_unique(),
         "devices": devices.sort("process", "device", nulls_last=True).to_dicts(),
         "steps": steps.height,
         "step_ns": step_statistics(steps) if known(attribution.meta) else None,
         "warmup_left_out": attribution.steps.table.filter("warmup").height - int(steps["warmup"].sum()),
         "steps_found_by": attribution.steps.found_by,
+        "steps_missing": attribution.steps.missing,
         "step_kind": next(iter(attribution.steps.steady()["kind"]), None),
         "step_kinds": attribution.steps.kinds.drop_nulls("kind").to_dicts(),
         "cut": attribution.meta.get("cut", ""),
@@ -89,15 +97,17 @@ def _processes(attribution: Attribution) -> dict[str, Any]:
     loading = worker_processes(forest)
     process = forest.threads.table["process_code"]
     rows = forest.every_range()
-    rows = rows.with_columns(process.gather(rows["thread"]))
+    spans = rows.group_by("thread").agg(pl.col("start").min(), pl.col("end").max())
+    spans = spans.with_columns(process.gather(spans["thread"]))
     of_workers = pl.col("process_code").is_in(loading.implode())
-    spans = rows.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
+    spans = spans.filter(~of_workers).group_by("process_code").agg(pl.col("start").min(), pl.col("end").max())
     length = pl.col("end") - pl.col("start")
     selected = spans
     if steps.choice is not None:
         chosen = steps.chosen().select("step", process_code="process")
         selected = step_spans(attribution).join(chosen, on=["process_code", "step"], how="semi")
-    fetched = rows.filter(of_workers & fetches(forest.labels).gather(rows["label"]))
+    fetched = rows.filter(fetches(forest.labels).gather(rows["label"]))
+    fetched = fetched.with_columns(process.gather(fetched["thread"])).filter(of_workers)
     return {
         "wall_ns": int(selected.select(length.sum()).item()) if known(attribution.meta) else None,
         "processes": (steps.table["process"] if steps.table.height else spans["process_code"]).n_unique(),

@@ -4,8 +4,9 @@ A is the baseline. B is the profile to compare, from another device, version or 
 profiles have steps. Warm-up steps are excluded. A speedup above 1 means that B is faster. ± is the 95% confidence
 interval. Rows that became slower come first. The table shows each change once: it omits layers whose change the rows
 inside them explain. Files contain these layers with `explained` = true.
-Repeated layers are one row, as in `annot report`; files have a row for each. annot prints the five rows that change
-most. --all prints all; --by, --expand, --top and --min-share print a table, too.
+Repeated layers are one row, as in `annot report`; files have a row for each. Layers that torch.compile fused in one of
+the runs are compared at the layer around them. annot prints the five rows that change most. --all prints all; --by,
+--expand, --top and --min-share print a table, too.
 
 --fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
 significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
@@ -138,19 +139,18 @@ def _usage_problem(args: argparse.Namespace) -> str | None:
 
 def _folds(sides: Sequence[Attribution], expand: Sequence[str]) -> tuple[Folds, Folds]:
     """Return the folds of each profile; a path of `expand` is in one of them at least."""
-    from annot.attribution import by_layer
-    from annot.attribution.nested_layers import nested_layers
+    from annot.attribution.line_tree import by_line
     from annot.report.folds import with_groups
 
     found: list[Folds] = []
     wrong: list[ValueError] = []
     for side in sides:
-        rows, nesting = by_layer(side), nested_layers(side)
+        lines = by_line(side)
         try:
-            rows = with_groups(rows, expand=expand, nesting=nesting)
+            rows = with_groups(lines, lines, expand)
         except ValueError as error:
             wrong.append(error)
-            rows = with_groups(rows, nesting=nesting)
+            rows = with_groups(lines, lines)
         layers = rows.drop_nulls("group").select("layer", "module", "group")
         found.append({(layer, module): group for layer, module, group in layers.iter_rows()})
     if len(wrong) == len(sides):

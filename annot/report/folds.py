@@ -16,15 +16,15 @@ from typing import Any, Final
 
 import polars as pl
 
-from annot.attribution import Attribution, by_layer
-from annot.attribution.nested_layers import LayerNesting, nested_layers
+from annot.attribution import Attribution
+from annot.attribution.line_tree import by_line
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Column, Formatted, combined
 from annot.report.layer_tree import Line, layer_lines, tree_columns
 from annot.report.report import Report
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import is_layer, line_class
+from annot.report.tree_rows import line_class
 from annot.report.units import unit_for
 
 __all__ = [
@@ -67,34 +67,45 @@ class Spread:
     iqr: float
 
 
-def with_groups(
-    rows: pl.DataFrame, every: pl.DataFrame | None = None, expand: Sequence[str] = (),
-    nesting: LayerNesting | None = None,
-) -> pl.DataFrame:  # fmt: skip
+def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = ()) -> pl.DataFrame:
     """Return rows with the column ``group``: the fold of the layer, such as ``layers.*.attn``; null outside folds.
 
     Args:
-        rows: rows by layer, module and phase.
-        every: the rows of all layers, for `rows` without some; None: `rows`.
+        rows: rows by layer, module and phase, or those of `tree`, which also get ``shown``: the number of the line in
+            the table with folds.
+        tree: the result of `annot.attribution.line_tree.by_line`.
         expand: paths of layers that stay out of folds, with all layers inside; ``""``: all layers.
-        nesting: the layers inside each other; see `annot.report.layer_tree.layer_lines`.
 
     Raises:
         ValueError: the profile has no layer at a path of `expand`.
     """
-    lines = layer_lines(rows if every is None else every, nesting=nesting)
-    found = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
-    _check(expand, lines, found)
-    names = [(*key, group) for key, group in found.items()]
-    table = pl.DataFrame(names, schema=dict.fromkeys(("layer", "module", "group"), pl.String), orient="row")
-    kept = rows.select(pl.exclude("group"))
-    joined = kept.join(table, on=["layer", "module"], how="left", maintain_order="left")
-    return joined.select(*kept.columns[:-1], "group", kept.columns[-1])  # shapes stay the last column
+    lines = layer_lines(tree)
+    groups = _groups(lines, lambda path, fold: any(_unfolds(text, path, fold) for text in expand))
+    _check(expand, lines, groups)
+    shown = {
+        member.number: number
+        for number, line in enumerate(_folded(lines, groups))
+        for member in line.members or [line]
+    }  # fmt: skip
+    found = [(line.number, *line.key, groups.get(line.number), shown[line.number]) for line in lines]
+    schema = {"line": pl.Int64, "layer": pl.String, "module": pl.String, "group": pl.String, "shown": pl.Int64}
+    table = pl.DataFrame(found, schema=schema, orient="row")
+    kept = rows.drop("group", "shown", strict=False)
+    if "line" in rows.columns:
+        joined = kept.join(table.select("line", "group", "shown"), on="line", how="left", maintain_order="left")
+        joined = joined.with_columns(pl.col("shown").fill_null(pl.col("line") + len(lines)))  # unattributed time
+    else:
+        layers = table.drop("line", "shown").filter(pl.col("group") != pl.col("layer"))
+        layers = layers.unique(["layer", "module"], keep="first")
+        joined = kept.join(layers, on=["layer", "module"], how="left", maintain_order="left")
+    added = joined.columns[len(kept.columns) :]
+    return joined.select(*kept.columns[:-1], *added, kept.columns[-1])  # shapes stay the last column
 
 
 def folds_of(attribution: Attribution) -> dict[_Key, str]:
     """Return the path of the fold of each repeated layer of a profile, by layer and class."""
-    rows = with_groups(by_layer(attribution), nesting=nested_layers(attribution)).drop_nulls("group")
+    lines = by_line(attribution)
+    rows = with_groups(lines, lines).drop_nulls("group")
     return {(layer, module): group for layer, module, group in rows.select("layer", "module", "group").iter_rows()}
 
 
@@ -127,9 +138,9 @@ _PLACE: Final = "(place)"
 
 def shown_lines(report: Report) -> list[Line]:
     """Return the lines of the layer table in depth-first order, with folds."""
-    lines = layer_lines(report.tree_rows, report.every, report.nesting)
-    groups = ((line.key, next(iter(line.phases.values())).get("group")) for line in lines)
-    return _folded(lines, {key: group for key, group in groups if group is not None})
+    lines = layer_lines(report.tree_rows, report.every)
+    groups = ((line.number, next(iter(line.phases.values())).get("group")) for line in lines)
+    return _folded(lines, {number: group for number, group in groups if group is not None})
 
 
 def shown_columns(report: Report, lines: Sequence[Line]) -> list[Formatted[Line]]:
@@ -207,15 +218,16 @@ def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
     return _folded(lines, _groups(lines, lambda _, fold: fold in opened))
 
 
-def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[_Key, str]:
-    """Map each line in a fold to the path of the fold. `unfolds` says whether a path stays out of a fold."""
+def _groups(lines: Sequence[Line], unfolds: Callable[[str, str], bool]) -> dict[int, str]:
+    """Map the number of each line in a fold to the path of the fold. `unfolds` says which paths stay out of a fold."""
     inner = _inner(lines)
-    found: dict[_Key, str] = {}
+    found: dict[int, str] = {}
     pending = [_Siblings("", [_Node(line.key[0], line.module, [line]) for line in inner[None]])]
     while pending:
         siblings = pending.pop()
         for node in _with_folds(siblings, inner, unfolds):
-            found.update((line.key, node.path) for line in node.lines if line.key[0] != node.path)
+            repeats = len(node.lines) > 1  # a range of the program has the same name in each layer
+            found.update((line.number, node.path) for line in node.lines if repeats or line.key[0] != node.path)
             pending.append(_Siblings(node.path, _merged(node, inner)))
     return found
 
@@ -321,7 +333,7 @@ def _with_folds(siblings: _Siblings, inner: _Inner, unfolds: Callable[[str, str]
 def _patterns(node: _Node, above: str) -> Iterator[str]:
     """Yield the path with a star for each index below the parent layer, the innermost first."""
     line = node.lines[0]
-    if node.module == COMPILED or layer_path.INSIDE in node.path or not any(map(is_layer, line.phases.values())):
+    if node.module == COMPILED or layer_path.INSIDE in node.path or not line.is_layer:
         return
     if FUSED in node.path:
         yield _NUMBER.sub("*", node.path)
@@ -356,7 +368,7 @@ def _unfolds(text: str, path: str, fold: str) -> bool:
     return text in ("", fold) or layer_path.is_within(path, text) or layer_path.is_within(text, path)
 
 
-def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, str]) -> None:
+def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[int, str]) -> None:
     """Raise an error if a path of the user names no layer."""
     if all(text == "" for text in expand):
         return
@@ -368,14 +380,14 @@ def _check(expand: Sequence[str], lines: Sequence[Line], found: Mapping[_Key, st
             raise ValueError(f"expand must be the path of a layer, got {text!r}; repeated layers: {known}")
 
 
-def _folded(lines: Sequence[Line], groups: Mapping[_Key, str]) -> list[Line]:
+def _folded(lines: Sequence[Line], groups: Mapping[int, str]) -> list[Line]:
     """Return lines in depth-first order with those of a group as one."""
     inner = _inner(lines)
     shown: list[Line] = []
     pending: list[tuple[list[Line], Line | None]] = [(part, None) for part in reversed(_parts(inner[None], groups))]
     while pending:
         members, above = pending.pop()
-        group = groups.get(members[0].key)
+        group = groups.get(members[0].number)
         line = members[0] if group is None else _fold(group, members, above)
         shown.append(line)
         inside = [one for member in members for one in inner[id(member)]]
@@ -383,12 +395,12 @@ def _folded(lines: Sequence[Line], groups: Mapping[_Key, str]) -> list[Line]:
     return shown
 
 
-def _parts(lines: Iterable[Line], groups: Mapping[_Key, str]) -> list[list[Line]]:
+def _parts(lines: Iterable[Line], groups: Mapping[int, str]) -> list[list[Line]]:
     """Return the lines of each fold, and each other line alone, in the order of the rows."""
-    parts: dict[_Key, list[Line]] = {}
+    parts: dict[Any, list[Line]] = {}
     for line in sorted(lines, key=lambda line: line.place):
-        group = groups.get(line.key)
-        parts.setdefault(line.key if group is None else (group, line_class(line.module)), []).append(line)
+        group = groups.get(line.number)
+        parts.setdefault(line.number if group is None else (group, line_class(line.module)), []).append(line)
     return list(parts.values())
 
 
@@ -402,7 +414,9 @@ def _fold(path: str, members: list[Line], above: Line | None) -> Line:
         phase: _sum([line.phases[phase] for line in members if phase in line.phases], path) for phase in phases
     }
     module = first.module if len({line.module for line in members}) == 1 else line_class(first.module)
-    return Line(label, module, first.depth, rows, members=members, count=count, place=first.place)
+    return Line(
+        label, module, first.depth, rows, is_layer=first.is_layer, members=members, count=count, place=first.place
+    )
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from annot.attribution.line_tree import LAYER_PHASES
 from annot.labels import layer_path
 from annot.report.columns import Formatted
 from annot.report.folds import shown_lines
-from annot.report.layer_tree import MODEL, Line, other_lines
+from annot.report.layer_tree import Line, other_lines, title
 from annot.report.report import Report
 from annot.report.tables import TREE, head
-from annot.report.tree_rows import LAYER_PHASES
 from annot.report.units import count, share, unit_for
 
 __all__ = ["HotRow", "hot_columns", "hottest_rows", "model_class", "named_rows"]
@@ -62,14 +62,15 @@ def named_rows(report: Report) -> Iterator[HotRow]:
     for line in lines:
         path = (line.members or [line])[0].key[0]
         source = next((sources[above] for above in (path, *layer_path.above(path)) if above in sources), "")
-        yield _hot_row(line, layer_path.with_parent(line.key[0], root) or MODEL, report, source)
+        name, module = title(next(iter(line.phases.values())))
+        yield _hot_row(line, layer_path.with_parent(name, root), module, report, source)
     for line in other_lines(report.tree_rows, report.every):
-        yield _hot_row(line, line.label, report, "")
+        yield _hot_row(line, line.label, line.module, report, "")
 
 
 def model_class(lines: Sequence[Line]) -> str:
     """Return the class of the model whose layers the lines are; "": unknown, or several models."""
-    classes = {line.module for line in lines if not line.key[0] and line.module}
+    classes = {line.module for line in lines if line.is_layer and not line.key[0] and line.module}
     return classes.pop() if len(classes) == 1 else ""
 
 
@@ -79,7 +80,7 @@ def _sources(report: Report) -> dict[str, str]:
     return dict(rows.drop_nulls("source").select("layer", "source").iter_rows()) if "source" in rows.columns else {}
 
 
-def _hot_row(line: Line, path: str, report: Report, source: str) -> HotRow:
+def _hot_row(line: Line, path: str, module: str, report: Report, source: str) -> HotRow:
     column = report.time.replace("_ns", "_self_ns")
     times = {phase: row[column] for phase, row in line.phases.items() if row[column]}
     calls = line.get("calls", *(line.phases.keys() & {"forward"}))
@@ -89,7 +90,7 @@ def _hot_row(line: Line, path: str, report: Report, source: str) -> HotRow:
         keys = [one.key for one in line.members] or [line.key]
         known = (report.bounds.get((*key, longest)) for key in keys)
         bound = next(filter(None, known), None)
-    return HotRow(path, line.module, len(line.members) or 1, times, calls, bound, source)
+    return HotRow(path, module, len(line.members) or 1, times, calls, bound, source)
 
 
 def hot_columns(report: Report, rows: Sequence[HotRow], *, short: bool) -> list[Formatted[HotRow]]:

@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 import polars as pl
 
-from annot.attribution.nested_layers import LayerNesting
 from annot.report.columns import COLUMNS, per_step
 from annot.report.selected_rows import at_least, longest, longest_first
 from annot.report.tree_rows import lines_of
@@ -39,7 +38,6 @@ class Report:
             profile without ranges.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
         tree: the rows that tables show, where a fold counts as one row; None: `rows`.
-        nesting: the layers inside each other, for a tree.
         least: share of the total time (0 to 1) below which rows were left out.
         bounds: what bounds a layer by layer, module and phase, as in `annot.analyze.roofline.layer_roofline`.
         is_list: whether tables list the rows of a tree by self time, without the tree.
@@ -53,7 +51,6 @@ class Report:
     instead: Sequence[Report] = ()
     every: pl.DataFrame | None = None
     tree: pl.DataFrame | None = None
-    nesting: LayerNesting | None = None
     least: float = 0.0
     bounds: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     is_list: bool = False
@@ -75,8 +72,8 @@ class Report:
 
     @property
     def whole(self) -> float | None:
-        """100 % in ns: the GPU time, or without GPU activity the wall-clock time of the processes."""
-        whole: float | None = self.meta[self.time if self.time == "gpu_ns" else "wall_ns"]
+        """100 % in ns; see `annot.attribution.summarize`. None: unknown."""
+        whole: float | None = self.meta["whole_ns"]
         return whole
 
     @property
@@ -108,6 +105,8 @@ class Report:
         if self.least and self.tree_rows.is_empty():
             return f"No row has {100 * self.least:g} % of the total time."
         unknown = self.view.group == "work" and self.rows["flops"].null_count() == self.rows.height
+        if self.view.name == "step" and self.meta.get("steps_missing") and self.rows.is_empty():
+            return f"No steps, because {self.meta['steps_missing']}."
         return self.view.empty if unknown or self.tree_rows.is_empty() else ""
 
     @property
@@ -148,8 +147,8 @@ class Report:
         if self.view.layout != "tree":
             shown = None if self.tree is None else select(self.tree, column, None)
             return replace(self, rows=select(self.rows, column, None), tree=shown)
-        tree = None if self.tree is None else select(self.tree, column, lines_of(self.tree, self.every))
-        rows = select(self.rows, column, lines_of(self.rows, self.every, folded=False))
+        tree = None if self.tree is None else select(self.tree, column, lines_of(self.tree))
+        rows = select(self.rows, column, lines_of(self.rows))
         return replace(self, rows=rows, tree=tree)
 
     def per_step(self, steps: int) -> Self:
@@ -169,5 +168,5 @@ _TIMES: Final = ("time_ns", "self_ns", "exposed_ns", "memory_peak_bytes")
 """Columns by which `top` selects in views without the columns of `Report.column`."""
 _SUMS_OF_META: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
-    "warmup_gpu_ns", "host_ns", "wall_ns", "ranges", "kernels", "copies",
+    "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", "ranges", "kernels", "copies",
 )  # fmt: skip

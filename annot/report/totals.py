@@ -22,6 +22,8 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield "Processes", f"{meta['processes']:,}. Times are sums over processes; --by-process compares the processes"
     if meta["steps"]:
         yield "Steps", _step_line(meta)
+    elif meta.get("steps_missing"):
+        yield "Steps", f"no steps, because {meta['steps_missing']}"
     if parts := parts_of_time(report):
         yield parts[0], ", ".join(parts[1])
     if "peaks" in meta:

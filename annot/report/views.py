@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
@@ -28,6 +28,7 @@ __all__ = [
 Rows: TypeAlias = Callable[[Attribution], pl.DataFrame]
 COLUMN_GROUPS: Final = ("time", "work", "roofline", "tensor", "memory", "communication", "all")
 """Values of ``--columns``: what a table says about each row."""
+_LAYER: Final = ("layer", "module", "phase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,33 @@ def _kernels(attribution: Attribution) -> pl.DataFrame:
     return with_short_names(with_classes(by_kernel(attribution)), attribution)
 
 
-def _work(attribution: Attribution, *, every: bool = False) -> pl.DataFrame:
+def _complete(rows: Rows) -> Rows:
+    """Return a function that adds the other rows with self time to rows by layer, so that these make up the run."""
+
+    def complete(attribution: Attribution) -> pl.DataFrame:
+        table, layers = rows(attribution), by_layer(attribution)
+        clock = "gpu" if layers["gpu_self_ns"].sum() else "host"
+        others = layers.filter(pl.col(f"{clock}_self_ns") > 0).join(table, on=_LAYER, how="anti", maintain_order="left")
+        if table.is_empty() or others.is_empty():
+            return table
+        others = others.with_columns(time_ns=f"{clock}_ns", self_ns=f"{clock}_self_ns")
+        if "time_share" in table.columns:
+            others = others.with_columns(time_share=pl.col("time_ns") / layers[f"{clock}_self_ns"].sum())
+        names = [name for name in table.columns if name in others.columns]
+        every = pl.concat([table, others.select(names)], how="diagonal_relaxed")
+        order = layers.select(*_LAYER, place=pl.int_range(pl.len()))
+        every = every.join(order, on=_LAYER, how="left", maintain_order="left").sort("place", maintain_order=True)
+        return every.drop("place").with_columns(pl.col(name).fill_null([]) for name in names if name == "shapes")
+
+    return complete
+
+
+def _work(attribution: Attribution) -> pl.DataFrame:
     """Return the rows of `by_work`, with measured work if the profile has hardware counters."""
     from annot.analyze.measured_work import with_measured
     from annot.analyze.work import by_work
 
-    rows, profile = by_work(attribution, every=every), attribution.source
+    rows, profile = by_work(attribution), attribution.source
     if isinstance(profile, Profile) and profile.metrics.height:
         return with_measured(rows, attribution, profile)
     return rows
@@ -150,18 +172,17 @@ def _executions(attribution: Attribution) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _grouped(view: View, *keys: str, rows: Rows | None = None) -> Rows:
-    """Return a function that combines the rows of a layer view by its keys; `rows` replaces those of the view."""
+def _grouped(view: View, *keys: str) -> Rows:
+    """Return a function that combines the rows of a layer view by its keys."""
     columns = [_REPLACED.get(one.name, one) for one in view.shown if one.name != "time_share"]
 
     def grouped(attribution: Attribution) -> pl.DataFrame:
-        table = (rows or view.rows)(attribution)
+        table = view.rows(attribution)
         return combined(of_modules(table) if "module" in keys else table, keys, columns)
 
     return grouped
 
 
-_LAYER: Final = ("layer", "module", "phase")
 _KERNELS: Final = "Kernels"
 _TENSOR_CORES: Final = "Tensor Cores"
 _NO_WORK: Final = "The profile has no shapes, so that FLOPs are unknown. Use emit_ranges(model, shapes=True)."
@@ -175,15 +196,15 @@ _WORK: Final = View(
     "work", "layer",
     ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "params", "flops_per_s", "flops_measured",
      "ratio"),
-    _work, "work", "Work by layer: FLOPs, bytes (each tensor moved once), parameters", "layers", empty=_NO_WORK,
-    keys=_LAYER,
+    _complete(_work), "work", "Work by layer: FLOPs, bytes (each tensor moved once), parameters", "layers",
+    empty=_NO_WORK, keys=_LAYER,
 )  # fmt: skip
 _ROOFLINE: Final = View(
     "bottleneck", "layer",
     ("phase", "time_ns", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "batch",
      "backward_to_forward", "gpu_idle_ns", "flops", "bytes", "precision", "stall_share", "stall_reason", "instructions",
      "load_store_share", "l1_hit_rate", "l2_hit_rate", "dram_throughput"),
-    _from("bottlenecks", "by_bottleneck"), "roofline", "Roofline and bottleneck of each layer", calls=True,
+    _complete(_from("bottlenecks", "by_bottleneck")), "roofline", "Roofline and bottleneck of each layer", calls=True,
 )  # fmt: skip
 _OF_GROUPS: Final = tuple(_REPLACED.get(column.name, column) for column in _ROOFLINE.shown)
 _VIEWS: Final = (
@@ -197,8 +218,8 @@ _VIEWS: Final = (
     View(
         "tensor_core", "layer",
         ("phase", "tc_eligible", "tc_used", "gpu_self_ns", "tc_ns", "tc_share", "kernels", "tc_kernels"),
-        _from("dlprof_reports", "by_tensor_core"), "tensor", "Tensor Cores by layer", end="reason", calls=True,
-        gpu=_TENSOR_CORES,
+        _complete(_from("dlprof_reports", "by_tensor_core")), "tensor", "Tensor Cores by layer", end="reason",
+        calls=True, gpu=_TENSOR_CORES,
     ),
     View("memory", "layer", ("phase", "calls", *MEMORY_COLUMNS), _memory, "memory", "Memory by layer", "layers",
          empty="Memory was not recorded. Use emit_ranges(model, memory=True)."),
@@ -226,7 +247,7 @@ _VIEWS: Final = (
         "module", "module", ("phase", "layers", *_TIMES), by_module, heading="Time by module", label="module",
         empty=_NO_MODULES, keys=("module", "phase"),
     ),
-    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase", rows=partial(_work, every=True)),
+    View("module_work", "module", _WORK.columns, _grouped(_WORK, "module", "phase"),
          "work", "Work by module", "modules", "module", empty=_NO_WORK),
     View("module_roofline", "module", _OF_GROUPS, _grouped(_ROOFLINE, "module", "phase"), "roofline",
          "Roofline by module", plural="modules", label="module", empty=_NO_MODULES, calls=True),
@@ -275,13 +296,13 @@ _VIEWS: Final = (
         keys=("op", "phase"),
     ),
     View("op_work", "op", ("phase", "calls", "gpu_self_ns", "host_self_ns", "flops", "bytes", "flops_per_s"),
-         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", "ops", "op", "shapes",
+         _from("operator_table", "by_op_work"), "work", "Work by operation and shape", "ops", "op", "inputs",
          _NO_OPERATIONS),
     View("op_roofline", "op",
          ("phase", "calls", "time_ns=Time", "time_share", "bound", "roof_share", "flops_per_s", "intensity", "flops",
           "bytes", "precision"),
          _from("operator_table", "by_op_roofline"), "roofline", "Roofline by operation and shape", "ops", "op",
-         "shapes", _NO_OPERATIONS),
+         "inputs", _NO_OPERATIONS),
     View(
         "step", "step",
         ("batch", Column("kind", "Kind", "text", "same"), "requests", "tokens", "context",

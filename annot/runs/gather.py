@@ -14,6 +14,7 @@ import polars as pl
 from annot.analyze.advice import Facts
 from annot.analyze.collectives import collectives_of
 from annot.analyze.ranks_verdict import RankTimes, ranks_verdict, times_of_rank
+from annot.analyze.same_run import Program, difference, program_of
 from annot.attribution.layer_chains import KEY
 from annot.errors import AnnotError
 from annot.report.report import Order, Report
@@ -76,6 +77,7 @@ class RankTable:
             collective_ns and collectives from `annot.runs.skew.collective_time`.
         collectives: `annot.analyze.collectives.Collectives.table`, for the view of communication.
         times: times of the rank for the verdict; None: unknown, or the profile is large.
+        program: what other ranks of the run have in common with it.
     """
 
     rank: int | None
@@ -83,6 +85,7 @@ class RankTable:
     report: Report
     collectives: pl.DataFrame | None = None
     times: RankTimes | None = None
+    program: Program | None = None
 
 
 class OneRankError(ValueError):
@@ -167,7 +170,8 @@ class Ranks(Frames):
                 notes       notes of all ranks; similar notes are merged
 
         Raises:
-            AnnotError: all profiles are unusable, the rank does not exist, or Dask is not available.
+            AnnotError: all profiles are unusable, or are not ranks of one run, the rank does not exist, or Dask is not
+                available.
             OneRankError: the arguments need a single rank.
             TypeError: an argument has another type.
             ValueError: the view does not exist, or an argument is out of range.
@@ -263,7 +267,20 @@ class Ranks(Frames):
             raise AnnotError(
                 reasons[0] if len(ranks) == 1 else f"all {len(ranks)} profiles are unusable. The first: {reasons[0]}"
             )
+        _check_one_run(ranks)
         return ranks
+
+
+def _check_one_run(ranks: Sequence[_Rank]) -> None:
+    """Raise AnnotError if two files are not ranks of one run. Processes of a file are."""
+    programs = {rank.source: rank.result.program for rank in ranks if isinstance(rank.result, RankTable)}
+    (first, program), *others = programs.items()
+    for source, other in others:
+        if program and other and (reason := difference(program, other)):
+            raise AnnotError(
+                f"{first} (A) and {source} (B) are not ranks of one run: {reason}. Report each alone, or compare two "
+                "runs with annot compare"
+            )
 
 
 def _tables(ranks: Sequence[_Rank]) -> dict[int, RankTable]:
@@ -309,7 +326,7 @@ def _table(run: Run, view: str, total: bool) -> RankTable:
     found = collectives_of(attribution).table if view == _COMMUNICATION else None
     step = (report.meta["step_ns"] or {}).get("median")
     times = times_of_rank(Facts(attribution), step) if run.is_small(attribution) else None
-    return RankTable(rank, process, replace(report, rows=rows, meta=meta), found, times)
+    return RankTable(rank, process, replace(report, rows=rows, meta=meta), found, times, program_of(attribution))
 
 
 def _numbered(paths: Sequence[str], results: Sequence[list[RankTable] | Failure]) -> list[_Rank]:

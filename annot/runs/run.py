@@ -18,14 +18,14 @@ from annot.analyze.peak_sources import GIVEN, default_peaks, peaks_from_file
 from annot.analyze.roofs import Peaks
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
-from annot.attribution.nested_layers import nested_layers
+from annot.attribution.line_tree import by_line
 from annot.errors import AnnotError
 from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.read.kineto.reader import NAME as KINETO
 from annot.report.columns import COLUMNS
 from annot.report.folds import folded_rows, folds_of, with_groups
-from annot.report.layer_tree import at_depth
+from annot.report.layer_tree import at_depth, lines_at_depth
 from annot.report.report import Order, Report
 from annot.report.views import View, find_view
 from annot.runs.captures import with_capture_files
@@ -259,16 +259,16 @@ class Run(Frames):
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")
-        rows = every = self._rows(view, attribution)
+        rows = self._rows(view, attribution)
         if "roof_share" in rows.columns:
             meta["peaks"] = default_peaks(attribution).as_meta()
         if depth is not None:
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
-            rows = at_depth(rows, depth, attribution)
+            rows = at_depth(rows, depth, by_line(attribution))
         kernels = brief and view.name == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = _trees(view, attribution, every, rows, expand) if view.folds and "group" in every.columns else {}
+        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
         bounds = _bounds(view, attribution, advice)
         report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
@@ -414,8 +414,7 @@ class Run(Frames):
         rows = view.rows(attribution)
         if not view.folds or not {"layer", "module", "phase"} <= set(rows.columns):
             return rows
-        layers = rows if view.layout == "tree" else by_layer(attribution)
-        return with_groups(rows, layers, nesting=nested_layers(attribution))
+        return with_groups(rows, by_line(attribution))
 
     def __repr__(self) -> str:
         from annot.report.terminal.answer import print_answer
@@ -428,7 +427,7 @@ class Run(Frames):
         from annot.report.page.fragment import as_fragment
 
         attribution = self.attribution_for(self._table.view)
-        return as_fragment(self._table, pictures(attribution, by_layer(attribution)))
+        return as_fragment(self._table, pictures(attribution))
 
     @cached_property
     def _table(self) -> Shown:
@@ -448,16 +447,16 @@ def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) 
 
 
 def _trees(
-    view: View, attribution: Attribution, every: pl.DataFrame, rows: pl.DataFrame, expand: Sequence[str]
+    view: View, attribution: Attribution, rows: pl.DataFrame, depth: int | None, expand: Sequence[str]
 ) -> dict[str, Any]:
-    """Return `every`, `tree` and `nesting` of a report by layer: with `expand`, some layers are one by one."""
-    nesting, shown = nested_layers(attribution), rows
-    if expand:
-        layers = every if view.layout == "tree" else by_layer(attribution)
-        shown = with_groups(rows, layers, expand, nesting)
-    if view.layout == "rows":
-        shown = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
-    return {"every": every, "tree": shown, "nesting": nesting}
+    """Return `every` and `tree` of a report by layer: with `expand`, some layers are separate."""
+    lines = by_line(attribution)
+    if view.layout == "tree":
+        lines = with_groups(lines, lines, expand)
+        return {"every": lines, "tree": lines if depth is None else lines_at_depth(lines, depth)}
+    shown = with_groups(rows, lines, expand) if expand else rows
+    tree = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    return {"every": rows, "tree": tree}
 
 
 def view_of(path: str, selection: Selection, **options: Any) -> Shown:

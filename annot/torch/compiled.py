@@ -282,11 +282,13 @@ def traced_layers(
     """Return the layers in which nodes were traced, without duplicates, and the layers around all of these.
 
     A path that starts with `HERE` is relative to the module whose call runs the graph. Nodes outside any layer belong
-    to that module. In a backward graph this holds only if no node has a layer, because nodes that sum gradients do not
-    belong to a layer. The layers around are those inside the module that runs the graph, outermost first. `by_id` has
-    the sites by ``id(module)``; `here` is the site of the module whose call the graph was traced in, or None.
+    to that module. Nodes that sum gradients or write a buffer back, such as the running mean of a BatchNorm, have no
+    layer of their own: they belong to that module only if no other node has a layer. The layers around are those inside
+    the module that runs the graph, outermost first. `by_id` has the sites by ``id(module)``; `here` is the site of the
+    module whose call the graph was traced in, or None.
     """
     calls: dict[Named, list[Named]] = {}
+    direct = False  # whether the code of the module itself is among the nodes
     for node in nodes:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         if node.op != "call_function" or not all(_id(key).isdecimal() for key in stack):
@@ -294,7 +296,8 @@ def traced_layers(
         called = _called(list(stack.items()), by_id, here)
         if called or here is not None:
             calls.setdefault(called[-1] if called else _CALLING_MODULE, called)
-    if backward and len(calls) > 1:
+        direct = direct or not (called or backward or node.target is torch.ops.aten.copy_.default)
+    if len(calls) > 1 and not direct:
         calls.pop(_CALLING_MODULE, None)
     around = [called[:-1] for called in calls.values()] if len(calls) == 1 else calls.values()
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*around, strict=False))

@@ -10,11 +10,12 @@ from typing import Any
 
 import polars as pl
 import pytest
+from advice_commands import check_commands
 from matrices import every_third
-from sqlite_profile import training
+from sqlite_profile import in_float32, training
 from tables import Rows
 
-from annot.analyze.advice import RULES, Advice, advise, by_advice, cpu
+from annot.analyze.advice import RULES, Advice, advise, by_advice, cpu, operators
 from annot.attribution import attribute
 from annot.cli.main import main
 from annot.profile import COPIES, LAUNCHES, Profile
@@ -23,8 +24,6 @@ from annot.read.formats import load
 US = 1000
 TENSOR = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn"
 SINGLE = "ampere_sgemm_128x64_tn"
-SINGLE_NAMES = {"gemm": SINGLE, "conv_fwd": "ampere_scudnn_128x64_nn", "conv_bwd": "ampere_scudnn_128x64_nt"}
-"""Names of kernels of `sqlite_profile.training`, and names that show float32 outside Tensor Cores."""
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 LAYOUT = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float>()"
@@ -44,6 +43,8 @@ class Run:
     """Between steps for data, µs."""
     gap: int = 0
     """Before each kernel, µs."""
+    slower: int = 0
+    """How much longer (µs) the kernels of every other step run."""
     lengths: tuple[int, ...] = ()
     """Of steps, µs, instead of what the kernels take."""
     first: list[tuple[str, int]] = field(default_factory=list)
@@ -52,6 +53,8 @@ class Run:
     """Names and lengths (µs) of further API calls in each step."""
     copy: int = 0
     """Length (µs) of a copy to the device before the kernels of each step, beside which nothing runs."""
+    pinned: bool | None = False
+    """Whether these copies are from pinned memory; None: unknown."""
     optimizer: int = 0
     """Kernels of the optimizer in each step, of 1 µs."""
     devices: tuple[int, ...] = (0,)
@@ -77,11 +80,13 @@ class Run:
                         "end": (at + self.copy) * US,
                         "kind": "HtoD",
                         "bytes": 1,
+                        "pinned": self.pinned,
                     }
                 )
                 at += self.copy
             for name, length in self.kernels + (self.first if step == 0 else []):
                 at += self.gap
+                length += self.slower * (step % 2)
                 self._launch(rows, begin, at, name, length)
                 at += length * self.slow
             rows.range(self.text, (begin + 1) * US, (at - 1) * US)
@@ -125,28 +130,27 @@ SHORT = [(TENSOR, 4)] * 30
 TRIED = [(f"{CONV_KERNEL}_stage{stage}", 100) for stage in (3, 4)]
 
 CASES: dict[str, tuple[Run, Run]] = {
-    "data_loading": (Run(wait=300), Run(wait=30)),
+    "data_loading": (Run(wait=101), Run(wait=99)),
     "synchronous_copies": (
         Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 400)]),
         Run(gap=100, calls=[("cudaMemcpyAsync_v3020", 40)]),
     ),
-    "pageable_copies": (Run(copy=200), Run(copy=20)),
-    "cuda_graphs": (Run(kernels=SHORT, gap=8), Run(kernels=SHORT)),
+    "pageable_copies": (Run(copy=29), Run(copy=27)),
+    "host_copies": (Run(copy=29, pinned=True), Run(copy=27, pinned=True)),
+    "cuda_graphs": (Run(kernels=[(TENSOR, 4)] * 10, gap=8), Run(kernels=[(TENSOR, 4)] * 9, gap=8)),
     "allocations": (
-        Run(gap=100, calls=[("hipFree", 90)]),
+        Run(gap=100, calls=[("hipFree", 31)]),
         Run(gap=100, calls=[("cudaFreeAsync_v11020", 90)]),
     ),
-    "host_bound": (Run(gap=2000), Run(kernels=SHORT, gap=8)),
+    "host_bound": (Run(gap=101), Run(gap=95)),
     "short_kernels": (Run(kernels=SHORT), Run(kernels=[(TENSOR, 4), (TENSOR, 900)])),
-    "batch_size": (Run(kernels=SHORT, gap=8), Run(gap=900)),
+    "batch_size": (Run(kernels=[(TENSOR, 9)] * 30, gap=8), Run(kernels=[(TENSOR, 10)] * 30, gap=8)),
     "stragglers": (Run(devices=(0, 1, 2), slow=2), Run(devices=(0, 1, 2))),
     "collectives": (
-        Run(kernels=[(TENSOR, 600), (NCCL, 300)]),
-        Run(kernels=[(TENSOR, 900), (NCCL, 30)]),
+        Run(kernels=[(TENSOR, 948), (NCCL, 52)]),
+        Run(kernels=[(TENSOR, 952), (NCCL, 48)]),
     ),
-    "uneven_steps": (
-        Run(steps=12, lengths=(1000, 1500) * 6), Run(steps=12, lengths=(1000, 1010) * 6),
-    ),
+    "uneven_steps": (Run(steps=12, slower=250), Run(steps=12, slower=220)),
     "coverage": (Run(steps=0), Run()),  # the profile of `_lost`
     "mixed_precision": (Run(kernels=[(SINGLE, 900)]), Run(kernels=[(SINGLE, 900)], meta={"devices": [P100]})),
     "multiples_of_eight": (
@@ -162,8 +166,8 @@ CASES: dict[str, tuple[Run, Run]] = {
         Run(kernels=[(CONV_KERNEL, 900)], text=CONV, first=TRIED),
     ),
     "fusion": (
-        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 400)]),
-        Run(kernels=[(TENSOR, 500), ("triton_poi_fused_add_relu_0", 400)]),
+        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 200), (ELEMENTWISE, 200)]),
+        Run(kernels=[(TENSOR, 500), (ELEMENTWISE, 400)]),  # a lone operation, and nothing to fuse it with
     ),
     "optimizer": (Run(optimizer=300), Run(optimizer=20)),
 }  # fmt: skip
@@ -186,13 +190,13 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
     assert any(char.isdigit() for char in said[rule].evidence)
     assert said[rule].code
     assert 0 <= said[rule].saves <= 1
-    assert (said[rule].saves == 0) == (rule == "coverage")
+    assert (said[rule].saves == 0) == (rule in ("coverage", "uneven_steps"))
     assert rule not in _said(silent)
 
 
 def test_every_rule_has_a_case() -> None:
     """No rule goes without a test."""
-    assert {rule.__name__ for rule in RULES if rule not in cpu.RULES} == set(CASES)
+    assert {rule.__name__ for rule in RULES if rule not in (*cpu.RULES, *operators.RULES)} == set(CASES)
 
 
 def test_nothing_to_advise() -> None:
@@ -203,7 +207,10 @@ def test_nothing_to_advise() -> None:
 
 def test_evidence_has_the_numbers() -> None:
     """What is said is what the profile holds."""
-    assert _said(Run(wait=300))["data_loading"].evidence == "25% of step time is spent waiting for data (4 steps)"
+    assert _said(Run(wait=300))["data_loading"].evidence == (
+        "25% of step time is spent waiting for data, 300 µs in each of 4 steps; the profile does not show whether "
+        "worker processes fetch it"
+    )
     graphs = _said(Run(kernels=SHORT, gap=8))["cuda_graphs"]
     assert graphs.evidence == (
         "67% of step time is spent waiting for launches, and each step runs the same 30 kernels, 4.0 µs on average"
@@ -240,6 +247,30 @@ def test_no_advice_on_what_nobody_knows(text: str, kernel: str, advised: bool) -
     assert "multiples_of_eight" not in said
 
 
+@pytest.mark.parametrize(("length", "advised"), [(110, True), (90, False)])
+def test_fusing_needs_a_tenth_of_the_step(length: int, advised: bool) -> None:
+    """Two memory-bound kernels beside each other with 11 % of the step are worth advice, with 9 % they are not."""
+    kernels = [(TENSOR, 1000 - length), (ELEMENTWISE, length // 2), (ELEMENTWISE, length // 2)]
+    assert ("fusion" in _said(Run(kernels=kernels))) == advised
+    triton = [(TENSOR, 500), ("triton_poi_fused_add_relu_0", 200), ("triton_poi_fused_add_relu_0", 200)]
+    assert "fusion" not in _said(Run(kernels=triton))
+
+
+def test_turing_has_no_bfloat16() -> None:
+    """Without a data sheet the compute capability shows what Tensor Cores support."""
+    turing = {"name": "NVIDIA GeForce RTX 2080 Ti", "computeMajor": 7, "computeMinor": 5, "numSms": 68}
+    advice = _said(Run(kernels=[(SINGLE, 900)], meta={"devices": [turing]}))["mixed_precision"]
+    assert "float16" in advice.advice
+    assert "bfloat16" not in advice.advice + advice.code
+
+
+def test_names_without_a_unit_are_no_claim() -> None:
+    """A kernel that names a dtype and no unit may use TF32 on Tensor Cores."""
+    kernels = [("void cutlass::gemm_nn_128x128<float>(float*, float*)", 500), ("elementwise_add", 490)]
+    for text in ("net.a Linear [64,1024]f32 |fwd", "net.a Linear |fwd"):
+        assert _said(Run(kernels=kernels, text=text)) == {}
+
+
 def test_graphs_need_steps_that_are_alike() -> None:
     """Steps with different kernels cannot be one graph."""
     steps = _said(Run(kernels=SHORT, gap=8, steps=2, first=[(TENSOR, 4)]))
@@ -248,16 +279,18 @@ def test_graphs_need_steps_that_are_alike() -> None:
 
 def test_most_time_comes_first() -> None:
     """The piece of advice that is about the most time stands on top."""
-    table = by_advice(attribute(Run(kernels=[(SINGLE, 500), (ELEMENTWISE, 400)], wait=300).build()))
+    table = by_advice(attribute(Run(kernels=[(SINGLE, 500), (ELEMENTWISE, 200), (ELEMENTWISE, 200)], wait=300).build()))
     assert table["rule"].to_list() == ["mixed_precision", "fusion", "data_loading"]
     assert table["saves"].is_sorted(descending=True)
     assert table.row(0, named=True)["layers"] == ["net.a"]
 
 
 def test_code_is_python_or_a_command() -> None:
-    """What is to be tried can be copied: it compiles, or it is a command of annot."""
-    for speaks, _ in CASES.values():
-        for advice in _said(speaks).values() if speaks.steps else ():
+    """What is to be tried can be copied: it compiles, or it is a command of annot with options that exist."""
+    said = [advice for speaks, _ in CASES.values() for advice in advise(attribute(speaks.build()))]
+    assert sum(map(check_commands, said)) >= 5
+    for advice in said:
+        if advice.rule != "coverage":
             lines = [line for line in advice.code.split("\n") if not line.startswith("annot ")]
             compile(
                 "\n".join(lines).replace("(model.parameters(), ..., ", "(model.parameters(), "), advice.rule, "exec"
@@ -278,6 +311,85 @@ def test_keras_is_not_told_to_write_pytorch(rule: str) -> None:
     assert (rule in _said(speaks)) == (rule != "cudnn_benchmark")
 
 
+def test_both_sides_of_other_thresholds() -> None:
+    """Rules with several conditions are silent if one of them fails."""
+    graph = [(TENSOR, 50)] * 30
+    assert "cuda_graphs" in _said(Run(kernels=graph, gap=8))
+    assert "cuda_graphs" not in _said(Run(kernels=[(TENSOR, 51)] * 30, gap=8))
+    waits = Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 80)])
+    assert 0.05 <= _said(waits)["synchronous_copies"].saves < 0.06
+    assert "synchronous_copies" not in _said(Run(gap=100, calls=[("cudaStreamSynchronize_v3020", 65)]))
+    short = [(TENSOR, 9)] * 30
+    assert "batch_size" not in _said(Run(kernels=short, gap=0))
+    assert "uneven_steps" in _said(Run(steps=8, slower=250))
+    assert "uneven_steps" not in _said(Run(steps=7, slower=250))
+    late = Run(devices=(0, 1), kernels=[(TENSOR, 90)], lengths=(1000,) * 4, slow=2)
+    assert "stragglers" in _said(late)
+    assert "stragglers" not in _said(replace(late, kernels=[(TENSOR, 40)]))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "rule", "words"),
+    [
+        (False, "pageable_copies", "from pageable memory"), (True, "host_copies", "from pinned memory"),
+        (None, "host_copies", "the profile does not show it"),
+    ],
+)  # fmt: skip
+def test_advice_on_copies_reads_the_kind_of_memory(pinned: bool | None, rule: str, words: str) -> None:
+    """Pinned memory is advised where the profile shows pageable memory, and nowhere else."""
+    said = _said(Run(copy=200, pinned=pinned))
+    assert words in said[rule].evidence
+    assert {"pageable_copies", "host_copies"} & said.keys() == {rule}
+    assert ("pin_memory" in said[rule].code) == (pinned is False)
+
+
+WAITS = {
+    "cudaDeviceSynchronize_v3020": "torch.cuda.synchronize()", "cudaMemcpy_v3020": "copy asynchronously",
+    "cudaStreamSynchronize_v3020": ".item()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_call_that_waits_is_what_to_remove(name: str) -> None:
+    """An explicit synchronisation is not told to copy asynchronously."""
+    assert WAITS[name] in _said(Run(gap=100, calls=[(name, 400)]))["synchronous_copies"].advice
+
+
+def test_memory_that_is_freed_and_memory_that_grows() -> None:
+    """Allocations without frees are those of a cache that grows, which the caching allocator cannot avoid."""
+    grows = _said(Run(gap=300, calls=[("cudaMalloc_v3020", 200)]))["allocations"]
+    assert "expandable_segments" in grows.code
+    again = _said(Run(gap=300, calls=[("cudaMalloc_v3020", 100), ("cudaFree_v3020", 100)]))["allocations"]
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in again.code
+
+
+def test_uneven_steps_with_a_reason_get_the_advice_on_it() -> None:
+    """Steps that wait for launches of other code get advice on that, and not on the variation that follows."""
+    said = _said(Run(steps=12, lengths=(1000, 1500) * 6))
+    assert "host_bound" in said
+    assert "uneven_steps" not in said
+    kernels = _said(Run(steps=12, slower=250))["uneven_steps"]
+    assert kernels.advice == "Compare steps of similar length only: their GPU work differs."
+    assert kernels.evidence.endswith("of the time that long steps take more, 100% from kernels")
+
+
+def test_coverage_is_about_launches_that_ranges_could_own() -> None:
+    """Kernels without a recorded launch lie in no range whatever the program does; nor does time outside the steps."""
+    lost = _lost()
+    unknown = lost.kernels.with_columns(pl.when(pl.col("end") != 900).then("correlation").alias("correlation"))
+    assert "coverage" in {one.rule for one in advise(attribute(lost))}
+    assert "coverage" not in {one.rule for one in advise(attribute(replace(lost, kernels=unknown)))}
+    rows = Rows()
+    for step in range(4):
+        at = 1000 + 1000 * step
+        rows.range(f"Batch {step} |step", at, at + 900).range("fc Linear |fwd", at, at + 900)
+        rows.kernel(at + 10, (at + 10, at + 600))
+    before = rows.kernel(10, (20, 900)).build()
+    inside = rows.kernel(990, (5900, 9900)).build()
+    assert "coverage" not in {one.rule for one in advise(attribute(before))}  # 27 % of GPU time
+    assert "coverage" in {one.rule for one in advise(attribute(inside))}  # most of the GPU time is outside the steps
+
+
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Run the command and return what it printed."""
@@ -292,10 +404,7 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 def test_report_of_advice_and_its_line(printed: Callable[..., str], tmp_path: Path) -> None:
     """`--by advice` prints what, why, where and how; the table of layers says how many pieces there are."""
-    profile = training(device=True)
-    for row in profile.rows["StringIds"]:
-        row["value"] = SINGLE_NAMES.get(row["value"], row["value"])
-    path = profile.write(tmp_path / "run.sqlite")
+    path = in_float32(training(device=True)).write(tmp_path / "run.sqlite")
     lines = printed("report", path, "--by", "advice").partition("\n\n")[2].splitlines()
     assert lines[0] == "1. Run matrix multiplications on Tensor Cores: use bfloat16, or at least TF32."
     assert lines[1] == "   Saves: at most 94.6% of the step"

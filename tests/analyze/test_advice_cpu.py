@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from advice_commands import check_commands
 from step_rows import Rows
 
 from annot.analyze.advice import Advice, Facts, advise, cpu
@@ -86,6 +87,8 @@ def test_rule_speaks_and_is_silent(rule: str) -> None:
     assert rule in speaks
     assert any(char.isdigit() for char in speaks[rule].evidence)
     assert speaks[rule].code
+    for advice in speaks.values():
+        check_commands(advice)
     assert 0 < speaks[rule].saves <= 1
     assert rule not in silent
 
@@ -108,8 +111,8 @@ def test_evidence_has_the_numbers() -> None:
     assert "OMP_NUM_THREADS=1" in one["threads"].code
     data = _said(_profile(499_000, data=1_500_000))["data_loading"]
     assert data.evidence == (
-        "75% of step time is spent waiting for data, 1.5 ms in each of 8 steps, while the rest takes 0.5 ms; the "
-        "process itself fetches it"
+        "75% of step time is spent waiting for data, 1.50 ms in each of 8 steps, while the rest of a step takes "
+        "500 µs; the profile does not show whether worker processes fetch it"
     )
     assert "num_workers=2," in data.code
     few = _said(_profile(cpu={"threads": 1, "cores": 4}))["threads"]

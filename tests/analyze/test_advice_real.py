@@ -34,8 +34,8 @@ FIRST: dict[str, str | None] = {
     "nsys/zx_lm_compile_graphtrace_no_nvtx.2024.6.sqlite.gz": "coverage",
     # Two kernels of microseconds with 18 ms between them.
     "nsys/ginda_tiny_no_nvtx.2026.1.sqlite.gz": "host_bound",
-    # Rows made by hand: 17 kernels of some 100 ns, whose launches take longer.
-    "nsys/edge_semantics/edge_semantics.sqlite": "cuda_graphs",
+    # Rows made by hand: 17 kernels of some 100 ns, whose launches take longer. Nothing shows steps that are alike.
+    "nsys/edge_semantics/edge_semantics.sqlite": "host_bound",
     # hipFree takes 3.3 of 3.4 s, and the device does nothing meanwhile: the caching allocator is off.
     "kineto/tracelens_mi300_resnet18_train_nnmodule_seq.json.gz": "allocations",
     # Kernels that were launched start 463 of 474 ms later, while nothing runs: the profile does not say why.
@@ -58,8 +58,8 @@ FIRST: dict[str, str | None] = {
     "kineto/hta_alexnet_a100_cupti_sass_flops.json.gz": None,
     # gloo's collectives on a CPU take 86 % of the steps.
     "kineto/hta_cpu_only.json.gz": "collectives",
-    # Files of a handful of events: one collective; one kernel in 413 ms; four kernels in 1.6 ms.
-    "kineto/hta_large_integer.json.gz": "collectives",
+    # Files of a handful of events: one collective, for which no kernel waits; one kernel in 413 ms; four in 1.6 ms.
+    "kineto/hta_large_integer.json.gz": None,
     "kineto/hta_backward_thread_min.json": "host_bound",
     "kineto/hta_oldcat_Kernel_Runtime.json.gz": "host_bound",
     # Kernels one by one, without a host: nothing of a step is known.

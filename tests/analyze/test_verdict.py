@@ -222,3 +222,20 @@ def test_an_idle_gpu_does_not_let_the_cpu_wait() -> None:
     words = "the GPU idles 98%, mostly unexplained (98%)."
     assert verdict(facts) == f"Decode step 466 ms on MI300X: {words}"
     assert by_advice(facts.attribution, facts).is_empty()
+
+
+@pytest.mark.parametrize(("outside", "begins"), [(100, "the GPU"), (101, "50% of the GPU time lies outside any range")])
+def test_most_gpu_time_outside_ranges_comes_first(outside: int, begins: str) -> None:
+    """The sentence is then about the run, also if its ranges repeat."""
+    rows = Rows()
+    for step in range(5):
+        rows.range("work", 100 * step, 100 * step + 90).kernel(100 * step + 5, (100 * step + 6, 100 * step + 26))
+    profile = rows.kernel(495, (1000, 1000 + outside)).build()
+    subject, _, said = _of(profile).partition(": ")
+    assert subject.startswith("Run" if outside > 100 else "Step")
+    assert said.startswith(begins)
+    assert (by_summary(attribute(profile)).filter(section="steps", item="all")["count"].item() == 0) == (outside > 100)
+
+
+def test_without_ranges_nothing_lies_outside_them() -> None:
+    assert "outside any range" not in _of(Rows().kernel(5, (6, 26)).build())

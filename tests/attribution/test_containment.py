@@ -289,7 +289,7 @@ def test_ranges_keep_the_phases_of_rows_left_out(left_out: dict[str, Any], total
         rows.range("Forward", start + 20, start + 40).range("backward", start + 50, start + 80)
         rows.kernel(start + 25, (start + 25, start + 32)).kernel(start + 55, (start + 55, start + 66))
     report = Run(rows.build()).view(total=total, **left_out)
-    lines = layer_lines(report.rows, report.every)
+    lines = layer_lines(report.tree_rows, report.every)
     times = 2 if total else 1
     assert [lines[0].get("gpu_ns", *phase) for phase in (["forward"], ["backward"], [])] == [
         7 * times, 11 * times, 18 * times,

@@ -159,12 +159,13 @@ def measure_steps(what: str, build: Callable[[], tuple[Any, Any]], budget: float
 
     programs: dict[str, Callable[[Any], Any]] = {}
     models: dict[str, Any] = {}
-    for name in ("plain", "ops", "names"):
+    modes: dict[str, Any] = {"plain": None, "ops": "ops", "names": "names"}
+    for name in modes:
         model, x = build()
         model.compile("sgd", "mse", jit_compile=False)
         batch = tf.data.Dataset.from_tensor_slices((x, model(x))).batch(len(x)).repeat()
         models[name] = model
-        with nullcontext() if name == "plain" else emit_ranges(model, mode=name):
+        with nullcontext() if name == "plain" else emit_ranges(model, mode=modes[name]):
             model.make_train_function(force=True)
             programs[name] = functools.partial(_step, model.train_function, iter(batch))
             programs[name](None)

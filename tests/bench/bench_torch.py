@@ -46,7 +46,7 @@ class Repeat(nn.Module):
 # ------------------------------------------------------------------ variants
 
 
-def annot_ranges(model: nn.Module, **options: bool) -> Variant:
+def annot_ranges(model: nn.Module, **options: Any) -> Variant:
     """Return the variant with annot's ranges."""
     return lambda: emit_ranges(model, **options)
 

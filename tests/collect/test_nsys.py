@@ -43,6 +43,30 @@ def test_annots_ranges_get_through_whatever_the_nvtx_package(native, tmp_path):
     assert len(warnings) == int(nvtx_is_lost())
 
 
+LOADER = """
+import torch, annot
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(2, 2)
+with annot.emit_ranges(model):
+    for batch in DataLoader([torch.zeros(2)] * 8, 2, num_workers=2):
+        model(batch).sum().backward()
+"""
+
+
+@needs_nsys
+@pytest.mark.slow
+def test_workers_of_a_loader_are_recorded(tmp_path):
+    """Their ranges come from processes that fork and never call exec; the loader's mark says what it is."""
+    pytest.importorskip("torch")
+    words = ["run", "-o", "out.sqlite", "--collector", "nsys", "--", sys.executable, write_script(tmp_path, LOADER)]
+    done = annot(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {text for _, text in texts_in(tmp_path / "out.sqlite")}
+    assert {"Data Worker 0 |data", "Data Worker 1 |data", "Data |data"} <= found
+    loaders = [one["loaders"] for one in load(tmp_path / "out.sqlite").meta["processes"] if "loaders" in one]
+    assert loaders == [[{"workers": 2, "persistent": 0, "pinned": 0}]]
+
+
 @needs_nsys
 def test_report_is_kept_and_can_be_exported_again(tmp_path):
     """The .nsys-rep stays beside the profile and is a report that Nsight Systems reads."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from captured import Captured
 
+import annot
 from annot import native
 from annot.emit import client
 from annot.emit.client import IS_NATIVE
@@ -68,6 +71,71 @@ def test_import_loads_no_framework_and_no_tables() -> None:
     """`import annot` loads neither a framework nor what the read wing needs."""
     code = "import annot, sys; print(*{'torch', 'tensorflow', 'polars', 'numpy', 'nvtx', 'rich'} & set(sys.modules))"
     assert run(code).split() == []
+
+
+def test_dir_lists_the_public_names_and_loads_nothing() -> None:
+    """Completion sees the functions and the packages of frameworks, and neither modules nor helpers."""
+    code = """
+import sys, annot, rlcompleter
+public = dir(annot)
+print(set(annot.__all__) | {'tf', 'torch'} == set(public), public == sorted(public))
+print(*dir(annot.torch), *dir(annot.tf)[:2])
+print(*{'torch', 'tensorflow', 'polars', 'keras'} & set(sys.modules))
+words = rlcompleter.Completer({'annot': annot}).attr_matches('annot.')
+print({word.rstrip('()') for word in words} == {f'annot.{name}' for name in public})
+"""
+    assert run(code).splitlines() == [
+        "True True",
+        "AnnotCallback AnnotProfiler AnnotTrainerCallback EmitRanges emit_ranges AnnotCallback EmitRanges",
+        "",
+        "True",
+    ]
+
+
+def test_emit_ranges_has_the_options_of_its_frameworks() -> None:
+    """Names, order, types and defaults are those of `annot.torch.emit_ranges` and of `annot.tf.emit_ranges`."""
+    pytest.importorskip("torch")
+    import annot.torch
+
+    options = inspect.signature(annot.emit_ranges).parameters
+    source = ast.parse(Path(annot.__file__).with_name("tf").joinpath("ranges.py").read_text())
+    (function,) = (node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "emit_ranges")
+    names = (argument.arg for argument in function.args.kwonlyargs)
+    of_tensorflow = dict(zip(names, function.args.kw_defaults, strict=True))
+    of_torch = dict(inspect.signature(annot.torch.emit_ranges).parameters)
+    assert set(options) == set(of_torch) | set(of_tensorflow)
+    for name, option in options.items():
+        if name in of_torch and name != "model":
+            assert (of_torch[name].annotation, of_torch[name].default) == (option.annotation, option.default)
+        if name in of_tensorflow:
+            assert ast.literal_eval(of_tensorflow[name]) == option.default
+
+
+def test_options_of_another_framework_and_unknown_options_are_type_errors() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="the option mode of emit_ranges is for models of TensorFlow only"):
+        annot.emit_ranges(model, mode="ops")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'backwards'"):
+        annot.emit_ranges(model, backwards=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
+def test_type_checkers_know_the_options(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "code.py").write_text(
+        "import annot\n"
+        "with annot.emit_ranges(object(), depth=2, memory=True) as block:\n    block.pause()\n"
+        "annot.emit_ranges(object(), depht=2)\n"
+        "annot.emit_ranges(object(), depth='2')\n"
+    )
+    found, _, _ = api.run(
+        ["--cache-dir", str(tmp_path / "cache"), "--follow-imports=silent", str(tmp_path / "code.py")]
+    )
+    errors = [line.split("error: ")[1] for line in found.splitlines() if "error: " in line]
+    assert len(errors) == 2
+    assert errors[0].startswith('Unexpected keyword argument "depht" for "emit_ranges"; did you mean "depth"?')
+    assert errors[1].startswith('Argument "depth" to "emit_ranges" has incompatible type "str"')
 
 
 def test_record_after_an_early_nvtx_call(tmp_path: Path) -> None:

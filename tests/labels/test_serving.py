@@ -55,7 +55,8 @@ def test_kind_and_size(text: str, step: ServingStep) -> None:
     "text",
     [
         "step[DECODE]", "step[decode bs=1]", "step [DECODE bs=1]", "step[DECODE bs=1] ", "capture_32_DECODE", "step 12",
-        "execute_new_1", "execute_context_1(512)", "execute_context_1(888_)_generation_0(0)", "execute_context_1()_generation_0(0)",
+        "execute_new_1", "execute_context_1(512)",
+        "execute_context_1(888_)_generation_0(0)", "execute_context_1()_generation_0(0)",
         "[Executor] _forward_step 7", "[Executor] _forward_step 7: 1 ctx reqs",
         "_forward_step 7: 1 ctx reqs, 2 gen reqs",
         "execute_context_1(5)_generation_0(0)\n", "step[DECODE bs=99999999999]", "",

@@ -23,7 +23,9 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen  # noqa: E402
 from torch._inductor.output_code import CompiledFxGraph  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
-from annot import correlate, emit_ranges, load  # noqa: E402
+from annot import emit_ranges, load  # noqa: E402
+from annot.attribution import attribute  # noqa: E402
+from annot.attribution.line_tree import by_line  # noqa: E402
 from annot.emit import client  # noqa: E402
 from annot.emit.layer_filter import EVERYTHING  # noqa: E402
 from annot.report.layer_tree import layer_lines  # noqa: E402
@@ -403,12 +405,12 @@ def test_the_report_shows_layers_and_graphs(tmp_path: Path) -> None:
             step(call, model)
 
     capture(tmp_path, body)
-    lines = layer_lines(correlate(load(next(tmp_path.glob("*.sqlite")))))
+    lines = layer_lines(by_line(attribute(load(next(tmp_path.glob("*.sqlite"))))))
     shown = {(line.label, line.module): line.depth for line in lines}
     assert shown["(model)", "Net"] == 0
-    assert shown["left.fc", "Linear"] == 1
-    assert shown["left.act+left", "Tanh+Block"] == 1
-    assert not any(label.startswith("left") and depth > 1 for (label, _), depth in shown.items())
+    assert shown["left", "Block"] == shown["right", "Block"] == 1
+    assert shown["fc", "Linear"] == 2
+    assert shown["act+(self)", "Tanh+Block"] == 2
     (graph,) = (depth for (label, module), depth in shown.items() if module.startswith("CompiledGraph"))
     assert graph == 1
 
@@ -443,7 +445,7 @@ def test_every_route_to_a_module_leads_to_its_path(source: str, path: str) -> No
     module: Any = dict(model.named_modules()).get(path.removeprefix("."), model.by["a b"])
     node = SimpleNamespace(op="call_function", meta={"nn_module_stack": {str(id(module)): (source, type(module))}})
     found = compiled.traced_layers([node], known.by_id, known.by_id[id(model)], backward=False)
-    assert found == [(path, type(module).__name__)]
+    assert found == (((path, type(module).__name__),), ())
 
 
 def test_a_wrapper_adds_no_name_to_the_layers_of_its_kernels(tmp_path: Path) -> None:

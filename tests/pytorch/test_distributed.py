@@ -289,6 +289,24 @@ def test_waits_are_ranges_in_every_mode_of_the_loader(tmp_path: Path) -> None:
     assert waits(DataLoader(numbers, 4, num_workers=1, persistent_workers=True), 2) == 6
 
 
+def test_a_loader_says_how_many_workers_it_has(tmp_path: Path) -> None:
+    """A mark for each loader that starts to iterate, also inside `batches`."""
+    numbers = distributed_worker.Numbers()
+
+    def body() -> None:
+        with annot.emit_ranges(torch.nn.Identity()):
+            for loader in (DataLoader(numbers, 4), DataLoader(numbers, 4, num_workers=1, persistent_workers=True)):
+                assert len(list(annot.batches(loader))) == 2
+                assert len(list(loader)) == 2
+
+    recorded = capture(tmp_path, body)
+    path = next(tmp_path.rglob("*.sqlite"))
+    loaders = [one["loaders"] for one in annot.load(path).meta["processes"] if "loaders" in one]
+    facts = {"workers": 0, "persistent": 0, "pinned": 0}
+    assert loaders == [[facts, {"workers": 1, "persistent": 1, "pinned": 0}]]
+    assert data_ranges(recorded)["Data |data"] == 12
+
+
 def test_a_fetch_that_fails_closes_its_ranges(tmp_path: Path) -> None:
     """In the worker and in the loop; the exception arrives as without annot."""
 

@@ -322,3 +322,44 @@ def test_backward_operations_have_one_row(tmp_path):
     inside = result.ranges().filter(pl.col("text").str.contains("AddmmBackward0"))
     found = by_op(result).filter(pl.col("op") == "AddmmBackward0")["host_self_ns"].to_list()
     assert found == [inside["host_self_ns"].sum()]
+
+
+def _kernel(name: str, start: float, end: float, category: str = "kernel", **args: Any) -> dict[str, Any]:
+    return {**span(name, start, end, category, 0, **args), "pid": 0}
+
+
+def test_external_ids_lead_to_launches(tmp_path: Path) -> None:
+    """Without correlation ids, the external id of a GPU activity is that of its launch, whose operator is around it."""
+    profile = read(
+        tmp_path,
+        span("aten::mm", 1, 9, **{"External id": 513}), span("aten::add", 10, 19, **{"External id": 25}),
+        span("hipLaunchKernel", 3, 4, "cuda_runtime", **{"External id": 25}),
+        span("hipMemcpyAsync", 12, 13, "cuda_runtime", **{"External id": 26}),
+        _kernel("gemm", 20, 30, **{"External id": 25}),
+        _kernel("Memcpy DtoH", 30, 35, "gpu_memcpy", **{"External id": 26}),
+        _kernel("lost", 40, 50, **{"External id": 0}), _kernel("other", 50, 60, **{"External id": 77}),
+        span("hipDeviceSynchronize", 14, 15, "cuda_runtime", **{"External id": 0}),
+    )  # fmt: skip
+    times = dict(by_op(attribute(profile)).select("op", "gpu_self_ns").iter_rows())
+    assert times == {"aten::mm": 10_000, "aten::add": 5_000, "(unattributed)": 20_000}
+
+
+def test_external_ids_of_operators_lead_to_operators(tmp_path: Path) -> None:
+    """Without launches in the trace, a GPU activity belongs to the operator with its external id."""
+    profile = read(
+        tmp_path, span("aten::mm", 1, 9, **{"External id": 7}), _kernel("gemm", 20, 30, **{"External id": 7}),
+    )  # fmt: skip
+    assert by_op(attribute(profile)).filter(op="aten::mm")["gpu_self_ns"].to_list() == [10_000]
+
+
+def test_correlation_ids_come_first(tmp_path: Path) -> None:
+    """Where launches have correlation ids, the external id of another numbering leads nowhere."""
+    profile = read(
+        tmp_path,
+        span("aten::mm", 1, 9, **{"External id": 1}), span("aten::add", 10, 19, **{"External id": 2}),
+        span("cudaLaunchKernel", 3, 4, "cuda_runtime", correlation=2, **{"External id": 1}),
+        span("cudaLaunchKernel", 12, 13, "cuda_runtime", correlation=1, **{"External id": 2}),
+        _kernel("gemm", 20, 30, correlation=2, **{"External id": 1}), _kernel("add", 30, 35, correlation=1),
+    )  # fmt: skip
+    times = {op: ns for op, ns in by_op(attribute(profile)).select("op", "gpu_self_ns").iter_rows() if ns}
+    assert times == {"aten::mm": 10_000, "aten::add": 5_000}

@@ -19,7 +19,7 @@ from tables import Rows
 
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.roofs import unknown_peaks
-from annot.attribution import attribute, by_layer, by_step
+from annot.attribution import attribute, by_step
 from annot.profile import Profile
 from annot.report.charts.chart import Chart, Mark, Series, as_svg, shapes
 from annot.report.charts.profile_charts import pictures, step_charts
@@ -39,7 +39,7 @@ def page() -> Iterator[Page]:
 
 def chart_of(name: str, profile: Profile) -> ElementTree.Element:
     attribution = attribute(profile)
-    return ElementTree.fromstring(as_svg(pictures(attribution, by_layer(attribution))[name]))
+    return ElementTree.fromstring(as_svg(pictures(attribution)[name]))
 
 
 def training(batches: tuple[int, ...] = (1, 16, 512), devices: tuple[dict[str, object], ...] = (A100,)) -> Profile:
@@ -179,7 +179,7 @@ def test_the_page_draws_the_shapes(page: Page, tmp_path: Path, name: str) -> Non
     )
     width, height = map(int, found.attrib["viewBox"].split()[2:])
     attribution = attribute(profile)
-    chart = replace(pictures(attribution, by_layer(attribution))[name], size=(width, height))
+    chart = replace(pictures(attribution)[name], size=(width, height))
     expected = as_svg(chart)
     assert _drawn(found) == _drawn(ElementTree.fromstring(expected))[1:]  # without the background
 

@@ -282,7 +282,7 @@ def test_profiles_without_anything(by: str) -> None:
     print_table(Run(Profile.build({})).view(by, total=True), Console(file=text, width=100))
     assert text.getvalue()
     rows = views()[by].rows(attribute(ordered_only()))
-    assert rows.height or by in ("memory", "kernel_roofline")
+    assert rows.height or by in ("memory", "kernel_roofline", "op_work", "op_roofline")
     if by == "detail":
         assert rows["host_max_ns"].null_count() == rows["host_ns"].null_count() == rows.height
 

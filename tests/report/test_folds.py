@@ -184,15 +184,24 @@ def _trees(draw: st.DrawFn) -> pl.DataFrame:
         for phase in draw(st.sampled_from([("forward",), ("forward", "backward"), ("backward",)]))
     ]  # fmt: skip
     schema = dict.fromkeys(("layer", "module", "phase"), pl.String()) | dict.fromkeys(SUMS, pl.Int64())
-    return pl.DataFrame(rows, schema=schema | {"shapes": pl.List(pl.String)}).with_columns(gpu_busy_ns=0, flops=0)
+    table = pl.DataFrame(rows, schema=schema | {"shapes": pl.List(pl.String)}).with_columns(gpu_busy_ns=0, flops=0)
+    keys = table.select("layer", "module").unique(maintain_order=True).with_columns(line=pl.int_range(pl.len()))
+    first = dict(reversed([(path, line) for path, _, line in keys.iter_rows()]))
+    above = {path: [path.rsplit(".", size)[0] for size in range(1, path.count(".") + 1)] for path in first}
+    parents = {path: next((first[one] for one in above[path] if one in first), -1) for path in first}
+    line = table.select("layer", "module").join(keys, on=["layer", "module"], maintain_order="left")["line"]
+    parent = table["layer"].replace_strict(parents, return_dtype=pl.Int64)
+    added = table.select(line=line.cast(pl.Int64), parent=parent, is_layer=pl.lit(value=True), level=pl.lit(0))
+    return added.hstack(table)
 
 
 def _report(rows: pl.DataFrame) -> Report:
     from annot.report.views import find_view
 
     whole = int(rows["gpu_self_ns"].sum())
-    meta = {"kernels": 1, "copies": 0, "gpu_ns": whole, "host_ns": 1, "notes": []}
-    return Report(find_view("layer"), rows, meta, every=rows, tree=rows)
+    meta = {"kernels": 1, "copies": 0, "gpu_ns": whole, "whole_ns": whole, "host_ns": 1, "notes": []}
+    files = rows.drop("line", "parent", "is_layer", "level", "shown")
+    return Report(find_view("layer"), files, meta, every=rows, tree=rows)
 
 
 def _filled(path: str, index: str) -> str:
@@ -212,8 +221,8 @@ def _of(rows: pl.DataFrame, line: Line) -> pl.DataFrame:
 @given(_trees())
 def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
     """Each row is in exactly one line, and each sum, median and maximum is that of the rows, to the nanosecond."""
-    rows = with_groups(table)
-    assert rows.drop("group").equals(table.select(rows.drop("group").columns))
+    rows = with_groups(table, table)
+    assert rows.drop("group", "shown").equals(table)
     lines = shown_lines(_report(rows))
     for line in lines:
         mine = _of(rows, line)
@@ -238,7 +247,7 @@ def test_sums_of_folds_are_those_of_their_rows(table: pl.DataFrame) -> None:
 
 def _numbers(report: Report) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     """What each line of the layer table prints: its sums, all phases, and the spread of a fold."""
-    columns = [name for name in SUMS if name in report.rows.columns]
+    columns = [name for name in SUMS if name in report.tree_rows.columns]
     return {
         (*line.key, kind): (
             tuple(line.get(column, *phases) for column in columns for phases in ((), ("forward",), ("backward",))),
@@ -271,7 +280,7 @@ def _selected(report: Report, top: int, share: float) -> None:
 @given(_trees(), st.integers(1, 12), st.floats(0, 0.3))
 def test_selections_keep_lines_whole(table: pl.DataFrame, top: int, share: float) -> None:
     """Numbers of a line are the same with and without `--top` or `--min-share`; files keep whole layers."""
-    report = _report(with_groups(table))
+    report = _report(with_groups(table, table))
     _selected(report, top, share)
     rows, time = report.rows, pl.col("gpu_self_ns")
     sums = rows.group_by("layer", "module").agg(time.sum()).sort("gpu_self_ns", descending=True).head(top)
@@ -338,7 +347,7 @@ def test_all_rows_below_a_share() -> None:
 @given(_trees())
 def test_all_expanded_is_the_tree_without_folds(table: pl.DataFrame) -> None:
     """`--expand` shows each layer as the tree has it."""
-    rows = with_groups(table, expand=("",))
+    rows = with_groups(table, table, ("",))
     assert rows["group"].null_count() == rows.height
     names = [(line.label, line.depth, line.key) for line in layer_lines(table)]
     assert [(line.label, line.depth, line.key) for line in shown_lines(_report(rows))] == names

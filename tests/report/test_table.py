@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from textwrap import dedent
 
-import polars as pl
 import pytest
 from ranked import ordered_only
 from rich.cells import cell_len
 from rich.console import Console
-from sqlite_profile import SqliteProfile, training
+from sqlite_profile import SqliteProfile, in_float32, training
+from tables import Rows
 
+from annot.attribution import attribute
+from annot.attribution.line_tree import by_line
 from annot.read.formats import load
 from annot.report.layer_tree import layer_lines
 from annot.report.terminal.table import print_table
@@ -39,7 +42,7 @@ def _table(path: Path, width: int, by: str = "layer", **options: str) -> list[st
 @pytest.fixture
 def with_device(tmp_path: Path) -> Path:
     """Two steps of a small network with kernels."""
-    return training(device=True).write(tmp_path / "run.sqlite")
+    return in_float32(training(device=True)).write(tmp_path / "run.sqlite")
 
 
 @pytest.fixture
@@ -63,18 +66,18 @@ GOLDEN = {
 
         GPU time by layer, ms
         Layer                           Forward Backward Share Calls
-        (model) AlexNet                   2.440    4.260 95.7%     2
-          features Sequential             1.840    3.060 70.0%     2
-        >   features.0 Conv2d             1.800    3.000 68.6%     2
-            features.1 ReLU               0.040    0.060  1.4%     2
-          classifier.1 Linear             0.600    1.200 25.7%     2
+        Epoch                             2.440    4.260 99.6%     1
+          Data wait                                       0.0%     2
+          Batch                           2.440    4.260 99.4%     2
+            (model) AlexNet               2.440    4.260 95.7%     2
+              features Sequential         1.840    3.060 70.0%     2
+        >       features.0 Conv2d         1.800    3.000 68.6%     2
+                features.1 ReLU           0.040    0.060  1.4%     2
+              classifier.1 Linear         0.600    1.200 25.7%     2
+            augment                                       0.0%     2
+            Backward (all)                         0.000  0.0%     2
+            Optimizer SGD                                 2.3%     2
 
-        Epoch                                            99.6%     1
-        Data wait                                         0.0%     2
-        Batch                                            99.4%     2
-        augment                                           0.0%     2
-        Backward (all)                             4.260 60.9%     2
-        Optimizer SGD                                     2.3%     2
         (unattributed) …launch recorded                   0.4%     0
 
         Note: 1 kernel or copy with no launch recorded
@@ -90,18 +93,18 @@ GOLDEN = {
 
         GPU time by layer, ms
         Layer                            Forward  Backward  Total  Share  Calls  Host ms
-        (model) AlexNet                    2.440     4.260  6.700  95.7%      2    3.040
-          features Sequential              1.840     3.060  4.900  70.0%      2    2.180
-        >   features.0 Conv2d              1.800     3.000  4.800  68.6%      2    1.840
-            features.1 ReLU                0.040     0.060  0.100   1.4%      2    0.220
-          classifier.1 Linear              0.600     1.200  1.800  25.7%      2    0.740
+        Epoch                              2.440     4.260  6.970  99.6%      1    4.400
+          Data wait                                         0.000   0.0%      2    0.300
+          Batch                            2.440     4.260  6.960  99.4%      2    3.940
+            (model) AlexNet                2.440     4.260  6.700  95.7%      2    3.040
+              features Sequential          1.840     3.060  4.900  70.0%      2    2.180
+        >       features.0 Conv2d          1.800     3.000  4.800  68.6%      2    1.840
+                features.1 ReLU            0.040     0.060  0.100   1.4%      2    0.220
+              classifier.1 Linear          0.600     1.200  1.800  25.7%      2    0.740
+            augment                                         0.000   0.0%      2    0.080
+            Backward (all)                           0.000  0.000   0.0%      2    0.060
+            Optimizer SGD                                   0.160   2.3%      2    0.400
 
-        Epoch                                               6.970  99.6%      1    4.400
-        Data wait                                           0.000   0.0%      2    0.300
-        Batch                                               6.960  99.4%      2    3.940
-        augment                                             0.000   0.0%      2    0.080
-        Backward (all)                               4.260  4.260  60.9%      2    1.700
-        Optimizer SGD                                       0.160   2.3%      2    0.400
         (unattributed) …launch recorded                     0.030   0.4%      0    0.000
 
         Note: 1 kernel or copy with no launch recorded
@@ -115,18 +118,18 @@ GOLDEN = {
 
         GPU time by layer, ms
         Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
-        (model) AlexNet                      2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
-          features Sequential                1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
-        >   features.0 Conv2d                1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
-            features.1 ReLU                  0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
-          classifier.1 Linear                0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
+        Epoch                                2.440     4.260  6.970  0.010  99.6%      1  4.860        2    4.400
+          Data wait                                           0.000  0.000   0.0%      2  0.000             0.300
+          Batch                              2.440     4.260  6.960  0.100  99.4%      2  4.860             3.940
+            (model) AlexNet                  2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
+              features Sequential            1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
+        >       features.0 Conv2d            1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
+                features.1 ReLU              0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
+              classifier.1 Linear            0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
+            augment                                           0.000  0.000   0.0%      2  0.000             0.080
+            Backward (all)                             0.000  0.000  0.000   0.0%      2                    0.060
+            Optimizer SGD                                     0.160  0.160   2.3%      2  0.160        2    0.400
 
-        Epoch                                                 6.970  0.010  99.6%      1  4.860        2    4.400
-        Data wait                                             0.000  0.000   0.0%      2  0.000             0.300
-        Batch                                                 6.960  0.100  99.4%      2  4.860             3.940
-        augment                                               0.000  0.000   0.0%      2  0.000             0.080
-        Backward (all)                                 4.260  4.260  0.000  60.9%      2  3.620             1.700
-        Optimizer SGD                                         0.160  0.160   2.3%      2  0.160        2    0.400
         (unattributed) no launch recorded                     0.030  0.030   0.4%      0  0.030        1    0.000
 
         Note: 1 kernel or copy with no launch recorded
@@ -140,19 +143,18 @@ GOLDEN = {
                    7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
-        Layer                  Forward  Backward  Total   Share  Calls
-        (model) AlexNet          1.400     1.640  3.040   69.1%      2
-          features Sequential    1.000     1.180  2.180   49.5%      2
-        >   features.0 Conv2d    0.800     1.040  1.840   41.8%      2
-            features.1 ReLU      0.140     0.080  0.220    5.0%      2
-          classifier.1 Linear    0.340     0.400  0.740   16.8%      2
-
-        Epoch                                     4.400  100.0%      1
-        Data wait                                 0.300    6.8%      2
-        Batch                                     3.940   89.5%      2
-        augment                                   0.080    1.8%      2
-        Backward (all)                     1.700  1.700   38.6%      2
-        Optimizer SGD                             0.400    9.1%      2
+        Layer                      Forward  Backward  Total   Share  Calls
+        Epoch                        1.400     1.700  4.400  100.0%      1
+          Data wait                                   0.300    6.8%      2
+          Batch                      1.400     1.700  3.940   89.5%      2
+            (model) AlexNet          1.400     1.640  3.040   69.1%      2
+              features Sequential    1.000     1.180  2.180   49.5%      2
+        >       features.0 Conv2d    0.800     1.040  1.840   41.8%      2
+                features.1 ReLU      0.140     0.080  0.220    5.0%      2
+              classifier.1 Linear    0.340     0.400  0.740   16.8%      2
+            augment                                   0.080    1.8%      2
+            Backward (all)                     0.060  0.060    1.4%      2
+            Optimizer SGD                             0.400    9.1%      2
 
     """,
     "host 200": """\
@@ -162,19 +164,18 @@ GOLDEN = {
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
-        Layer                  Forward  Backward  Total   Self   Share  Calls  Input
-        (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
-          features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
-        >   features.0 Conv2d    0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
-            features.1 ReLU      0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
-          classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
-
-        Epoch                                     4.400  0.160  100.0%      1
-        Data wait                                 0.300  0.300    6.8%      2
-        Batch                                     3.940  0.360   89.5%      2
-        augment                                   0.080  0.080    1.8%      2
-        Backward (all)                     1.700  1.700  0.060   38.6%      2
-        Optimizer SGD                             0.400  0.400    9.1%      2
+        Layer                      Forward  Backward  Total   Self   Share  Calls  Input
+        Epoch                        1.400     1.700  4.400  0.160  100.0%      1
+          Data wait                                   0.300  0.300    6.8%      2
+          Batch                      1.400     1.700  3.940  0.360   89.5%      2
+            (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
+              features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
+        >       features.0 Conv2d    0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
+                features.1 ReLU      0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
+              classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
+            augment                                   0.080  0.080    1.8%      2
+            Backward (all)                     0.060  0.060  0.060    1.4%      2
+            Optimizer SGD                             0.400  0.400    9.1%      2
 
     """,  # noqa: E501
     "module": """\
@@ -289,12 +290,11 @@ def test_other_groupings(with_device: Path, by: str) -> None:
 def test_sorted_by_time(with_device: Path) -> None:
     """Sorted by time, siblings stand with the longest first, and children stay below their parent."""
     lines = _table(with_device, 80, sort="time")
-    labels = [line[:23].strip() for line in lines[2:7]]
+    labels = [re.split(r"(?<=\S)  ", line)[0] for line in lines[2:9]]
     assert labels == [
-        "(model) AlexNet", "features Sequential", ">   features.0 Conv2d", "features.1 ReLU", "classifier.1 Linear",
+        "Epoch", "  Batch", "    (model) AlexNet", "      features Sequential", "        0 Conv2d", "        1 ReLU",
+        "      classifier.1 Linear",
     ]  # fmt: skip
-    assert lines[8].startswith("Epoch ")
-    assert lines[9].startswith("Batch ")
 
 
 def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
@@ -311,32 +311,31 @@ def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_fused_kernels_stand_below_what_their_layers_share(tmp_path: Path) -> None:
-    """A row of several layers is nobody's parent; a compiled graph stands below the layer that runs it."""
-    names = [
-        ("", "Net"), ("", "CompiledGraph#0"), ("a", "Block"), ("a", "CompiledGraph#1"), ("a.x+a.y", "Linear+ReLU"),
-        ("a.y+b", "ReLU+Block"), ("a.y+b.z", "ReLU"),
-    ]  # fmt: skip
-    rows = pl.DataFrame(
-        [{"layer": layer, "module": module, "phase": "forward"} for layer, module in names],
-    )
-    assert [(line.label, line.module, line.depth) for line in layer_lines(rows)] == [
-        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 1), ("(graph)", "CompiledGraph#1", 2),
-        ("a.x+a.y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1), ("a.y+b.z", "ReLU", 1),
+def _lines_of(*ranges: tuple[str, int, int]) -> list[tuple[str, str, int]]:
+    """Label, module and depth of the lines of ranges on one thread."""
+    rows = Rows()
+    for text, start, end in ranges:
+        rows.range(text, start, end)
+    return [(line.label, line.module, line.depth) for line in layer_lines(by_line(attribute(rows.build())))]
+
+
+def test_fused_kernels_stand_below_what_runs_them() -> None:
+    """A row of several layers has a whole path; a compiled graph stands below the layer that runs it."""
+    assert _lines_of(
+        ("Forward Net |fwd", 0, 100), ("Forward CompiledGraph#0 |fwd", 1, 99), ("a Block |fwd", 2, 50),
+        ("a CompiledGraph#1 |fwd", 3, 49), ("a.x+a.y Linear+ReLU |fwd", 4, 10), ("a.y+b ReLU+Block |fwd", 60, 70),
+    ) == [
+        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 2), ("(graph)", "CompiledGraph#1", 3),
+        ("a.x+a.y", "Linear+ReLU", 4), ("a.y+b", "ReLU+Block", 2),
     ]  # fmt: skip
 
 
 def test_wrapped_model_stands_below_its_wrapper() -> None:
-    """Its layers are below the model. Two models in wrappers have no layer below them: the path fits both."""
-    names = [("", "DistributedDataParallel"), ("", "Net"), ("a", "Linear"), ("a.b", "ReLU")]
-    for more, expected in (
-        ([], [("(model)", 0), ("module", 1), ("a", 2), ("b", 3)]),
-        ([("", "Critic")], [("(model)", 0), ("(model)", 0), ("a", 0), ("b", 1), ("(model)", 0)]),
-    ):
-        rows = pl.DataFrame(
-            [{"layer": layer, "module": module, "phase": "forward"} for layer, module in [*names, *more]],
-        )
-        assert [(line.label, line.depth) for line in layer_lines(rows)] == expected
+    """Its layers are below the model, in a step too."""
+    wrapped = ("Forward DistributedDataParallel |fwd", 10, 90), ("Forward Net |fwd", 20, 80), ("a Linear |fwd", 30, 40)
+    assert _lines_of(("Batch 0 |step", 0, 100), *wrapped) == [
+        ("Batch", "", 0), ("(model)", "DistributedDataParallel", 1), ("module", "Net", 2), ("a", "Linear", 3),
+    ]  # fmt: skip
 
 
 def test_names_do_nothing_but_appear(tmp_path: Path) -> None:
@@ -473,6 +472,6 @@ def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
         profile.layer(f"Epoch {word}0 |epoch", begin, begin + 90)
         profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
     lines = _table(profile.write(tmp_path / "run.sqlite"), 60)
-    assert [line.split("  ")[0] for line in lines if "%" in line] == [
-        "> Epoch", "Batch", "Epoch validate", "Batch validate",
+    assert [re.split(r"(?<=\S)  ", line)[0] for line in lines if "%" in line] == [
+        "Epoch", "  Batch", "Epoch validate", "  Batch validate",
     ]  # fmt: skip

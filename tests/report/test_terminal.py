@@ -24,11 +24,10 @@ from shared_data import shared, unpacked
 from sqlite_profile import training
 from tables import Rows
 
-from annot.attribution import attribute, summarize
+from annot.attribution import attribute
 from annot.cli.main import main
 from annot.cli.progress import progress as shown
 from annot.read.formats import load, source
-from annot.report.report import Report
 from annot.report.terminal.table import print_table
 from annot.report.views import views
 from annot.runs.run import Run
@@ -44,9 +43,9 @@ REAL = (
 def test_every_table_fits_every_width(name: str, tmp_path: Path) -> None:
     """Whatever a row stands for, from 60 to 200 columns no line is wider, and the heads are whole."""
     path = unpacked(name, tmp_path) if name.startswith("nsys") else shared(name)
-    attribution = attribute(load(path))
-    for by, view in views().items():
-        report = Report(view, view.rows(attribution), summarize(attribution))
+    run = Run(path)
+    for by in views():
+        report = run.view(by, total=True)
         for width in (60, 80, 120, 200):
             text = io.StringIO()
             console = Console(file=text, width=width, color_system=None)

@@ -19,10 +19,10 @@ from tables import Rows
 
 import annot
 from annot.attribution import attribute, by_layer
-from annot.attribution.nested_layers import nested_layers
+from annot.attribution.line_tree import by_line
 from annot.cli.main import main
 from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
-from annot.report.layer_tree import at_depth, layer_lines
+from annot.report.layer_tree import at_depth, layer_lines, lines_at_depth
 from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, View, find_view, views
 from annot.runs.gather import Ranks
 from annot.runs.run import Run, Selection
@@ -224,11 +224,10 @@ def test_rows_of_a_batch_size_are_per_step_of_that_size(path: str) -> None:
 
 @pytest.mark.parametrize("by", ["module", "phase"])
 def test_nested_layers_count_once_in_sums(by: str, path: str) -> None:
-    """The time of all rows is that of the layers, and rates are those of the sums."""
+    """The time of all rows is that of the run, and rates are those of the sums."""
     run = annot.open(path)
     rows, layers = run.view(by, "roofline").rows, run.view("layer", "roofline").rows
-    phases = run.view("phase").rows.filter(pl.col("phase").is_in(["forward", "backward"]))
-    assert rows["self_ns"].sum() == pytest.approx(phases["gpu_ns"].sum())
+    assert rows["self_ns"].sum() == pytest.approx(run.view("phase").rows["gpu_ns"].sum())
     assert layers["time_ns"].sum() > rows["self_ns"].sum()
     known = rows.drop_nulls("flops")
     assert known["intensity"].to_list() == pytest.approx((known["flops"] / known["bytes"]).to_list())
@@ -276,7 +275,7 @@ def test_ranks_have_the_longest_rows_only(tmp_path: Path) -> None:
 def test_total_times_by_brute_force(calls: list[tuple[str, int]]) -> None:
     """Layers run inside their ancestors, inside others, and outside. A row has the kernels of its layers, once each.
 
-    The tree has each layer inside the innermost layer that contains all of its calls.
+    The tree has a line for each path of layers inside each other, with the kernels launched there.
     """
     rows, stack, kernels, now = Rows(), list[tuple[str, int]](), list[tuple[int, list[str]]](), 0
 
@@ -298,23 +297,26 @@ def test_total_times_by_brute_force(calls: list[tuple[str, int]]) -> None:
     for ns, around in kernels:
         expected.update(dict.fromkeys(around, ns))
     assert dict(layers.select("layer", "gpu_ns").iter_rows()) == dict(expected)
-    outer = {
-        path: set.intersection(*(set(around[: around.index(path)]) for _, around in kernels if path in around))
-        for path in expected
-    }
-    depths, above = dict[str, int](), list[str]()
-    for line in layer_lines(layers, nesting=nested_layers(attribution)):
-        path, around = line.key[0], outer[line.key[0]]
-        depths[path] = line.depth
-        assert (above[line.depth - 1] in around) if line.depth else not around
-        assert not line.depth or not any(above[line.depth - 1] in outer[one] for one in around)
-        above[line.depth :] = [path]
+    lines = by_line(attribution)
+    parts = Counter[tuple[str, ...]]()
+    for ns, around in kernels:
+        path = tuple(name for place, name in enumerate(around) if place == 0 or around[place - 1] != name)
+        parts.update({path[:size]: ns for size in range(1, len(path) + 1)})
+    above = list[str]()
+    found = dict[tuple[str, ...], int]()
+    for line in layer_lines(lines):
+        above[line.depth :] = [line.key[0]]
+        found[tuple(above)] = line.get("gpu_ns")
+    assert found == dict(parts)
     for depth in range(4):
-        kept = at_depth(layers, depth, attribution)
-        upper = {path: ns for path, ns in expected.items() if depths[path] <= depth}
-        assert dict(kept.select("layer", "gpu_ns").iter_rows()) == upper
+        owners = {path: {one[min(len(one) - 1, depth)] for one in parts if one[-1] == path} for path in expected}
+        shown = {path for path in expected if owners[path] != {next(iter(owners[path]))} or path in owners[path]}
+        kept = at_depth(layers, depth, lines)
+        assert dict(kept.select("layer", "gpu_ns").iter_rows()) == {
+            path: expected[path] for path in expected if path in shown or any({path} == one for one in owners.values())
+        }
         assert kept["gpu_self_ns"].sum() == total
-        assert kept.equals(at_depth(kept, depth, attribution))
+        assert lines_at_depth(lines, depth)["gpu_self_ns"].sum() == total
 
 
 def test_values_are_combined_by_their_column() -> None:

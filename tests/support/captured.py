@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import annot
-from annot.labels.marks import parse_cpu, parse_machine, parse_source
+from annot.labels.marks import parse_cpu, parse_loader, parse_machine, parse_source
 from annot.labels.tag import Tag, parse
 
 _numbers = itertools.count()
@@ -45,7 +45,7 @@ class Range:
 
 
 class Captured:
-    """All ranges and marks of one recording, by start time, without the marks of machine, threads and class sources."""
+    """All ranges and marks of one recording, by start time, without those of machine, threads, loaders and sources."""
 
     def __init__(self, path: Path, open_ranges: int, unmatched_pops: int) -> None:
         self.open_ranges = open_ranges
@@ -55,7 +55,7 @@ class Captured:
         with sqlite3.connect(path) as database:
             rows = database.execute(query).fetchall()
         marks = [(start, text, thread) for start, _, kind, text, thread in rows if kind == 34]
-        known = (parse_source, parse_cpu, parse_machine)
+        known = (parse_source, parse_cpu, parse_loader, parse_machine)
         self.marks = [mark for mark in marks if not any(parse(mark[1]) for parse in known)]
         self.ranges = [Range(text, a, b, thread, kind == 59) for a, b, kind, text, thread in rows if kind != 34]
         self._nest()

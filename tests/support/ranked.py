@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import polars as pl
-from sqlite_profile import training
+from sqlite_profile import in_float32, training
 
 from annot.profile import Profile
 
@@ -30,7 +30,7 @@ def write_ranks(folder: Path, count: int = 8, *, name: str = "run_rank{}.sqlite"
 
 def write_rank(path: Path, rank: int, *, says: int | None = None) -> Path:
     """Write the profile of one rank. `says` is the rank in the metadata of the file."""
-    profile = training(device=True)
+    profile = in_float32(training(device=True))
     for step in range(2):
         zero = step * 2200 * US
         number = 500 + 10 * step
@@ -55,7 +55,7 @@ def ordered_only() -> Profile:
         {"source": "counters.csv", "host_times": False},
         ranges=pl.DataFrame(ranges | {"start": [0], "end": [3]}),
         launches=pl.DataFrame(one),
-        kernels=pl.DataFrame(work | {"name": ["gemm"]}),
+        kernels=pl.DataFrame(work | {"name": ["ampere_sgemm_32x32_nn"]}),
     )
 
 

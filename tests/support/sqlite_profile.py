@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 from nsys_layouts import LAYOUTS, declared
@@ -231,3 +231,15 @@ def _work(profile: SqliteProfile, zero: int, correlation: int) -> None:
             profile.copy(start, start + length * us, correlation + index)
         else:
             profile.kernel(start, start + length * us, correlation + index, name)
+
+
+FLOAT32: Final = {
+    "gemm": "ampere_sgemm_128x64_tn", "conv_fwd": "ampere_scudnn_128x64_nn", "conv_bwd": "ampere_scudnn_128x64_nt",
+}  # fmt: skip
+
+
+def in_float32(profile: SqliteProfile) -> SqliteProfile:
+    """Give the kernels of `training` names that show float32 outside Tensor Cores."""
+    for row in profile.rows["StringIds"]:
+        row["value"] = FLOAT32.get(row["value"], row["value"])
+    return profile

@@ -25,7 +25,10 @@ _LAYERS: Final = ("forward", "backward", "recompute")
 
 
 def threads(facts: Facts) -> Advice | None:
-    """Fewer threads than cores, or ranks whose threads compete for cores."""
+    """Fewer threads than cores, or ranks whose threads compete for cores.
+
+    Evidence: annot's mark with threads, cores and ranks, and phases that compute for at least 20 % of the step time.
+    """
     cpu, computing = facts.cpu, _computing(facts)
     if computing < 0.2 or not {"threads", "cores"} <= cpu.keys():
         return None
@@ -62,7 +65,11 @@ def _computing(facts: Facts) -> float:
 
 
 def small_layers(facts: Facts) -> Advice | None:
-    """Calls of layers that are too short to be worth their overhead."""
+    """Calls of layers that are too short to be worth their overhead.
+
+    Evidence: ranges of layers with less than 30 µs of self time per call, at least 10 of them in a step, with at least
+    20 % of the step time.
+    """
     named = (pl.col("layer") != "") | (pl.col("module") != "")
     rows = facts.layers.filter(named & pl.col("phase").is_in(_LAYERS), pl.col("calls") > 0, pl.col("host_self_ns") > 0)
     short = rows.filter(pl.col("host_self_ns") < _SHORT_NS * pl.col("calls"))
@@ -87,7 +94,10 @@ def small_layers(facts: Facts) -> Advice | None:
 
 
 def double_precision(facts: Facts) -> Advice | None:
-    """Layers that compute in 64 bits."""
+    """Layers that compute in 64 bits.
+
+    Evidence: labels whose first input is float64 in every call, with at least 10 % of the step time.
+    """
     double = [layer for layer, tags in facts.tags.items() if all(one.tensors[0].dtype == "f64" for one in tags)]
     share = _share_of_layers(facts, double)
     if share < 0.1:
@@ -110,7 +120,10 @@ def _share_of_layers(facts: Facts, layers: list[str]) -> float:
 
 
 def own_code(facts: Facts) -> Advice | None:
-    """A layer that computes much itself, outside the layers inside it: its `forward` is the place to look at."""
+    """A layer that computes much itself, outside the layers inside it: its `forward` is the place to look at.
+
+    Evidence: a layer with layers inside it and at least 20 % of the step time outside them, repeated layers together.
+    """
     longest = _own_code(facts).head(1).rows()
     if not longest:
         return None
@@ -141,7 +154,11 @@ def _own_code(facts: Facts) -> pl.DataFrame:
 
 
 def fusion(facts: Facts) -> Advice | None:
-    """Layers that move more bytes than they compute FLOPs, and whose calls are long enough to be worth it."""
+    """Layers that move more bytes than they compute FLOPs, and whose calls are long enough to be worth it.
+
+    Evidence: labels with shapes, from which FLOPs and bytes follow: less than 1 FLOP per byte, most bytes activations,
+    at least 30 µs per call, and at least 10 % of the step time.
+    """
     if not facts.on_cpu:
         return None
     work = by_layer_with_work(facts.attribution)
@@ -168,7 +185,11 @@ def fusion(facts: Facts) -> Advice | None:
 
 
 def optimizer(facts: Facts) -> Advice | None:
-    """An optimizer that updates parameters in several passes, where PyTorch has a fused one."""
+    """An optimizer that updates parameters in several passes, where PyTorch has a fused one.
+
+    Evidence: the label of an optimizer with a fused step on CPUs that names no ``fused``, in a recording with annot's
+    mark about threads, with at least 3 % of the step time.
+    """
     # Recordings without the mark about threads are too old to say whether a step is fused.
     if not facts.on_cpu or not facts.cpu or facts.shares["optimizer"] < 0.03:
         return None
@@ -195,7 +216,10 @@ def optimizer(facts: Facts) -> Advice | None:
 
 
 def outside_phases(facts: Facts) -> Advice | None:
-    """Time of the steps outside forward, backward, optimizer, communication and data loading."""
+    """Time of the steps outside forward, backward, optimizer, communication and data loading.
+
+    Evidence: ranges of phases, and at least 20 % of the step time outside them.
+    """
     inside, outside = facts.shares["other_ranges"], facts.shares["outside_ranges"]
     if _computing(facts) == 0 or inside + outside < 0.2:
         return None
@@ -213,7 +237,10 @@ def outside_phases(facts: Facts) -> Advice | None:
 
 
 def stragglers(facts: Facts) -> Advice | None:
-    """A process that computes for much longer than the others of the run."""
+    """A process that computes for much longer than the others of the run.
+
+    Evidence: phases of at least two processes; the longest computing time is 1.2 times the median of the processes.
+    """
     of_cpu = facts.step_time.filter(pl.col("share").is_in(COMPUTED))
     times = of_cpu.group_by("process").agg(pl.col("ns").sum(), pl.col("wall_ns").first()).sort("ns", "process")
     lengths = times["ns"].to_list()

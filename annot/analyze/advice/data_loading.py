@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Loader
+from annot.analyze.device_names import short_time
 from annot.analyze.part_names import GPU_PARTS
 from annot.attribution.data_workers import fetches
 
@@ -32,7 +33,10 @@ def data_loading(facts: Facts) -> Advice | None:
     if share < _LEAST:
         return None
     late = _late_steps(facts)
-    advice, code = _remedy(facts, share) if late.is_empty() else _remedy_of_late_batches(facts, late)
+    if late.height:
+        advice, code = _remedy_of_late_batches(facts, late)
+        return Advice("late_batches", advice, _evidence(facts, share), code, share)
+    advice, code = _remedy(facts, share)
     return Advice("data_loading", advice, _evidence(facts, share), code, share)
 
 
@@ -109,12 +113,12 @@ def _times(facts: Facts, share: float) -> str:
     steps = facts.steps.sort("data_ns", descending=True)
     if steps.height < 2 or not steps["data_ns"][0]:
         return ""
-    median, most = (f"{ns / 1e6:,.1f} ms" for ns in (_median(steps["data_ns"]), steps["data_ns"][0]))
+    median, most = (short_time(ns) for ns in (_median(steps["data_ns"]), steps["data_ns"][0]))
     each = f", {median} in each of {steps.height:,} steps"
     if median != most:
         each = f", {median} in the median of {steps.height:,} steps and {most} before step {steps['step'][0]}"
-    rest = (1 - share) * facts.wall_ns / steps.height / 1e6
-    return each if facts.on_device else f"{each}, while the rest of a step takes {rest:,.1f} ms"
+    rest = short_time((1 - share) * facts.wall_ns / steps.height)
+    return each if facts.on_device else f"{each}, while the rest of a step takes {rest}"
 
 
 def _loaded_by(loader: Loader) -> str:

@@ -122,8 +122,8 @@ class Facts:
         source = self.attribution.source
         for block in source.launch_blocks() if source is not None else ():
             if "name" in block.columns:  # files that are read in blocks for a table of layers skip the names
-                names = block.select(pl.col("name").cast(pl.String)).drop_nulls()["name"].value_counts()
-                counts.update(dict(names.iter_rows()))
+                names = block.drop_nulls("name").group_by("name").len()
+                counts.update(dict(zip(names["name"].cast(pl.String), names["len"], strict=True)))
         return counts
 
     @cached_property
@@ -267,7 +267,7 @@ class Facts:
     @cached_property
     def operators(self) -> list[Operator]:
         """The operators with GPU time, the longest first; see `annot.analyze.advice.operator_facts`."""
-        return operators_of(self)
+        return operators_of(self.attribution, self.parts.windows, self.wall_ns, self.peaks) if self.on_device else []
 
     @property
     def time(self) -> str:
@@ -315,10 +315,9 @@ class Facts:
         return any("GraphLaunch" in name for name in self.api_calls)
 
     @cached_property
-    def peaks(self) -> Peaks | None:
-        """Peaks of the busiest device; None: unknown."""
-        peaks = default_peaks(self.attribution)
-        return peaks if peaks.flops else None
+    def peaks(self) -> Peaks:
+        """Peaks of the busiest device; without FLOP/s if they are unknown."""
+        return default_peaks(self.attribution)
 
     @cached_property
     def tags(self) -> dict[str, list[Tag]]:

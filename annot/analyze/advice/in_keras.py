@@ -14,7 +14,10 @@ _SEVERAL_STEPS: Final = "model.compile(optimizer, loss, steps_per_execution=10)"
 _CODE: Final = {
     "data_loading": "dataset = dataset.map(load, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
     "synchronous_copies": _SEVERAL_STEPS,
-    "pageable_copies": 'dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))',
+    **dict.fromkeys(
+        ("pageable_copies", "host_copies"),
+        'dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))',
+    ),
     "cuda_graphs": _XLA,
     "host_bound": _SEVERAL_STEPS,
     "allocations": 'os.environ.pop("TF_FORCE_GPU_ALLOW_GROWTH", None)  # before TensorFlow is imported',

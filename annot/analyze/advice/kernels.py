@@ -8,6 +8,9 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Rule
+from annot.analyze.device_peaks import NVIDIA
+from annot.analyze.gpu_activities import attributed_blocks
+from annot.analyze.kernel_kinds import with_classes
 from annot.analyze.tensor_cores import F32_KERNEL, matrix_units
 from annot.labels.tag import Tag
 
@@ -33,18 +36,23 @@ scaler.step(optimizer)
 scaler.update()"""
 _HALF: Final = ("f16", "bf16")
 _SMALL: Final = ("elementwise", "normalisation", "softmax", "reduction")
+_MEMORY_BOUND: Final = (*_SMALL, "copy", "random")
 
 
 def mixed_precision(facts: Facts) -> Advice | None:
-    """Matrix multiplications in float32 on a device with Tensor Cores."""
+    """Matrix multiplications in float32 on a device with Tensor Cores.
+
+    Evidence: kernels whose names show that they compute outside Tensor Cores, and that their inputs are float32, by
+    the name or by the dtypes of their layer; at least 5 % of the step.
+    """
     predicate = outside_matrix_units(facts)
     share = 0.0 if predicate is None else facts.share(predicate)
     if predicate is None or share < 0.05:
         return None
     units = matrix_units(facts.attribution.meta)
-    bfloat = facts.peaks is None or "bf16 tensor" in facts.peaks.flops
-    single_peak = facts.peaks and facts.peaks.of("f32")
-    tensor_peak = facts.peaks and facts.peaks.of("f16", tensor_cores=True)
+    bfloat = _multiplies_bfloat16(facts)
+    single_peak = facts.peaks.of("f32")
+    tensor_peak = facts.peaks.of("f16", tensor_cores=True)
     # Lower bound of the time of a 16-bit GEMM on Tensor Cores relative to a float32 GEMM outside them.
     relative = min(single_peak / tensor_peak, 1.0) if single_peak and tensor_peak else 0.0
     return Advice(
@@ -56,12 +64,21 @@ def mixed_precision(facts: Facts) -> Advice | None:
     )  # fmt: skip
 
 
+def _multiplies_bfloat16(facts: Facts) -> bool:
+    """Whether the Tensor Cores of the device support bfloat16 and TF32; True if the device is unknown."""
+    if facts.peaks.flops:
+        return "bf16 tensor" in facts.peaks.flops
+    devices = facts.attribution.meta.get("devices") or ()
+    known = [NVIDIA.get((device.get("computeMajor"), device.get("computeMinor"))) for device in devices]
+    return all(rates is None or "bf16 tensor" in rates for rates in known)
+
+
 def outside_matrix_units(facts: Facts) -> pl.Expr | None:
     """Return which rows of `Facts.work` are float32 matrix multiplications outside Tensor Cores.
 
     None: the device has no Tensor Cores.
     """
-    if facts.peaks is not None and not any(name.endswith("tensor") for name in facts.peaks.flops):
+    if facts.peaks.flops and not any(name.endswith("tensor") for name in facts.peaks.flops):
         return None
     named = pl.col("name").str.contains(f"{F32_KERNEL.pattern}|{_SINGLE}")
     single = named | pl.col("layer").is_in(_computing_in(facts, ("f32",)))
@@ -78,7 +95,11 @@ def _computing_in(facts: Facts, dtypes: tuple[str, ...]) -> list[str]:
 
 
 def multiples_of_eight(facts: Facts) -> Advice | None:
-    """Layers in half precision whose sizes keep them off Tensor Cores."""
+    """Layers in half precision whose sizes keep them off Tensor Cores.
+
+    Evidence: sizes in the labels of layers that are not divisible by 8, and kernels of these layers whose names show
+    that they compute outside Tensor Cores, with at least 5 % of the step.
+    """
     odd = {layer: sizes for layer, tags in facts.tags.items() if (sizes := _odd_sizes(tags))}
     misses = pl.col("matrix") & ~pl.col("tensor")
     predicate = misses & pl.col("layer").is_in(list(odd))
@@ -111,7 +132,10 @@ def _odd_sizes(tags: list[Tag]) -> list[int]:
 
 
 def channels_last(facts: Facts) -> Advice | None:
-    """Kernels that convert between NCHW and NHWC."""
+    """Kernels that convert between NCHW and NHWC.
+
+    Evidence: names of conversion kernels of cuDNN, MIOpen and TensorRT, with at least 1 % of the step.
+    """
     predicate = pl.col("name").str.contains(_LAYOUT)
     share = facts.share(predicate)
     if share < 0.01:
@@ -126,7 +150,11 @@ def channels_last(facts: Facts) -> Advice | None:
 
 
 def cudnn_benchmark(facts: Facts) -> Advice | None:
-    """Convolutions of constant shapes in a run whose first step does not benchmark cuDNN algorithms."""
+    """Convolutions of constant shapes in a run whose first step does not benchmark cuDNN algorithms.
+
+    Evidence: layers of convolutions with one input shape each, at least 10 % of the step in convolution kernels, and
+    two or more steps of which the first runs at most 1.1 times as many kernels as the others.
+    """
     predicate = pl.col("kind") == "convolution"
     share = facts.share(predicate)
     convolutions = facts.layers.filter(pl.col("module").str.contains("Conv") & (pl.col("phase") == "forward"))
@@ -146,23 +174,51 @@ def cudnn_benchmark(facts: Facts) -> Advice | None:
 
 
 def fusion(facts: Facts) -> Advice | None:
-    """Memory-bound operations that are not fused."""
+    """Memory-bound operations that are not fused.
+
+    Evidence: elementwise, normalisation, softmax and reduction kernels, not from Triton, that run directly before or
+    after another memory-bound kernel of their stream, with at least 10 % of the step. Fusing needs two.
+    """
     predicate = pl.col("kernel") & pl.col("kind").is_in(_SMALL) & (pl.col("library") != "Triton")
-    share = facts.share(predicate)
+    rows = facts.work.filter(predicate)
+    if not facts.wall_ns or rows["wall_ns"].sum() < 0.1 * facts.wall_ns:
+        return None
+    rows = rows.join(_with_neighbours(facts), on="name", how="left").with_columns(pl.col("fusible").fill_null(0.0))
+    share = float((rows["wall_ns"] * rows["fusible"]).sum() / facts.wall_ns)
     if share < 0.1:
         return None
-    calls = round(facts.calls(predicate))
+    calls = round(float((rows["calls"] * rows["fusible"]).sum()) / max(facts.steps.height, 1))
     return Advice(
         "fusion",
         "Fuse memory-bound operations: compile the model.",
-        f"{share:.0%} of {facts.time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels",
+        f"{share:.0%} of {facts.time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels "
+        "beside each other",
         "model = torch.compile(model)",
         share, facts.layers_of(predicate),
     )  # fmt: skip
 
 
+def _with_neighbours(facts: Facts) -> pl.DataFrame:
+    """Return name and fusible: which part of the kernels of a name runs beside another memory-bound kernel."""
+    parts = [pl.DataFrame(schema={"name": pl.String, "beside": pl.Int64, "all": pl.Int64})]
+    for block in attributed_blocks(facts.attribution):
+        stream = [name for name in ("process", "device", "stream") if name in block.columns]
+        rows = with_classes(block.filter("kernel").select(*stream, "start", "name"))
+        bound = pl.col("kind").is_in(_MEMORY_BOUND) & (pl.col("library") != "Triton")
+        rows = rows.sort(*stream, "start").with_columns(bound.alias("bound"))
+        around = [pl.col("bound").shift(by, fill_value=False) for by in (1, -1)]
+        beside = pl.any_horizontal(one.over(stream) if stream else one for one in around)
+        counts = pl.col("beside").sum().cast(pl.Int64), pl.len().cast(pl.Int64).alias("all")
+        parts.append(rows.with_columns(beside=pl.col("bound") & beside).group_by("name").agg(counts))
+    sums = pl.concat(parts).group_by("name").agg(pl.all().sum())
+    return sums.select("name", fusible=pl.col("beside") / pl.col("all"))
+
+
 def short_kernels(facts: Facts) -> Advice | None:
-    """Kernels that take no longer than their launch."""
+    """Kernels that take no longer than their launch.
+
+    Evidence: at least 10 kernels of each step that take less than 10 µs, with at least 10 % of the step.
+    """
     short = pl.col("kernel") & (pl.col("wall_ns") < _SHORT_NS * pl.col("calls"))
     share, count = facts.share(short), facts.calls(short)
     if share < 0.1 or count < 10:
@@ -178,7 +234,10 @@ def short_kernels(facts: Facts) -> Advice | None:
 
 
 def optimizer(facts: Facts) -> Advice | None:
-    """An optimizer that launches separate kernels for each parameter."""
+    """An optimizer that launches separate kernels for each parameter.
+
+    Evidence: at least 200 kernels in each range of an optimizer step, with at least 3 % of the step.
+    """
     rows = facts.layers.filter((pl.col("phase") == "optimizer") & (pl.col("kernels_total") > 0))
     calls, kernels = rows.select("calls", "kernels_total").sum().row(0)
     share = facts.share(pl.col("phase") == "optimizer")

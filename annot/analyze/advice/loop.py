@@ -198,10 +198,12 @@ def host_bound(facts: Facts) -> Advice | None:
 
 
 def _idle_command(facts: Facts) -> str:
-    """A line with the command that shows where the GPU is idle; empty without layers."""
+    """A line with the command that shows the layers that wait for launches; empty without ranges."""
     if not facts.idle_layers:
         return ""
-    return f"annot report {facts.source} --columns roofline      # where the GPU is idle\n"
+    layers = facts.layers.filter(pl.col("phase").is_in(["forward", "backward", "recompute"]), pl.col("module") != "")
+    columns = "roofline" if layers.height else "all"  # the roofline is about layers of models
+    return f"annot report {facts.source} --columns {columns}      # which layers wait for launches\n"
 
 
 def batch_size(facts: Facts) -> Advice | None:
@@ -272,32 +274,28 @@ def uneven_steps(facts: Facts) -> Advice | None:
     """Step times that vary so much that their mean is misleading, for a reason that no other rule advises on.
 
     Evidence: host times of at least 8 steps whose interquartile range is at least 20 % of the median, and what the
-    steps above the median spend more time on. Silent if the causes of at least half of this excess have their own
-    advice. Steps with different GPU work are no inefficiency: nothing is saved.
+    steps above the median spend more time on. Silent if other rules advise on the causes of at least half of this
+    excess. It is a symptom, so it saves nothing by itself and comes after all advice on causes.
     """
     times = step_statistics(facts.all_steps) if known(facts.attribution.meta) else None
     if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
         return None
     excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
-    explained = sum(
-        part for cause, part in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ()))
-    )
+    explained = sum(part for cause, part in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
     if explained >= 0.5:
         return None
     names = {**GPU_PARTS, **CPU_PARTS}
     causes = [f"{part:.0%} is {names[cause].name}" for cause, part in excess.items() if part >= 0.1]
-    work = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
-    lengths = facts.steps["step_ns"].sort()
-    longer = (lengths - lengths[lengths.len() // 4]).clip(0).sum()
     of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
+    of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
+    why = "their GPU work differs" if of_kernels else "their times vary"
     return Advice(
         "uneven_steps",
-        "Compare steps of similar length only: their GPU work differs."
-        if work else "Find out why step times vary, or compare steps of similar length only.",
+        f"Compare steps of similar length only: {why}.",
         f"The interquartile range of step time is {times['iqr'] / times['median']:.0%} of the median{of_excess}",
         f"annot report {facts.source} --by step",
-        0.0 if work else float(longer / lengths.sum()),
-    )  # fmt: skip
+        0.0,
+    )
 
 
 def coverage(facts: Facts) -> Advice | None:

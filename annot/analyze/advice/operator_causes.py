@@ -25,6 +25,8 @@ _TILE: Final = (128, 128)
 """Output tile of a GEMM whose kernel names none: the usual one of cuBLAS and hipBLASLt for large matrices."""
 _ROWS: Final = 16
 """Rows of the smallest matrix instruction; fewer rows leave it partly empty."""
+_MORE_KEYS: Final = 8
+"""Keys per query from which attention mostly reads keys and values, as in decoding."""
 _LONG: Final = 4096
 """Length from which attention computes more than the linear layers of a model with a width of up to 4096."""
 _LOW_ROOF: Final = 0.5
@@ -149,8 +151,8 @@ def _last_wave(tiles: int, processors: int) -> Cause | None:
         return None
     return Cause(
         "last_wave",
-        f"{tiles} blocks of output tiles on {processors} multiprocessors take {math.ceil(waves)} waves, of which the last is "
-        f"{waves % 1:.0%} full",
+        f"{tiles} blocks of output tiles on {processors} multiprocessors take {math.ceil(waves)} waves, of which the "
+        f"last is {waves % 1:.0%} full",
         "Choose sizes that fill whole waves of output tiles, or a kernel with smaller tiles.",
         'model = torch.compile(model, mode="max-autotune")', 1 - used,
     )  # fmt: skip
@@ -169,7 +171,7 @@ def _misaligned(dtype: str, rows: int, columns: int, depth: int) -> Cause | None
         odd.insert(0, f"M={rows}")
     return Cause(
         "misaligned",
-        f"{' and '.join(odd)} {'is not a multiple' if len(odd) == 1 else 'are not multiples'} of {divisor} "
+        f"{', '.join(odd)} {'is not a multiple' if len(odd) == 1 else 'are not multiples'} of {divisor} "
         f"({dtype}): misaligned for loads of 16 bytes and matrix units",
         f"Pad the sizes to multiples of {divisor}; 64 is better.",
         f"size = -(-size // {divisor}) * {divisor}\nx = torch.nn.functional.pad(x, (0, size - x.shape[-1]))",
@@ -277,7 +279,7 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
     lengths = f"length {length}" if length == source else f"lengths {length} and {source}"
     roof = "" if operator.roof_share is None else f", {operator.roof_share:.0%} of the roof of the device"
     saves = 1 - (operator.roof_share or 0.0)
-    if length <= _ROWS < source:
+    if operator.memory_bound and _MORE_KEYS * length <= source:
         return Cause(
             "decode",
             f"attention of {length} quer{'y' if length == 1 else 'ies'} to {source} keys, memory-bound{roof}: it reads "
@@ -336,22 +338,21 @@ def _experts(operator: Operator, call: Call) -> Cause | None:
     each = f"{rows:.0f} token rows" if rows >= 2 else f"{rows:.2g} token rows"
     words = f"top-{mixture.chosen} of {mixture.experts} experts, {mixture.tokens} tokens: {each} per expert on average"
     reached = min(mixture.experts, mixture.tokens * mixture.chosen)
+    sparse = "top-1 routing is sparse, " if mixture.chosen == 1 else ""
     if operator.memory_bound:
         few = "few tokens for many experts" if rows < _ROWS else "few tokens per expert"
-        sparse = "top-1 routing is sparse, " if mixture.chosen == 1 else ""
         return Cause(
             "few_tokens_per_expert",
             f"{words}; {sparse}{few}: memory-bound, because the weights of up to {reached} experts are read for "
-            f"{operator.intensity:.2g} FLOPs per byte",
+            f"{operator.intensity:.2g} FLOP per byte",
             "Route more tokens to each expert: larger batches, expert parallelism, or fewer experts; or store the "
             "weights in 8 bits.",
             "annot run.json.gz --by expert      # balance of the experts",
         )  # fmt: skip
-    sparse = mixture.chosen == 1
     return Cause(
         "large_capacity",
-        f"{words}: {'top-1 routing, ' if sparse else ''}large capacity, compute-bound, so that the fullest expert and "
-        "the padding of each expert to whole tiles decide",
+        f"{words}: {sparse}large capacity, compute-bound, so that the fullest expert and the padding of each expert to "
+        "whole tiles decide",
         "Balance the experts, and size their capacity by the tokens that they get; compute in 8 bits.",
         "capacity = math.ceil(1.25 * tokens * top_k / experts)",
     )  # fmt: skip

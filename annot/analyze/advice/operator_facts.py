@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from annot.analyze.kernel_kinds import MATRIX, classify
 from annot.analyze.operator_table import operator_table
-from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import precision_of, under_roof
+from annot.analyze.roofs import Peaks
 from annot.analyze.step_time import step_work
-from annot.attribution import UNATTRIBUTED
+from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.layer_tables import NO_OPERATION
 from annot.labels.tag import Tag, parse
-
-if TYPE_CHECKING:
-    from annot.analyze.advice.facts import Facts
 
 __all__ = ["Operator", "operators_of"]
 
@@ -39,9 +36,7 @@ class Operator:
         group: its number in `annot.analyze.operator_table.OperatorTable`.
         name: name of the operator, such as ``aten::mm``.
         tag: the call with its inputs; None: unknown.
-        phase: phase of the layer around it.
         share: fraction of the step time (0 to 1) that its GPU activities take.
-        calls: number of its calls in the profile.
         kernels: names of its kernels, the longest first.
         flops, bytes: work of a call; None: unknown.
         roof_share: achieved performance relative to the roof, 0 to 1; None: the device or the work is unknown.
@@ -54,9 +49,7 @@ class Operator:
     group: int
     name: str
     tag: Tag | None
-    phase: str
     share: float
-    calls: int
     kernels: tuple[str, ...]
     flops: float | None
     bytes: float | None
@@ -100,52 +93,59 @@ class Operator:
         return int(match[1]) if match else 1
 
 
-def operators_of(facts: Facts) -> list[Operator]:
-    """Return the operators with GPU time in the steps, the longest first; none without GPU activities."""
-    table = operator_table(facts.attribution)
-    if table.rows.is_empty() or not facts.on_device:
-        return []
-    work = step_work(facts.attribution, facts.parts.windows, table.groups)
-    work = work.sort("wall_ns", "name", descending=[True, False]).group_by(group="node", maintain_order=True).agg(
-        pl.col("wall_ns").sum(), kernels=pl.col("name").filter("kernel"),
-    )  # fmt: skip
+def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, peaks: Peaks) -> list[Operator]:
+    """Return the operators with GPU time in the steps, the longest first; none without GPU activities.
+
+    Args:
+        attribution: the profile.
+        windows: times of the steps, as in `annot.analyze.step_parts.Parts`.
+        wall_ns: their sum over devices in ns.
+        peaks: peaks of the device.
+    """
+    rows = _timed(attribution, windows, peaks)
+    devices = attribution.meta.get("devices") or ()
+    counts = {device.get("numSms", device.get("smCount")) for device in devices}
+    count = counts.pop() if len(counts) == 1 else None
+    processors = count if isinstance(count, int) and count > 0 else None
+    operators = []
+    for row in rows.iter_rows(named=True):
+        flops, moved = (None if row[of] is None else row[of] / max(row["calls"], 1) for of in ("flops", "bytes"))
+        tag = parse(row["call"]) if row["call"] else None
+        operators.append(Operator(
+            row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
+            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device,
+        ))  # fmt: skip
+    return operators
+
+
+def _timed(attribution: Attribution, windows: pl.DataFrame, peaks: Peaks) -> pl.DataFrame:
+    """The rows of `OperatorTable` with wall_ns (in the steps), kernels (names, longest first) and their roofline."""
+    table = operator_table(attribution)
+    work = step_work(attribution, windows, table.groups) if table.rows.height else None
+    if work is None:
+        return table.rows
+    work = work.sort("wall_ns", "name", descending=[True, False])
+    work = work.group_by(group="node", maintain_order=True).agg(
+        pl.col("wall_ns").sum(), kernels=pl.col("name").filter("kernel")
+    )
     times = table.kernels.group_by("group").agg(time_ns=pl.col("gpu_ns").sum())
-    rows = table.rows.filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED])).join(work, on="group")
-    rows = rows.join(times, on="group").filter(pl.col("wall_ns") > 0).sort("wall_ns", "group", descending=[True, False])
+    rows = table.rows.filter(~pl.col("op").is_in([NO_OPERATION, UNATTRIBUTED]))
+    rows = rows.join(work, on="group").join(times, on="group").filter(pl.col("wall_ns") > 0)
     matrix = [
         next((name for name in names if classify(name).kind in MATRIX), None) for names in rows["kernels"].to_list()
     ]
-    precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["shapes"], strict=True)]
+    precisions = [precision_of(name, shapes) for name, shapes in zip(matrix, rows["inputs"], strict=True)]
     unknown = pl.lit(None, pl.Int64)
-    roofs = under_roof(
-        rows.with_columns(
-            pl.Series("precision", precisions, pl.String), bytes=pl.col("bytes_read") + pl.col("bytes_written"),
-            gpu_idle_ns=unknown, gpu_launch_ns=unknown,
-        ),
-        default_peaks(facts.attribution),
+    rows = rows.with_columns(
+        pl.Series("precision", precisions, pl.String), bytes=pl.col("bytes_read") + pl.col("bytes_written"),
+        gpu_idle_ns=unknown, gpu_launch_ns=unknown,
     )  # fmt: skip
-    processors, device = _processors(facts), facts.peaks.device if facts.peaks else ""
-    return [
-        Operator(
-            row["group"], row["op"], parse(row["call"]) if row["call"] else None, row["phase"],
-            row["wall_ns"] / facts.wall_ns, row["calls"], tuple(row["kernels"]),
-            *(None if row[of] is None else row[of] / max(row["calls"], 1) for of in ("flops", "bytes")),
-            row["roof_share"], _ridge(facts, row["precision"]), processors, device,
-        )
-        for row in roofs.iter_rows(named=True)
-    ]  # fmt: skip
+    return under_roof(rows.sort("wall_ns", "group", descending=[True, False]), peaks)
 
 
-def _ridge(facts: Facts, precision: str | None) -> float:
+def _ridge(peaks: Peaks, precision: str | None) -> float:
     name, _, tensor = (precision or "f32").partition(" ")
-    peak = facts.peaks and facts.peaks.of(name, tensor_cores=bool(tensor))
-    if facts.peaks is not None and peak and facts.peaks.bandwidth:
-        return peak / facts.peaks.bandwidth
+    peak = peaks.of(name, tensor_cores=bool(tensor))
+    if peak and peaks.bandwidth:
+        return peak / peaks.bandwidth
     return _LOWEST_RIDGE.get(name, _LOWEST_TENSOR_RIDGE)
-
-
-def _processors(facts: Facts) -> int | None:
-    devices = facts.attribution.meta.get("devices") or ()
-    counts = {device.get("numSms", device.get("smCount")) for device in devices}
-    count = counts.pop() if len(counts) == 1 else None
-    return count if isinstance(count, int) and count > 0 else None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -140,26 +141,28 @@ def older_attention(facts: Facts) -> Advice | None:
     its name or compute capability, with at least 5 % of the step.
     """
     predicate = pl.col("kernel") & pl.col("name").str.contains(_OLDER) & ~pl.col("name").str.contains(_NEWER)
-    devices = facts.attribution.meta.get("devices") or ()
-    newer = any(
-        _SINCE_HOPPER.search(str(device.get("name", ""))) or ("NVIDIA" in str(device.get("name", ""))
-        and int(device.get("computeMajor", 0) or 0) >= 9)
-        for device in devices
-    )  # fmt: skip
-    share = facts.share(predicate)
-    if not newer or share < _LEAST / 2:
+    device = next((name for name in map(_newer_device, facts.attribution.meta.get("devices") or ()) if name), "")
+    share = facts.share(predicate) if device else 0.0
+    if share < _LEAST / 2:
         return None
     name = facts.work.filter(predicate).sort("wall_ns", descending=True)["name"][0]
     kernel = "FlashAttention-2" if "flash" in name else "CUTLASS for an older GPU"
     return Advice(
         "older_attention",
         "Use an attention kernel for this GPU: cuDNN's, or FlashAttention-3 and later.",
-        f"{share:.0%} of {facts.time} is spent in attention kernels of {kernel} on {devices[0].get('name', 'the GPU')}",
+        f"{share:.0%} of {facts.time} is spent in attention kernels of {kernel} on {device}",
         "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
         "with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):\n"
         "    out = model(x)",
         share / 2, facts.layers_of(predicate),
     )  # fmt: skip
+
+
+def _newer_device(device: Mapping[str, Any]) -> str:
+    """The name of a device of NVIDIA's Hopper or a newer architecture; empty: another, or unknown."""
+    name, major = str(device.get("name", "")), device.get("computeMajor")
+    capable = "NVIDIA" in name and isinstance(major, int) and major >= 9
+    return name if capable or _SINCE_HOPPER.search(name) else ""
 
 
 def gathered_weights(facts: Facts) -> Advice | None:

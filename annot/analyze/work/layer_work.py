@@ -128,15 +128,23 @@ def _texts(attribution: Attribution) -> Iterator[tuple[str, int]]:
     yield from counted.select("text", "count").iter_rows()
 
 
+_SLICE: Final = 1 << 20
+"""Ranges per slice. Slices keep temporary columns small."""
+
+
 def _operations(attribution: Attribution) -> Iterator[tuple[Tag, str, int]]:
     """Yield operations with the phase of the enclosing layer and the number of calls."""
     forest = attribution.forest
     operators = forest.labels["role"] == "operator"
     if not operators.any():
         return
-    rows = forest.tree.select("label", "path").filter(operators.gather(forest.tree["label"]))
-    phases = forest.layers_of_nodes()["phase"]
-    for labels, path, calls in rows.group_by("label", "path").len().sort("label", "path").iter_rows():
+    rows, phases = forest.tree.select("label", "path"), forest.layers_of_nodes()["phase"]
+    counts = pl.concat(
+        part.filter(operators.gather(part["label"])).group_by("label", "path").len()
+        for part in rows.iter_slices(_SLICE)
+    )
+    counts = counts.group_by("label", "path").agg(pl.col("len").sum()).sort("label", "path")
+    for labels, path, calls in counts.iter_rows():
         tag = parse(forest.labels["text"][labels])
         if tag is not None and tag.phase == "op" and path != column_ops.NONE:
             yield tag, phases[path], calls
@@ -171,20 +179,18 @@ def by_layer_with_work(attribution: Attribution) -> pl.DataFrame:
     return with_work(rows, attribution).select(*known, "flops", _MOVED, "params", rows.columns[-1])
 
 
-def by_work(attribution: Attribution, *, every: bool = False) -> pl.DataFrame:
+def by_work(attribution: Attribution) -> pl.DataFrame:
     """Return the expected work and the achieved FLOP/s of each layer and phase.
 
     Args:
         attribution: the attributed profile.
-        every: also rows that are neither layers nor optimizers, whose work is null.
 
     Returns:
         layer, module, phase, calls, host_ns, host_self_ns, gpu_ns, gpu_self_ns and shapes from
         `annot.attribution.by_layer`; flops, bytes_read, bytes_written, params, counted from `layer_work`; bytes (read
         and written); flops_per_s: flops over gpu_self_ns, or over host_self_ns if the profile has no GPU activity.
     """
-    layers = by_layer(attribution)
-    rows = with_work(layers if every else layers.filter(IS_LAYER), attribution)
+    rows = with_work(by_layer(attribution).filter(IS_LAYER), attribution)
     on_devices = any((attribution.nodes[name] > 0).any() for name in ("kernels", "copies"))
     time = pl.col("gpu_self_ns" if on_devices else "host_self_ns")
     speed = pl.when(time > 0).then(pl.col("flops") * 1e9 / time).alias("flops_per_s")

@@ -10,11 +10,11 @@ import polars as pl
 from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import layer_roofline
 from annot.analyze.roofs import Peaks
-from annot.attribution import Attribution, by_step
+from annot.attribution import Attribution, by_layer, by_step
+from annot.attribution.line_tree import LAYER_PHASES, by_line
 from annot.report.charts.chart import SIZE, Chart, Mark, Series
 from annot.report.folds import with_groups
 from annot.report.layer_tree import MODEL, row_label
-from annot.report.tree_rows import LAYER_PHASES
 from annot.report.units import amount, duration, unit_for
 
 __all__ = ["pictures", "roofline_chart", "roofs", "step_charts"]
@@ -32,17 +32,12 @@ _WARMUP: Final = 0.45
 """Opacity of warm-up steps."""
 
 
-def pictures(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Chart]:
-    """Return the charts with data, by name: steps (of the first process), layers, roofline.
-
-    Args:
-        attribution: the profile.
-        rows: layers, the result of `annot.attribution.by_layer`.
-    """
+def pictures(attribution: Attribution) -> dict[str, Chart]:
+    """Return the charts of a profile that have data, by name: steps (of the first process), layers, roofline."""
     peaks = default_peaks(attribution)
     roofline = roofline_chart(layer_roofline(attribution, peaks), peaks)
     charts = dict(zip(("steps",), step_charts(by_step(attribution)), strict=False))
-    charts |= {"layers": _layers(rows), "roofline": roofline}
+    charts |= {"layers": _layers(with_groups(by_layer(attribution), by_line(attribution))), "roofline": roofline}
     return {name: chart for name, chart in charts.items() if any(one.points for one in chart.series)}
 
 
@@ -94,7 +89,7 @@ def _layers(rows: pl.DataFrame) -> Chart:
     time = "gpu_self_ns" if rows["gpu_self_ns"].sum() else "host_self_ns"
     named = (pl.col("layer") != "") | (pl.col("module") != "")
     is_shown = pl.col("phase").is_in(_BESIDE) | (pl.col("phase").is_in(LAYER_PHASES) & named)
-    layers = with_groups(rows).filter(is_shown)
+    layers = rows.filter(is_shown)
     names = [row["group"] or row_label(row)[0] for row in layers.rows(named=True)]
     layers = layers.select(pl.Series("layer", names, pl.String), "phase", (pl.col(time) / 1e6).alias("ms"))
     layers = layers.drop_nulls("ms")

@@ -45,7 +45,7 @@ def event_file(attribution: Attribution, source: str) -> Iterator[bytes]:
     yield tfevents.text(wall_time, "layers", _layer_table(report))
     yield tfevents.text(wall_time, "summary", _summary(report.meta))
     if can_draw():
-        for name, chart in pictures(attribution, report.rows).items():
+        for name, chart in pictures(attribution).items():
             yield tfevents.image(wall_time, name, *as_png(chart))
 
 

@@ -142,7 +142,7 @@ const COMPARED = {
   all: () => true,
   slower: row => row.difference_ns > 0,
   faster: row => row.difference_ns < 0,
-  alone: row => known(row.only_in),
+  alone: row => known(row.only_in) && !row.fused,
 };
 
 function comparisonTable(data, one) {

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import polars as pl
+import polars.selectors as cs
 
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.compare import SUBJECTS, compare
-from annot.analyze.gpu_activities import KEY, by_layer_and_step
-from annot.analyze.kernel_kinds import by_class, layer_names, with_classes
+from annot.analyze.gpu_activities import KEY, self_times_by_step
+from annot.analyze.kernel_kinds import by_class, with_classes
 from annot.analyze.kernel_short_names import short_names, with_short_names
 from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import under_roof
@@ -20,8 +21,9 @@ from annot.analyze.step_time import part_names
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
-from annot.attribution import Attribution, by_kernel, by_layer, by_step, summarize
-from annot.attribution.nested_layers import LayerNesting, nested_layers
+from annot.attribution import Attribution, by_kernel, by_step, summarize
+from annot.attribution.layer_chains import Key
+from annot.attribution.line_tree import by_line, line_tree, rows_of_nodes
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
@@ -102,7 +104,8 @@ def _labeled(rows: pl.DataFrame, sides: Sequence[Attribution]) -> pl.DataFrame:
     """Add label, remark and group (the fold, or null), as in the layer table, to rows by layer."""
     if "layer" not in rows.columns:
         return rows
-    groups = pl.concat([with_groups(by_layer(side)).select(*KEY[:2], "group") for side in sides])
+    lines = [with_groups(lines, lines) for lines in map(by_line, sides)]
+    groups = pl.concat([side.select(*KEY[:2], "group") for side in lines])
     rows = rows.join(groups.unique(KEY[:2], keep="first"), on=KEY[:2], how="left", maintain_order="left")
     labels = [row_label(row) for row in rows.select(KEY).iter_rows(named=True)]
     return rows.with_columns(
@@ -127,8 +130,8 @@ def run_data(
         events: maximum number of events in the timeline.
     """
     tell(_MAKING, 0, _VIEWS, "views")
-    rows, shown = layers.rows.drop("group"), shown or attribution
-    steps = layers.meta.get("per_step", 1)
+    shown, steps = shown or attribution, layers.meta.get("per_step", 1)
+    rows = _rows(shown, layers.rows.drop("group"), steps)
     tell(_MAKING, 1, _VIEWS, "views")
     meta, peaks = layers.meta, default_peaks(attribution)
     tables = (find_view("communication"), *loaded("annot.views", View))
@@ -137,7 +140,7 @@ def run_data(
         "findings": lambda: _findings(attribution),
         "summary": lambda: _columns(by_summary(attribution)),
         "timeline": lambda: timeline(attribution, events),
-        "layer_steps": lambda: _layer_steps(attribution, rows),
+        "layer_steps": lambda: _layer_steps(attribution, shown, rows),
         "names": lambda: _names(shown, rows, steps),
         "steps": lambda: by_step(attribution),
         "kernels": lambda: _kernels(shown, steps),
@@ -149,7 +152,7 @@ def run_data(
         tell(_MAKING, number, _VIEWS, "views")
         made[key] = make()
     made["verdict"], made["advice"], made["without_warmup"] = made.pop("findings")
-    lines = _lines(rows, nested_layers(shown))
+    lines = _lines(rows)
     folded = _roofline_folds(rows, lines, peaks)
     charts = _charts(made["steps"], rows, lines, folded, peaks)
     made["steps"] = _steps(made["steps"], made["timeline"].start_ns)
@@ -175,19 +178,26 @@ def _meta(meta: dict[str, Any], source: str) -> dict[str, Any]:
     return meta | {"source": source, "devices": devices}
 
 
+def _rows(attribution: Attribution, details: pl.DataFrame, steps: int) -> pl.DataFrame:
+    """The rows of the lines, per step, with the other columns of the rows by layer. Rows of several lines repeat."""
+    lines = _per_step(by_line(attribution), steps).drop("gpu_busy_ns")
+    others = details.drop(name for name in lines.columns if name in details.columns and name not in KEY)
+    others = others.rename({"phase": "own"})
+    return lines.join(others, on=["layer", "module", "own"], how="left", maintain_order="left")
+
+
 _Lines: TypeAlias = dict[str, list[dict[str, Any]]]
 
 
-def _lines(rows: pl.DataFrame, nesting: LayerNesting) -> _Lines:
+def _lines(rows: pl.DataFrame) -> _Lines:
     """The lines of the layer table, with the row index of each phase, and the folds of repeated layers."""
-    index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
-    layers, others = layer_lines(rows, nesting=nesting), other_lines(rows)
+    index = {key: number for number, key in enumerate(rows.select("line", "phase").iter_rows())}
+    layers, others = layer_lines(rows), other_lines(rows)
     lines = [
         {
             "label": line.label, "module": line.module, "depth": line.depth,
-            "layer": next(iter(line.phases.values()))["layer"],
-            "rows": {phase: index[row["layer"], row["module"], phase] for phase, row in line.phases.items()},
-            "other": other,
+            "layer": next(iter(line.phases.values()))["layer"], "title": row_label(next(iter(line.phases.values())))[0],
+            "rows": {phase: index[line.number, phase] for phase in line.phases}, "other": other,
         }
         for other, some in ((False, layers), (True, others))
         for line in some
@@ -203,16 +213,27 @@ def _folds(lines: list[Line], first: int) -> list[dict[str, Any]]:
         places[id(fold)] = first + len(found)
         members = [places[id(line)] for line in fold.members]
         found.append({
-            "label": fold.label, "module": fold.module, "layer": fold.key[0], "count": fold.count,
+            "label": fold.label, "module": fold.module, "layer": fold.key[0], "title": fold.key[0], "count": fold.count,
             "parent": -1 if above is None else places[id(above)], "members": members,
             "indices": [index_of(line, fold) for line in fold.members],
         })  # fmt: skip
     return found
 
 
-def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
-    """The times of the rows in each step, for the first steps that fit into `_CELLS`."""
-    table = _numbered(by_layer_and_step(attribution), rows)
+def _layer_steps(attribution: Attribution, shown: Attribution, rows: pl.DataFrame) -> dict[str, Any]:
+    """The self times of the rows in each step, for the first steps that fit into `_CELLS`.
+
+    `shown` has the steps of the rows, `attribution` has all steps.
+    """
+    lines = pl.Series("line", line_tree(attribution).same_lines(line_tree(shown)), pl.Int64)
+    of_nodes = rows_of_nodes(attribution)
+    of_nodes = of_nodes.with_columns(lines.gather(of_nodes["line"]))
+    table = pl.DataFrame(schema={"row": pl.Int64, "step": pl.Int64})
+    for name, times in self_times_by_step(attribution).items():
+        placed = times.hstack(of_nodes[times["node"]]).rename({"time_ns": f"{name}_self_ns"})
+        sums = placed.group_by("line", "phase", "step").agg(pl.col(f"{name}_self_ns").sum())
+        table = table.join(_numbered(sums, rows), on=["row", "step"], how="full", coalesce=True)
+    table = table.with_columns(cs.ends_with("_ns").fill_null(0)).sort("step", "row")
     steps = table["step"].unique().sort()
     kept = steps
     if table.height > _CELLS and steps.len():
@@ -222,9 +243,9 @@ def _layer_steps(attribution: Attribution, rows: pl.DataFrame) -> dict[str, Any]
 
 
 def _numbered(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Replace the key columns of a table by the row index in the layer table."""
-    number = rows.select(KEY).with_row_index("row")
-    found = table.join(number, on=list(KEY), how="inner", maintain_order="left").drop(KEY)
+    """Replace line and phase by the row index in the layer table."""
+    number = rows.select("line", "phase").with_row_index("row")
+    found = table.join(number, on=["line", "phase"], how="inner", maintain_order="left").drop("line", "phase")
     return found.select(pl.col("row").cast(pl.Int64), pl.exclude("row"))
 
 
@@ -234,9 +255,11 @@ def _per_step(table: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 def _names(attribution: Attribution, rows: pl.DataFrame, steps: int) -> dict[str, Any]:
     """The GPU activities of each row without its children, longest first, with names as indices of a list."""
-    table = _numbered(_per_step(layer_names(attribution), steps), rows).sort(
-        "gpu_ns", descending=True, maintain_order=True
-    )
+    activities = attribution.names.select(pl.col("name").cast(pl.String), "kernel", "calls", "gpu_ns", "node")
+    activities = activities.hstack(rows_of_nodes(attribution)[activities["node"]])
+    by_name = activities.group_by("line", "phase", "name", "kernel").agg(pl.col("calls", "gpu_ns").sum())
+    sums = with_classes(by_name)
+    table = _numbered(_per_step(sums, steps), rows).sort("gpu_ns", "row", "name", descending=[True, False, False])
     texts = table["name"].head(_NAMES)
     coded, names = _coded(texts)
     kept = table.head(_NAMES).with_columns(coded.alias("name"))
@@ -318,7 +341,9 @@ def _kernels(attribution: Attribution, steps: int) -> dict[str, Any]:
 
 
 def _timeline(attribution: Attribution, rows: pl.DataFrame, found: Timeline) -> dict[str, Any]:
-    index = {key: number for number, key in enumerate(rows.select(KEY).iter_rows())}
+    index: dict[Key, int] = {}
+    for number, key in enumerate(rows.select("layer", "module", "own").iter_rows()):
+        index.setdefault(key, number)  # events of a layer with several lines show the first
     row_of_key = pl.Series([index.get(key, -1) for key in attribution.forest.keys.names], dtype=pl.Int64)
     cells = found.cells
     names = [found.events["text"], *([cells.sums["text"].cast(pl.String)] if cells else [])]

@@ -31,7 +31,7 @@ function machineLine(run) {
     ...texts('cpu').map(row => row.text),
     ...texts('software').map(row => row.text),
     meta.producer,
-    meta.steps ? `${plural(meta.steps, 'step')} (${meta.steps_found_by})` : '',
+    meta.steps ? `${plural(meta.steps, 'step')} (${meta.steps_found_by})` : `no steps, because ${meta.steps_missing}`,
   ].filter(Boolean);
   const shown = [...new Set(facts)]; // annot records its profiles itself
   return shown.length > 0 && h('ul', {class: 'machine', 'aria-label': 'Devices and software'}, shown.map(one => h('li', {}, name(one))));

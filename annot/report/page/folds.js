@@ -27,12 +27,12 @@ function foldsInside(run) {
   return run.foldsInside;
 }
 
-// The places directly inside a line (-1: the outermost layers): each fold instead of its members. Inside a fold: the
+// The places directly inside a line (-1: the outermost lines): each fold instead of its members. Inside a fold: the
 // layers inside its members, summed up, or with `single` the members.
 function placesInside(run, place, single) {
   const folds = foldsInside(run).get(place) ?? [];
   if (isFold(run, place)) return single ? lineAt(run, place).members : folds;
-  const inside = place < 0 ? run.top.filter(one => !run.lines[one].other) : run.children[place];
+  const inside = place < 0 ? run.top : run.children[place];
   if (!folds.length) return inside;
   const foldOf = new Map(folds.flatMap(fold => lineAt(run, fold).members.map(member => [member, fold])));
   return [...new Set(inside.map(one => foldOf.get(one) ?? one))];
@@ -111,15 +111,15 @@ function spreadOf(fold, members) {
 // The parts of the run with the most self time: layers, folds, optimizer, data wait and ranges of the program.
 function largestParts(run, number) {
   const {numbers, whole} = withFolds(run, measured(run, {...NOTHING}), NOTHING);
-  const places = run.lines.filter(line => line.other && !OUTER.includes(line.layer)).map(line => line.place);
-  const found = [...places, ...foldedInside(run, -1)].filter(place => numbers[place].self > 0).sort((a, b) => a - b);
+  const places = foldedInside(run, -1).filter(place => !OUTER.includes(lineAt(run, place).layer));
+  const found = places.filter(place => numbers[place].self > 0).sort((a, b) => a - b);
   return {numbers, whole, places: sorted(found, place => numbers[place].self, true).slice(0, number)};
 }
 const OUTER = ['(epoch)', '(batch)', '(unattributed)'];
 
 // The name of a part: the path of a layer, or the title of another line, such as Optimizer.
 function partName(line) {
-  return line.other ? line.label : title(line);
+  return title(line);
 }
 
 function partLink(place) {

@@ -57,24 +57,19 @@ function icicleView(run, state, root) {
   ];
 }
 
-// The parts of each line by phase: its own time and that of the layers below it, also where these run outside its calls.
-// The parts of all lines add up to the whole.
+// The parts of each line by phase, as in the layers view. The outermost lines add up to the whole.
 function measureIcicle(view) {
   const {run, state} = view,
     {filters} = state,
-    {numbers, time} = withFolds(run, measured(run, filters), filters),
+    {numbers, time, whole, own: self, parts} = withFolds(run, measured(run, filters), filters),
     searched = Boolean(filters.search.trim() || filters.module),
-    self = timesOf(run, filters.steps)[time.replace('_ns', '_self_ns')];
-  const parts = run.lines.map(line => ownParts(line, self, filters.phase)),
-    sum = one => Object.values(one).reduce((total, ns) => total + ns, 0),
-    own = parts.map(sum),
+    sum = one => sumParts(one) ?? 0;
+  const own = self.map(sum),
     hits = numbers.map(one => searched && one.matches),
     within = hits.slice(0, parts.length);
   for (let place = parts.length - 1; place >= 0; place--) {
     const {parent} = run.lines[place];
-    if (parent < 0) continue;
-    for (const [phase, ns] of Object.entries(parts[place])) parts[parent][phase] = (parts[parent][phase] ?? 0) + ns;
-    within[parent] ||= within[place];
+    if (parent >= 0) within[parent] ||= within[place];
   }
   for (const {place, members} of run.folds) {
     parts[place] = Object.fromEntries(INKS.map(phase => [phase, sumKnown(members.map(one => parts[one][phase]))]));
@@ -82,20 +77,9 @@ function measureIcicle(view) {
     within[place] = members.some(one => within[one]);
     hits[place] ||= members.some(one => hits[one]);
   }
-  const wide = parts.map(sum),
-    whole = run.top.reduce((total, place) => total + wide[place], 0);
+  const wide = parts.map(sum);
   Object.assign(view, {numbers, time, searched, parts, own, wide, hits, within, whole});
   view.status.textContent = icicleStatus(view);
-}
-
-function ownParts(line, self, phase) {
-  const found = {};
-  for (const [key, row] of Object.entries(line.rows)) {
-    if ((phase && key !== phase) || !(self[row] > 0)) continue;
-    const kind = inkOf(key);
-    found[kind] = (found[kind] ?? 0) + self[row];
-  }
-  return found;
 }
 
 // What the picture shows, and the sum of the layers that match: layers inside of others that match count once.
@@ -146,7 +130,7 @@ function icicleBoxes({run, wide, own, within, whole, root, width}) {
     visit(placesInside(run, place, listed), level, x, scale);
     if (inner > 0 && self >= NARROWEST) boxes.push({self: true, level, x: x + inner, wide: self});
   };
-  if (root < 0) visit([...placesInside(run, -1), ...run.top.filter(place => run.lines[place].other)], 1, 0, width / (whole || 1));
+  if (root < 0) visit(placesInside(run, -1), 1, 0, width / (whole || 1));
   else inside(root, above.length + 1, 0, width / (wide[root] || 1));
   return boxes.filter(box => !box.few || box.wide >= NARROWEST / 2);
 }
@@ -171,9 +155,7 @@ function drawIcicle(view) {
 // The layers below the one in the whole width that have the most time of their own.
 function mostSelf(view) {
   const {run, own, wide, root} = view,
-    others = root < 0 ? run.top.filter(place => run.lines[place].other).flatMap(place => subtree(run, place)) : [],
-    inside = [...foldedInside(run, root), ...others],
-    best = sorted(inside.filter(place => own[place] > 0), place => own[place], true).slice(0, 10),
+    best = sorted(foldedInside(run, root).filter(place => own[place] > 0), place => own[place], true).slice(0, 10),
     where = root < 0 ? '' : ` in ${title(lineAt(run, root))}`;
   const columns = [
     {
@@ -306,7 +288,6 @@ function factsOf(view, place) {
   return [
     ['Layer', fullName(line)],
     ['Total', duration(wide[place])],
-    ['In its own calls', Math.abs((one.total ?? 0) - wide[place]) > wide[place] / 200 ? duration(one.total) : ''],
     ['Self', duration(own[place])],
     ...partsOf(view, place).map(([phase, ns]) => [phase[0].toUpperCase() + phase.slice(1), duration(ns)]),
     ['Share', share(wide[place], whole)],

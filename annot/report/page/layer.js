@@ -190,14 +190,16 @@ function kernelsOf(run, place) {
 function layerSteps(run, line) {
   const table = run.layer_steps;
   if (table.kept < 2) return null;
-  const rows = membersOf(run, line.place).flatMap(place => Object.entries(run.lines[place].rows)),
+  const inside = membersOf(run, line.place).flatMap(place => subtree(run, place)),
+    rows = inside.flatMap(place => Object.entries(run.lines[place].rows)),
+    self = run.time.replace('_ns', '_self_ns'),
     phaseOf = new Map(rows.map(([phase, row]) => [row, phase])),
     first = table.step[0] ?? 0;
   /** @type {[string, Float64Array][]} */
   const parts = [...new Set(phaseOf.values())].map(phase => [phase, new Float64Array(table.kept)]);
   for (let at = 0; at < table.row.length; at++) {
     const part = parts.find(([phase]) => phase === phaseOf.get(table.row[at]));
-    if (part) part[1][table.step[at] - first] += table[run.time][at];
+    if (part) part[1][table.step[at] - first] += table[self][at];
   }
   const some = parts.filter(([, values]) => values.some(Boolean));
   if (!some.length) return null;
@@ -238,7 +240,7 @@ function timesTable(run, caption, places, numbers, label) {
 
 function layerAdvice(run, line) {
   const mine = records(run.advice).filter(
-    one => one.layers.includes(title(line)) || one.layers.includes(line.layer || '(model)'),
+    one => one.layers.includes(title(line)),
   );
   return mine.length > 0 && panel('Advice', adviceList(run, mine));
 }

@@ -45,7 +45,7 @@ function perStep(run) {
 }
 
 function title(line) {
-  return line.layer || (line.other ? line.label : '(model)');
+  return line.title;
 }
 
 // The path and class of a line or fold, with the number of its layers.
@@ -63,12 +63,12 @@ function stepRange(text, steps) {
   return [Number(match[2] || 0), match[3] ? Number(match[3]) : steps];
 }
 
-// The times of all rows, of all steps or of some: an array per column. They are means if the page is per step.
+// The self times of all rows, of all steps or of some: an array per column. They are means if the page is per step.
 function timesOf(run, text) {
   const range = stepRange(text, run.layer_steps.steps);
   if (!range) return run.rows;
   const table = run.layer_steps;
-  const names = ['host_ns', 'host_self_ns', 'gpu_ns', 'gpu_self_ns'];
+  const names = ['host_self_ns', 'gpu_self_ns'].filter(key => table[key]);
   const sums = Object.fromEntries(names.map(key => [key, new Float64Array(run.rows.layer.length)]));
   const steps = run.meta.per_step ? Math.max(1, Math.min(range[1], table.steps) - range[0]) : 1;
   for (let cell = 0; cell < table.row.length; cell++) {
@@ -76,6 +76,29 @@ function timesOf(run, text) {
     for (const key of names) sums[key][table.row[cell]] += (table[key][cell] ?? 0) / steps;
   }
   return sums;
+}
+
+// The self times of each line by phase, and those with the lines inside: all lines add up to the outermost ones.
+function linesOf(run, values, phase) {
+  const own = run.lines.map(({rows}) => {
+    const parts = {};
+    for (const [key, row] of Object.entries(rows)) {
+      if ((phase && key !== phase) || !known(values?.[row])) continue;
+      parts[inkOf(key)] = (parts[inkOf(key)] ?? 0) + values[row];
+    }
+    return parts;
+  });
+  const whole = own.map(parts => ({...parts}));
+  for (let place = whole.length - 1; place >= 0; place--) {
+    const {parent} = run.lines[place];
+    if (parent < 0) continue;
+    for (const [key, ns] of Object.entries(whole[place])) whole[parent][key] = (whole[parent][key] ?? 0) + ns;
+  }
+  return {own, whole};
+}
+
+function sumParts(parts) {
+  return sumKnown(Object.values(parts));
 }
 
 function sumOf(line, values, phase) {
@@ -98,32 +121,33 @@ function measured(run, filters) {
   const times = timesOf(run, filters.steps);
   const needle = filters.search.trim().toLowerCase();
   const some = filters.steps.trim() !== '';
-  const numbers = run.lines.map(line => {
-    const of = phase => (filters.phase && filters.phase !== phase ? null : sumOf(line, times[time], phase));
-    const total = sumOf(line, times[time], filters.phase);
+  const {own, whole: parts} = linesOf(run, times[self], filters.phase),
+    host = linesOf(run, times.host_self_ns, filters.phase).whole;
+  const numbers = run.lines.map((line, place) => {
+    const total = sumParts(parts[place]);
     return {
-      forward: of('forward'),
-      backward: of('backward'),
-      recompute: of('recompute'),
+      forward: parts[place].forward ?? null,
+      backward: parts[place].backward ?? null,
+      recompute: parts[place].recompute ?? null,
       kind: inkOf(Object.keys(line.rows)[0]),
       total,
-      self: sumOf(line, times[self], filters.phase),
+      self: sumParts(own[place]),
       calls: some ? null : callsOf(line, run, filters.phase),
       kernels: some ? null : sumOf(line, run.rows.kernels, filters.phase),
-      host: sumOf(line, times.host_ns, filters.phase),
+      host: sumParts(host[place]),
       matches: matches(line, needle, filters, some && !total),
     };
   });
   let whole = 0;
   for (const value of times[self]) whole += value ?? 0;
-  // Without a GPU, 100 % is the wall-clock time of the processes, as in the verdict.
-  if (run.time === 'host_ns' && !some) whole = run.meta.wall_ns ?? whole;
-  return {numbers, whole, time};
+  // Without a GPU, 100 % is at least the wall-clock time of the processes, as in the verdict.
+  if (run.time === 'host_ns' && !some) whole = run.meta.whole_ns ?? whole;
+  return {numbers, whole, time, own, parts};
 }
 
-// The number of forward calls of a layer, or of all calls without forward rows.
+// The number of forward calls of a layer, or of all calls without forward calls.
 function callsOf(line, run, phase) {
-  return sumOf(line, run.rows.calls, phase || ('forward' in line.rows ? 'forward' : ''));
+  return sumOf(line, run.rows.calls, phase || 'forward') || sumOf(line, run.rows.calls, phase);
 }
 
 function matches(line, needle, filters, empty) {

@@ -39,7 +39,7 @@ function partOf(run, {item, text}) {
   const bare = text.replace(/ ×[\d,]+$/, ''),
     all = [...run.lines, ...run.folds],
     found =
-      all.find(one => !one.other && [title(one), one.module].filter(Boolean).join(' ') === bare) ??
-      all.find(one => one.other && one.rows[item] !== undefined && [one.module, `${one.layer} ${one.module}`].includes(bare));
+      all.find(one => [title(one), one.module].filter(Boolean).join(' ') === bare) ??
+      all.find(one => one.rows?.[item] !== undefined && [one.module, `${one.layer} ${one.module}`].includes(bare));
   return found ? [h('a', {href: partLink(found.place)}, pathName(partName(found))), ' ', found.module && name(found.module, 'module'), foldSize(found)] : name(text);
 }

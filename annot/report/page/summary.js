@@ -194,7 +194,7 @@ function aboutPanel(run) {
     ['Profile', meta.source],
     ['Format', meta.format],
     ['Written by', meta.producer],
-    ['Steps', meta.steps ? `${count(meta.steps)}, ${meta.steps_found_by}` : ''],
+    ['Steps', meta.steps ? `${count(meta.steps)}, ${meta.steps_found_by}` : `no steps, because ${meta.steps_missing}`],
     [
       'Devices',
       records(run.summary)

@@ -46,16 +46,10 @@ function unlike(one, other) {
 
 // The lines that are unfolded at first: all of a small model, the upper levels of a large one.
 function initiallyOpen(run) {
-  const all = [];
-  const visit = (places, depth) => {
-    for (const place of places) {
-      all.push([place, depth]);
-      visit(placesInside(run, place), depth + 1);
-    }
-  };
-  visit(placesInside(run, -1), 0);
-  const deepest = all.length <= 300 ? Infinity : 2;
-  return new Set(all.filter(([, depth]) => depth < deepest).map(([place]) => place));
+  const all = foldedInside(run, -1),
+    deepest = all.length <= 300 ? Infinity : 2,
+    level = place => run.rows.level[Object.values(run.lines[membersOf(run, place)[0]].rows)[0]]; // -1: around layers
+  return new Set(all.filter(place => level(place) < deepest));
 }
 
 function treeFilters(run, state, draw) {
@@ -234,11 +228,6 @@ function visible(run, filters, tree, shown, value) {
     if (!whole) cut.set(parent, {last: places.at(-1), number: some.length, depth: around.get(parent).depth + 1});
   };
   visit(placesInside(run, -1), -1, false);
-  visit(
-    run.top.filter(place => run.lines[place].other),
-    -1,
-    false,
-  );
   return {places, around, cut, found: run.lines.filter(line => shown.numbers[line.place].matches).length};
 }
 

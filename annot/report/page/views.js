@@ -57,10 +57,9 @@ function peaksText({device, flops, bandwidth, source}) {
 
 function stepsView(run) {
   const rows = records(run.steps);
-  if (!rows.length)
-    return [h('h1', {}, 'Steps'), emptyText('No steps were recorded. Use "for … in annot.batches(loader):".')];
-  const {meta} = run,
-    processes = [...new Set(rows.map(row => row.process))];
+  const {meta} = run;
+  if (!rows.length) return [h('h1', {}, 'Steps'), emptyText(`No steps, because ${meta.steps_missing}.`)];
+  const processes = [...new Set(rows.map(row => row.process))];
   const of = meta.step_ns;
   const times =
     of && `, median ${duration(of.median)}, IQR ${duration(of.iqr)}, ${duration(of.min)} to ${duration(of.max)}`;

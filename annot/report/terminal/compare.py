@@ -78,17 +78,17 @@ def print_comparison(report: ComparisonReport, console: Console, *, full_names: 
     Layers whose change other rows explain are left out. Repeated layers are one row. `full_names` prints kernels with
     their full names.
     """
-    changed, left_out = _changed(report)
+    changed, left_out, fused = _changed(report)
     rows, one = report.selected(changed), report.comparison
     unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
     heading = Text(_heading(one, unit.name), style="bold")
     table = _table(report, rows, one.by.capitalize(), console.width, full_names=full_names)
-    console.print(Group(heading, table, *_left_out(left_out), *_totals(report)))
+    console.print(Group(heading, table, *_left_out(left_out, fused), *_totals(report)))
 
 
 def print_comparison_answer(report: ComparisonReport, console: Console, *, more: str) -> None:
     """Print the totals and the rows that change most, in 15 lines. `more` says how to see the rest."""
-    changed, _ = _changed(report)
+    changed, *_ = _changed(report)
     rows, width, one = replace(report, top=HOTTEST).selected(changed), console.width, report.comparison
     unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
     found = one.comparability
@@ -101,12 +101,13 @@ def print_comparison_answer(report: ComparisonReport, console: Console, *, more:
     print_lines(console, [[one_line(Text(text), width) for text in texts], table, below], rows.height)
 
 
-def _changed(report: ComparisonReport) -> tuple[pl.DataFrame, int]:
-    """The rows to print, with folds, and how many the rows inside them explain."""
+def _changed(report: ComparisonReport) -> tuple[pl.DataFrame, int, int]:
+    """The rows to print, with folds, the number of others, and how many of these are layers of fused kernels."""
     one = report.comparison
     every = one.rows if one.folded is None else one.folded
     changed = every.filter(~pl.col("explained")) if "explained" in every.columns else every
-    return changed, every.height - changed.height
+    fused = int(every["fused"].sum()) if "fused" in every.columns else 0
+    return changed, every.height - changed.height, fused
 
 
 def _heading(one: Comparison, unit: str) -> str:
@@ -138,15 +139,20 @@ def _table(
     return fitted_table(title, labels, columns, rows, width, ends, COMPARED["kernels_gone"].title)
 
 
-def _left_out(rows: int) -> list[Text]:
-    if not rows:
-        return []
-    what = (
-        "1 layer is hidden: the rows inside it explain its change."
-        if rows == 1
-        else (f"{rows:,} layers are hidden: the rows inside them explain their changes.")
-    )
-    return [Text(f"{what} Files contain all rows.", style="dim")]
+def _left_out(rows: int, fused: int) -> list[Text]:
+    """Return sentences about the rows that the table lacks; `fused` of them are layers of fused kernels."""
+    said = []
+    for count, why, of_one in (
+        (rows - fused, "rows inside them explain their changes", "rows inside it explain its change"),
+        (
+            fused,
+            "their kernels are fused, so that the layers around them have their changes",
+            "its kernels are fused, so that the layer around it has its change",
+        ),
+    ):
+        if count:
+            said.append(f"1 layer is hidden: {of_one}." if count == 1 else f"{count:,} layers are hidden: {why}.")
+    return [Text(" ".join([*said, "Files contain all rows."]), style="dim")] if said else []
 
 
 def _phase(row: dict[str, Any], width: int) -> str:
