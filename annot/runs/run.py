@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,7 +24,7 @@ from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.read.kineto.reader import NAME as KINETO
 from annot.report.columns import COLUMNS
-from annot.report.folds import folded_rows, with_groups
+from annot.report.folds import folded_rows, folds_of, with_groups
 from annot.report.layer_tree import at_depth, lines_at_depth
 from annot.report.report import Order, Report
 from annot.report.views import View, find_view
@@ -85,6 +85,9 @@ class Selection:
             raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
 
 
+IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
+"""What follows an answer in Python: how to see the rest."""
+
 ALL: Final = Selection()
 """The whole profile."""
 
@@ -140,8 +143,9 @@ class Frames(ABC):
         parts = as_json(self.view(by, **{"total": True} | options))
         write_file(path, (part.encode() for part in parts), force=True)
 
+    @abstractmethod
     def __repr__(self) -> str:
-        return repr(self._table)
+        """Return the answer: verdict, hottest rows and the best advice."""
 
     view: Callable[..., Any]
     """Return a view, to print or to write."""
@@ -210,7 +214,8 @@ class Run(Frames):
         from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
-        return verdict(Facts(self.attribution_with_calls))
+        attribution = self.attribution_with_calls
+        return verdict(Facts(attribution, folds_of(attribution)))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -261,10 +266,11 @@ class Run(Frames):
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, by_line(attribution))
-        kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
+        kernels = brief and view.name == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else ()
-        report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
+        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
+        bounds = _bounds(view, attribution, advice)
+        report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report
@@ -330,10 +336,15 @@ class Run(Frames):
 
     def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
         """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
+        from annot.analyze.step_time import part_names
+
         if not self.is_small(attribution):
             return {}, None
         shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
-        return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
+        names = part_names(self.attribution_with_calls)
+        return {
+            names[key].name: share for key, share in shares.select("item", "share").iter_rows()
+        }, self.advice.to_dicts()
 
     @staticmethod
     def is_small(attribution: Attribution) -> bool:
@@ -405,6 +416,12 @@ class Run(Frames):
             return rows
         return with_groups(rows, by_line(attribution))
 
+    def __repr__(self) -> str:
+        from annot.report.terminal.answer import print_answer
+        from annot.report.terminal.layout import plain_text
+
+        return plain_text(partial(print_answer, self._table, more=IN_PYTHON, reasons=".view('advice')")).rstrip("\n")
+
     def _repr_html_(self) -> str:
         from annot.report.charts.profile_charts import pictures
         from annot.report.page.fragment import as_fragment
@@ -417,16 +434,29 @@ class Run(Frames):
         return self.view(brief=True)
 
 
+def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
+    """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
+    from annot.analyze.peak_sources import default_peaks
+    from annot.analyze.roofline import layer_roofline
+
+    if view.layout != "tree" or advice is None:
+        return {}
+    rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
+    columns = rows.select("layer", "module", "phase", "bound")
+    return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
+
+
 def _trees(
     view: View, attribution: Attribution, rows: pl.DataFrame, depth: int | None, expand: Sequence[str]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return `every` and `tree` of a report by layer: with `expand`, some layers are one by one."""
+) -> dict[str, Any]:
+    """Return `every` and `tree` of a report by layer: with `expand`, some layers are separate."""
     lines = by_line(attribution)
     if view.layout == "tree":
         lines = with_groups(lines, lines, expand)
-        return lines, lines if depth is None else lines_at_depth(lines, depth)
+        return {"every": lines, "tree": lines if depth is None else lines_at_depth(lines, depth)}
     shown = with_groups(rows, lines, expand) if expand else rows
-    return rows, folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    tree = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    return {"every": rows, "tree": tree}
 
 
 def view_of(path: str, selection: Selection, **options: Any) -> Shown:
