@@ -370,7 +370,7 @@ def test_uneven_steps_with_a_reason_get_the_advice_on_it() -> None:
     assert "uneven_steps" not in said
     kernels = _said(Run(steps=12, slower=250))["uneven_steps"]
     assert kernels.advice == "Compare steps of similar length only: their GPU work differs."
-    assert kernels.evidence.endswith("of the time that long steps take more, 100% from kernels")
+    assert kernels.evidence.endswith("of the time that long steps take more, 100% is Tensor Cores")
 
 
 def test_coverage_is_about_launches_that_ranges_could_own() -> None:
