@@ -18,7 +18,8 @@ from annot.attribution import attribute
 from annot.profile import METRICS, Profile
 from annot.read.formats import load
 from annot.report.terminal.roofline import roofline_report
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 A100 = {
     "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0, "smCount": 108, "clockRate": 1_410_000_000,
