@@ -158,7 +158,15 @@ def _tables(report: Report, width: int) -> list[RenderableType]:
     ]
     if len(shown) < rows.height:
         lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
-    return lines + (_work_lines(report.rows) if view.name == "work" else [])
+    return lines + (_work_lines(report.rows) if view.name == "work" else _above_roof(report.rows))
+
+
+def _above_roof(rows: pl.DataFrame) -> list[RenderableType]:
+    """The line below a table with shares of the roof above 100%: bytes count once, wherever they come from."""
+    if "roof_share" not in rows.columns or not (rows["roof_share"] > 1).any():
+        return []
+    text = "Roof above 100%: the tensors come from a cache, or the device is faster than its peaks."
+    return [Text(text, style="dim")]
 
 
 def _item(row: Mapping[str, Any], units: str) -> str:
