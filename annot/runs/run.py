@@ -7,15 +7,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import polars as pl
 
-from annot.analyze.peak_sources import GIVEN, default_peaks, peaks_from_file
-from annot.analyze.roofs import Peaks
+from annot.analyze.peak_sources import GIVEN, default_peaks
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
 from annot.attribution.line_tree import by_line
@@ -31,11 +30,12 @@ from annot.report.views import View, find_view
 from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
+from annot.runs.selection import ALL, Selection
 from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
 
-__all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
+__all__ = ["Run", "correlate", "page_of", "view_of"]
 
 _IN_MEMORY: Final = 16 << 20
 """Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
@@ -45,51 +45,8 @@ _ADVISED: Final = 50_000
 """Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Ranges, steps and processes to report on.
-
-    Args:
-        domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
-        steps: use only these steps; None: the whole profile.
-        step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
-        step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
-        process: use only this process; None: all processes.
-        by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
-            with ranges is a rank.
-        captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
-        peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
-            `annot.analyze.peak_sources`.
-
-    Raises:
-        AnnotError: the file of the peaks cannot be read.
-        TypeError: an argument has another type.
-    """
-
-    domain: str | None = None
-    steps: slice | None = None
-    step_range: str | None = None
-    step_kind: str | None = None
-    process: int | None = None
-    by_process: bool = False
-    captures: tuple[str, ...] = ()
-    peaks: str | os.PathLike[str] | Peaks | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in (("domain", str), ("steps", slice), ("step_range", str), ("step_kind", str)):
-            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r}")
-        if isinstance(self.peaks, str | os.PathLike):
-            object.__setattr__(self, "peaks", peaks_from_file(self.peaks))
-        elif not isinstance(self.peaks, Peaks | None):
-            raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
-
-
 IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
 """What follows an answer in Python: how to see the rest."""
-
-ALL: Final = Selection()
-"""The whole profile."""
 
 
 class Shown(Report):
