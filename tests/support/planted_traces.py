@@ -11,6 +11,7 @@ from operator_traces import A100, H100
 
 GEMM: Final = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
 CONV: Final = "sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_stage4"
+SINGLE: Final = "ampere_sgemm_128x64_nn"
 SOFTMAX: Final = "void softmax_warp_forward<float, c10::BFloat16, float, 11, false, false>"
 ADD: Final = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 FLASH: Final = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>"
@@ -122,7 +123,7 @@ PLANTED: Final[dict[str, tuple[Callable[[], Planted], str, str]]] = {
         "gemm_shape", "999 small matrix multiplications",
     ),
     "f32": (
-        lambda: Planted(A100).op("aten::mm", *[[8192] * 2] * 2, kernels=(("ampere_sgemm_128x64_nn", 60000),), dtype="float"),
+        lambda: Planted(A100).op("aten::mm", *[[8192] * 2] * 2, kernels=((SINGLE, 60000),), dtype="float"),
         "mixed_precision", "",
     ),
     "transposed": (
@@ -141,7 +142,7 @@ PLANTED: Final[dict[str, tuple[Callable[[], Planted], str, str]]] = {
         "channels_last", "33% of the run",
     ),
     "math": (
-        lambda: _attention(Planted(H100), *[[8, 16, 2048, 64]] * 2, *_MATH),
+        lambda: _attention(Planted(H100), [8, 16, 2048, 64], [8, 16, 2048, 64], *_MATH),
         "attention_shape", "separate kernels for matrix multiplication and softmax",
     ),
     "decode": (

@@ -182,8 +182,8 @@ def fusion(facts: Facts) -> Advice | None:
 
     Evidence: elementwise, normalisation, softmax and reduction kernels, not from Triton and not of an optimizer, that
     run directly before or after another memory-bound kernel of their stream, with at least 10 % of the step, in a run
-    that the user can compile (`Facts.compilable`). Fusing needs two: calls of one operator, or of one kernel that is not
-    elementwise, are independent.
+    that the user can compile (`Facts.compilable`). Fusing needs two: calls of one operator, or of one kernel that is
+    not elementwise, are independent.
     """
     if not facts.compilable:
         return None
