@@ -168,7 +168,7 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
         share, words, which = _longest_kind(facts, units)
     if share < _LEAST:
         return []
-    layer = "" if which is None else _layer(facts, which, share)
+    layer = "" if which is None else _operator_of(facts, which, share) or _layer(facts, which, share)
     return [f"{share:.0%} goes {words}{layer}"]
 
 
@@ -182,6 +182,16 @@ def _operator(facts: Facts, least: float) -> str:
     if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
         return ""
     return f"{operator.share:.0%} goes to {operator.title}{f': {cause.words}' if cause else ''}"
+
+
+def _operator_of(facts: Facts, which: pl.Expr, whole: float) -> str:
+    """The longest operator with matching kernels and its share of the step, in a profile without modules."""
+    if (facts.layers["module"] != "").any():
+        return ""
+    names = set(facts.work.filter(which, pl.col("kernel"))["name"])
+    found = (operator for operator in facts.operators if operator.tag and names.intersection(operator.kernels))
+    longest = next(found, None)
+    return "" if longest is None else _named(longest.title, min(longest.share, whole), whole)
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
