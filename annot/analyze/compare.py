@@ -218,7 +218,7 @@ _NUMBERS: Final = (
 _MATTERS: Final = 0.001
 """Change of the time of a layer, as a share of the run, that is worth a row. Smaller ones count to the layer around."""
 _REST: Final = 0.25
-"""Least part of the change of a layer that other rows do not have, if the layer is worth a row too."""
+"""Smallest share of the change of a layer that is in no row inside it, for the layer to have a row of its own."""
 _ROUNDING_NS: Final = 0.01
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import polars as pl
 
 from annot.analyze.overlap import exclusive, merged, without
+from annot.analyze.part_names import OTHER
 from annot.analyze.step_parts import COLLECTIVE_NAME, Intervals, Parts, intervals_of
 from annot.attribution.attribute import Attribution
 from annot.attribution.column_ops import NONE, inside
@@ -23,20 +24,7 @@ from annot.attribution.host_times import known
 from annot.attribution.range_trees import Forest
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["COMPUTED", "OTHER", "OUTSIDE", "PARTS", "going_on_without_gpu", "layers_of_parts", "phase_times"]
-
-OTHER: Final = "other_ranges"
-OUTSIDE: Final = "outside_ranges"
-PARTS: Final = {
-    "forward": "a thread computes the forward pass",
-    "backward": "a thread computes the backward pass, and forwards that checkpointing runs again",
-    "optimizer": "a thread updates parameters or zeroes gradients",
-    "collectives": "the process waits in collectives and computes no phase (exposed communication)",
-    "data": "a thread waits for data",
-    OTHER: "the process is inside other ranges, such as those of @trace or the operations of a loss",
-    OUTSIDE: "the process is outside any range",
-}
-"""Parts of a step on a CPU in order of precedence, and what a thread of the process does meanwhile."""
+__all__ = ["COMPUTED", "going_on_without_gpu", "layers_of_parts", "phase_times"]
 
 COMPUTED: Final = ("forward", "backward", "optimizer")
 """Parts that compute. Communication behind them is hidden."""
@@ -57,7 +45,7 @@ _LAYERS: Final = {"part": pl.String, "layer": pl.String, "module": pl.String, "n
 
 
 def going_on_without_gpu(attribution: Attribution, parts: Parts, process: int | None) -> dict[str, Intervals]:
-    """Return the intervals of each of `PARTS` of a process, except the last one."""
+    """Return the intervals of each of `CPU_PARTS` of a process, except the last one."""
     mine = pl.col("process").eq_missing(pl.lit(process, pl.Int64))
     computed, host = phase_times(attribution, parts).filter(mine), parts.host
     going_on: dict[str, Intervals] = {name: _of_part(computed, code) for code, name in enumerate(COMPUTED)}
@@ -97,7 +85,7 @@ def layers_of_parts(attribution: Attribution, parts: Parts) -> pl.DataFrame:
 
     Only processes without GPU activities count. The times of a part add up to its share of
     `annot.analyze.step_time.step_time`. Where layers of several threads overlap, the time counts to the part that
-    comes first in `PARTS`, then to the layer that starts first.
+    comes first in `CPU_PARTS`, then to the layer that starts first.
     """
     found = [pl.DataFrame(schema=_LAYERS)]
     layers = attribution.forest.layers_of_nodes()

@@ -1,31 +1,24 @@
-"""Idle time of devices in the steps, by what the CPU does meanwhile."""
+"""Times in which devices are idle, by what the CPU does meanwhile, and the API calls that wait or allocate."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 import polars as pl
 
 from annot.analyze.overlap import merged
-from annot.analyze.step_parts import Device, Intervals, Parts, intervals_of, launching, parts_of, shares_of_devices
+from annot.analyze.step_parts import Device, Intervals, Parts, intervals_of, launching
 from annot.attribution.attribute import Attribution
 from annot.attribution.host_times import known
 
-__all__ = ["CAUSES", "DISPATCH_NS", "idle_calls", "idle_time", "waiting_calls"]
+__all__ = ["DISPATCH_NS", "SAME", "idle_calls", "idle_intervals", "waiting_calls"]
 
-CAUSES: Final = {
-    "data": "a thread waits for data",
-    "unrecorded": "the next GPU activity, or a thread, waits for something that the profile does not show",
-    "synchronisation": "a thread waits for the device, or has just waited for it and has not launched anything since",
-    "dispatch": "the CPU prepares the next launch or launches, and the device waits less than 1 ms for it",
-    "allocation": "a thread allocates or frees device memory",
-    "python": "the CPU runs other code",
-}
-"""Causes of idle time, in order of precedence."""
+SAME: Final = {"wait": "synchronisation", "call": "launch", "pending": "launch", "gap": "launch"}
+"""Further names of intervals of `idle_intervals`, and their parts."""
 
 DISPATCH_NS: Final = 1_000_000
 """Longest gap that counts as launch latency of a framework, even under a profiler. A longer gap is other code, or
@@ -49,8 +42,8 @@ _CALL: Final = {
 }  # fmt: skip
 
 
-def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFrame:
-    """Return the idle time of devices in the steps by cause.
+def idle_intervals(attribution: Attribution, parts: Parts) -> Callable[[Device], dict[str, Intervals]]:
+    """Return a function from a device to the intervals of each cause of idle time, in order of precedence.
 
     A CPU thread that synchronises loses its lead over the device. The idle time from the end of the synchronising call
     to the next GPU activity therefore counts as synchronisation too, but at most for the duration of the call: without
@@ -60,17 +53,11 @@ def idle_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     that the profile does not show, such as an activity from before the recording. So does a thread that synchronises
     before the first activity of the device.
 
-    The columns are process, device (null: the process uses no device), cause (one of `CAUSES`), ns, wall_ns (step time,
-    as in `annot.analyze.step_time.step_time`). All are Int64 except cause.
+    The causes are the parts of `annot.analyze.part_names.IDLE`, except the last one; some have several names, which
+    `SAME` maps to one. The last one is the rest of the idle time.
     """
-    parts = parts or parts_of(attribution)
     queues = _queues(attribution, parts)
-    going_on = partial(_going_on, waiting_calls(attribution), _quick_launches(attribution), queues)
-    rows = shares_of_devices(parts, going_on).filter(pl.col("share") != "work")
-    same = {"wait": "synchronisation", "call": "dispatch", "pending": "dispatch", "idle": "python"}
-    cause = pl.col("share").replace(same).alias("cause")
-    sums = rows.group_by("process", "device", cause, "wall_ns", maintain_order=True).agg(pl.col("ns").sum())
-    return sums.select("process", "device", "cause", "ns", "wall_ns")
+    return partial(_intervals, parts, waiting_calls(attribution), _quick_launches(attribution), queues)
 
 
 def idle_calls(attribution: Attribution) -> pl.DataFrame:
@@ -158,8 +145,8 @@ _LATE: Final = dict.fromkeys(("process", "device", "correlation", "done", "start
 _QUEUE: Final = dict.fromkeys(("process", "device", "start", "end"), pl.Int64)
 
 
-def _going_on(
-    calls: pl.DataFrame, launches: dict[int | None, pl.DataFrame], queues: pl.DataFrame, parts: Parts, device: Device
+def _intervals(
+    parts: Parts, calls: pl.DataFrame, launches: dict[int | None, pl.DataFrame], queues: pl.DataFrame, device: Device
 ) -> dict[str, Intervals]:
     """The intervals of one device; some causes have several."""
     mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
@@ -169,7 +156,6 @@ def _going_on(
     before = waits.select("start", end=pl.min_horizontal("end", pl.lit(ran["start"].min(), pl.Int64)))
     queued = queues.filter(pl.col("device").eq_missing(pl.lit(device[1], pl.Int64))).select("start", "end")
     return {
-        "work": lambda: ran if here.height else parts.host["collectives"].filter(mine),
         "data": lambda: parts.host["data"].filter(mine),
         "unrecorded": lambda: pl.concat([queued, before if ran.height else before.clear()]),
         "synchronisation": lambda: _after(waits, ran),
@@ -177,7 +163,7 @@ def _going_on(
         "wait": lambda: waits,
         "allocation": lambda: calls.filter(pl.col("cause") == "allocation"),
         "pending": lambda: _short(launching(here.join(waits.select("correlation"), on="correlation", how="anti"))),
-        "dispatch": lambda: _short(ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()),
+        "gap": lambda: _short(ran.select(start="end", end=pl.col("start").shift(-1)).drop_nulls()),
     }
 
 

@@ -12,6 +12,7 @@ import polars as pl
 from annot.analyze.advice import Facts
 from annot.analyze.collectives import collectives_of
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
+from annot.analyze.part_names import GPU_PARTS
 from annot.analyze.step_parts import WORK
 
 __all__ = ["RankTimes", "ranks_verdict", "times_of_rank"]
@@ -19,7 +20,7 @@ __all__ = ["RankTimes", "ranks_verdict", "times_of_rank"]
 _LEAST: Final = 0.05
 """Difference between ranks, as share of the time of the others, from which a rank is slow."""
 _LEAST_WAIT: Final = 0.01
-"""Share of the step from which a wait is worth a clause."""
+"""Smallest share of the step for which the sentence mentions a wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def ranks_verdict(ranks: Mapping[int, RankTimes]) -> str:
     whole = median(times.ns for times in ranks.values())
     subject = "step" if all(times.stepped for times in ranks.values()) else "run"
     if over < _LEAST:
-        clauses = [f"no rank is slower than the others by {_LEAST:.0%}"]
+        clauses = [f"no rank is more than {_LEAST:.0%} slower than the others"]
     elif over < 1:
         clauses = [f"rank {slowest} is the slowest by {over:.0%}"]
     else:
@@ -104,7 +105,7 @@ def ranks_verdict(ranks: Mapping[int, RankTimes]) -> str:
         who = "the other one waits" if len(others) == 1 else "the others wait"
         clauses.append(f"{who} {wait:.0%} of the {subject} for it in {_operation(others)}")
     elif (share := median(times.waiting for times in ranks.values())) >= _LEAST:
-        clauses.append(f"exposed communication takes {share:.0%}, led by {_operation(ranks.values())}")
+        clauses.append(f"{share:.0%} {GPU_PARTS['collectives'].name}, led by {_operation(ranks.values())}")
     return f"{subject.capitalize()} {short_time(whole)} {_devices(ranks.values())}: {', and '.join(clauses)}."
 
 

@@ -13,7 +13,7 @@ from annot.analyze.gpu_activities import KEY
 from annot.analyze.kernel_kinds import MATRIX
 from annot.analyze.repeated_layers import repeated_layers
 from annot.analyze.step_parts import WORK, parts_of
-from annot.analyze.step_time import meanings, step_time
+from annot.analyze.step_time import part_names, step_time
 from annot.analyze.tensor_cores import layer_tensor_cores, tensor_core_work
 from annot.attribution import by_layer, summarize
 from annot.attribution.attribute import Attribution
@@ -39,9 +39,9 @@ def by_summary(attribution: Attribution) -> pl.DataFrame:
         section, item, count, ns, share (of the section's total, from 0 to 1), hidden_ns and text (values other than
         numbers):
 
-        ``time``     wall: step time without warm-up, summed over devices; each of `annot.analyze.step_time.SHARES`,
-                     without a GPU of `annot.analyze.cpu_parts.PARTS`, which add up to it; hidden_ns: time overlapped by
-                     the shares above
+        ``time``     wall: step time without warm-up, summed over devices; each of `GPU_PARTS` of
+                     `annot.analyze.part_names`, without a GPU of `CPU_PARTS`, which add up to it; hidden_ns: time
+                     overlapped by the parts above
         ``parts``    forward, backward and optimizer of processes without a GPU: the longest layers, repeated layers as
                      one (count: their number), and the others; ns of an item add up to that of ``time``; share: of
                      step time; text: layer and class
@@ -81,7 +81,7 @@ def _time(attribution: Attribution, table: pl.DataFrame) -> list[_Row]:
     wall = sum(ns for ns, _ in sums.values())
     devices = table.select("process", "device").n_unique() if table.height else 0
     rows = [_row("time", "wall", devices, wall, wall)]
-    for share in meanings(attribution):
+    for share in part_names(attribution):
         ns, hidden = sums.get(share, (0, 0))
         rows.append(_row("time", share, None, ns, wall, hidden=hidden))
     return rows

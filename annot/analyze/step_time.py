@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import polars as pl
 
-from annot.analyze.cpu_parts import COMPUTED, OTHER, OUTSIDE, PARTS, going_on_without_gpu
+from annot.analyze.cpu_parts import COMPUTED, going_on_without_gpu
 from annot.analyze.gpu_activities import attributed_blocks
+from annot.analyze.idle import SAME, idle_intervals
 from annot.analyze.overlap import exclusive, merged
+from annot.analyze.part_names import CPU_PARTS, GPU_PARTS, IDLE, OTHER, OUTSIDE, PartName
 from annot.analyze.step_parts import (
     WORK,
     Device,
@@ -17,28 +20,16 @@ from annot.analyze.step_parts import (
     Parts,
     by_device,
     intervals_of,
-    launching,
     parts_of,
     shares_of_devices,
 )
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import column_ops
 from annot.attribution.attribute import Attribution
+from annot.attribution.host_times import known
 from annot.util.weak_keys import once_for_each
 
-__all__ = ["SHARES", "meanings", "shares_of_steps", "step_time", "step_work"]
-
-SHARES: Final = {
-    "tensor_cores": "a kernel runs on Tensor Cores",
-    "kernels": "another kernel runs, or its use of Tensor Cores is unknown; except collectives",
-    "collectives": "only collectives run (exposed communication)",
-    "copies": "only copies and memsets run",
-    "data": "the GPU is idle while a thread waits for data",
-    "launch": "the GPU is idle while its next activity is being launched, or waits to start",
-    "host": "the GPU is idle and nothing is being launched: the CPU is inside a range (CPU-bound)",
-    "idle": "the GPU is idle and the CPU is outside any range",
-}
-"""Shares of the step time of a device in order of precedence. A process without a GPU has the shares of `PARTS`."""
+__all__ = ["part_names", "shares_of_steps", "step_time", "step_work"]
 
 
 @once_for_each
@@ -48,42 +39,53 @@ def step_time(attribution: Attribution, parts: Parts | None = None) -> pl.DataFr
     The step time is that of `annot.analyze.step_parts.parts_of`, without warm-up. Each device of a process has a
     breakdown of the whole step time of the process.
 
-    The columns are process; device (null: the process uses no device); share: one of `SHARES`, or of
-    `annot.analyze.cpu_parts.PARTS` for a process without GPU activities; ns: time of the share; hidden_ns: time
-    overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time, the sum of ns
-    over the shares of a device. All are Int64 except share.
+    The columns are process; device (null: the process uses no device); share: one of
+    `annot.analyze.part_names.GPU_PARTS`, or of `CPU_PARTS` for a process without GPU activities; ns: time of the share;
+    hidden_ns: time overlapped by an earlier share, such as copies and collectives behind kernels; wall_ns: step time,
+    the sum of ns over the shares of a device. All are Int64 except share.
     """
     return shares_of_steps(attribution, parts or parts_of(attribution))
 
 
 def shares_of_steps(attribution: Attribution, parts: Parts) -> pl.DataFrame:
     """Return the table of `step_time` of the windows of `parts`."""
-    rows = shares_of_devices(parts, partial(_going_on, attribution))
+    causes = idle_intervals(attribution, parts)
+    rows = shares_of_devices(parts, partial(_going_on, attribution, causes))
     on_cpu = (pl.col("share") == COMPUTED[0]).any().over("process", "device")
-    rest = pl.when(on_cpu & (pl.col("share") == "idle")).then(pl.lit(OUTSIDE)).otherwise("share")
-    overlapped = pl.when(pl.col("share") != OTHER).then("hidden_ns").otherwise(0)  # other ranges contain the phases
-    return rows.with_columns(rest.alias("share"), overlapped.alias("hidden_ns"))
+    rest = IDLE[-1] if known(attribution.meta) else "unrecorded"
+    named = pl.when(pl.col("share") == "idle").then(pl.when(on_cpu).then(pl.lit(OUTSIDE)).otherwise(pl.lit(rest)))
+    share = named.otherwise(pl.col("share").replace(SAME if rest == IDLE[-1] else dict.fromkeys(SAME, rest)))
+    # Other ranges contain the phases. Nothing is hidden behind idle time.
+    hides = ~pl.col("share").is_in([OTHER, *IDLE[1:]])
+    sums = rows.with_columns(share.alias("share")).with_columns(hidden_ns=pl.when(hides).then("hidden_ns").otherwise(0))
+    keys = ("process", "device", "share")
+    sums = sums.group_by(keys, maintain_order=True).agg(pl.col("ns", "hidden_ns").sum(), pl.col("wall_ns").first())
+    return sums.select(rows.columns)
 
 
-def meanings(attribution: Attribution) -> dict[str, str]:
-    """Return the shares of `step_time` of a profile in order of precedence, and what each of them means."""
-    found = set(step_time(attribution)["share"])
-    shown = {name: text for each in (SHARES, PARTS) if found.issuperset(each) for name, text in each.items()}
+def part_names(attribution: Attribution) -> dict[str, PartName]:
+    """Return the parts of the step time of a profile in order of precedence, with the name of its matrix units."""
+    present = set(step_time(attribution)["share"])
+    used = [parts for parts in (GPU_PARTS, CPU_PARTS) if present & (parts.keys() - _SHARED)] or [GPU_PARTS]
     units = matrix_units(attribution.meta)
-    return {name: text.replace("Tensor Cores", units) for name, text in (shown or SHARES).items()}
+    named = {
+        key: [text.replace("Tensor Cores", units) for text in part] for parts in used for key, part in parts.items()
+    }
+    return {key: PartName(*texts) for key, texts in named.items()}
 
 
-def _going_on(attribution: Attribution, parts: Parts, device: Device) -> dict[str, Intervals]:
+_SHARED: Final = GPU_PARTS.keys() & CPU_PARTS.keys()
+
+
+def _going_on(
+    attribution: Attribution, causes: Callable[[Device], dict[str, Intervals]], parts: Parts, device: Device
+) -> dict[str, Intervals]:
     """The intervals of each share of one device, or of the process if it uses no device."""
-    mine = pl.col("process").eq_missing(pl.lit(device[0], pl.Int64))
-    here, host = parts.of_device(device), parts.host
+    here = parts.of_device(device)
     if here.is_empty():
         return going_on_without_gpu(attribution, parts, device[0])
-    going_on: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
-    going_on["data"] = lambda: host["data"].filter(mine)
-    going_on["launch"] = lambda: launching(here)
-    going_on["host"] = lambda: host["ranges"].filter(mine)
-    return going_on
+    busy: dict[str, Intervals] = {share: partial(_intervals_of_share, here, share) for share in WORK}
+    return busy | causes(device)
 
 
 def _intervals_of_share(work: pl.DataFrame, share: str) -> pl.DataFrame:

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from annot.analyze.cpu_parts import COMPUTED
-from annot.analyze.idle import idle_time
-from annot.analyze.step_parts import WORK, Parts
+from annot.analyze.step_parts import Parts
 from annot.analyze.step_time import shares_of_steps
 from annot.attribution.attribute import Attribution
 from annot.attribution.step_spans import step_spans
@@ -27,9 +25,8 @@ def excess_of_long_steps(attribution: Attribution, steps: pl.DataFrame, parts: P
         parts: `annot.analyze.step_parts.parts_of` of the profile.
 
     Returns:
-        Fractions of the excess, which add up to 1, by kind of GPU activity (`annot.analyze.step_parts.WORK`) and by
-        cause of idle time (`annot.analyze.idle.CAUSES`), or by `annot.analyze.cpu_parts.PARTS` in processes without a
-        GPU. Empty: all steps take the same time.
+        Fractions of the excess, which add up to 1, by the parts of `annot.analyze.part_names`. Empty: all steps take
+        the same time.
 
     Example:
         >>> from annot.attribution import attribute
@@ -53,10 +50,6 @@ def _mean_times(attribution: Attribution, steps: pl.DataFrame, parts: Parts) -> 
     codes = attribution.whole.threads.table.select("process", "process_code").unique()
     spans = step_spans(attribution).join(codes, on="process_code").join(steps, on=["process", "step"], how="semi")
     windows = parts.windows.join(spans, on=["process", "start"], how="semi", nulls_equal=True)
-    selected = replace(parts, windows=windows)
-    shares = shares_of_steps(attribution, selected)
-    if COMPUTED[0] not in shares["share"]:
-        idle = idle_time(attribution, selected).select(pl.col("cause").alias("share"), "ns")
-        shares = pl.concat([shares.filter(pl.col("share").is_in(WORK)).select("share", "ns"), idle])
+    shares = shares_of_steps(attribution, replace(parts, windows=windows))
     sums = shares.group_by("share").agg(pl.col("ns").sum())
     return {name: ns / max(steps.height, 1) for name, ns in sums.iter_rows()}

@@ -13,46 +13,32 @@ from annot.analyze.advice.operators import longest_operator
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.device_names import cpu_name, gpu_name, gpus, short_time
 from annot.analyze.kernel_kinds import MATRIX
+from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.repeated_layers import around_others, repeated_layers
 from annot.analyze.run_summary import by_summary
 from annot.analyze.step_parts import parts_of
 from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED
 from annot.attribution.gpu_time import REASONS
+from annot.attribution.parsed_labels import BATCH, DATA, EPOCH
+from annot.labels.layer_path import with_parent
 
 __all__ = ["verdict"]
 
 _Rows: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
 
 _LEAST: Final = 0.1
-"""Share of the step from which a part is worth a clause."""
+"""Smallest share of the step that the sentence mentions."""
 _MOST: Final = 0.5
 """Share of the GPU time outside ranges above which the sentence begins with it."""
 _UNEVEN: Final = 1.25
-"""Ratio of mean and median of the steps from which the mean is their time, because the shares are those of the mean."""
+"""Ratio of mean and median of the steps above which the sentence has the mean first, because shares are of the mean."""
 _LEAST_LAYER: Final = 0.05
-"""Share of the step from which a layer is worth its name."""
-_LONGEST_NAME: Final = 50
-"""Number of characters of the name of a layer."""
-_IDLE: Final = {
-    "data": "waiting for data",
-    "unrecorded": "waiting for something that the profile does not show",
-    "synchronisation": "because the CPU waits for it",
-    "dispatch": "while the CPU prepares launches",
-    "allocation": "while the CPU allocates its memory",
-    "python": "while the CPU runs other code",
-}
-"""What each of `annot.analyze.idle.CAUSES` says."""
-_ON_CPU: Final = {
-    "data": "waiting for data takes",
-    "collectives": "communication takes",
-    "forward": "forward takes",
-    "backward": "backward takes",
-    "optimizer": "the optimizer takes",
-    "idle": "code outside any range takes",
-    "outside_ranges": "code outside any range takes",
-}
-"""What the shares of a process without a GPU say; others are code inside ranges."""
+"""Smallest share of the step for which the sentence names a layer."""
+_LONGEST_NAME: Final = 100
+"""Maximum number of characters of the name of a layer."""
+_OF_LAYERS: Final = ("forward", "backward", "recompute")
+_NO_LAYERS: Final = (UNATTRIBUTED, "", EPOCH, BATCH, DATA)
 _WAITS: Final = ("data", "collectives")
 _KINDS: Final = {
     "gemm": "matrix multiplications",
@@ -158,8 +144,8 @@ def _busy(rows: _Rows, facts: Facts) -> str:
     gpu = "the GPUs" if several else "the GPU"
     if idle < _LEAST / 2:
         return f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"
-    cause = max(_IDLE, key=lambda name: facts.idle[name])
-    why = f", mostly {_IDLE[cause]}" if facts.idle[cause] > idle / 2 else ""
+    cause, share = max(facts.idle.items(), key=lambda part: part[1])
+    why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
     return f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"
 
 
@@ -168,8 +154,8 @@ def _work(rows: _Rows, facts: Facts) -> list[str]:
     units = matrix_units(facts.attribution.meta)
     slow = outside_matrix_units(facts)
     found: list[tuple[float, str, pl.Expr | None]] = [
-        (rows["time", "collectives"]["share"], "to exposed communication", None),
-        (rows["time", "copies"]["share"], "to copies that overlap no kernel", None),
+        (rows["time", "collectives"]["share"], f"to {GPU_PARTS['collectives'].name}", None),
+        (rows["time", "copies"]["share"], f"to {GPU_PARTS['copies'].name}", None),
     ]
     if slow is not None:
         found.append((facts.share(slow), f"to float32 matrix multiplications outside {units}", slow))
@@ -210,14 +196,31 @@ def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:
 
 def _layer(facts: Facts, which: pl.Expr, whole: float) -> str:
     """The layer with the most time in matching GPU activities, and its share of the step."""
-    rows = facts.work.filter(which & (pl.col("layer") != UNATTRIBUTED) & (pl.col("layer") != ""))
-    return "".join(_named(name, ns / facts.wall_ns, whole) for name, ns in _longest(rows, "wall_ns"))
+    rows = facts.work.filter(which, ~pl.col("layer").is_in(_NO_LAYERS))
+    return "".join(
+        _named(name, ns / facts.wall_ns, whole) for name, ns in _longest(facts, _folded(facts, rows), "wall_ns")
+    )
 
 
-def _longest(rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
+def _longest(facts: Facts, rows: pl.DataFrame, ns: str) -> list[tuple[str, int]]:
     """The name and the time (ns) of the layer, or of repeated layers, with the most time; none without rows."""
-    longest = repeated_layers(rows, ns).head(1).select("layer", "module", "ns").iter_rows()
-    return [(_short(f"{layer} {module}".strip()), time) for layer, module, time in longest]
+    models = facts.layers.filter(pl.col("layer") == "", pl.col("module") != "", pl.col("phase").is_in(_OF_LAYERS))
+    classes = models["module"].unique().to_list()
+    root = classes[0] if len(classes) == 1 else ""
+    if facts.folds is None:
+        sums = repeated_layers(rows, ns)
+    else:
+        sums = rows.group_by("layer", "module").agg(pl.col(ns).sum().alias("ns"))
+    longest = sums.sort("ns", "layer", "module", descending=[True, False, False]).head(1)
+    names = longest.select("layer", "module", "ns").iter_rows()
+    return [(_short(f"{with_parent(layer, root)} {module}".strip()), time) for layer, module, time in names]
+
+
+def _folded(facts: Facts, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows in which a repeated layer has the path of its fold."""
+    folds = facts.folds or {}
+    paths = [folds.get((layer, module), layer) for layer, module in rows.select("layer", "module").iter_rows()]
+    return rows.with_columns(layer=pl.Series(paths, dtype=pl.String))
 
 
 def _short(name: str) -> str:
@@ -238,9 +241,11 @@ def _on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     parts = time.sort("ns", descending=True).select("item", "share").rows()
     if not parts:
         return []
-    (item, share), *others = parts
-    more = [f"{_ON_CPU[name]} {part:.0%}" for name, part in others if name in _WAITS]
-    return [f"{_ON_CPU.get(item, 'code inside ranges takes')} {share:.0%}", *_layer_on_cpu(table, facts), *more]
+    names = {**GPU_PARTS, **CPU_PARTS}
+    longest, *others = parts
+    waits = [part for part in others if part[0] in _WAITS]
+    first, *more = [f"{share:.0%} {names[key].name}" for key, share in (longest, *waits)]
+    return [first, *_layer_on_cpu(table, facts), *more]
 
 
 def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
@@ -250,12 +255,14 @@ def _layer_on_cpu(table: pl.DataFrame, facts: Facts) -> list[str]:
     layers = layers.filter(pl.col("part").is_in(["forward", "backward"]), (pl.col("layer") + pl.col("module")) != "")
     parts = " and ".join(part for part in ("forward", "backward") if (layers["part"] == part).any())
     itself = pl.when(around_others(layers["layer"])).then(pl.lit(" itself")).otherwise(pl.lit(""))
-    layers = layers.with_columns(
+    layers = _folded(facts, layers).with_columns(
         pl.when(pl.col("layer") == "").then(pl.lit("(model)")).otherwise("layer").alias("layer"),
         pl.concat_str("module", itself).alias("module"),
     )
     return [
-        f"{name} takes {ns / wall:.0%} in {parts}" for name, ns in _longest(layers, "ns") if ns >= _LEAST_LAYER * wall
+        f"{ns / wall:.0%} in {name} ({parts})"
+        for name, ns in _longest(facts, layers, "ns")
+        if ns >= _LEAST_LAYER * wall
     ]
 
 

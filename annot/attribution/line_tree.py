@@ -71,13 +71,16 @@ class LineTree:
         return levels
 
     def same_lines(self, other: LineTree) -> list[int]:
-        """Return the number of each line in another tree, such as that of all steps, -1 for lines that it lacks."""
+        """Return the number of each line in another tree, -1 for lines that it lacks.
+
+        What is inside such a line is inside the line around it: the tree of selected steps lacks epochs.
+        """
         numbers = {one: number for number, one in enumerate(zip(other.parents, other.names, strict=True))}
         found: list[int] = []
-        for parent, name in zip(self.parents, self.names, strict=True):
-            above = column_ops.NONE if parent == column_ops.NONE else found[parent]
-            lost = parent != column_ops.NONE and above == column_ops.NONE
-            found.append(column_ops.NONE if lost else numbers.get((above, name), column_ops.NONE))
+        around = {column_ops.NONE: column_ops.NONE}
+        for line, (parent, name) in enumerate(zip(self.parents, self.names, strict=True)):
+            found.append(numbers.get((around[parent], name), column_ops.NONE))
+            around[line] = around[parent] if found[line] == column_ops.NONE else found[line]
         return found
 
 

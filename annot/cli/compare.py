@@ -1,11 +1,12 @@
 """Compare two profiles layer by layer: speedup with its uncertainty, and changed kernels.
 
 A is the baseline. B is the profile to compare, from another device, version or setting. Times are per step if both
-profiles have steps. Warm-up steps are left out. A speedup above 1 means that B is faster. ± is the 95% confidence
-interval. Rows that became slower come first. A change appears once, at its place: the table leaves out layers whose
-change the rows inside them explain. Files contain them, with `explained` = true.
+profiles have steps. Warm-up steps are excluded. A speedup above 1 means that B is faster. ± is the 95% confidence
+interval. Rows that became slower come first. The table shows each change once: it omits layers whose change the rows
+inside them explain. Files contain these layers with `explained` = true.
 Repeated layers are one row, as in `annot report`; files have a row for each. Layers that torch.compile fused in one of
-the runs are compared at the layer around them.
+the runs are compared at the layer around them. annot prints the five rows that change most. --all prints all; --by,
+--expand, --top and --min-share print a table, too.
 
 --fail-above F is for CI. The exit status is 3 if a step, or a row with at least --least-share of the time, takes
 significantly more than F times as long in B. It is also 3 if new rows take more than F times as long as removed rows.
@@ -38,6 +39,7 @@ examples:
   annot compare main.sqlite branch.sqlite --fail-above 1.05 --format json -o comparison.json
 """
 _SLOWER, _INCOMPARABLE = 3, 4
+_TABLE_OPTIONS = ("expand", "top", "min_share")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,23 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="profile of the baseline")
     parser.add_argument("b", metavar="B", help="profile to compare with the baseline")
     parser.add_argument(
-        "--by", type=lambda text: "class" if text == "kind" else text, default="layer", metavar="ROW",
+        "--by", type=lambda text: "class" if text == "kind" else text, metavar="ROW",
         choices=("layer", "module", "phase", "class", "kernel"),
-        help="what a row is: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
+        help="rows of the table: layer, module (class), phase, kind (of kernel) or kernel; default: layer",
     )  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="print all rows that changed, and the notes")
     parser.add_argument(
         "--expand", action="append", nargs="?", const="", metavar="PATH",
-        help="show repeated layers at PATH (layers, layers.7) one by one instead of as one row; repeatable; without "
-        "PATH, which then stands after B: all layers",
+        help="list repeated layers separately instead of as one row: those at PATH, such as layers or layers.7, or all "
+        "without PATH (then write --expand after B); can be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--top", type=output.number_type("of rows, 1 or more", lambda top: top >= 1, int), metavar="N",
-        help="show the N rows whose time changes most",
+        help="show the N rows whose time changes most, the largest change first",
     )  # fmt: skip
     parser.add_argument(
         "--min-share",
         metavar="P",
-        help="leave out rows below P percent of the time of the longer run",
+        help="hide rows below P percent of the time of the longer run",
         type=output.number_type("from 0 to 100", lambda part: 0 <= part <= 100, lambda t: float(t.removesuffix("%"))),
     )
     output.add_step_arguments(parser)
@@ -83,9 +86,11 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the comparison and return the exit status."""
     from annot.analyze.compare import compare, is_step_slower, regressions
     from annot.cli.progress import progress
-    from annot.report.terminal.compare import ComparisonReport, print_comparison
+    from annot.report.terminal.compare import ComparisonReport, print_comparison, print_comparison_answer
 
     output.settle_format(args)
+    is_answer = not args.all and all(getattr(args, name) is None for name in ("by", *_TABLE_OPTIONS))
+    args.by = args.by or "layer"
     if problem := _usage_problem(args):
         raise output.UsageError(problem)
     output.check_output(args, args.a, args.b)
@@ -100,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         _write_page(sides[0], sides[1], args)
     else:
         report = ComparisonReport(comparison, args.a, args.b, args.top, (args.min_share or 0) / 100)
-        output.deliver(report, partial(print_comparison, report, full_names=args.full_names), args)
+        table = partial(print_comparison, report, full_names=args.full_names)
+        answer = partial(print_comparison_answer, report, more="--all; page: --format html -o page.html")
+        output.deliver(report, answer if is_answer else table, args)
     if args.fail_above is None:
         return 0
     if comparison.comparability.reasons and not args.force:
@@ -120,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _usage_problem(args: argparse.Namespace) -> str | None:
     """Return the error message for a wrong combination of options, or None."""
-    given = [name for name in ("expand", "top", "min_share") if getattr(args, name) is not None]
+    given = [name for name in _TABLE_OPTIONS if getattr(args, name) is not None]
     if args.format == "html" and given:
         return f"--{given[0].replace('_', '-')} cannot be combined with --format html: the page contains all rows"
     if args.expand is not None and args.format != "table":

@@ -108,7 +108,8 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
 
 def opened(path: str, args: argparse.Namespace) -> Run:
     """Return a profile with the options of `add_step_arguments`, and of `add_peaks_argument` if the command has it."""
-    from annot.runs.run import Run, Selection
+    from annot.runs.run import Run
+    from annot.runs.selection import Selection
 
     peaks = getattr(args, "peaks", None)
     return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind, peaks=peaks))
@@ -133,7 +134,7 @@ def show_page(page: bytes, args: argparse.Namespace) -> None:
         import webbrowser
 
         if not webbrowser.open(args.output.resolve().as_uri()):
-            say(f"no browser was found: open {args.output} yourself")
+            say(f"no browser was found: open {args.output} in a browser")
 
 
 def console_for(stream: TextIO) -> Console:
@@ -169,7 +170,7 @@ def _rendered(report: Tabular, show: Callable[[Console], None], form: str) -> It
 def number_type(
     must: str, fits: Callable[[float], bool], parse: Callable[[str], float] = float
 ) -> Callable[[str], float]:
-    """Return a type of an option: a number that `fits`, else the error says what it `must` be."""
+    """Return a type for an option: a number for which `fits` is true; `must` ends the error "must be a number …"."""
 
     def number(text: str) -> float:
         try:

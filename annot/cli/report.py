@@ -1,10 +1,15 @@
 """Print the time of each layer in a profile, forward and backward.
 
 PROFILE is a report or export of Nsight Systems, a recording of annot, a trace of torch.profiler or another profile.
-Its format is detected from its content. Times are GPU times if the profile has GPU activity, else host times. A kernel
-counts in the innermost range around its launch. The self times of layers, modules and operations, with separate rows
-for all other time, add up to the total, as do the times of phases, kinds and kernels. Steps leave out the time outside
-them.
+annot detects its format from its content. Times are GPU times if the profile has GPU activity, else host times. A
+kernel counts toward the innermost range around its launch. The self times of all layers, modules or operations, and of
+the rows for all other time, add up to the total. So do the times of phases, kinds and kernels. Steps exclude the time
+between them.
+
+Without options for the table, annot prints an answer of at most 15 lines: the verdict, the parts of the step, the five
+rows with the most self time, and the advice that saves most. --all adds the whole table. --by, --columns, --each,
+--depth, --expand, --top, --min-share and --sort print a table without the answer. Output to a pipe or to a .txt file
+follows the same rule.
 
 If the profile has steps, the tables show the mean of a step without warm-up. --total shows sums over the whole
 profile. Files contain sums, unless --per-step is given.
@@ -45,7 +50,8 @@ if TYPE_CHECKING:
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
     from annot.runs.gather import Ranks
-    from annot.runs.run import Run, Selection
+    from annot.runs.run import Run
+    from annot.runs.selection import Selection
 
 __all__ = ["add_arguments", "print_report", "run"]
 
@@ -54,6 +60,7 @@ _EXPORTS = ("trace", "tensorboard", "nsys-rep")
 _EXAMPLES = """\
 examples:
   annot run.sqlite
+  annot run.sqlite --all
   annot run.sqlite --by kernel --steps 3:20
   annot run.sqlite --columns work
   annot run.sqlite --expand layers.7
@@ -79,41 +86,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # The values are literals here, because importing annot.report loads polars, which is slow.
     parser.add_argument(
         "--by", type=_row, metavar="ROW",
-        help="what a row is: layer, module (class), kernel, kind (of kernel), op, step, phase, expert (of a mixture), "
-        "stage (of a pipeline), summary (shares of the time) or advice (with reasons and code); default: layer",
+        help="rows of the table: layer, module (class), kernel, kind (of kernel), op, step, phase, expert (of a "
+        "mixture), stage (of a pipeline), summary (parts of the step) or advice (and reasons, code); default: layer",
     )  # fmt: skip
     parser.add_argument(
         "--columns", choices=("time", "work", "roofline", "tensor", "memory", "communication", "all"),
-        help="what to show of each row: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
-        "hardware counters); tensor (use of Tensor Cores); memory; communication (exposed and hidden collectives); all "
-        "(everything about each layer; time of other rows); default: time",
+        help="columns of the table: time; work (FLOPs, bytes, parameters); roofline (bound, share of the peak, "
+        "hardware counters); tensor (use of Tensor Cores or Matrix Cores); memory; communication (exposed and hidden "
+        "collectives); all (all columns of layers); default: time",
     )  # fmt: skip
-    parser.add_argument("--each", action="store_true", help="single executions (--by layer or kernel), not their sums")
-    parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost ones")
+    parser.add_argument(
+        "--all", action="store_true", help="print the whole table below the answer: all layers, totals, notes"
+    )
+    parser.add_argument("--each", action="store_true", help="single executions instead of sums (--by layer or kernel)")
+    parser.add_argument("--depth", type=_number, metavar="N", help="show N levels of layers below the outermost layers")
     parser.add_argument(
         "--expand", action="append", nargs="?", const="", metavar="PATH",
-        help="show repeated layers at PATH (layers, layers.7) one by one instead of as one line; repeatable; without "
-        "PATH, which then stands after PROFILE: all layers",
+        help="list repeated layers separately instead of as one row: those at PATH, such as layers or layers.7, or all "
+        "without PATH (then write --expand after PROFILE); can be repeated",
     )  # fmt: skip
-    parser.add_argument("--top", type=_positive, metavar="N", help="show the N longest rows only")
+    parser.add_argument(
+        "--top",
+        type=_positive,
+        metavar="N",
+        help="show the N rows with the most time, the longest first; of layers, the most self time",
+    )
     percent = output.number_type(
         "from 0 to 100", lambda part: 0 <= part <= 100, lambda text: float(text.removesuffix("%"))
     )
-    parser.add_argument(
-        "--min-share", type=percent, metavar="P", help="leave out rows below P percent of the total time"
-    )
+    parser.add_argument("--min-share", type=percent, metavar="P", help="hide rows below P percent of the total time")
     parser.add_argument(
         "--sort", choices=("order", "time"),
         help="order: by first occurrence (kernels: by time); time: longest first; default: order",
     )  # fmt: skip
     per = parser.add_mutually_exclusive_group()
     per.add_argument("--total", action="store_true", help="show sums over the whole profile, or over --steps")
-    per.add_argument("--per-step", action="store_true", help="write the mean of a step without warm-up to files, too")
+    per.add_argument(
+        "--per-step", action="store_true", help="write the mean of a step without warm-up to files, as in tables"
+    )
     output.add_step_arguments(parser)
     parser.add_argument(
         "--capture", action="append", metavar="TRACE",
-        help="trace in which GPU graphs were captured that PROFILE replays: replays get its layers; repeatable; "
-        "default: files named capture... beside PROFILE",
+        help="trace of the capture of the GPU graphs that PROFILE replays: the replays get the layers of the capture; "
+        "can be repeated; default: files named capture... in the folder of PROFILE",
     )  # fmt: skip
     output.add_peaks_argument(parser)
     output.add_output_arguments(parser, "html", *_EXPORTS)
@@ -132,8 +147,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_rank_arguments(parser: argparse.ArgumentParser) -> None:
     ranks = parser.add_argument_group(
         "ranks",
-        "Several profiles, or processes, are compared --by layer, module, kernel, op, step, phase,\n"
-        "expert or stage, and --by layer also with --columns work or communication. Everything else\nneeds --rank.",
+        "annot compares several profiles or processes --by layer, module, kernel, op, step, phase,\n"
+        "expert or stage, and --by layer also with --columns work or communication. Other tables need\n--rank.",
     )
     ranks.add_argument("--rank", type=_number, metavar="N", help="print the report of this rank only")
     ranks.add_argument("--by-process", action="store_true", help="treat each process with layers or steps as a rank")
@@ -161,10 +176,11 @@ def run(args: argparse.Namespace) -> int:
             _write_profile(args)
             return 0
         report = _nsys_stats(args) if args.rule == "nsight" else _report(args)
+    show = partial(_print, report, full_names=args.full_names, more="" if args.all else _MORE, table=_is_table(args))
     if args.output is None and args.format == "table":
-        _print(report, output.console_for(sys.stdout), full_names=args.full_names)
+        show(output.console_for(sys.stdout))
         return 0
-    output.deliver(report, partial(_print, report, full_names=args.full_names), args)
+    output.deliver(report, show, args)
     if args.format != "table":
         for note in report.meta.get("notes", [])[: report.meta.get("failed", 0)]:  # the rows lack these ranks
             print(f"annot: {note}", file=sys.stderr)
@@ -177,7 +193,7 @@ def print_report(path: Path, console: Console) -> int:
 
     with progress():
         report = Run(path).view(brief=True)
-    _print(report, console)
+    _print(report, console, more=_MORE)
     processes: int = report.meta["processes"]
     return processes
 
@@ -204,7 +220,8 @@ def _positive(text: str) -> int:
     return number
 
 
-_VIEW_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share", "sort", "total", "per_step")
+_TABLE_OPTIONS = ("by", "columns", "each", "depth", "expand", "top", "min_share", "sort")
+_VIEW_OPTIONS = (*_TABLE_OPTIONS, "total", "per_step")
 _RANK_OPTIONS = ("rank", "by_process", "workers", "dask")
 _STEP_OPTIONS = ("domain", "steps", "step_range", "step_kind", "capture", "peaks")
 _NSYS_OPTIONS = ("rule", "report")
@@ -259,7 +276,7 @@ def _view_problem(args: argparse.Namespace) -> str | None:
 
 
 def _selection(args: argparse.Namespace) -> Selection:
-    from annot.runs.run import Selection
+    from annot.runs.selection import Selection
 
     captures = tuple(args.capture or ())
     return Selection(
@@ -362,14 +379,34 @@ def _report(args: argparse.Namespace) -> Report | RanksReport:
         raise AnnotError(str(error)) from None
 
 
-def _print(report: Report | RanksReport | NsightReport, console: Console, *, full_names: bool = False) -> None:
+_MORE = "--all; page: -o page.html"
+
+
+def _is_table(args: argparse.Namespace) -> bool:
+    """Return whether the options ask for a table."""
+    return any(getattr(args, name) not in (None, False) for name in _TABLE_OPTIONS)
+
+
+def _print(
+    report: Report | RanksReport | NsightReport, console: Console, *, full_names: bool = False, more: str = "",
+    table: bool = False,
+) -> None:  # fmt: skip
+    """Print a table, or the answer and then how to see `more`; if `more` is empty, the whole table follows."""
+    from annot.report.terminal.answer import print_answer
     from annot.report.terminal.nsight import NsightReport, print_nsight
-    from annot.report.terminal.ranks import RanksReport, print_ranks
-    from annot.report.terminal.table import print_table
+    from annot.report.terminal.ranks import RanksReport, print_ranks, print_ranks_answer
+    from annot.report.terminal.table import print_rest, print_table
 
     if isinstance(report, NsightReport):
         print_nsight(report, console)
     elif isinstance(report, RanksReport):
-        print_ranks(report, console, full_names=full_names)
-    else:
+        if not table:
+            print_ranks_answer(report, console, more=more and f"{more}; a rank: --rank N")
+        if table or not more:
+            print_ranks(report, console, full_names=full_names, with_verdict=table)
+    elif table:
         print_table(report, console, full_names=full_names)
+    else:
+        print_answer(report, console, more=more, reasons="--by advice")
+        if not more:
+            print_rest(report, console)

@@ -15,7 +15,7 @@ from typing import Final
 
 from annot.labels.tag import FUSED, MODEL
 
-__all__ = ["INSIDE", "above", "around", "common", "is_within", "last", "layers_of", "relative", "within"]
+__all__ = ["INSIDE", "above", "around", "common", "is_within", "last", "layers_of", "relative", "with_parent", "within"]
 
 INSIDE: Final = " › "
 """Separator of the names of ranges inside each other."""
@@ -123,6 +123,16 @@ def last(path: str) -> str:
         ('conv', '0')
     """
     return path.rpartition(_separator(path))[2]
+
+
+def with_parent(path: str, root: str = "") -> str:
+    """Return the path with the class of the model in front, if its first name is a number, which says nothing alone.
+
+    Example:
+        >>> with_parent("2", "Sequential"), with_parent("*.fc", "Sequential"), with_parent("classifier.2", "Net")
+        ('Sequential.2', 'Sequential.*.fc', 'classifier.2')
+    """
+    return f"{root}.{path}" if root and (path[:1].isdecimal() or path[:1] == "*") else path
 
 
 def _separator(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "Unit",
     "combined",
     "formatted",
+    "in_units",
     "of_names",
     "per_step",
     "summed",
@@ -173,12 +175,14 @@ class Formatted(Generic[_Row]):
         show: formats the cell of a row.
         least: minimum width of the terminal for the column to appear.
         spare: whether the column is hidden before others that do not fit: a time that is 0 in all rows.
+        keep: whether the column is hidden after others that do not fit: the verdict speaks of it.
     """
 
     title: str
     show: Callable[[_Row], str]
     least: int = 0
     spare: bool = False
+    keep: bool = False
 
 
 def formatted(
@@ -215,6 +219,12 @@ def _formatted(
         return Formatted(title, lambda row: share(row[name], whole or 0), column.least)
     spare = column.unit in ("ns", "own ns") and not any(row[name] for row in rows)
     return Formatted(title, lambda row: show(row[name]), column.least, spare)
+
+
+def in_units(columns: Iterable[Formatted[_Row]], units: str) -> list[Formatted[_Row]]:
+    """Return columns with headings for the matrix units of a GPU: ``TC`` for Tensor Cores, ``MC`` for Matrix Cores."""
+    short = "".join(word[0] for word in units.split())
+    return [replace(column, title=re.sub(r"\bTC\b", short, column.title)) for column in columns]
 
 
 def _plain(value: Any) -> str:

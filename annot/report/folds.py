@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from annot.attribution import Attribution
+from annot.attribution.line_tree import by_line
 from annot.labels import layer_path
 from annot.labels.tag import COMPILED, FUSED
 from annot.report.columns import COLUMNS, Column, Formatted, combined
@@ -98,6 +100,13 @@ def with_groups(rows: pl.DataFrame, tree: pl.DataFrame, expand: Sequence[str] = 
         joined = kept.join(layers, on=["layer", "module"], how="left", maintain_order="left")
     added = joined.columns[len(kept.columns) :]
     return joined.select(*kept.columns[:-1], *added, kept.columns[-1])  # shapes stay the last column
+
+
+def folds_of(attribution: Attribution) -> dict[_Key, str]:
+    """Return the path of the fold of each repeated layer of a profile, by layer and class."""
+    lines = by_line(attribution)
+    rows = with_groups(lines, lines).drop_nulls("group")
+    return {(layer, module): group for layer, module, group in rows.select("layer", "module", "group").iter_rows()}
 
 
 def folded_rows(rows: pl.DataFrame, columns: Iterable[Column]) -> pl.DataFrame:
@@ -205,7 +214,7 @@ def every_fold(lines: Sequence[Line]) -> Iterator[tuple[Line, Line | None]]:
 
 
 def _without(opened: Set[str], lines: Sequence[Line]) -> list[Line]:
-    """Return the folded lines, the layers of some folds one by one."""
+    """Return the lines with folds, except the folds in `opened`, whose layers are separate lines."""
     return _folded(lines, _groups(lines, lambda _, fold: fold in opened))
 
 

@@ -32,12 +32,15 @@ class Report:
         rows: the rows; sums are per step if `meta` has ``per_step``.
         meta: result of `annot.attribution.summarize`, plus source, matrix_units, advice (number of pieces, if annot
             looked for advice) and per_step (number of steps of the mean).
-        shares: breakdown of the step time, for the lines above the table; empty: not computed.
+        shares: share of each part of the step time by its name (`annot.analyze.part_names`); empty: not computed.
         advice: rows of `annot.analyze.advice.by_advice`, for the lines below the table.
-        instead: reports that a terminal prints instead of this one, which has nothing but unattributed time.
+        instead: reports by kernel that a terminal prints if no GPU time is in layers. They replace the table of a
+            profile without ranges.
         every: all rows of a tree, for `rows` that lack some; None: `rows`.
         tree: the rows that tables show, where a fold counts as one row; None: `rows`.
         least: share of the total time (0 to 1) below which rows were left out.
+        bounds: what bounds a layer by layer, module and phase, as in `annot.analyze.roofline.layer_roofline`.
+        is_list: whether tables list the rows of a tree by self time, without the tree.
     """
 
     view: View
@@ -49,6 +52,8 @@ class Report:
     every: pl.DataFrame | None = None
     tree: pl.DataFrame | None = None
     least: float = 0.0
+    bounds: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    is_list: bool = False
 
     @property
     def name(self) -> str:
@@ -76,6 +81,15 @@ class Report:
         """Column of `rows` to sort by: total time, or self time in tables without a total."""
         names = (self.time, self.time.replace("_ns", "_self_ns"), "self_ns", "time_ns")
         return next((name for name in names if name in self.rows.columns), "")
+
+    @property
+    def order(self) -> str:
+        """Column of `rows` by which `top` selects: the self time in a tree, else a time that the table shows."""
+        shown = {column.name for column in self.view.shown} & {*self.rows.columns}
+        own = self.time.replace("_ns", "_self_ns")
+        if self.view.layout == "tree":
+            return own
+        return next((name for name in ("step_ns", self.time, own, *_TIMES) if name in shown), self.column)
 
     def knows(self, column: str) -> bool:
         """Return whether the profile has data for a column of the view; 0 in its rows would mean measured."""
@@ -106,27 +120,35 @@ class Report:
         """Return the report in order of appearance, or with the longest lines first if `sort` is "time"."""
         if sort == "order" or not self.column:
             return self
-        return self._selected(longest_first)
+        return self._selected(longest_first, self.column if self.view.layout == "tree" else self.order)
 
     def top(self, number: int) -> Self:
-        """Return the report with the longest lines only, longest first; a line keeps all its phases."""
-        return self._selected(partial(longest, number=number) if self.column else lambda rows, *_: rows.head(number))
+        """Return the report with the longest lines only, longest first by `order`; a line keeps all its phases."""
+        if not self.order:
+            return self._selected(lambda rows, *_: rows.head(number))
+        report = self._selected(partial(longest, number=number), self.order)
+        return replace(report, is_list=self.view.layout == "tree")
 
     def at_least(self, share: float) -> Self:
         """Return the report without the lines below a share (0 to 1) of the total time; others keep their order."""
         whole = self.whole
         if not self.column or not whole:
             return self
-        found = self._selected(partial(at_least, ns=share * whole))
+        found = self._selected(partial(at_least, ns=share * whole), self.column)
         return replace(found, least=0.0 if self.tree_rows.is_empty() else share)
 
-    def _selected(self, select: Callable[[pl.DataFrame, str, pl.Series | None], pl.DataFrame]) -> Self:
-        """Return the report with selected rows. The layers of a fold are one line of a tree, and single in `rows`."""
+    def _selected(
+        self, select: Callable[[pl.DataFrame, str, pl.Series | None], pl.DataFrame], column: str = ""
+    ) -> Self:
+        """Return the report with rows selected by a column.
+
+        The layers of a fold are one line of a tree, and single in `rows`.
+        """
         if self.view.layout != "tree":
-            shown = None if self.tree is None else select(self.tree, self.column, None)
-            return replace(self, rows=select(self.rows, self.column, None), tree=shown)
-        tree = None if self.tree is None else select(self.tree, self.column, lines_of(self.tree))
-        rows = select(self.rows, self.column, lines_of(self.rows))
+            shown = None if self.tree is None else select(self.tree, column, None)
+            return replace(self, rows=select(self.rows, column, None), tree=shown)
+        tree = None if self.tree is None else select(self.tree, column, lines_of(self.tree))
+        rows = select(self.rows, column, lines_of(self.rows))
         return replace(self, rows=rows, tree=tree)
 
     def per_step(self, steps: int) -> Self:
@@ -142,6 +164,8 @@ class Report:
         return replace(self, rows=per_step(self.rows, columns, steps), meta=meta, every=every, tree=tree)
 
 
+_TIMES: Final = ("time_ns", "self_ns", "exposed_ns", "memory_peak_bytes")
+"""Columns by which `top` selects in views without the columns of `Report.column`."""
 _SUMS_OF_META: Final = (
     "gpu_ns", "attributed_gpu_ns", "unattributed_gpu_ns", "gpu_by_sequence_ns", "gpu_by_time_ns", "gpu_guessed_ns",
     "warmup_gpu_ns", "host_ns", "wall_ns", "whole_ns", "ranges", "kernels", "copies",

@@ -99,14 +99,14 @@ _COUNTERS: Final = (
 )  # fmt: skip
 
 
-def head(column: Column, show: Any, least: int | None = None, title: str = "") -> Formatted[Any]:
-    """Return a column that is ready to print, with a function that formats the cell of a row.
+def head(column: Column, show: Any, least: int | None = None, title: str = "", *, keep: bool = False) -> Formatted[Any]:
+    """Return a column that is ready to print, with a function that formats the cell of a row; see `Formatted`.
 
     Example:
         >>> head(TREE["self"], str).title
         'Self'
     """
-    return Formatted(title or column.title, show, column.least if least is None else least)
+    return Formatted(title or column.title, show, column.least if least is None else least, keep=keep)
 
 
 def page_columns() -> dict[str, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 from annot.report.report import Report
 from annot.report.units import amount, count, duration, printable, share
 
-__all__ = ["peaks_text", "totals"]
+__all__ = ["parts_of_time", "peaks_text", "totals"]
 
 
 def totals(report: Report) -> Iterator[tuple[str, str]]:
@@ -19,18 +19,24 @@ def totals(report: Report) -> Iterator[tuple[str, str]]:
         yield f"GPU{per_step}", _device_line(meta)
     yield f"Host{per_step if meta['host_ns'] is not None else ''}", _host_line(meta)
     if meta["processes"] > 1:
-        yield "Processes", f"{meta['processes']:,}. Times are added up; --by-process compares the processes"
+        yield "Processes", f"{meta['processes']:,}. Times are sums over processes; --by-process compares the processes"
     if meta["steps"]:
         yield "Steps", _step_line(meta)
     elif meta.get("steps_missing"):
         yield "Steps", f"no steps, because {meta['steps_missing']}"
-    if report.shares and (meta["steps"] or meta["kernels"]):
-        parts = sorted(report.shares.items(), key=lambda part: -part[1])
-        words = {"tensor_cores": meta.get("matrix_units", "Tensor Cores").lower()}
-        named = (f"{part:.1%} {words.get(name, name.replace('_', ' '))}" for name, part in parts)
-        yield "Step time" if meta["steps"] else "Run time", ", ".join(named)
+    if parts := parts_of_time(report):
+        yield parts[0], ", ".join(parts[1])
     if "peaks" in meta:
         yield "Peaks", printable(peaks_text(meta["peaks"]))
+
+
+def parts_of_time(report: Report) -> tuple[str, list[str]] | None:
+    """Return the name of the time that the parts add up to, and the parts, the longest first; None: unknown."""
+    meta = report.meta
+    if not report.shares or not (meta["steps"] or meta["kernels"]):
+        return None
+    parts = sorted(report.shares.items(), key=lambda part: -part[1])
+    return "Step time" if meta["steps"] else "Run time", [f"{share:.1%} {name}" for name, share in parts]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:

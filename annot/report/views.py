@@ -185,7 +185,7 @@ def _grouped(view: View, *keys: str) -> Rows:
 
 _KERNELS: Final = "Kernels"
 _TENSOR_CORES: Final = "Tensor Cores"
-_NO_WORK: Final = "The work of the layers is unknown. Use emit_ranges(model) with shapes=True."
+_NO_WORK: Final = "The profile has no shapes, so that FLOPs are unknown. Use emit_ranges(model, shapes=True)."
 _NO_OPERATIONS: Final = "No operations were recorded. Use `annot run --collector torch` or emit_nvtx."
 _NO_MODULES: Final = "No module classes were recorded. Use emit_ranges(model)."
 _SHARE: Final = Column("main_ns", "Share", "of total")
@@ -316,7 +316,7 @@ _VIEWS: Final = (
         ("phase", Column("experts", "Experts"), "calls", "gpu_ns", "host_ns", Column("mean_ns", "Mean", "ns", "sum"),
          Column("busiest_ns", "Busiest", "ns", "sum"), Column("busiest", "Expert", full="Busiest expert"),
          Column("imbalance", "Imbalance", "ratio", full="Busiest / mean")),
-        _from("experts", "by_expert"), heading="Time of experts, and their imbalance", label="path",
+        _from("experts", "by_expert"), heading="Time and imbalance of experts", label="path",
         empty="No layers named experts.N were recorded.", keys=("path", "phase"),
     ),
     View(
@@ -332,7 +332,7 @@ _VIEWS: Final = (
     View(
         "group", "group",
         ("layers", "tc_eligible", "tc_used", "gpu_ns", "tc_share", "forward_ns", "backward_ns", "host_ns"),
-        _from("dlprof_reports", "by_group"), heading="Total time by path, submodules included", label="group",
+        _from("dlprof_reports", "by_group"), heading="Total time by path, with submodules", label="group",
         calls=True,
     ),
     View(
@@ -341,7 +341,7 @@ _VIEWS: Final = (
     ),
     View(
         "advice", "advice", (), _from("advice", "by_advice"), heading="Advice", plural="advice", layout="advice",
-        empty="No advice: no rule applies to this profile.", sums=False, calls=True,
+        empty="No advice for this profile.", sums=False, calls=True,
     ),
 )  # fmt: skip
 

@@ -19,12 +19,13 @@ from annot.attribution.layer_chains import KEY
 from annot.errors import AnnotError
 from annot.report.report import Order, Report
 from annot.report.terminal.layout import plain_text
-from annot.report.terminal.ranks import RanksReport, print_ranks
+from annot.report.terminal.ranks import RanksReport, print_ranks, print_ranks_answer
 from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import ALL, Frames, Run, Selection, Shown
+from annot.runs.run import Frames, Run, Shown
+from annot.runs.selection import ALL, Selection
 from annot.runs.skew import (
     across_ranks,
     arrivals,
@@ -43,6 +44,7 @@ _COMMUNICATION: Final = "communication"
 """The view whose comparison also splits collectives into skew and transfer."""
 _TIMES: Final = {"step": "host_ns", _COMMUNICATION: "exposed_ns", "stage": "bubble_ns"}
 """Views that are compared by a time of their own."""
+_IN_PYTHON: Final = ".view(); a rank: .rank(0); page: .to_html('page.html')"
 _PAGES: Final = 16
 """Maximum number of ranks with their own views in a page. The comparison includes all ranks."""
 
@@ -230,6 +232,9 @@ class Ranks(Frames):
 
         data = self.page(rank)
         write_file(path, [as_page(data, f"{data['source']} · annot")], force=True)
+
+    def __repr__(self) -> str:
+        return plain_text(partial(print_ranks_answer, self._table, more=_IN_PYTHON)).rstrip("\n")
 
     def _repr_html_(self) -> str:
         return self._table._repr_html_()

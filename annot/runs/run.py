@@ -7,15 +7,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import polars as pl
 
-from annot.analyze.peak_sources import GIVEN, default_peaks, peaks_from_file
-from annot.analyze.roofs import Peaks
+from annot.analyze.peak_sources import GIVEN, default_peaks
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
 from annot.attribution.line_tree import by_line
@@ -24,18 +23,19 @@ from annot.profile import Profile, Source
 from annot.read.formats import load, source
 from annot.read.kineto.reader import NAME as KINETO
 from annot.report.columns import COLUMNS
-from annot.report.folds import folded_rows, with_groups
+from annot.report.folds import folded_rows, folds_of, with_groups
 from annot.report.layer_tree import at_depth, lines_at_depth
 from annot.report.report import Order, Report
 from annot.report.views import View, find_view
 from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
+from annot.runs.selection import ALL, Selection
 from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
 
-__all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
+__all__ = ["Run", "correlate", "page_of", "view_of"]
 
 _IN_MEMORY: Final = 16 << 20
 """Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
@@ -45,48 +45,8 @@ _ADVISED: Final = 50_000
 """Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Ranges, steps and processes to report on.
-
-    Args:
-        domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
-        steps: use only these steps; None: the whole profile.
-        step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
-        step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
-        process: use only this process; None: all processes.
-        by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
-            with ranges is a rank.
-        captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
-        peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
-            `annot.analyze.peak_sources`.
-
-    Raises:
-        AnnotError: the file of the peaks cannot be read.
-        TypeError: an argument has another type.
-    """
-
-    domain: str | None = None
-    steps: slice | None = None
-    step_range: str | None = None
-    step_kind: str | None = None
-    process: int | None = None
-    by_process: bool = False
-    captures: tuple[str, ...] = ()
-    peaks: str | os.PathLike[str] | Peaks | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in (("domain", str), ("steps", slice), ("step_range", str), ("step_kind", str)):
-            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r}")
-        if isinstance(self.peaks, str | os.PathLike):
-            object.__setattr__(self, "peaks", peaks_from_file(self.peaks))
-        elif not isinstance(self.peaks, Peaks | None):
-            raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
-
-
-ALL: Final = Selection()
-"""The whole profile."""
+IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
+"""What follows an answer in Python: how to see the rest."""
 
 
 class Shown(Report):
@@ -140,8 +100,9 @@ class Frames(ABC):
         parts = as_json(self.view(by, **{"total": True} | options))
         write_file(path, (part.encode() for part in parts), force=True)
 
+    @abstractmethod
     def __repr__(self) -> str:
-        return repr(self._table)
+        """Return the answer: verdict, hottest rows and the best advice."""
 
     view: Callable[..., Any]
     """Return a view, to print or to write."""
@@ -210,7 +171,8 @@ class Run(Frames):
         from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
-        return verdict(Facts(self.attribution_with_calls))
+        attribution = self.attribution_with_calls
+        return verdict(Facts(attribution, folds_of(attribution)))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -261,10 +223,11 @@ class Run(Frames):
             if "layer" not in rows.columns or not view.sums:
                 raise ValueError(f"depth needs layers and their sums, got by {view.by}{' each' * (not view.sums)}")
             rows = at_depth(rows, depth, by_line(attribution))
-        kernels = brief and view.name == "layer" and not meta["ranges"] and meta["kernels"]
+        kernels = brief and view.name == "layer" and meta["kernels"] and not meta["attributed_gpu_ns"]
         instead = [self.view("kind", total=total), self.view("kernel", top=_LARGEST, total=total)] if kernels else ()
-        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else ()
-        report = Shown(view, rows, meta, shares, advice or (), instead, *trees)
+        trees = _trees(view, attribution, rows, depth, expand) if view.folds and "group" in rows.columns else {}
+        bounds = _bounds(view, attribution, advice)
+        report = Shown(view, rows, meta, shares, advice or (), instead, bounds=bounds, **trees)
         if not total and view.sums and (steps := self.steps_in(attribution)):
             report = report.per_step(steps)
         report = report.at_least(min_share) if min_share else report
@@ -330,10 +293,15 @@ class Run(Frames):
 
     def _brief(self, attribution: Attribution) -> tuple[dict[str, float], list[dict[str, Any]] | None]:
         """The breakdown of the step time, and the advice; empty and None if the profile is too large."""
+        from annot.analyze.step_time import part_names
+
         if not self.is_small(attribution):
             return {}, None
         shares = self.summary.filter(pl.col("section") == "time", pl.col("item") != "wall", pl.col("ns") > 0)
-        return dict(shares.select("item", "share").iter_rows()), self.advice.to_dicts()
+        names = part_names(self.attribution_with_calls)
+        return {
+            names[key].name: share for key, share in shares.select("item", "share").iter_rows()
+        }, self.advice.to_dicts()
 
     @staticmethod
     def is_small(attribution: Attribution) -> bool:
@@ -405,6 +373,12 @@ class Run(Frames):
             return rows
         return with_groups(rows, by_line(attribution))
 
+    def __repr__(self) -> str:
+        from annot.report.terminal.answer import print_answer
+        from annot.report.terminal.layout import plain_text
+
+        return plain_text(partial(print_answer, self._table, more=IN_PYTHON, reasons=".view('advice')")).rstrip("\n")
+
     def _repr_html_(self) -> str:
         from annot.report.charts.profile_charts import pictures
         from annot.report.page.fragment import as_fragment
@@ -417,16 +391,29 @@ class Run(Frames):
         return self.view(brief=True)
 
 
+def _bounds(view: View, attribution: Attribution, advice: Sequence[Any] | None) -> dict[tuple[str, str, str], str]:
+    """Return what bounds each layer, for the answer of a profile that is small enough for advice."""
+    from annot.analyze.peak_sources import default_peaks
+    from annot.analyze.roofline import layer_roofline
+
+    if view.layout != "tree" or advice is None:
+        return {}
+    rows = layer_roofline(attribution, default_peaks(attribution)).drop_nulls("bound")
+    columns = rows.select("layer", "module", "phase", "bound")
+    return {(layer, module, phase): bound for layer, module, phase, bound in columns.iter_rows()}
+
+
 def _trees(
     view: View, attribution: Attribution, rows: pl.DataFrame, depth: int | None, expand: Sequence[str]
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return `every` and `tree` of a report by layer: with `expand`, some layers are one by one."""
+) -> dict[str, Any]:
+    """Return `every` and `tree` of a report by layer: with `expand`, some layers are separate."""
     lines = by_line(attribution)
     if view.layout == "tree":
         lines = with_groups(lines, lines, expand)
-        return lines, lines if depth is None else lines_at_depth(lines, depth)
+        return {"every": lines, "tree": lines if depth is None else lines_at_depth(lines, depth)}
     shown = with_groups(rows, lines, expand) if expand else rows
-    return rows, folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    tree = folded_rows(shown, {**COLUMNS, **{one.name: one for one in view.shown}}.values())
+    return {"every": rows, "tree": tree}
 
 
 def view_of(path: str, selection: Selection, **options: Any) -> Shown:

@@ -102,7 +102,7 @@ def test_evidence_has_the_numbers() -> None:
     """The numbers are those of the profile."""
     one = _said(_profile(499_000, wait=500_000, cpu=CPU | {"ranks": 2, "backend": "gloo"}))
     assert one["collectives"].evidence == (
-        "50% of step time is spent waiting for ranks in gloo all_reduce, 100% of the backward pass"
+        "50% of step time is exposed communication in gloo all_reduce, 100% of the backward pass"
     )
     assert one["threads"].evidence == (
         "PyTorch computes with 2 threads in each of 2 ranks on 2 cores, and 50% of step time computes forward, "
@@ -131,7 +131,7 @@ def test_code_outside_the_layers_inside() -> None:
     assert (one.saves, one.layers) == (0.3, [f"h.{block}.attn" for block in range(5)])
     assert "30% in the code of layers outside the layers inside them" in fusion.evidence
     assert fusion.saves == pytest.approx(0.55)
-    assert verdict(Facts(attribute(profile))).endswith("and h.*.attn Attention itself takes 30% in forward.")
+    assert verdict(Facts(attribute(profile))).endswith("and 30% in h.*.attn Attention itself (forward).")
 
 
 def _with_workers(workers: int, epochs: int = 1, cores: int = 2) -> Profile:

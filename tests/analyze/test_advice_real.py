@@ -12,7 +12,8 @@ from shared_data import shared, unpacked
 from step_rows import ALL_REDUCE, GEMM, Rows
 
 from annot.analyze.advice import Advice, advise
-from annot.analyze.idle import CAUSES, idle_calls, idle_time
+from annot.analyze.idle import idle_calls
+from annot.analyze.part_names import IDLE
 from annot.analyze.step_time import step_time, step_work
 from annot.attribution import Attribution, attribute
 from annot.read.formats import load
@@ -98,7 +99,9 @@ def test_transposes_of_miopen_change_the_layout() -> None:
 
 
 def _causes(rows: Rows) -> dict[str, int]:
-    return {cause: ns for cause, ns in idle_time(attribute(rows.build())).select("cause", "ns").iter_rows() if ns}
+    """The idle time (ns) by its part of the step."""
+    table = step_time(attribute(rows.build())).filter(pl.col("share").is_in(IDLE), pl.col("ns") > 0)
+    return dict(table.select("share", "ns").iter_rows())
 
 
 def _call(rows: Rows, name: str, start: int, end: int) -> Rows:
@@ -114,23 +117,23 @@ def test_a_gap_after_a_wait_is_synchronisation_as_long_as_the_wait() -> None:
     """The host waits 3 ms until the device is done, then needs 10 ms to launch: without the wait, 3 ms less."""
     rows = Rows().range("Batch 0 |step", 0, 20 * MS).work(GEMM, 0, 0, 6 * MS).work(GEMM, None, 16 * MS, 20 * MS)
     _call(rows, "cudaDeviceSynchronize_v3020", 3 * MS, 6 * MS)
-    assert _causes(rows) == {"synchronisation": 3 * MS, "python": 7 * MS}
+    assert _causes(rows) == {"synchronisation": 3 * MS, "host": 7 * MS}
 
 
 def test_a_wait_that_leaves_work_queued_costs_nothing() -> None:
     """The device goes on after the call with what was launched before it, so the later gap is another one."""
     rows = Rows().range("Batch 0 |step", 0, 20 * MS).work(GEMM, 0, 0, 4 * MS).work(GEMM, 0, 4 * MS, 10 * MS)
     _call(rows.work(GEMM, None, 12 * MS, 20 * MS), "cudaEventSynchronize", MS, 4 * MS)
-    assert _causes(rows) == {"python": 2 * MS}
+    assert _causes(rows) == {"host": 2 * MS}
 
 
 @pytest.mark.parametrize(
     ("name", "length", "cause"),
     [
         ("hipFree", 4 * MS, "allocation"), ("cudaMalloc_v3020", 4 * MS, "allocation"),
-        ("cudaMallocAsync_v11020", 4 * MS, "python"), ("hipMemcpyWithStream", 4 * MS, "synchronisation"),
-        ("cudaMemcpyAsync_v3020", 4 * MS, "synchronisation"), ("cudaMemcpyAsync_v3020", 40_000, "python"),
-        ("cudaStreamCreate_v3020", 4 * MS, "python"), ("cudaMemsetAsync_v3020", 4 * MS, "python"),
+        ("cudaMallocAsync_v11020", 4 * MS, "host"), ("hipMemcpyWithStream", 4 * MS, "synchronisation"),
+        ("cudaMemcpyAsync_v3020", 4 * MS, "synchronisation"), ("cudaMemcpyAsync_v3020", 40_000, "host"),
+        ("cudaStreamCreate_v3020", 4 * MS, "host"), ("cudaMemsetAsync_v3020", 4 * MS, "host"),
     ],
 )  # fmt: skip
 def test_what_the_host_does_in_a_gap(name: str, length: int, cause: str) -> None:
@@ -141,13 +144,13 @@ def test_what_the_host_does_in_a_gap(name: str, length: int, cause: str) -> None
     assert max(found, key=lambda one: found[one]) == cause
     assert sum(found.values()) == 4 * MS
     known = idle_calls(attribute(rows.build()))["cause"].to_list()
-    assert known == ([cause] if cause != "python" else [])
+    assert known == ([cause] if cause != "host" else [])
 
 
 def test_short_gaps_are_launches_and_long_ones_python() -> None:
     """Below a millisecond a framework was dispatching; above that, something else took the time."""
     rows = Rows().range("Batch 0 |step", 0, 10 * MS).work(GEMM, None, 0, MS).work(GEMM, None, MS + 900_000, 3 * MS)
-    assert _causes(rows.work(GEMM, None, 5 * MS, 10 * MS)) == {"dispatch": 900_000, "python": 2 * MS}
+    assert _causes(rows.work(GEMM, None, 5 * MS, 10 * MS)) == {"launch": 900_000, "host": 2 * MS}
 
 
 def _launched(rows: Rows, called: int, begin: int, end: int) -> Rows:
@@ -161,22 +164,22 @@ def test_a_launched_kernel_that_does_not_start_waits_for_something_unknown() -> 
     """The CPU waits for the GPU, which has a kernel to run and does not: the wait is not why it is idle."""
     rows = Rows().range("Batch 0 |step", 0, 20 * MS).work(GEMM, None, 0, 4 * MS)
     _call(_launched(rows, 6 * MS, 16 * MS, 20 * MS), "cudaStreamSynchronize_v3020", 7 * MS, 20 * MS)
-    assert _causes(rows) == {"python": 2 * MS, "unrecorded": 10 * MS}
+    assert _causes(rows) == {"host": 2 * MS, "unrecorded": 10 * MS}
 
 
 def test_a_kernel_that_starts_soon_after_its_launch_waits_for_the_cpu() -> None:
     """The launch call itself, such as one that loads a module, is no wait in a queue; neither is the time before."""
     rows = Rows().range("Batch 0 |step", 0, 20 * MS).work(GEMM, None, 0, 4 * MS)
-    assert _causes(_launched(rows, 10 * MS, 10 * MS + 500, 20 * MS)) == {"python": 6 * MS + 500}
+    assert _causes(_launched(rows, 10 * MS, 10 * MS + 500, 20 * MS)) == {"host": 6 * MS + 500}
 
 
 def test_a_wait_before_the_first_activity_is_for_something_unknown() -> None:
     """Work that the CPU waits for before the first recorded activity of the device ran before the recording."""
     rows = Rows().range("Batch 0 |step", 0, 20 * MS).work(GEMM, None, 12 * MS, 20 * MS)
     _call(rows, "cudaDeviceSynchronize_v3020", 2 * MS, 10 * MS)
-    assert _causes(rows) == {"python": 4 * MS, "unrecorded": 8 * MS}
+    assert _causes(rows) == {"host": 4 * MS, "unrecorded": 8 * MS}
     _call(rows, "cudaDeviceSynchronize_v3020", 13 * MS, 20 * MS)
-    assert _causes(rows) == {"python": 4 * MS, "unrecorded": 8 * MS}
+    assert _causes(rows) == {"host": 4 * MS, "unrecorded": 8 * MS}
 
 
 @pytest.mark.parametrize("seed", every_third(range(40)))
@@ -197,9 +200,9 @@ def test_work_of_steps_against_a_count_of_every_nanosecond(seed: int) -> None:
         shown = "(copy HtoD)" if name == "copy" else name
         alone = sum(names == {name} for names in on.values())
         assert table.filter(pl.col("name") == shown)["wall_ns"].sum() >= alone
-    wall = idle_time(attribution)
-    assert int(wall["ns"].sum()) + int(table["wall_ns"].sum()) == step_time(attribution)["wall_ns"][0]
-    assert set(wall["cause"]) <= set(CAUSES)
+    parts = step_time(attribution)
+    idle = parts.filter(pl.col("share").is_in(IDLE))
+    assert int(idle["ns"].sum()) + int(table["wall_ns"].sum()) == parts["wall_ns"][0]
 
 
 def test_advice_says_what_it_saves() -> None:

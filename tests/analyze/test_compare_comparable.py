@@ -42,7 +42,7 @@ REAL: dict[str, str] = {
 # Two real profiles, and the kind of a reason that must be named.
 PAIRS: tuple[tuple[str, str, str], ...] = (
     ("jsun", "tiny", "layers"), ("tiny", "jsun", "steps"), ("jsun", "zx", "device"), ("zx", "zx_graph", "kernels"),
-    ("zx", "athrun", "device"), ("athrun", "jsun", "layers"), ("athrun", "tiny", "steps"), ("ginda", "zx", "layers"),
+    ("zx", "athrun", "device"), ("athrun", "jsun", "layers"), ("athrun", "tiny", "layers"), ("ginda", "zx", "layers"),
     ("ginda", "tiny", "layers"), ("pipit", "zx", "device"), ("pipit", "zx_graph", "layers"),
     ("zx_graph", "tiny", "device"),
     ("bert", "mi300", "device"), ("mi300", "sglang", "layers"), ("sglang", "bert", "device"),

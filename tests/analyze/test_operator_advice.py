@@ -134,6 +134,15 @@ def test_attention(query: list[int], key: list[int], mask: list[int] | None, cau
     assert _cause(trace, tmp_path) == cause
 
 
+def test_words_about_attention(tmp_path: Path) -> None:
+    """The evidence names the causal mask and the heads that share keys."""
+    values = ["", "", "", "0.", "True"]
+    name, key = "aten::_scaled_dot_product_flash_attention", [2, 4, 128, 64]
+    said = _said(OperatorTrace().op(name, [2, 16, 128, 64], key, key, values=values), tmp_path)
+    words = "short sequences (length 128, causal, 32 heads in all that share 8 heads of keys)"
+    assert words in said["attention_shape"].evidence
+
+
 @pytest.mark.parametrize(
     ("tokens", "chosen", "cause"),
     [(16, 2, "few_tokens_per_expert"), (992, 1, "few_tokens_per_expert"), (2048, 2, "large_capacity")],

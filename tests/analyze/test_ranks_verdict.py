@@ -14,7 +14,7 @@ from sqlite_profile import SqliteProfile
 from annot.analyze.ranks_verdict import RankTimes, ranks_verdict
 from annot.cli.main import main
 from annot.runs.gather import Ranks
-from annot.runs.run import Selection
+from annot.runs.selection import Selection
 
 US = 1000
 ONE = RankTimes(2e6, 0.2, "all_reduce", True, 1, "A100")
@@ -68,22 +68,22 @@ def test_real_ranks(tmp_path: Path) -> None:
     """Two H100 that do the same are alike."""
     path = unpacked("nsys/ginda_mfu_2gpu_before.2026.2.sqlite.gz", tmp_path)
     report = Ranks([str(path)], Selection(by_process=True), workers=1).view()
-    assert report.meta["verdict"] == "Run 299 ms on 2 GPUs: no rank is slower than the others by 5%."
+    assert report.meta["verdict"] == "Run 299 ms on 2 GPUs: no rank is more than 5% slower than the others."
 
 
 def test_the_threshold() -> None:
     """From 5 % of the time of the others, a rank is slow; wait, factor and number of the others are in words."""
     assert _of() == _of(ONE) == ""
-    alike = "no rank is slower than the others by 5%, and exposed communication takes 20%, led by all_reduce."
+    alike = "no rank is more than 5% slower than the others, and 20% exposed communication, led by all_reduce."
     assert _of(ONE, ONE, ONE) == f"Step 2.00 ms on 3 × A100: {alike}"
     below, above = (replace(ONE, ns=2e6 * share) for share in (1.049, 1.051))
-    assert "no rank is slower" in _of(ONE, below, ONE)
-    assert "rank 1 is the slowest by 5%, and exposed communication takes 20%" in _of(ONE, above, ONE)
+    assert "no rank is more than 5%" in _of(ONE, below, ONE)
+    assert "rank 1 is the slowest by 5%, and 20% exposed communication" in _of(ONE, above, ONE)
     assert "the others wait 10% of the step for it in all_reduce." in _of(ONE, ONE, replace(ONE, waiting=0.1))
     late = _of(replace(ONE, waiting=0.9), replace(ONE, waiting=0.0, operation=""))
     assert "rank 1 is slower than the others by a factor of 10.0, and the other one waits 90% of the step" in late
     quiet = replace(ONE, waiting=0.0, operation="", stepped=False)
-    assert _of(quiet, quiet) == "Run 2.00 ms on 2 × A100: no rank is slower than the others by 5%."
+    assert _of(quiet, quiet) == "Run 2.00 ms on 2 × A100: no rank is more than 5% slower than the others."
 
 
 def test_devices() -> None:

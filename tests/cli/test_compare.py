@@ -182,8 +182,8 @@ def profiles(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_command_prints_regressions_first(profiles: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     """The table has what became slower on top, and below it the totals; the status is 0 without a threshold."""
-    assert main(["compare", *map(str, profiles)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main(["compare", *map(str, profiles), "--all"]) == 0
+    lines = [line.removeprefix("> ") for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "GPU time per step by layer, ms"
     first = next(line for line in lines if line.split()[:3] == ["features.0", "Conv2d", "forward"])
     assert first.split()[3:7] == ["0.900", "1.800", "0.900", "0.500"]
@@ -235,9 +235,11 @@ def test_narrow_terminals_tell_layers_and_phases_apart(
 ) -> None:
     """On 60 columns names and phases are whole, and what is compared is the difference and the speedup."""
     monkeypatch.setenv("COLUMNS", "60")
-    assert main(["compare", *map(str, profiles)]) == 0
+    assert main(["compare", *map(str, profiles), "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert ["features.0", "Conv2d", "fwd", "0.900", "0.500", "0.000"] in [line.split()[:6] for line in lines]
+    assert ["features.0", "Conv2d", "fwd", "0.900", "0.500", "0.000"] in [
+        line.removeprefix("> ").split()[:6] for line in lines
+    ]
     assert not any("…" in line for line in lines[:8])
 
 

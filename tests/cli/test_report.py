@@ -44,8 +44,8 @@ def _annot(*words: object, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_table_on_standard_output(source: Path) -> None:
-    """The default is the table of layers, without colour where there is no terminal, with nothing on stderr."""
-    result = _annot("report", source, COLUMNS="80")
+    """--all prints the table of layers, without colour where there is no terminal, with nothing on stderr."""
+    result = _annot("report", source, "--all", COLUMNS="80")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("Step 2.12 ms on one GPU: ")
     assert "\nGPU per step, mean of 2: 3.480 ms = " in result.stdout
@@ -210,11 +210,13 @@ def test_help_names_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None
     """All of them, and those by which ranks are compared."""
     assert main(["report", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    rows, columns = (re.search(rf" {start} (.*?)default: ", text)[1] for start in ("what a row is:", "of each row:"))  # type: ignore[index]
+    rows, columns = (
+        re.search(rf" {start} (.*?)default: ", text)[1] for start in ("rows of the table:", "columns of the table:")
+    )  # type: ignore[index]
     known = [view for view in views().values() if view.by not in OTHER_NAMES]
     assert all(re.search(rf"\b{view.by}\b", rows) for view in known)
     assert all(re.search(rf"\b{group}\b", columns) for group in COLUMN_GROUPS)
-    compared, also = re.search(r"are compared (.*?), and --by layer also with --columns (.*?)\. ", text).groups()  # type: ignore[union-attr]
+    compared, also = re.search(r"or processes (.*?), and --by layer also with --columns (.*?)\. ", text).groups()  # type: ignore[union-attr]
     named = {view.by for view in known if view.keys}
     assert set(re.findall(r"[a-z]+", compared)) - {"by", "or"} == named
     assert set(also.split()) - {"or"} == {view.group for view in known if view.keys and view.group != "time"}
@@ -387,7 +389,8 @@ def test_many_ranks(tmp_path: Path) -> None:
     result = _annot("report", tmp_path / "run_rank*.sqlite", "--sort", "time", "--total", COLUMNS="200")
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert lines[0] == "Step 2.12 ms on 7 GPUs: no rank is slower than the others by 5%."  # the all-reduce is hidden
+    # The all-reduce is hidden.
+    assert lines[0] == "Step 2.12 ms on 7 GPUs: no rank is more than 5% slower than the others."
     assert lines[2] == "GPU time by layer over 7 ranks, ms"
     assert lines[3].split()[-7:] == ["r0", "r1", "r3", "r4", "r5", "r6", "r7"]
     conv = next(line for line in lines if line.startswith("features.0 Conv2d") and "forward" in line)

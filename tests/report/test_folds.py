@@ -261,15 +261,18 @@ def _numbers(report: Report) -> dict[tuple[str, str, str], tuple[Any, ...]]:
 
 
 def _selected(report: Report, top: int, share: float) -> None:
-    """Check that selections drop or keep whole lines, by their total times."""
+    """Check that selections drop or keep whole lines: `at_least` by their total times, `top` by their self times."""
     every = _numbers(report)
-    totals = {key: numbers[0][3 * SUMS.index("gpu_ns" if report.time == "gpu_ns" else "host_ns")] or 0
-              for key, numbers in every.items()}  # fmt: skip
+    totals, own = (
+        {key: sum(time or 0 for time in numbers[0][3 * SUMS.index(name) : 3 * SUMS.index(name) + 1])
+         for key, numbers in every.items()}
+        for name in (report.time, report.time.replace("_ns", "_self_ns"))
+    )  # fmt: skip
     kept = _numbers(report.at_least(share))
     assert kept == {key: every[key] for key in every if totals[key] >= share * (report.whole or 0)}
     longest = _numbers(report.top(top))
     assert longest.items() <= every.items()
-    assert sorted(totals[key] for key in longest) == sorted(totals.values())[-top:]
+    assert sorted(own[key] for key in longest) == sorted(own.values())[-top:]
     assert _numbers(report.sorted("time")) == every
 
 
@@ -279,10 +282,15 @@ def test_selections_keep_lines_whole(table: pl.DataFrame, top: int, share: float
     """Numbers of a line are the same with and without `--top` or `--min-share`; files keep whole layers."""
     report = _report(with_groups(table, table))
     _selected(report, top, share)
-    rows, time = report.rows, pl.col("gpu_ns")
-    sums = rows.group_by("layer", "module").agg(time.sum()).sort("gpu_ns", descending=True).head(top)
+    rows, time = report.rows, pl.col("gpu_self_ns")
+    sums = rows.group_by("layer", "module").agg(time.sum()).sort("gpu_self_ns", descending=True).head(top)
     written = report.top(top).rows
-    assert written.group_by("layer", "module").agg(time.sum())["gpu_ns"].sort(descending=True).equals(sums["gpu_ns"])
+    assert (
+        written.group_by("layer", "module")
+        .agg(time.sum())["gpu_self_ns"]
+        .sort(descending=True)
+        .equals(sums["gpu_self_ns"])
+    )
     whole = rows.join(written.select("layer", "module").unique(), on=["layer", "module"], how="semi")
     assert whole.height == written.height
 

@@ -112,10 +112,10 @@ def test_damaged_data_is_said(page: Page, tmp_path: Path, trained: Path) -> None
         (lambda: Profile.build({}), {
             "summary": "The profile is empty", "layers": "No layers were recorded. Use emit_ranges",
             "kernels": "The profile is empty",
-            "steps": "No steps", "timeline": "Nothing to show", "roofline": "The work of the layers is unknown",
+            "steps": "No steps", "timeline": "Nothing to show", "roofline": "The profile has no shapes",
         }),
         (lambda: Rows().range("fc Linear [4,8]f32 |fwd", 0, 900).build(), {
-            "summary": "forward fc Linear", "layers": "Host time in µs, 1 line", "kernels": "Layers in the parts",
+            "summary": "forward fc Linear", "layers": "Host time in µs, 1 line", "kernels": "Longest layers",
             "timeline": "1 event in 1 lane",
         }),
         (lambda: Rows().kernel(None, (10, 90)).build(), {

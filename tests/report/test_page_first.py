@@ -68,7 +68,7 @@ def test_matrix_units_of_amd(fresh: Page, tmp_path: Path) -> None:
     rows.kernel(10, (20, 860), name="Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_MI32x32x8x1")
     profile = rows.build(devices=[{"name": "AMD Instinct MI300X", "id": 0}])
     data = page_data(profile, "x")
-    assert data["runs"][0]["shares"]["tensor_cores"] == "a kernel runs on Matrix Cores"
+    assert data["runs"][0]["shares"]["tensor_cores"] == ["Matrix Cores", "a kernel runs on Matrix Cores"]
     out = tmp_path / "made.html"
     out.write_bytes(as_page(data, "made"))
     for view in VIEWS:
@@ -125,7 +125,7 @@ def test_a_profile_without_times_has_a_heading(fresh: Page, tmp_path: Path) -> N
     """Where nothing is known, the heading is that of the view."""
     fresh.open(page_of(Rows().build(), tmp_path))
     assert fresh.text("h1") == "Summary"
-    assert "No rule of advice applies" in fresh.text("main")
+    assert "No advice for this profile" in fresh.text("main")
 
 
 def test_further_advice_and_code(fresh: Page, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def _cells(page: Page, label: str) -> list[str]:
 def test_blocks_are_one_line_of_few_elements(fresh: Page, deep: Path) -> None:
     """200 blocks need under 2,000 elements; the fold has the sums, the median, the slowest and its index."""
     fresh.open(deep, "layers")
-    assert list(tree_of(fresh)) == ["layers.*", "attn", "mlp", "Batch", "Optimizer"]
+    assert list(tree_of(fresh)) == ["Batch", "layers.*", "attn", "mlp", "Optimizer"]
     assert fresh.text(".tree tbody .count") == "×200"
     assert _cells(fresh, "layers.*")[0] == "202.00"
     assert [_cells(fresh, "layers.*")[place] for place in (4, 5, 6, 7)] == ["1.00", "3.00", "7", "0.00"]
@@ -71,24 +71,25 @@ def test_icicle_has_a_box_per_fold(fresh: Page, deep: Path) -> None:
     fresh.open(deep, "icicle")
     boxes = "[...document.querySelectorAll('.icicle g.box')].map(one => one.ariaLabel.split(' · ')[0])"
     fresh.wait("document.querySelector('.icicle [data-place]')")
-    shown = ["All", "layers.* Block ×200", "layers.*.attn Attention ×200", "layers.*.mlp Linear ×200"]
-    assert fresh.run(boxes)[:4] == shown
-    assert "Slowest 3.00 µs (7)" in fresh.run("document.querySelector('.icicle g.box:nth-of-type(2)').ariaLabel")
-    fresh.click(".icicle g.box:nth-of-type(2)")
-    assert fresh.run(boxes)[:3] == ["All", "layers.* Block ×200", "layers.0 Block"]
-    assert len(fresh.run(boxes)) == BLOCKS + 2
+    shown = ["All", "Batch", "layers.* Block ×200", "layers.*.attn Attention ×200", "layers.*.mlp Linear ×200"]
+    assert fresh.run(boxes)[:5] == shown
+    assert "Slowest 3.00 µs (7)" in fresh.run("document.querySelector('.icicle g.box:nth-of-type(3)').ariaLabel")
+    fresh.click(".icicle g.box:nth-of-type(3)")
+    assert fresh.run(boxes)[:4] == ["All", "Batch", "layers.* Block ×200", "layers.0 Block"]
+    assert len(fresh.run(boxes)) == BLOCKS + 3
     assert fresh.texts(".sums, .panel tbody .path, .panel tbody a")[:1] == ["layers.*.attn"]
     fresh.run(
         "[...document.querySelectorAll('.icicle g.box')].at(-1).dispatchEvent(new MouseEvent('click', {bubbles: true}))"
     )
     assert fresh.run(boxes) == [
         "All",
+        "Batch",
         "layers.* Block ×200",
         "layers.199 Block",
         *(f"layers.199.{name}" for name in ("attn Attention", "mlp Linear")),
     ]
-    assert fresh.texts("main .crumbs a") == ["All", "layers.*", "layers.199"]
-    fresh.press("Escape", "Escape")
+    assert fresh.texts("main .crumbs a") == ["All", "Batch", "layers.*", "layers.199"]
+    fresh.press("Escape", "Escape", "Escape")
     assert fresh.run("location.hash") == "#icicle"
 
 
@@ -181,22 +182,22 @@ def test_click_lists_the_layers(fresh: Page, deep: Path) -> None:
     assert len(list(tree_of(fresh))) == 50 + 3
     fresh.click(".tree tbody button.more")
     labels = list(tree_of(fresh))
-    assert labels[:3] == ["layers.*", "layers.0", "layers.1"]
+    assert labels[1:4] == ["layers.*", "layers.0", "layers.1"]
     assert len(labels) == BLOCKS + 3
     assert _cells(fresh, "layers.7")[0] == "3.00"
-    fresh.click(".tree tbody tr:nth-child(2) button.fold")
-    assert list(tree_of(fresh))[:4] == ["layers.*", "layers.0", "attn", "mlp"]
-    assert fresh.run("[...document.querySelectorAll('.tree tbody tr')].slice(0, 4).map(one => one.ariaLevel)") == [
-        "1", "2", "3", "3",
+    fresh.click(".tree tbody tr:nth-child(3) button.fold")
+    assert list(tree_of(fresh))[1:5] == ["layers.*", "layers.0", "attn", "mlp"]
+    assert fresh.run("[...document.querySelectorAll('.tree tbody tr')].slice(0, 5).map(one => one.ariaLevel)") == [
+        "1", "2", "3", "4", "4",
     ]  # fmt: skip
     fresh.click(".tree tbody button.link")
-    assert list(tree_of(fresh)) == ["layers.*", "attn", "mlp", "Batch", "Optimizer"]
+    assert list(tree_of(fresh)) == ["Batch", "layers.*", "attn", "mlp", "Optimizer"]
 
 
 def test_keys_list_the_layers(fresh: Page, deep: Path) -> None:
     """Enter lists the blocks, the arrows walk through them and back to the fold; Enter on a block opens its view."""
     fresh.open(deep, "layers")
-    fresh.run("document.querySelector('.tree tbody tr').focus()")
+    fresh.run("document.querySelector('.tree tbody tr:nth-child(2)').focus()")
     fresh.press("Enter")
     assert "layers.49" in tree_of(fresh)
     fresh.press("ArrowDown", "ArrowDown")
@@ -204,9 +205,9 @@ def test_keys_list_the_layers(fresh: Page, deep: Path) -> None:
     fresh.press("ArrowLeft")
     assert fresh.run("document.activeElement.querySelector('.name').textContent") == "layers.*"
     fresh.press("ArrowLeft")
-    assert list(tree_of(fresh)) == ["layers.*", "Batch", "Optimizer"]
+    assert list(tree_of(fresh)) == ["Batch", "layers.*", "Optimizer"]
     fresh.press("ArrowRight", "Enter", "ArrowDown")
-    assert list(tree_of(fresh))[1] == "attn"
+    assert list(tree_of(fresh))[2] == "attn"
     fresh.press("ArrowUp", "Enter", "ArrowDown", "Enter")
     fresh.wait("document.querySelector('main').dataset.view === 'layer'")
     assert fresh.text("main h1").startswith("layers.0")
@@ -216,9 +217,9 @@ def test_search_finds_the_fold_or_single_layers(fresh: Page, deep: Path) -> None
     """What all blocks have is one line; the path of a block lists the blocks with this path."""
     fresh.open(deep, "layers")
     for text, lines, found in (
-        ("attn", 2, ["layers.*", "attn"]),
-        ("layers.7", 34, ["layers.*", "layers.7", "attn", "mlp", "layers.70", "attn", "mlp", "layers.71"]),
-        ("layers.*.mlp", 2, ["layers.*", "mlp"]),
+        ("attn", 3, ["Batch", "layers.*", "attn"]),
+        ("layers.7", 35, ["Batch", "layers.*", "layers.7", "attn", "mlp", "layers.70", "attn", "mlp"]),
+        ("layers.*.mlp", 3, ["Batch", "layers.*", "mlp"]),
     ):
         fresh.run("document.getElementById('search').select()")
         fresh.type(text)
@@ -227,8 +228,8 @@ def test_search_finds_the_fold_or_single_layers(fresh: Page, deep: Path) -> None
     fresh.run("document.getElementById('search').select()")
     fresh.press(" ")
     choose(fresh, "phase", "optimizer")
-    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 1")
-    assert fresh.texts(".tree tbody .label .name") == ["Optimizer"]
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 2")
+    assert fresh.texts(".tree tbody .label .name") == ["Batch", "Optimizer"]
 
 
 def test_steps_change_the_sums(fresh: Page, deep: Path) -> None:
@@ -254,15 +255,15 @@ def test_unfolded_lines_are_in_the_link(fresh: Page, deep: Path) -> None:
     first = tree_of(fresh)
     fresh.click(".tree tbody button.link")
     fresh.click(".tree tbody button.more")
-    fresh.click(".tree tbody tr:nth-child(4) button.fold")
-    fresh.click(".tree tbody tr:nth-child(8) button.fold")
+    fresh.click(".tree tbody tr:nth-child(5) button.fold")
+    fresh.click(".tree tbody tr:nth-child(9) button.fold")
     shown = tree_of(fresh)
     link = fresh.run("location.hash")
-    assert list(shown)[2:6] == ["layers.1", "layers.2", "attn", "mlp"]
+    assert list(shown)[3:7] == ["layers.1", "layers.2", "attn", "mlp"]
     fresh.go("summary")
     fresh.open(deep, link[1:])
     assert tree_of(fresh) == shown
-    fresh.click(".tree tbody tr:nth-child(1) button.fold")
+    fresh.click(".tree tbody tr:nth-child(2) button.fold")
     assert len(tree_of(fresh)) == 3
     fresh.click("#head a[href='#kernels'], #head a[href='#steps']")
     fresh.run("history.back()")
@@ -276,7 +277,7 @@ def test_many_unfolded_lines_end_with_the_first_of_them(fresh: Page, deep: Path)
     fresh.open(deep, "layers")
     fresh.click(".tree tbody button.link")
     fresh.click(".tree tbody button.more")
-    for number in range(200, 1, -2):
+    for number in range(201, 2, -2):
         fresh.run(f"document.querySelector('.tree tbody tr:nth-child({number}) button.fold').click()")
     link = fresh.run("location.hash")
     assert len(link) < 700
@@ -316,7 +317,7 @@ def test_folds_in_a_fold_lead_to_each_other(fresh: Page, deep: Path) -> None:
     fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.* ')")
     fresh.click(".columns .panel:nth-child(2) tbody a")
     fresh.wait("document.querySelector('main h1').innerText.startsWith('layers.*.attn ')")
-    assert fresh.texts(".crumbs a") == ["Layers", "layers.*"]
+    assert fresh.texts(".crumbs a") == ["Layers", "Batch", "layers.*"]
     assert fresh.text(".facts tbody tr:first-child td") == "120.00 µs"
     steps = fresh.texts("main .status")
     assert steps == ["Median 120.00 µs, longest 120.00 µs (step 0), shortest 120.00 µs (step 1)."]

@@ -33,12 +33,12 @@ def test_boxes_are_as_wide_as_inclusive_times(fresh: Page, trained: Path) -> Non
     boxes = _opened(fresh, trained).run(BOXES)
     whole = boxes["-1"][0][3]
     width = {place: max(rect[3] for rect in rects) for place, rects in boxes.items()}
-    assert width["2"] / whole == pytest.approx(2400 / 3480, abs=0.002)
-    phases = {phase: height for phase, *_, height in boxes["2"]}
+    assert width["4"] / whole == pytest.approx(2400 / 3480, abs=0.002)
+    phases = {phase: height for phase, *_, height in boxes["4"]}
     assert phases["backward"] / phases["forward"] == pytest.approx(1500 / 900, rel=0.01)
-    levels = [boxes[place][0][2] for place in ("-1", "0", "1", "2")]
+    levels = [boxes[place][0][2] for place in ("-1", "1", "2", "3", "4")]
     assert levels == sorted(set(levels))  # children stand below their parents
-    for inner, outer in (("2", "1"), ("3", "1"), ("1", "0")):
+    for inner, outer in (("4", "3"), ("5", "3"), ("3", "2"), ("2", "1")):
         left, right = boxes[inner][0][1], boxes[inner][0][1] + width[inner]
         assert boxes[outer][0][1] <= left < right <= boxes[outer][0][1] + width[outer] + 1
 
@@ -47,10 +47,10 @@ def test_box_says_its_numbers(fresh: Page, trained: Path) -> None:
     """The name of the box for screen readers, the tooltip on hover and on focus, and the details have the same."""
     _opened(fresh, trained)
     said = {"Self": "2.400 ms", "Forward": "900.00 µs", "Backward": "1.500 ms", "Calls": "1"}
-    label = fresh.run("document.getElementById('box2').ariaLabel")
+    label = fresh.run("document.getElementById('box4').ariaLabel")
     assert label.startswith("features.0 Conv2d · 2.400 ms · 69.0%, ")
     assert all(f"{term} {value}" in label for term, value in said.items())
-    x, y = fresh.middle("#box2")
+    x, y = fresh.middle("#box4")
     fresh.hover(x, y)
     tip = fresh.text(".icicle .tip").split("\n")
     assert tip[0] == "features.0 Conv2d"
@@ -59,7 +59,7 @@ def test_box_says_its_numbers(fresh: Page, trained: Path) -> None:
     assert pairs["Shape"] == "[16,3,224,224]f32 (+1)"
     fresh.hover(5, 5)
     assert fresh.run("document.querySelector('.icicle .tip').hidden")
-    fresh.run("document.getElementById('box1').focus()")
+    fresh.run("document.getElementById('box3').focus()")
     fresh.press("ArrowDown")
     assert fresh.text(".icicle .tip").split("\n") == tip
     assert fresh.text("main .detail strong") == "features.0 Conv2d"
@@ -71,15 +71,15 @@ def test_box_says_its_numbers(fresh: Page, trained: Path) -> None:
 def test_click_and_breadcrumb_zoom(fresh: Page, trained: Path) -> None:
     """A clicked box has the whole width; boxes above it and the breadcrumb lead out again."""
     _opened(fresh, trained)
-    fresh.click("#box1")
+    fresh.click("#box3")
     boxes = fresh.run(BOXES)
-    assert set(boxes) == {"-1", "0", "1", "2", "3"}
-    assert boxes["1"][0][3] == boxes["-1"][0][3]
-    assert boxes["2"][0][3] / boxes["1"][0][3] == pytest.approx(2400 / 2450, abs=0.002)
-    assert fresh.texts(".crumbs a") == ["All", "(model)", "features"]
-    assert fresh.run("location.hash") == "#icicle/1"
-    fresh.click(".crumbs a:nth-of-type(2)")
-    assert fresh.run("location.hash") == "#icicle/0"
+    assert set(boxes) == {"-1", "1", "2", "3", "4", "5"}
+    assert boxes["3"][0][3] == boxes["-1"][0][3]
+    assert boxes["4"][0][3] / boxes["3"][0][3] == pytest.approx(2400 / 2450, abs=0.002)
+    assert fresh.texts(".crumbs a") == ["All", "Batch", "(model)", "features"]
+    assert fresh.run("location.hash") == "#icicle/3"
+    fresh.click(".crumbs a:nth-of-type(3)")
+    assert fresh.run("location.hash") == "#icicle/2"
     fresh.click("#box-1")
     assert fresh.run("location.hash") == "#icicle"
     assert fresh.texts(".crumbs a") == ["All"]
@@ -91,15 +91,15 @@ def test_keys_move_and_zoom(fresh: Page, trained: Path) -> None:
     assert fresh.run("document.querySelectorAll('.icicle [tabindex=\"0\"]').length") == 1
     fresh.run("document.querySelector('.icicle [tabindex=\"0\"]').focus()")
     seen = []
-    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowUp"):
+    for key in ("ArrowDown",) * 4 + ("ArrowRight", "ArrowLeft", "ArrowUp", "ArrowUp"):
         fresh.press(key)
         seen.append(fresh.run(AT))
-    assert seen == ["0", "1", "2", "3", "2", "1", "0"]
+    assert seen == ["1", "2", "3", "4", "5", "4", "3", "2"]
     fresh.press("ArrowDown", "Enter")
-    assert [fresh.run("location.hash"), fresh.run(AT)] == ["#icicle/1", "1"]
+    assert [fresh.run("location.hash"), fresh.run(AT)] == ["#icicle/3", "3"]
     fresh.press("Escape")
-    assert [fresh.run("location.hash"), fresh.run(AT)] == ["#icicle/0", "1"]
-    fresh.press("Backspace")
+    assert [fresh.run("location.hash"), fresh.run(AT)] == ["#icicle/2", "3"]
+    fresh.press("Backspace", "Backspace")
     assert fresh.run("location.hash") == "#icicle"
     fresh.press("ArrowDown", "o")
     fresh.wait("document.querySelector('main').dataset.view === 'layer'")
@@ -113,7 +113,7 @@ def test_search_marks_and_sums_layers(fresh: Page, trained: Path) -> None:
     fresh.type("features")
     fresh.wait("document.querySelectorAll('.icicle g.hit').length === 3")
     assert fresh.text("main .status") == "3 lines match: 2.450 ms, 70.4% of the GPU time."
-    assert fresh.run("document.getElementById('box0').classList.contains('dim')")
+    assert fresh.run("document.getElementById('box2').classList.contains('dim')")
     fresh.run("document.getElementById('search').select()")
     fresh.type("nothing like this")
     fresh.wait("document.querySelector('main .status').textContent === '0 lines match: 0, 0.0% of the GPU time.'")
@@ -125,7 +125,7 @@ def test_sum_of_a_match_includes_layers_below_it(fresh: Page, tmp_path: Path) ->
     rows.range("net.a Special |bwd", 650 * 1000, 750 * 1000).range("net.a.b Linear |bwd", 660 * 1000, 740 * 1000)
     rows.range("net.c Linear |fwd", 900 * 1000, 1000 * 1000)
     _opened(fresh, page_of(rows.build(), tmp_path), "icicle?search=special")
-    assert fresh.text("main .status") == "1 line matches: 700.00 µs, 87.5% of the host time."
+    assert fresh.text("main .status") == "1 line matches: 700.00 µs, 70.0% of the host time."  # of the wall-clock time
 
 
 def test_thousands_of_layers(fresh: Page, tmp_path: Path) -> None:
@@ -153,12 +153,29 @@ def test_thousands_of_layers(fresh: Page, tmp_path: Path) -> None:
     assert fresh.run("document.querySelectorAll('.icicle g.box.hit').length") == 1
 
 
-def test_a_layer_that_also_runs_elsewhere_is_beside_the_layer_around(fresh: Page, tmp_path: Path) -> None:
-    """No box is wider than the box above it."""
+def test_a_layer_that_also_runs_elsewhere_has_a_box_in_each_place(fresh: Page, tmp_path: Path) -> None:
+    """Each is as wide as its part of the time, and no box is wider than the box above it."""
     rows = Rows().range("net Net |fwd", 0, 100).range("net.a A |fwd", 10, 60).range("net.a A |fwd", 200, 500)
     boxes = _opened(fresh, page_of(rows.build(), tmp_path)).run(BOXES)
-    assert boxes["1"][0][2] == boxes["0"][0][2]
-    assert boxes["1"][0][3] > boxes["0"][0][3]
+    assert boxes["1"][0][2] > boxes["0"][0][2] == boxes["2"][0][2]
+    widths = [boxes[place][0][3] for place in ("0", "1", "2")]
+    assert widths == pytest.approx([widths[2] / 3, widths[2] / 6, widths[2]], abs=2)
+
+
+def test_a_layer_has_one_share(fresh: Page, trained: Path) -> None:
+    """The layers view and the icicle show the same share of each layer, also with a filter."""
+    script = "Object.fromEntries([...document.querySelectorAll('.tree tr[data-place]')].map(row => [row.dataset.place,"
+    script += "row.querySelector('.col-share').textContent]))"
+    for filters in ("", "?phase=backward", "?steps=1"):
+        shares = {place: text for place, text in fresh.open(trained, f"layers{filters}").run(script).items() if text}
+        _opened(fresh, trained, f"icicle{filters}")
+        labels = "Object.fromEntries([...document.querySelectorAll('.icicle .box[data-place]')]"
+        labels = fresh.run(f"{labels}.map(one => [one.dataset.place, one.ariaLabel]))")
+        found = {
+            place: label.split(" · ")[2].split(",")[0] for place, label in labels.items() if label.count(" · ") > 1
+        }
+        assert len(found) > 4
+        assert found == {place: shares[place] for place in found}
 
 
 def test_print_keeps_colours(fresh: Page, trained: Path) -> None:

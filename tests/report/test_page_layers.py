@@ -36,23 +36,24 @@ def test_layers_have_the_numbers_of_the_table(fresh: Page, trained: Path) -> Non
     """Forward, backward, total, self, share, calls, kernels and host of each layer, as the terminal has them."""
     fresh.open(trained, "layers")
     tree = tree_of(fresh)
-    assert list(tree)[:5] == ["(model)", "features", "0", "1", "classifier.1"]
+    assert list(tree)[1:7] == ["Batch", "(model)", "features", "0", "1", "classifier.1"]
     assert tree["0"] == ["0.900", "1.500", "2.400", "2.400", "69.0%", "1", "2", "0.920"]
     widths = fresh.run(
-        "[...document.querySelectorAll('.tree tbody tr')[2].querySelectorAll('.bar span')].map(s => s.style.width)"
+        "[...document.querySelectorAll('.tree tbody tr')[4].querySelectorAll('.bar span')].map(s => s.style.width)"
     )
-    assert [float(width[:-1]) for width in widths] == pytest.approx([100 * 1.8 / 6.7, 100 * 3 / 6.7], rel=1e-3)
+    assert [float(width[:-1]) for width in widths] == pytest.approx([100 * 1.8 / 6.96, 100 * 3 / 6.96], rel=1e-3)
 
 
 def test_sorting_keeps_layers_below_their_own(fresh: Page, trained: Path) -> None:
     """Siblings are sorted, the largest first and then the smallest; the heading says which."""
     fresh.open(trained, "layers")
-    assert list(tree_of(fresh))[1:3] == ["features", "0"]
+    assert list(tree_of(fresh))[3:5] == ["features", "0"]
     fresh.click(".tree thead th:nth-child(5) button")  # Total
     assert fresh.run("document.querySelector('.tree thead .sorted').ariaSort") == "descending"
-    assert list(tree_of(fresh))[:5] == ["(model)", "features", "0", "1", "classifier.1"]
+    assert list(tree_of(fresh))[:6] == ["Batch", "(model)", "features", "0", "1", "classifier.1"]
     fresh.click(".tree thead th:nth-child(5) button")
-    assert list(tree_of(fresh))[:5] == ["(model)", "classifier.1", "features", "1", "0"]
+    labels = list(tree_of(fresh))
+    assert labels[labels.index("(model)") :][:5] == ["(model)", "classifier.1", "features", "1", "0"]
     assert fresh.run("document.querySelector('.tree thead .sorted').ariaSort") == "ascending"
 
 
@@ -61,18 +62,18 @@ def test_search_and_filters(fresh: Page, trained: Path) -> None:
     fresh.open(trained, "layers")
     fresh.press("/")
     fresh.type("relu")
-    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 3")
-    assert list(tree_of(fresh)) == ["(model)", "features", "1"]
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 4")
+    assert list(tree_of(fresh)) == ["Batch", "(model)", "features", "1"]
     assert "1 line of 10" in fresh.text("main .status")
     fresh.run("document.getElementById('search').select()")
     fresh.type("nothing like this")
     fresh.wait("document.querySelectorAll('.tree tbody tr').length === 0")
     fresh.open(trained, "layers")
     choose(fresh, "phase", "backward")
-    fresh.wait("!document.querySelector('.tree').textContent.includes('Batch')")
+    fresh.wait("!document.querySelector('.tree').textContent.includes('Optimizer')")
     assert column_of(fresh, "Total") == column_of(fresh, "Backward")
     choose(fresh, "module", "Linear")
-    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 2")
+    fresh.wait("document.querySelectorAll('.tree tbody tr').length === 3")
     assert tree_of(fresh)["classifier.1"][0] == "0.600"  # per step
 
 
@@ -94,13 +95,13 @@ def test_steps_filter_agrees_with_the_command(fresh: Page, trained: Path) -> Non
 def test_keys_walk_in_the_tree_and_open_a_layer(fresh: Page, trained: Path) -> None:
     """Down, left (folds), right (unfolds), left (to what stands above), Enter: the page of the layer."""
     fresh.open(trained, "layers")
-    fresh.run("document.querySelector('.tree tbody tr').focus()")
+    fresh.run("document.querySelector('.tree tbody tr:nth-child(3)').focus()")
     at = "document.activeElement.querySelector('.name')?.textContent"
     fresh.press("ArrowDown")
     assert fresh.run(at) == "features"
     fresh.press("ArrowLeft")
     assert fresh.run("document.activeElement.ariaExpanded") == "false"
-    assert list(tree_of(fresh))[:3] == ["(model)", "features", "classifier.1"]
+    assert list(tree_of(fresh))[2:5] == ["(model)", "features", "classifier.1"]
     fresh.press("ArrowRight", "ArrowRight", "ArrowDown")
     assert fresh.run(at) == "1"
     fresh.press("ArrowLeft")
@@ -112,8 +113,8 @@ def test_keys_walk_in_the_tree_and_open_a_layer(fresh: Page, trained: Path) -> N
 
 def test_page_of_a_layer(fresh: Page, trained: Path) -> None:
     """Its kernels with their times, its shapes, the way back, and its steps."""
-    fresh.open(trained, "layer/2")
-    assert fresh.texts(".crumbs a") == ["Layers", "(model)", "features"]
+    fresh.open(trained, "layer/4")
+    assert fresh.texts(".crumbs a") == ["Layers", "Batch", "(model)", "features"]
     assert fresh.texts(".shapes li") == ["[16,3,224,224]f32", "[32,3,224,224]f32"]
     facts = [row.split("\t") for row in fresh.texts(".facts tbody tr")]
     assert ["GPU time", "900.00 µs", "1.500 ms"] in facts

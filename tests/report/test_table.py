@@ -61,8 +61,9 @@ GOLDEN = {
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to
                2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5%
-                   launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9%
+                   exposed copies, 0.5% waiting for launches, 0.2%
+                   waiting for the CPU
 
         GPU time by layer, ms
         Layer                           Forward Backward Share Calls
@@ -71,8 +72,8 @@ GOLDEN = {
           Batch                           2.440    4.260 99.4%     2
             (model) AlexNet               2.440    4.260 95.7%     2
               features Sequential         1.840    3.060 70.0%     2
-                0 Conv2d                  1.800    3.000 68.6%     2
-                1 ReLU                    0.040    0.060  1.4%     2
+        >       features.0 Conv2d         1.800    3.000 68.6%     2
+                features.1 ReLU           0.040    0.060  1.4%     2
               classifier.1 Linear         0.600    1.200 25.7%     2
             augment                                       0.0%     2
             Backward (all)                         0.000  0.0%     2
@@ -92,7 +93,8 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         GPU time by layer, ms
         Layer                            Forward  Backward  Total  Share  Calls  Host ms
@@ -101,8 +103,8 @@ GOLDEN = {
           Batch                            2.440     4.260  6.960  99.4%      2    3.940
             (model) AlexNet                2.440     4.260  6.700  95.7%      2    3.040
               features Sequential          1.840     3.060  4.900  70.0%      2    2.180
-                0 Conv2d                   1.800     3.000  4.800  68.6%      2    1.840
-                1 ReLU                     0.040     0.060  0.100   1.4%      2    0.220
+        >       features.0 Conv2d          1.800     3.000  4.800  68.6%      2    1.840
+                features.1 ReLU            0.040     0.060  0.100   1.4%      2    0.220
               classifier.1 Linear          0.600     1.200  1.800  25.7%      2    0.740
             augment                                         0.000   0.0%      2    0.080
             Backward (all)                           0.000  0.000   0.0%      2    0.060
@@ -120,7 +122,7 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5% waiting for launches, 0.2% waiting for the CPU
 
         GPU time by layer, ms
         Layer                              Forward  Backward  Total   Self  Share  Calls   Busy  Kernels  Host ms  Input
@@ -129,8 +131,8 @@ GOLDEN = {
           Batch                              2.440     4.260  6.960  0.100  99.4%      2  4.860             3.940
             (model) AlexNet                  2.440     4.260  6.700  0.000  95.7%      2  5.420             3.040  [16,3,224,224]f32 (+1)
               features Sequential            1.840     3.060  4.900  0.000  70.0%      2  4.860             2.180  [16,3,224,224]f32 (+1)
-                0 Conv2d                     1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
-                1 ReLU                       0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
+        >       features.0 Conv2d            1.800     3.000  4.800  4.800  68.6%      2  4.800        4    1.840  [16,3,224,224]f32 (+1)
+                features.1 ReLU              0.040     0.060  0.100  0.100   1.4%      2  0.100        4    0.220  [16,64,55,55]f32 (+1)
               classifier.1 Linear            0.600     1.200  1.800  1.800  25.7%      2  1.800        4    0.740  [16,9216]f32 (+1)
             augment                                           0.000  0.000   0.0%      2  0.000             0.080
             Backward (all)                             0.000  0.000  0.000   0.0%      2                    0.060
@@ -143,12 +145,12 @@ GOLDEN = {
         Reasons and code: annot report … --by advice
     """,  # noqa: E501
     "host 80": """\
-        Step 2.12 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in
-        forward and backward.
+        Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and
+        backward).
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
         Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges,
-                   7.1% data, 1.9% other ranges
+                   7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
         Layer                      Forward  Backward  Total   Share  Calls
@@ -157,8 +159,8 @@ GOLDEN = {
           Batch                      1.400     1.700  3.940   89.5%      2
             (model) AlexNet          1.400     1.640  3.040   69.1%      2
               features Sequential    1.000     1.180  2.180   49.5%      2
-                0 Conv2d             0.800     1.040  1.840   41.8%      2
-                1 ReLU               0.140     0.080  0.220    5.0%      2
+        >       features.0 Conv2d    0.800     1.040  1.840   41.8%      2
+                features.1 ReLU      0.140     0.080  0.220    5.0%      2
               classifier.1 Linear    0.340     0.400  0.740   16.8%      2
             augment                                   0.080    1.8%      2
             Backward (all)                     0.060  0.060    1.4%      2
@@ -166,10 +168,10 @@ GOLDEN = {
 
     """,
     "host 200": """\
-        Step 2.12 ms on CPU: backward takes 40%, and features.0 Conv2d takes 43% in forward and backward.
+        Step 2.12 ms on CPU: 40% backward, and 43% in features.0 Conv2d (forward and backward).
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% data, 1.9% other ranges
+        Step time: 40.1% backward, 33.0% forward, 9.4% optimizer, 8.5% outside ranges, 7.1% waiting for data, 1.9% other ranges
 
         Host time by layer, ms
         Layer                      Forward  Backward  Total   Self   Share  Calls  Input
@@ -178,21 +180,22 @@ GOLDEN = {
           Batch                      1.400     1.700  3.940  0.360   89.5%      2
             (model) AlexNet          1.400     1.640  3.040  0.120   69.1%      2  [16,3,224,224]f32 (+1)
               features Sequential    1.000     1.180  2.180  0.120   49.5%      2  [16,3,224,224]f32 (+1)
-                0 Conv2d             0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
-                1 ReLU               0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
+        >       features.0 Conv2d    0.800     1.040  1.840  1.840   41.8%      2  [16,3,224,224]f32 (+1)
+                features.1 ReLU      0.140     0.080  0.220  0.220    5.0%      2  [16,64,55,55]f32 (+1)
               classifier.1 Linear    0.340     0.400  0.740  0.740   16.8%      2  [16,9216]f32 (+1)
             augment                                   0.080  0.080    1.8%      2
             Backward (all)                     0.060  0.060  0.060    1.4%      2
             Optimizer SGD                             0.400  0.400    9.1%      2
 
-    """,
+    """,  # noqa: E501
     "module": """\
         Step 2.12 ms on one GPU: the GPU is busy 96%, and 95% goes to float32 matrix
         multiplications outside Tensor Cores, most of it in features.0 Conv2d (71%).
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by module, ms
         Module                   Phase  Layers  Calls    GPU  GPU self  Share  Host ms
@@ -205,7 +208,7 @@ GOLDEN = {
         Linear                backward       1      2  1.200     1.200  17.1%    0.400
         Sequential            backward       1      2  3.060     0.000  43.7%    1.180
         ReLU                  backward       1      2  0.060     0.060   0.9%    0.080
-        Conv2d                backward       1      2  3.000     3.000  42.9%    1.040
+        > Conv2d              backward       1      2  3.000     3.000  42.9%    1.040
         SGD                  optimizer       1      2  0.160     0.160   2.3%    0.400
         (no module)              other       3      5  0.110     0.110   1.6%    0.600
         (no module)               data       1      2  0.000     0.000   0.0%    0.300
@@ -223,14 +226,15 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by phase, ms
         Phase           Calls    GPU  Share  Host ms
         other               1  0.110   1.6%    0.600
         data                2  0.000   0.0%    0.300
         forward             2  2.440  34.9%    1.400
-        backward            2  4.260  60.9%    1.700
+        > backward          2  4.260  60.9%    1.700
         optimizer           2  0.160   2.3%    0.400
         (unattributed)      0  0.030   0.4%    0.000
 
@@ -245,11 +249,12 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by kernel, ms
         Kernel                       Calls  Total  Share  Mean ms  Layers
-        ampere_scudnn_128x64_nt          2  3.000  42.9%    1.500       1
+        > ampere_scudnn_128x64_nt        2  3.000  42.9%    1.500       1
         ampere_scudnn_128x64_nn          2  1.800  25.7%    0.900       1
         ampere_sgemm_128x64_tn           4  1.800  25.7%    0.450       1
         sgd                              2  0.160   2.3%    0.080       1
@@ -270,7 +275,8 @@ GOLDEN = {
         GPU: 7.000 ms = 6.970 ms in ranges (99.6%) + 30.00 µs unattributed (0.4%)
         Host: 4.400 ms in 31 ranges on 1 thread
         Steps: 2 (batch ranges), median 2.120 ms, IQR 0, 2.120 to 2.120 ms
-        Step time: 94.8% kernels, 3.5% data, 0.9% copies, 0.5% launch, 0.2% idle
+        Step time: 94.8% other kernels, 3.5% waiting for data, 0.9% exposed copies, 0.5%
+                   waiting for launches, 0.2% waiting for the CPU
 
         Time by step, ms
         Step           Time   Data  Forward  Backward  Optimizer    GPU
@@ -306,9 +312,10 @@ def test_other_groupings(with_device: Path, by: str) -> None:
 def test_sorted_by_time(with_device: Path) -> None:
     """Sorted by time, siblings stand with the longest first, and children stay below their parent."""
     lines = _table(with_device, 80, sort="time")
-    labels = [re.split(r"(?<=\S)  ", line)[0] for line in lines[2:9]]
+    labels = [re.split(r"(?<=\S)  ", line.replace("> ", "  "))[0] for line in lines[2:9]]
     assert labels == [
-        "Epoch", "  Batch", "    (model) AlexNet", "      features Sequential", "        0 Conv2d", "        1 ReLU",
+        "Epoch", "  Batch", "    (model) AlexNet", "      features Sequential", "        features.0 Conv2d",
+        "        features.1 ReLU",
         "      classifier.1 Linear",
     ]  # fmt: skip
 
@@ -323,7 +330,7 @@ def test_layers_without_a_model_and_two_models(tmp_path: Path) -> None:
     profile.layer("blocks Mlp |fwd", 70, 80)
     lines = _table(profile.write(tmp_path / "x"), 80)[2:7]
     assert [line[:26].rstrip() for line in lines] == [
-        "(model) Generator", "(model) Critic", "block Block", "  attention.query Linear", "blocks Mlp",
+        "(model) Generator", "(model) Critic", "> block Block", "  attention.query Linear", "blocks Mlp",
     ]  # fmt: skip
 
 
@@ -335,14 +342,14 @@ def _lines_of(*ranges: tuple[str, int, int]) -> list[tuple[str, str, int]]:
     return [(line.label, line.module, line.depth) for line in layer_lines(by_line(attribute(rows.build())))]
 
 
-def test_fused_kernels_stand_below_what_runs_them() -> None:
-    """A row of several layers has a whole path; a compiled graph stands below the layer that runs it."""
+def test_fused_kernels_are_inside_the_layer_that_contains_their_layers() -> None:
+    """A fused kernel is a line of the innermost layer that contains its layers, beside the compiled graph."""
     assert _lines_of(
         ("Forward Net |fwd", 0, 100), ("Forward CompiledGraph#0 |fwd", 1, 99), ("a Block |fwd", 2, 50),
         ("a CompiledGraph#1 |fwd", 3, 49), ("a.x+a.y Linear+ReLU |fwd", 4, 10), ("a.y+b ReLU+Block |fwd", 60, 70),
     ) == [
-        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 2), ("(graph)", "CompiledGraph#1", 3),
-        ("a.x+a.y", "Linear+ReLU", 4), ("a.y+b", "ReLU+Block", 2),
+        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 1), ("(graph)", "CompiledGraph#1", 2),
+        ("x+y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1),
     ]  # fmt: skip
 
 
@@ -368,7 +375,7 @@ def test_long_names_are_shortened_not_the_numbers(tmp_path: Path) -> None:
     profile = SqliteProfile()
     profile.layer(f"{'encoder.layers.' * 9}0 Linear [1,2]f32 |fwd", 0, 123_456_789)
     line = _table(profile.write(tmp_path / "x"), 80)[2]
-    assert line == "encoder.layers.encoder.….encoder.layers.0 Linear   123.46  123.46  100.0%      1"
+    assert line == "> encoder.layers.encode….encoder.layers.0 Linear   123.46  123.46  100.0%      1"
 
 
 def test_names_of_wide_characters_are_cut_to_their_width(tmp_path: Path) -> None:
@@ -388,7 +395,7 @@ def test_kernels_lose_their_arguments(tmp_path: Path) -> None:
     profile.call(10, 20, 1)
     profile.kernel(30, 90, 1, f"void at::native::(anonymous namespace)::max_pool<c10::Half, {'int, ' * 30}>(x)")
     line = _table(profile.write(tmp_path / "x"), 60, "kernel")[2]
-    assert line.startswith("max_pool  ")
+    assert line.startswith("> max_pool  ")
 
 
 def test_columns_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
@@ -426,7 +433,7 @@ def test_time_that_only_the_clock_attributes(tmp_path: Path) -> None:
     profile.kernel(30_000, 55_000, 1)
     lines = _table(profile.write(tmp_path / "x"), 100)
     assert " ".join(lines[1].split()) == "Layer Forward Total Self Share Calls Busy Kernels By time Host µs"
-    assert " ".join(lines[2].split()) == "fc Linear 25.00 25.00 25.00 100.0% 1 25.00 1 25.00 100.00"
+    assert " ".join(lines[2].split()) == "> fc Linear 25.00 25.00 25.00 100.0% 1 25.00 1 25.00 100.00"
 
 
 def test_steps_of_warm_up_are_told_apart(tmp_path: Path) -> None:
@@ -489,5 +496,5 @@ def test_loops_say_what_they_are_for(tmp_path: Path) -> None:
         profile.layer(f"Batch {word}0 |step", begin + 5, begin + 50)
     lines = _table(profile.write(tmp_path / "run.sqlite"), 60)
     assert [re.split(r"(?<=\S)  ", line)[0] for line in lines if "%" in line] == [
-        "Epoch", "  Batch", "Epoch validate", "  Batch validate",
+        "> Epoch", "  Batch", "Epoch validate", "  Batch validate",
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import polars as pl
 from annot.analyze.advice.facts import Advice, Facts
 from annot.analyze.collectives import Collectives, collectives_of
 from annot.analyze.messages import UNNAMED
+from annot.analyze.part_names import GPU_PARTS
 
 __all__ = ["collectives"]
 
@@ -85,14 +86,14 @@ def collectives(facts: Facts) -> Advice | None:
     several = f"collectives ({', '.join(named[:_MOST_NAMED])})" if len(named) > 1 else ""
     operations = several or ("collectives" if longest == UNNAMED else longest)
     spent = (
-        f"{operations} while no other kernel runs, including the wait for the slowest rank"
+        f"in {operations}, including the wait for the slowest rank"
         if facts.on_device
-        else f"waiting for ranks in {_library(facts, found)}{operations}{_of_backward(facts, found)}"
+        else f"in {_library(facts, found)}{operations}{_of_backward(facts, found)}"
     )
     return Advice(
         "collectives",
         advice,
-        f"{share:.0%} of {facts.time} is spent {'in ' if facts.on_device else ''}{spent}",
+        f"{share:.0%} of {facts.time} is {GPU_PARTS['collectives'].name} {spent}",
         "\n".join(filter(None, (f"{facts.ranks_command} --columns communication      # which rank is late", code))),
         share,
     )

@@ -9,6 +9,7 @@ import polars as pl
 
 from annot.analyze.advice.facts import Advice, Facts, Loader
 from annot.analyze.device_names import short_time
+from annot.analyze.part_names import GPU_PARTS
 from annot.attribution.data_workers import fetches
 
 __all__ = ["data_loading"]
@@ -103,7 +104,7 @@ def _needed(facts: Facts, share: float) -> int:
 
 
 def _evidence(facts: Facts, share: float) -> str:
-    waits = f"{share:.0%} of {facts.time} is spent waiting for data{_times(facts, share)}"
+    waits = f"{share:.0%} of {facts.time} is spent {GPU_PARTS['data'].name}{_times(facts, share)}"
     return waits if facts.in_keras else f"{waits}; {_loaded_by(facts.loader)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +16,9 @@ import polars as pl
 from annot.analyze.advice.operator_facts import Operator, operators_of
 from annot.analyze.cpu_parts import layers_of_parts
 from annot.analyze.gpu_activities import device_idle
-from annot.analyze.idle import idle_calls, idle_time
+from annot.analyze.idle import idle_calls
 from annot.analyze.kernel_kinds import MATRIX, with_classes
+from annot.analyze.part_names import IDLE
 from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_parts import Parts, parts_of
@@ -84,10 +85,12 @@ class Facts:
 
     Args:
         attribution: the profile.
+        folds: path of the fold of each repeated layer, by layer and class, as tables show it; None: by the numbers in
+            paths.
     """
 
-    def __init__(self, attribution: Attribution) -> None:
-        self.attribution = attribution
+    def __init__(self, attribution: Attribution, folds: Mapping[tuple[str, str], str] | None = None) -> None:
+        self.attribution, self.folds = attribution, folds
 
     @cached_property
     def on_device(self) -> bool:
@@ -229,8 +232,8 @@ class Facts:
 
     @cached_property
     def idle(self) -> dict[str, float]:
-        """Fraction of step time (0 to 1) in which devices are idle, by `annot.analyze.idle.CAUSES`."""
-        return _of_wall(idle_time(self.attribution, self.parts), "cause")
+        """Fraction of step time (0 to 1) of each part of `annot.analyze.part_names.IDLE`."""
+        return {part: self.shares[part] for part in IDLE}
 
     @cached_property
     def idle_calls(self) -> pl.DataFrame:

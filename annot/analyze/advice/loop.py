@@ -12,6 +12,7 @@ from annot.analyze.advice.communication import collectives
 from annot.analyze.advice.data_loading import data_loading
 from annot.analyze.advice.facts import Advice, Facts, Rule
 from annot.analyze.bottlenecks import step_batches
+from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.step_parts import WORK
 from annot.analyze.uneven_steps import excess_of_long_steps
 from annot.attribution import REASONS, UNATTRIBUTED
@@ -38,7 +39,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     """Synchronising calls after which the device is idle.
 
     Evidence: calls of the API that wait for the device, and at least 5 % of the step time in which the device is idle
-    during or after them (`annot.analyze.idle.idle_time`).
+    during or after them (`annot.analyze.idle.idle_intervals`).
     """
     share = facts.idle["synchronisation"]
     if not facts.on_device or share < 0.05:
@@ -48,8 +49,7 @@ def synchronous_copies(facts: Facts) -> Advice | None:
     return Advice(
         "synchronous_copies",
         f"Avoid waiting for the GPU inside a step: {change}.",
-        f"For {share:.0%} of {facts.time} the GPU is idle because the CPU waited for it, "
-        f"{_often(facts, 'synchronisation')}",
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['synchronisation'].name}, {_often(facts, 'synchronisation')}",
         f"{code}\nif step % 100 == 0:\n    print(loss.item())",
         share,
     )
@@ -81,8 +81,7 @@ def allocations(facts: Facts) -> Advice | None:
         "allocations",
         "Allocate GPU memory once: warm up with the largest input, and let segments of the allocator grow."
         if kept else "Keep GPU memory allocated between steps: let the framework cache it.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU allocates or frees GPU memory, "
-        f"{_often(facts, 'allocation')}",
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['allocation'].name}, {_often(facts, 'allocation')}",
         _GROWS if kept else _CACHES,
         share,
     )  # fmt: skip
@@ -151,7 +150,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     most 50 µs on average in each; and at least 10 % of the step time in which the device is idle while the CPU prepares
     the next launch.
     """
-    share = facts.idle["dispatch"]
+    share = facts.idle["launch"]
     if share < 0.1 or not _fits_a_graph(facts):
         return None
     kernels = facts.steps["kernels"]
@@ -160,7 +159,7 @@ def cuda_graphs(facts: Facts) -> Advice | None:
     return Advice(
         "cuda_graphs",
         "Launch each step as a CUDA graph: the GPU waits for launches.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU prepares the next launch, and {same} "
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and {same} "
         f"{count:,.0f} kernels, {facts.mean_kernel_ns / 1000:.1f} µs on average",
         'model = torch.compile(model, mode="reduce-overhead")',
         share, facts.idle_layers,
@@ -181,19 +180,18 @@ def host_bound(facts: Facts) -> Advice | None:
     Evidence: host times, and at least 10 % of the step time in which the device is idle while no thread waits for data,
     for the device or for its memory; short gaps count unless `cuda_graphs` advises on them.
     """
-    python, launch = facts.idle["python"], facts.idle["dispatch"]
-    share = python if _fits_a_graph(facts) else python + launch
+    host, launch = facts.idle["host"], facts.idle["launch"]
+    share = host if _fits_a_graph(facts) else host + launch
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    gaps = [f"{python:.0%} in gaps of more than 1 ms"]
-    if share > python and launch >= 0.01:
-        gaps.insert(0, f"{launch:.0%} between launches of {count:,.0f} kernels, {mean:.1f} µs on average")
+    waits = f"{host:.0%} of {facts.time} is spent {GPU_PARTS['host'].name}"
+    if share > host and launch >= 0.01:
+        waits += f", and {launch:.0%} {GPU_PARTS['launch'].name} of {count:,.0f} kernels, {mean:.1f} µs on average"
     return Advice(
         "host_bound",
         "Reduce the CPU time between launches: the run is CPU-bound.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU runs Python and framework code: "
-        f"{', '.join(gaps)}",
+        waits,
         f"{_idle_command(facts)}model = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip
@@ -215,7 +213,7 @@ def batch_size(facts: Facts) -> Advice | None:
     CPU prepares the next launch, and kernels of less than 10 µs on average.
     """
     sizes = [size for _, size in step_batches(facts.attribution)]
-    share = facts.idle["dispatch"]
+    share = facts.idle["launch"]
     if not facts.on_device or not sizes or share < 0.1 or not 0 < facts.mean_kernel_ns < _SHORT_NS:
         return None
     size = max(set(sizes), key=sizes.count)
@@ -223,7 +221,7 @@ def batch_size(facts: Facts) -> Advice | None:
         "batch_size",
         "Double the batch size while it fits into memory"
         f"{', and scale the learning rate with it' if facts.has_backward else ''}.",
-        f"For {share:.0%} of {facts.time} the GPU is idle while the CPU prepares the next launch, and kernels take "
+        f"{share:.0%} of {facts.time} is spent {GPU_PARTS['launch'].name}, and kernels take "
         f"{facts.mean_kernel_ns / 1000:.1f} µs on average at batch size {size}",
         f"DataLoader(dataset, batch_size={max(8, -(-size // 8) * 8) * 2})",
         share,
@@ -256,24 +254,20 @@ def stragglers(facts: Facts) -> Advice | None:
     )
 
 
-_EXPLAINED: Final[dict[str, tuple[str, tuple[Rule, ...]]]] = {
-    "data": ("waits for data", (data_loading,)),
-    "synchronisation": ("waits of the CPU for the GPU", (synchronous_copies,)),
-    "allocation": ("allocations of GPU memory", (allocations,)),
-    "dispatch": ("the preparation of launches", (cuda_graphs, host_bound)),
-    "python": ("other code on the CPU", (host_bound,)),
-    "collectives": ("communication", (collectives,)),
-    "copies": ("copies", (pageable_copies, host_copies)),
-    "unrecorded": ("waits that the profile does not show", ()),
-    "kernels": ("kernels", ()),
-    "tensor_cores": ("kernels", ()),
-    "forward": ("the forward pass", (cpu.own_code,)),
-    "backward": ("the backward pass", ()),
-    "optimizer": ("the optimizer", (cpu.optimizer,)),
-    "other_ranges": ("ranges outside the phases", (cpu.outside_phases,)),
-    "outside_ranges": ("code outside any range", (cpu.outside_phases,)),
+_EXPLAINED: Final[dict[str, tuple[Rule, ...]]] = {
+    "data": (data_loading,),
+    "synchronisation": (synchronous_copies,),
+    "allocation": (allocations,),
+    "launch": (cuda_graphs, host_bound),
+    "host": (host_bound,),
+    "collectives": (collectives,),
+    "copies": (pageable_copies, host_copies),
+    "forward": (cpu.own_code,),
+    "optimizer": (cpu.optimizer,),
+    "other_ranges": (cpu.outside_phases,),
+    "outside_ranges": (cpu.outside_phases,),
 }
-"""Each cause of long steps in words, and the rules that advise on it."""
+"""Rules that advise on a part of the step."""
 
 
 def uneven_steps(facts: Facts) -> Advice | None:
@@ -287,11 +281,11 @@ def uneven_steps(facts: Facts) -> Advice | None:
     if times is None or facts.steps.height < 8 or not times["median"] or times["iqr"] < 0.2 * times["median"]:
         return None
     excess = excess_of_long_steps(facts.attribution, facts.steps, facts.parts)
-    reasons = {cause: _EXPLAINED.get(cause, (cause, ())) for cause in excess}
-    explained = sum(part for cause, part in excess.items() if any(rule(facts) for rule in reasons[cause][1]))
+    explained = sum(part for cause, part in excess.items() if any(rule(facts) for rule in _EXPLAINED.get(cause, ())))
     if explained >= 0.5:
         return None
-    causes = [f"{part:.0%} from {reasons[cause][0]}" for cause, part in excess.items() if part >= 0.1]
+    names = {**GPU_PARTS, **CPU_PARTS}
+    causes = [f"{part:.0%} is {names[cause].name}" for cause, part in excess.items() if part >= 0.1]
     of_excess = f"; of the time that long steps take more, {' and '.join(causes[:2])}" if causes else ""
     of_kernels = excess.get("kernels", 0) + excess.get("tensor_cores", 0) >= 0.5
     why = "their GPU work differs" if of_kernels else "their times vary"

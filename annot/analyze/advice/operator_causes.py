@@ -277,6 +277,8 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
     *heads, length, width = query
     source, count = key[-2], math.prod(heads)
     lengths = f"length {length}" if length == source else f"lengths {length} and {source}"
+    lengths += ", causal" if call.flag("is_causal", default=False) else ", no causal mask"
+    shared = f" that share {math.prod(key[:-2])} heads of keys" if math.prod(key[:-2]) < count else ""
     roof = "" if operator.roof_share is None else f", {operator.roof_share:.0%} of the roof of the device"
     saves = 1 - (operator.roof_share or 0.0)
     if operator.memory_bound and _MORE_KEYS * length <= source:
@@ -290,8 +292,8 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
     if operator.memory_bound and max(length, source) < _LONG:
         return Cause(
             "short_sequences",
-            f"short sequences ({lengths}, {count} heads in all), {operator.intensity:.3g} FLOPs per byte{roof}: "
-            "overhead and memory dominate",
+            f"short sequences ({lengths}, {count} heads in all{shared}), {operator.intensity:.3g} FLOPs per byte"
+            f"{roof}: overhead and memory dominate",
             "Give each call more work: pack sequences, use a larger batch, or fuse attention with its neighbors.",
             'model = torch.compile(model, mode="reduce-overhead")', saves,
         )  # fmt: skip
@@ -308,13 +310,12 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
         )  # fmt: skip
     slow = operator.roof_share is not None and operator.roof_share < _LOW_ROOF
     if max(length, source) >= _LONG or slow:
-        causal = call.flag("is_causal", default=False)
         grows = "the work grows with the square of the length"
         name = "long_sequence" if max(length, source) >= _LONG else "low_efficiency"
         return Cause(
             name,
-            f"{'a long sequence' if name == 'long_sequence' else 'attention'} ({lengths}, "
-            f"{'causal' if causal else 'no causal mask'}){roof}" + (f": {grows}" if name == "long_sequence" else ""),
+            f"{'a long sequence' if name == 'long_sequence' else 'attention'} ({lengths}, {count} heads in all{shared})"
+            f"{roof}" + (f": {grows}" if name == "long_sequence" else ""),
             "Use the newest attention kernel of the device; attend to a window or to blocks, or skip masked parts.",
             _KERNELS_OF_AMD if "AMD" in operator.device else _KERNELS_OF_NVIDIA, saves,
         )  # fmt: skip

@@ -20,9 +20,8 @@ _DEEPEST: Final = 128
 def correlated(launches: pl.DataFrame, *activities: pl.DataFrame) -> list[pl.DataFrame]:
     """Return launches and GPU activities with the external id as correlation id, if no launch has a correlation id.
 
-    PyTorch with roctracer (ROCm before 6.0) writes the correlation id of a launch and of its activities as "External
-    id". The activities whose external id is that of an operator, and of no launch, keep it; see
-    `annot.read.kineto.reader`. An external id of 0 means none.
+    Some traces of AMD GPUs write the correlation id of a launch and of its activities as "External id". An external id
+    of 0 means none. `annot.read.kineto.reader` finds the operators of activities whose id no launch has.
     """
     if launches["correlation"].count():
         return [launches, *activities]

@@ -17,7 +17,7 @@ from annot.analyze.peak_sources import default_peaks
 from annot.analyze.roofline import under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.run_summary import by_summary
-from annot.analyze.step_time import meanings
+from annot.analyze.step_time import part_names
 from annot.analyze.tensor_cores import matrix_units
 from annot.analyze.timeline import Timeline, timeline
 from annot.analyze.verdict import verdict
@@ -27,7 +27,7 @@ from annot.attribution.line_tree import by_line, line_tree, rows_of_nodes
 from annot.report.charts.chart import Chart, shapes
 from annot.report.charts.profile_charts import roofline_chart, step_charts
 from annot.report.columns import COLUMNS, Column, per_step
-from annot.report.folds import every_fold, index_of, with_groups
+from annot.report.folds import every_fold, folds_of, index_of, with_groups
 from annot.report.layer_tree import Line, layer_lines, other_lines, row_label
 from annot.report.report import Report
 from annot.report.tables import as_data
@@ -163,13 +163,13 @@ def run_data(
         "name": name, "rank": rank, "meta": _meta(meta, source),
         "time": "gpu_ns" if meta["kernels"] or meta["copies"] else "host_ns",
         "rows": _columns(rows), **lines, "charts": charts, "roofline_folds": _columns(folded),
-        "shares": meanings(attribution), "peaks": peaks.as_meta(), **made,
+        "shares": part_names(attribution), "peaks": peaks.as_meta(), **made,
     }  # fmt: skip
 
 
 def _findings(attribution: Attribution) -> tuple[str, dict[str, list[Any]], bool]:
     """The verdict, the advice, and whether the time of the run lacks warm-up, which need the same quantities."""
-    facts = Facts(attribution)
+    facts = Facts(attribution, folds_of(attribution))
     return verdict(facts), _columns(by_advice(attribution, facts)), facts.parts.without_warmup
 
 

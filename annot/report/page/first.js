@@ -2,7 +2,14 @@
 const BEST = 3;
 const BUSY = ['tensor_cores', 'kernels', 'collectives', 'copies'];
 // Lines over the colors of idle parts, which also differ in print and in gray.
-const HATCHES = {data: 'M0 8 8 0', launch: 'M4 0V8', host: 'M0 4H8', idle: ''};
+const HATCHES = {
+  data: 'M0 8 8 0',
+  launch: 'M4 0V8',
+  host: 'M0 4H8',
+  synchronisation: 'M0 0 8 8',
+  allocation: 'M0 4H8M4 0V8',
+  unrecorded: '',
+};
 
 function firstScreen(run, rows) {
   return [
@@ -35,7 +42,7 @@ function stepParts(run, rows) {
   const wall = rows.get('time wall');
   if (!wall?.ns) return null;
   const parts = Object.entries(run.shares)
-    .map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)}))
+    .map(([key, [, meaning]]) => ({key, meaning, ...rows.get(`time ${key}`)}))
     .filter(one => one.ns > 0);
   const busy = parts.filter(one => BUSY.includes(one.key)),
     idle = parts.filter(one => !BUSY.includes(one.key));
@@ -64,11 +71,8 @@ function wholeText(run, wall) {
   return `${duration(wall.ns)}, ${of}${warmup}${wall.count > 1 ? `, added up over ${wall.count} devices` : ''}`;
 }
 
-// What a name of a part does not say by itself.
-const REMARKS = {collectives: 'exposed', launch: 'next launch', host: 'CPU-bound', idle: 'CPU outside ranges'};
-
 function partWords(run, key) {
-  return key === 'tensor_cores' ? run.units.toLowerCase() : key.replaceAll('_', ' ');
+  return run.shares[key][0];
 }
 
 // Rectangles of SVG, because browsers print these without background graphics.
@@ -145,7 +149,6 @@ function partsLegend(run, heading_, parts) {
           {title: one.meaning},
           svg('svg', {class: 'parts', width: 14, height: 14, 'aria-hidden': 'true'}, partRects(one.key, 0, 14, 14)),
           h('span', {}, partWords(run, one.key)),
-          heading_ && REMARKS[one.key] && h('span', {class: 'meaning'}, `(${REMARKS[one.key]})`),
           h('strong', {}, percent(one.share)),
         ),
       ),
@@ -159,7 +162,7 @@ function bestAdvice(run) {
     'What to change first',
     found.length
       ? h('ol', {class: 'best'}, found.map(one => h('li', {}, adviceCard(run, one))))
-      : emptyText('No rule of advice applies to this profile.'),
+      : emptyText('No advice for this profile.'),
   );
 }
 

@@ -16,49 +16,58 @@ const SHORTCUTS = [
 ];
 const READING = {
   summary:
-    'The sentence at the top says how long a step takes and where most of it goes. The bar divides the wall-clock time ' +
-    'of the steps into parts that do not overlap and add up to 100%. Each piece of advice has an upper bound of what ' +
-    'it saves; several pieces can save the same time.',
+    'The sentence at the top has the time of a step and the largest parts of it. The bar divides the wall-clock time of ' +
+    'the steps into parts that add up to 100%. Each piece of advice states the most that it can save. These savings can ' +
+    'overlap.',
   layers:
-    'Each line is a layer with the time of its phases. Total includes the layers inside, self does not. Self times of ' +
-    'all lines add up to the whole. Start with the largest self time.',
+    'Each line is a layer with the time of its phases. The total time includes the layers inside it, the self time does ' +
+    'not. The self times of all lines add up to the whole. Start with the line with the largest self time.',
   icicle:
-    'A box is as wide as the self time of its layer and of the layers below it. Colors are phases; the gray part is the ' +
-    'time of the layer itself. Click a box to zoom.',
-  kernels: 'Kernels by name, the longest first, with the layers that launch them. The kinds above add up kernels of one purpose.',
+    'The width of a box is the self time of its layer and of all layers below it. Colors are phases. Gray is the self ' +
+    'time of the layer. Click a box to zoom.',
+  kernels: 'Kernels by name, the longest first, with the layers that launch them. The table above sums them up by kind.',
   roofline:
-    'Each dot is a layer. The roof is the most that the device can compute at this intensity. A dot far below the roof ' +
-    'has room for improvement; below the slope memory bandwidth is the limit, below the flat part computation is.',
-  steps: 'Each bar is a step, in the order of the run. Faint bars are warm-up, which means leave out.',
-  timeline: 'Ranges of threads above, GPU activities below, on one time axis. A gap in a GPU lane is idle time.',
-  ranks: 'The same layers on all ranks. Spread is the time between the fastest and the slowest rank; collectives wait for the slowest.',
+    'Each dot is a layer. The roof is the highest FLOP/s that the device reaches at each arithmetic intensity. A layer far ' +
+    'below the roof can become faster. Layers under the slope are memory-bound, layers under the flat part compute-bound.',
+  steps: 'Each bar is a step, in the order of the run. Faint bars are warm-up steps. Means exclude them.',
+  timeline: 'CPU threads with their ranges are at the top, GPU activities below them. A gap in a GPU lane is idle time.',
+  ranks: 'Each row is a layer on all ranks. Spread is the slowest minus the fastest rank. Collectives wait for the slowest rank.',
   compare: 'Each row is a layer in both profiles. Speedup above 1: B is faster. ± is the 95% confidence interval.',
 };
 const GLOSSARY = [
   ['Step', 'One iteration of the training or inference loop, with the wait for its data.'],
-  ['Warm-up', 'First steps that take longer: compilation, tuning, allocation. Means and shares leave them out.'],
+  ['Warm-up', 'First steps, which take longer because of compilation, tuning and allocation. Means and shares exclude them.'],
   ['Range', 'A named interval on a CPU thread, such as the forward of a layer. annot, NVTX and profilers record ranges.'],
   ['Phase', 'Forward, backward, recompute (a forward that runs again for the backward), optimizer, data wait, or other.'],
   ['Total time', 'Time of a layer with all layers inside it.'],
   ['Self time', 'Time of a layer without the layers inside it. Self times add up to the whole.'],
   [
     'Share',
-    'Part of the GPU time. Without a GPU: part of the wall-clock time of the steps, added up over processes, as in the ' +
-      'sentence at the top. Ranges that overlap can exceed 100 %.',
+    'Percentage of the GPU time. Without a GPU: percentage of the wall-clock time of the steps, summed over processes, ' +
+      'as in the sentence at the top. Ranges that overlap can exceed 100%.',
   ],
   ['Host time', 'Time of ranges on the CPU.'],
-  ['GPU time', 'Sum of the durations of kernels, copies and memsets. Concurrent streams add up.'],
+  ['GPU time', 'Sum of the durations of kernels, copies and memsets, also of concurrent ones.'],
   ['GPU busy', 'Time in which at least one kernel, copy or memset runs on the GPU.'],
-  ['Attributed', 'GPU time that a range launched, and that therefore counts to its layer.'],
+  ['Attributed', 'GPU time of activities launched inside a range. It counts toward the layer of the range.'],
   ['Unattributed', 'GPU time that was launched outside any range.'],
-  ['Tensor Cores', 'Matrix units of NVIDIA GPUs (AMD: Matrix Cores). They need float16, bfloat16, TF32 or smaller types.'],
-  ['Eligible', 'A layer that multiplies matrices, so that it could use Tensor Cores.'],
-  ['Exposed', 'Communication or copies that run while nothing else does, so that the step waits for them.'],
-  ['Overlapped', 'Time of a part that is hidden behind another part, such as a copy behind a kernel.'],
-  ['Launch-bound', 'The GPU waits for the next launch: kernels are shorter than the CPU needs to launch them.'],
-  ['Roofline', 'The limit of speed at an intensity: memory bandwidth times intensity, up to the peak of computation.'],
-  ['Intensity', 'FLOPs per byte that a layer reads or writes.'],
+  ['Exposed', 'Communication or copies that run while no kernel runs: the step waits for them.'],
+  ['Overlapped', 'Time of communication or copies during which a kernel runs.'],
+  ['Launch-bound', 'The GPU spends much of the step waiting for launches: kernels take less time than their launch on the CPU.'],
+  ['CPU-bound', 'The GPU spends much of the step waiting for the CPU.'],
+  ['Roofline', 'Highest FLOP/s at an arithmetic intensity: memory bandwidth times intensity, at most the peak FLOP/s.'],
+  ['Arithmetic intensity', 'FLOPs per byte that a layer reads or writes.'],
 ];
+
+// Terms that depend on the maker of the GPU.
+function glossaryOf(run) {
+  const units = run?.units ?? 'Tensor Cores';
+  return [
+    ...GLOSSARY,
+    [units, 'Units of the GPU that multiply matrices: Tensor Cores of NVIDIA, Matrix Cores (MFMA) of AMD. Full float32 does not use Tensor Cores.'],
+    ['Eligible', `A layer that multiplies matrices. It could use ${units}.`],
+  ];
+}
 
 // The button of the help and its dialog. A page has one of each.
 function helpTools(page) {
@@ -93,8 +102,8 @@ function helpDialog(page) {
       helpList('Keyboard', SHORTCUTS.map(([keys, text]) => [keys.split(' ').map(one => [h('kbd', {}, one), ' ']), text])),
       helpList('How to read the views', views.map(([key, [title_]]) => [title_, READING[key]])),
       shares.length > 0 &&
-        helpList('Parts of the time', shares.map(([key, text]) => [partWords(page.data.runs[0], key), `${text}.`])),
-      helpList('Glossary', GLOSSARY),
+        helpList('Parts of the step time', shares.map(([, [word, meaning]]) => [word, `${meaning}.`])),
+      helpList('Glossary', glossaryOf(page.data.runs[0])),
     ),
   );
   dialog.addEventListener('click', event => event.target === dialog && dialog.close()); // outside its content

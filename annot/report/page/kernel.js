@@ -43,7 +43,7 @@ function kernelView(run, place) {
       layers.length ? layerTable(kernel, layers) : emptyText('The page has the layers of the longest kernels only.'),
       layers.length > 0 &&
         Math.round(kernel.gpu_ns - inLayers) > 0 &&
-        h('p', {class: 'hint'}, `The page leaves out layers with ${duration(kernel.gpu_ns - inLayers)} in all.`),
+        h('p', {class: 'hint'}, `Layers that the page does not contain launch ${duration(kernel.gpu_ns - inLayers)} of it.`),
     ),
     kernel.short !== kernel.name && panel('Full name', h('p', {class: 'whole'}, name(kernel.name, 'kernel'))),
   ];

@@ -10,7 +10,7 @@ function layersOfParts(run) {
   const whole = run.meta.steps ? 'step' : 'run';
   const longest = Math.max(...rows.map(row => row.ns));
   return panel(
-    `Layers in the parts of the ${whole}`,
+    `Longest layers in each phase of the ${whole}`,
     h(
       'ol',
       {class: 'top'},
@@ -18,7 +18,7 @@ function layersOfParts(run) {
         h(
           'li',
           {},
-          h('span', {class: `key part-${row.item}`}, row.item),
+          h('span', {class: `key part-${row.item}`}, partWords(run, row.item)),
           ' ',
           partOf(run, row),
           h('span', {class: 'value'}, `${duration(row.ns / steps)} · ${percent(row.share)}`),
@@ -30,7 +30,7 @@ function layersOfParts(run) {
         ),
       ),
     ),
-    h('p', {class: 'hint'}, `Shares of the time of the ${whole}. Those of a part add up to its share above.`),
+    h('p', {class: 'hint'}, `Shares are of the time of the ${whole}. The shares of a phase add up to its share in the bar.`),
   );
 }
 

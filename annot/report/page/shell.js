@@ -50,7 +50,7 @@ async function start() {
 // Names the columns of Tensor Cores as AMD does.
 function nameMatrixCores() {
   for (const column of Object.values(COLUMNS).flat()) {
-    column.title = column.title.replace(/^TC\b/, 'MC').replace('Tensor Core', 'Matrix Core');
+    column.title = column.title.replace(/\bTC\b/, 'MC').replace('Tensor Core', 'Matrix Core');
     column.full = column.full.replace('Tensor Core', 'Matrix Core');
   }
 }

@@ -48,7 +48,7 @@ function shareOfSteps(run, rows) {
   const wall = rows.get('time wall');
   if (!wall?.ns) return null;
   const parts = Object.entries(run.shares)
-    .map(([key, meaning]) => ({key, meaning, ...rows.get(`time ${key}`)}))
+    .map(([key, [, meaning]]) => ({key, meaning, ...rows.get(`time ${key}`)}))
     .filter(one => one.ns || one.hidden_ns || (one.key === 'tensor_cores' && run.time === 'gpu_ns'));
   const whole = run.meta.steps ? 'the steps' : 'the run';
   const devices = wall.count > 1 ? ` on ${wall.count} ${run.time === 'gpu_ns' ? 'devices' : 'processes'}` : '';
@@ -93,7 +93,7 @@ function shareOfSteps(run, rows) {
     h(
       'p',
       {class: 'hint'},
-      `${run.meta.steps ? 'Sum of the steps' : 'Total'}: ${duration(wall.ns)}${devices}. Overlapped: time hidden behind the parts listed above.`,
+      `${run.meta.steps ? 'Sum of the steps' : 'Total'}: ${duration(wall.ns)}${devices}. Overlapped: time during which a part above it runs.`,
     ),
   );
 }
@@ -104,7 +104,7 @@ function topLayers(run) {
   if (!best.length) return panel('Layers', emptyText('No ranges were recorded. Use emit_ranges(model).'));
   const longest = numbers[best[0].place].self;
   return panel(
-    'Layers and other parts with the most self time',
+    'Layers with the most self time',
     h(
       'ol',
       {class: 'top'},

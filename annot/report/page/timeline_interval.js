@@ -163,7 +163,7 @@ function intervalSums(view) {
             'time, for which the page has only the sums of short events.',
         ),
       run.timeline.left_out > 0 &&
-        h('p', {class: 'hint'}, `The sums lack the ${plural(run.timeline.left_out, 'lane')} that the page leaves out.`),
+        h('p', {class: 'hint'}, `The sums exclude ${plural(run.timeline.left_out, 'lane')} that the page does not contain.`),
       h(
         'p',
         {class: 'filters'},

@@ -339,7 +339,7 @@ function foldLabel(fold, tree, draw) {
       class: 'link',
       tabindex: '-1',
       'aria-pressed': String(tree.single.has(fold.place)),
-      title: tree.single.has(fold.place) ? 'Show the layers as one' : `Show all ${count(fold.members.length)} one by one`,
+      title: tree.single.has(fold.place) ? 'Fold the layers into one line' : `List all ${count(fold.members.length)} layers`,
       onclick: () => {
         listMembers(tree, fold.place);
         draw();

@@ -11,7 +11,7 @@ function rooflineView(run) {
   if (!points.length)
     return [
       h('h1', {}, 'Roofline'),
-      emptyText('The work of the layers is unknown. Use emit_ranges(model) with shapes=True.'),
+      emptyText('The profile has no shapes, so that FLOPs are unknown. Use emit_ranges(model, shapes=True).'),
     ];
   const {shown, inside} = foldedRows(run, points);
   return [

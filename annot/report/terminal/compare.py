@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import polars as pl
@@ -14,14 +14,16 @@ from annot.analyze.comparable import Comparability
 from annot.analyze.compare import Comparison
 from annot.analyze.kernel_short_names import short_names
 from annot.report.tables import COMPARED, head
-from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text
+from annot.report.terminal.answer import HOTTEST, one_line, print_lines, what_is_left
+from annot.report.terminal.layout import NARROW, WIDE, Hanging, fitted_table, kernel_text, marked
 from annot.report.terminal.table import label_text
 from annot.report.units import duration, printable, unit_for
 
-__all__ = ["ComparisonReport", "print_comparison"]
+__all__ = ["ComparisonReport", "print_comparison", "print_comparison_answer"]
 
 _SHORT: Final = {"forward": "fwd", "backward": "bwd", "recompute": "re", "optimizer": "opt"}
 _SHOWN: Final = 2  # kernel names per line
+_REASONS: Final = 2  # reasons in an answer why profiles are not comparable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,11 @@ class ComparisonReport:
         return self.selected(self.comparison.rows)
 
     def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows without those that `top` and `least` leave out, in their order."""
+        """Return rows without those that `top` and `least` leave out; with `top`, those that change most come first."""
         kept = rows.filter(pl.col("share") >= self.least) if self.least else rows
         if self.top is None:
             return kept
-        most = pl.col("difference_ns").abs().rank("ordinal", descending=True) <= self.top
-        return kept.filter(most)
+        return kept.sort(pl.col("difference_ns").abs(), descending=True, maintain_order=True).head(self.top)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -77,14 +78,51 @@ def print_comparison(report: ComparisonReport, console: Console, *, full_names: 
     Layers whose change other rows explain are left out. Repeated layers are one row. `full_names` prints kernels with
     their full names.
     """
+    changed, left_out, fused = _changed(report)
+    rows, one = report.selected(changed), report.comparison
+    unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
+    heading = Text(_heading(one, unit.name), style="bold")
+    table = _table(report, rows, one.by.capitalize(), console.width, full_names=full_names)
+    console.print(Group(heading, table, *_left_out(left_out, fused), *_totals(report)))
+
+
+def print_comparison_answer(report: ComparisonReport, console: Console, *, more: str) -> None:
+    """Print the totals and the rows that change most, in 15 lines. `more` says how to see the rest."""
+    changed, *_ = _changed(report)
+    rows, width, one = replace(report, top=HOTTEST).selected(changed), console.width, report.comparison
+    unit = unit_for(round(row[side] or 0) for row in rows.to_dicts() for side in ("a_ns", "b_ns"))
+    found = one.comparability
+    step = [] if one.step_time is None else [f"Step (wall clock): {_change(one.step_time, found)}"]
+    reasons = [f"Not comparable: {printable(reason.text)}." for reason in found.reasons][:_REASONS]
+    texts = [*step, f"Total: {_change(one.whole, found)}{_steps(one)}", *_sides(report), *reasons]
+    table = [_table(report, rows, _heading(one, unit.name), width)] if rows.height else []
+    left = what_is_left(changed.height, len(found.notes))
+    below = [one_line(Text(f"{left}: {more}", style="dim"), width)]
+    print_lines(console, [[one_line(Text(text), width) for text in texts], table, below], rows.height)
+
+
+def _changed(report: ComparisonReport) -> tuple[pl.DataFrame, int, int]:
+    """The rows to print, with folds, the number of others, and how many of these are layers of fused kernels."""
     one = report.comparison
     every = one.rows if one.folded is None else one.folded
     changed = every.filter(~pl.col("explained")) if "explained" in every.columns else every
-    rows = report.selected(changed).to_dicts()
+    fused = int(every["fused"].sum()) if "fused" in every.columns else 0
+    return changed, every.height - changed.height, fused
+
+
+def _heading(one: Comparison, unit: str) -> str:
+    what = "GPU" if one.time == "gpu_ns" else "Host"
+    return f"{what} time{'' if one.steps is None else ' per step'} by {one.by}, {unit}"
+
+
+def _table(
+    report: ComparisonReport, table: pl.DataFrame, title: str, width: int, *, full_names: bool = False
+) -> RenderableType:  # fmt: skip
+    rows = table.to_dicts()
     names = {} if full_names else short_names(report.comparison.kernels)
     unit = unit_for(round(row[side] or 0) for row in rows for side in ("a_ns", "b_ns"))
     shows: dict[str, Callable[[dict[str, Any]], str]] = {
-        "phase": lambda row: _phase(row, console.width),
+        "phase": lambda row: _phase(row, width),
         "a_ns": lambda row: _time(row["a_ns"], unit.show),
         "b_ns": lambda row: _time(row["b_ns"], unit.show),
         "difference_ns": lambda row: _time(row["difference_ns"], unit.show),
@@ -93,17 +131,12 @@ def print_comparison(report: ComparisonReport, console: Console, *, full_names: 
         "share": lambda row: f"{100 * row['share']:.1f}%",
     }
     always = {"a_ns": 0, "b_ns": 0} if report.comparison.by in ("phase", "class") else {}  # short names leave room
-    columns = [head(COMPARED[name], show, always.get(name)) for name, show in shows.items()]
-    what = "GPU" if report.comparison.time == "gpu_ns" else "Host"
-    per = "" if report.comparison.steps is None else " per step"
-    heading = Text(f"{what} time{per} by {report.comparison.by}, {unit.name}", style="bold")
-    ends = [_changes(row, names) for row in rows] if console.width >= WIDE else []
-    title = report.comparison.by.capitalize()
-    table = fitted_table(
-        title, [_label(row, names) for row in rows], columns, rows, console.width, ends, COMPARED["kernels_gone"].title
-    )
-    fused = int(every["fused"].sum()) if "fused" in every.columns else 0
-    console.print(Group(heading, table, *_left_out(every.height - changed.height, fused), *_totals(report)))
+    kept = ("difference_ns", "speedup")
+    columns = [head(COMPARED[name], show, always.get(name), keep=name in kept) for name, show in shows.items()]
+    ends = [_changes(row, names) for row in rows] if width >= WIDE else []
+    most = max((abs(row["difference_ns"]) for row in rows), default=0)
+    labels = [marked(_label(row, names), is_hottest=0 < most == abs(row["difference_ns"])) for row in rows]
+    return fitted_table(title, labels, columns, rows, width, ends, COMPARED["kernels_gone"].title)
 
 
 def _left_out(rows: int, fused: int) -> list[Text]:
@@ -118,7 +151,7 @@ def _left_out(rows: int, fused: int) -> list[Text]:
         ),
     ):
         if count:
-            said.append(f"1 layer is left out: {of_one}." if count == 1 else f"{count:,} layers are left out: {why}.")
+            said.append(f"1 layer is hidden: {of_one}." if count == 1 else f"{count:,} layers are hidden: {why}.")
     return [Text(" ".join([*said, "Files contain all rows."]), style="dim")] if said else []
 
 
@@ -177,17 +210,25 @@ def _changes(row: dict[str, Any], names: Mapping[str, str]) -> Text:
 def _totals(report: ComparisonReport) -> list[RenderableType]:
     one = report.comparison
     found = one.comparability
-    counted = "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
     step = [] if one.step_time is None else [Text(f"Step (wall clock): {_change(one.step_time, found)}")]
-    sides = zip("AB", (report.a, report.b), one.devices, strict=True)
     return [
         Text(),
-        *(Text(f"{side}: {printable(path)}{device and f' ({printable(device)})'}") for side, path, device in sides),
+        *map(Text, _sides(report)),
         *(Hanging("Not comparable: ", f"{printable(reason.text)}.", "yellow") for reason in found.reasons),
         *(Hanging("Note: ", f"{printable(note)}.", "yellow") for note in found.notes),
         *step,
-        Text(f"Total: {_change(one.whole, found)}{counted}"),
+        Text(f"Total: {_change(one.whole, found)}{_steps(one)}"),
     ]
+
+
+def _sides(report: ComparisonReport) -> list[str]:
+    """The profiles with their devices, a line each."""
+    sides = zip("AB", (report.a, report.b), report.comparison.devices, strict=True)
+    return [f"{side}: {printable(path)}{device and f' ({printable(device)})'}" for side, path, device in sides]
+
+
+def _steps(one: Comparison) -> str:
+    return "" if one.steps is None else f" ({one.steps[0]:,} and {one.steps[1]:,} steps)"
 
 
 def _change(numbers: dict[str, Any], found: Comparability) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
@@ -18,8 +18,8 @@ from annot.report.units import printable
 from annot.util.ascii import ASCII
 
 __all__ = [
-    "FULL", "LABEL", "NARROW", "WIDE", "Hanging", "fitted_table", "kernel_text", "notes", "plain_text",
-    "verdict_lines",
+    "FULL", "LABEL", "NARROW", "WIDE", "Hanging", "as_lines", "fitted_table", "kernel_text", "marked", "notes",
+    "plain_text", "verdict_lines",
 ]  # fmt: skip
 
 NARROW, WIDE, FULL = 76, 100, 120
@@ -38,7 +38,7 @@ def plain_text(show: Callable[[Console], None], width: int = FULL) -> str:
 
 def fitted_table(
     title: str, labels: Sequence[Text], columns: Sequence[Formatted[Any]], rows: Sequence[Any], width: int,
-    shapes: Sequence[Text] = (), last: str = "Input", most: int | None = None, room: int = LABEL,
+    shapes: Sequence[Text] = (), last: str = "Input", most: int | None = None, room: int = LABEL, end_room: int = 0,
 ) -> RenderableType:  # fmt: skip
     """Return a table that never truncates numbers. Labels and shapes share the remaining width.
 
@@ -46,13 +46,14 @@ def fitted_table(
         title: heading of the labels.
         labels: first cell of each row.
         columns: columns of numbers. Columns that are empty in every row are hidden. Of columns that do not fit, the
-            spare ones are hidden first, then the last.
+            spare ones are hidden first, then the last, and those to keep at the end.
         rows: input of the columns; None is an empty line.
         width: width of the terminal in columns.
         shapes: last cell of each row; may be empty.
         last: heading of the last cells.
         most: maximum width of the labels; None: unlimited.
         room: width that columns leave for the labels: the last columns are hidden first.
+        end_room: width that labels leave for the last cells.
     """
     shown = [column for column in columns if width >= column.least]
     cells = [[column.show(row) if row is not None else "" for column in shown] for row in rows]
@@ -62,12 +63,14 @@ def fitted_table(
     widths = [max([len(column.title), *(len(row[place]) for row in cells)]) for place, column in enumerate(shown)]
     wanted = min(room, max((label.cell_len for label in labels), default=0))
     while len(shown) > _FEW and width - sum(widths) - gap * len(shown) < wanted:
-        kept = [place for place, column in enumerate(shown) if not column.spare] or [*range(len(shown))]
-        kept = kept if len(kept) < len(shown) else kept[:-1]
+        kept = _without_least(shown)
         shown, widths = [shown[place] for place in kept], [widths[place] for place in kept]
         cells = [[row[place] for place in kept] for row in cells]
     left = width - sum(widths) - gap * len(shown)
-    label = max(LABEL, min(left, most or left, max((label.cell_len for label in labels), default=0)))
+    if any(shapes):
+        most = left - gap - min(end_room, max(text.cell_len for text in shapes)) if end_room else most
+    longest = max([len(title), *(label.cell_len for label in labels)])
+    label = max(LABEL, min(left, most or left, longest))
     heads = [column.title for column in shown]
     ends: Sequence[Text | None] = [None] * len(cells)
     input_ = 0
@@ -79,6 +82,15 @@ def fitted_table(
         *zip(labels, cells, ends, strict=True),
     ]
     return _Table(lines, label, widths, input_, gap)
+
+
+def _without_least(shown: Sequence[Formatted[Any]]) -> list[int]:
+    """The places of the columns to show when one is hidden, or all that are spare."""
+    kept = [place for place, column in enumerate(shown) if not column.spare]
+    if kept and len(kept) < len(shown):
+        return kept
+    last = next((place for place in reversed(range(len(shown))) if not shown[place].keep), len(shown) - 1)
+    return [place for place in range(len(shown)) if place != last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +152,23 @@ def kernel_text(name: str) -> Text:
 _NAMESPACES: Final = re.compile(r"^void |\bat::native::|\(anonymous namespace\)::")
 
 
-def verdict_lines(meta: dict[str, Any]) -> list[RenderableType]:
+def marked(label: Text, *, is_hottest: bool) -> Text:
+    """Return the label of a row, with a mark at its beginning if it is the hottest of the table."""
+    if not is_hottest:
+        return label
+    indent = 2 if label.plain.startswith("  ") else 0
+    return Text.assemble(("> ", "bold red"), label[indent:])
+
+
+def as_lines(text: Text, console: Console, indent: str = "") -> list[Text]:
+    """Return a text in lines that fit the console; lines after the first are indented."""
+    lines = [*text.wrap(console, console.width - len(indent))]
+    for line in lines:
+        line.rstrip()
+    return [lines[0], *(Text(indent) + line for line in lines[1:])]
+
+
+def verdict_lines(meta: Mapping[str, Any]) -> list[Text]:
     """Return the verdict of a report, below the sentence about a recording that is cut."""
     lines = ((meta.get("cut"), "bold yellow"), (meta.get("verdict"), "bold"))
     return [Text(printable(text), style=style) for text, style in lines if text]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeAlias
 
@@ -13,12 +13,13 @@ from rich.text import Text
 from annot.report.columns import Formatted
 from annot.report.report import Order, Report
 from annot.report.tables import ACROSS, ARRIVALS, head
-from annot.report.terminal.layout import fitted_table, notes, verdict_lines
+from annot.report.terminal.answer import HOTTEST, above_answer, one_line, print_lines, what_is_left
+from annot.report.terminal.layout import fitted_table, marked, notes, verdict_lines
 from annot.report.terminal.table import label_text, with_printed_names
 from annot.report.units import count, duration, share, unit_for
 from annot.report.views import View
 
-__all__ = ["RanksReport", "print_ranks", "ranks_columns", "ranks_heading", "ranks_totals"]
+__all__ = ["RanksReport", "print_ranks", "print_ranks_answer", "ranks_columns", "ranks_heading", "ranks_totals"]
 
 _Column: TypeAlias = Formatted[Mapping[str, Any]]
 
@@ -82,20 +83,49 @@ class RanksReport:
         return replace(self, rows=rows, across=across)
 
 
-def print_ranks(report: RanksReport, console: Console, *, full_names: bool = False) -> None:
+def print_ranks(
+    report: RanksReport, console: Console, *, full_names: bool = False, with_verdict: bool = True
+) -> None:  # fmt: skip
     """Print a report, kernels with `full_names` or short ones; the width of the console selects the columns."""
     report = replace(report, across=with_printed_names(report.across, full_names=full_names))
-    above = verdict_lines(report.meta)
-    above += [Text()] * bool(above)
+    above = verdict_lines(report.meta) if with_verdict else []
     totals = [Text(f"{name}: {text}") for name, text in ranks_totals(report)]
-    console.print(Group(*above, *_table(report, console.width), Text(), *totals, *notes(report.meta)))
+    heading = Text(ranks_heading(report), style="bold")
+    table = _table(report, report.view.by.capitalize(), report.across.to_dicts(), console.width)
+    console.print(Group(*above, Text(), heading, table, Text(), *totals, *notes(report.meta)))
 
 
-def _table(report: RanksReport, width: int) -> list[RenderableType]:
-    rows = report.across.to_dicts()
-    labels = [label_text(row, report.view.label) for row in rows]
-    table = fitted_table(report.view.by.capitalize(), labels, ranks_columns(report), rows, width)
-    return [Text(ranks_heading(report), style="bold"), table]
+def print_ranks_answer(report: RanksReport, console: Console, *, more: str = "") -> None:
+    """Print the verdict, the differences of the ranks and the rows with the most self time, in 15 lines.
+
+    `more` says how to see the rest; empty: the rest follows.
+    """
+    width = console.width
+    totals = [one_line(Text(f"{name}: {text}"), width) for name, text in ranks_totals(report)]
+    above = [*above_answer(report.meta, console), *totals]
+    rows = _hottest(report, HOTTEST)
+    table = [_table(report, ranks_heading(report), rows, width)] if rows else []
+    left = what_is_left(report.across.height, len(report.meta["notes"]))
+    below = [one_line(Text(f"{left}: {more}", style="dim"), width)] if more else []
+    print_lines(console, [above, table, below], len(rows))
+
+
+def _hottest(report: RanksReport, number: int) -> list[dict[str, Any]]:
+    """The rows with the most self time, the median over the ranks that have them."""
+    own = report.time.replace("_self_ns", "_ns").replace("_ns", "_self_ns")
+    if own not in report.rows.columns:
+        return report.across.sort("median_ns", descending=True, nulls_last=True).head(number).to_dicts()
+    keys = list(report.view.keys)
+    times = report.rows.group_by(keys).agg(pl.col(own).median().alias("(self)"))
+    rows = report.across.join(times.filter(pl.col("(self)") > 0), on=keys, nulls_equal=True, maintain_order="left")
+    rows = rows.sort("(self)", descending=True, maintain_order=True)
+    return rows.drop("(self)").head(number).to_dicts()
+
+
+def _table(report: RanksReport, title: str, rows: Sequence[dict[str, Any]], width: int) -> RenderableType:
+    hottest = next(iter(_hottest(report, 1)), None)
+    labels = [marked(label_text(row, report.view.label), is_hottest=row == hottest) for row in rows]
+    return fitted_table(title, labels, ranks_columns(report), rows, width)
 
 
 def ranks_heading(report: RanksReport) -> str:

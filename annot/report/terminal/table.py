@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import polars as pl
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from annot.analyze.kernel_short_names import with_short_names
+from annot.analyze.part_names import CPU_PARTS, GPU_PARTS
 from annot.analyze.work import not_counted
-from annot.report.columns import Formatted, formatted
+from annot.labels import layer_path
+from annot.report.columns import Formatted, formatted, in_units
 from annot.report.folds import shown_columns, shown_lines
+from annot.report.hottest import HotRow, hot_columns, hottest_rows, model_class
 from annot.report.layer_tree import MODEL, Line, other_lines, row_label
 from annot.report.report import Report
 from annot.report.terminal.layout import (
@@ -24,6 +28,7 @@ from annot.report.terminal.layout import (
     Hanging,
     fitted_table,
     kernel_text,
+    marked,
     notes,
     plain_text,
     verdict_lines,
@@ -31,7 +36,10 @@ from annot.report.terminal.layout import (
 from annot.report.totals import totals
 from annot.report.units import amount, printable, share, unit_for
 
-__all__ = ["as_text", "label_text", "print_table", "table_of", "with_printed_names"]
+__all__ = [
+    "as_text", "hot_table", "kernel_table", "label_text", "print_rest", "print_table", "saving", "table_of",
+    "with_printed_names",
+]  # fmt: skip
 
 _SHOWN: Final = 200
 """Number of single executions to print; files contain all."""
@@ -41,7 +49,11 @@ _BELOW: Final = 3
 """Pieces of advice below a table."""
 _ROOM: Final = 28
 _FOLDED: Final = 20
-"""Width that the columns of a table leave for its labels (characters), and those of a layer table with folds."""
+_SOURCE: Final = 18
+"""Width that the columns of a table leave for its labels (characters), and those of a layer table with folds, and for
+the file and line of a class."""
+_OF_KERNELS: Final = ("calls", "gpu_ns", "main_ns", "mean_ns")
+_R = TypeVar("_R")
 
 
 def print_table(report: Report, console: Console, *, full_names: bool = False) -> None:
@@ -51,11 +63,21 @@ def print_table(report: Report, console: Console, *, full_names: bool = False) -
     """
     report = replace(report, rows=with_printed_names(report.rows, full_names=full_names))
     above = verdict_lines(report.meta)
-    above += [Hanging(f"{head}: ", text) for head, text in totals(report)]
     below = _advice_below(report) if report.advice and report.view.layout != "advice" else []
-    tables = [line for one in report.instead for line in (*_tables(one, console.width), Text())]
-    tables = tables or [*_tables(report, console.width), Text()]
-    console.print(Group(*above, Text(), *tables, *notes(report.meta), *below))
+    console.print(Group(*above, *_whole(report, console.width), *below))
+
+
+def print_rest(report: Report, console: Console) -> None:
+    """Print the totals, the table and the notes of a report, which follow an answer."""
+    console.print(Group(Text(), *_whole(report, console.width)))
+
+
+def _whole(report: Report, width: int) -> list[RenderableType]:
+    above = [Hanging(f"{head}: ", text) for head, text in totals(report)]
+    tables = [line for one in report.instead for line in (*_tables(one, width), Text())]
+    if not tables or report.meta["ranges"]:
+        tables += [*_tables(report, width), Text()]
+    return [*above, Text(), *tables, *notes(report.meta)]
 
 
 def with_printed_names(rows: pl.DataFrame, *, full_names: bool) -> pl.DataFrame:
@@ -81,15 +103,16 @@ def label_text(row: Mapping[str, Any], label: str = "layer") -> Text:
 
 def table_of(
     title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Formatted[Mapping[str, Any]]], width: int,
-    label: str = "layer", end: str = "",
+    label: str = "layer", end: str = "", hottest: Mapping[str, Any] | None = None,
 ) -> RenderableType:  # fmt: skip
     """Return a table with a line per row; `end` is the text column at the end of each line, or empty.
 
-    `title` is the heading of the labels, `label` their column, and `width` that of the terminal.
+    `title` is the heading of the labels, `label` their column, `width` that of the terminal, and `hottest` the row to
+    mark.
     """
     ends = [_end(row[_PRINTED.get(end, end)], end) for row in rows] if end and (width >= WIDE or end == "name") else []
     most = width // 3 if end == "name" else None  # leave room for the name of the kernel
-    labels = [_label(row, label) for row in rows]
+    labels = [marked(_label(row, label), is_hottest=row is hottest) for row in rows]
     return fitted_table(title, labels, columns, rows, width, ends, end.capitalize(), most, _ROOM)
 
 
@@ -106,24 +129,50 @@ def _label(row: Mapping[str, Any], label: str) -> Text:
 
 def _tables(report: Report, width: int) -> list[RenderableType]:
     view, rows = report.view, report.tree_rows
-    heading = view.heading.replace("Tensor Cores", report.meta.get("matrix_units", "Tensor Cores"))
+    units = report.meta.get("matrix_units", "Tensor Cores")
+    heading = view.heading.replace("Tensor Cores", units)
     if view.layout == "advice":
         return _advice_lines(rows.to_dicts(), report.meta) if rows.height else [Text(report.nothing, style="dim")]
     if report.nothing:
         return [Text(heading, style="bold"), Text(report.nothing, style="dim")]
     if view.layout == "tree":
-        return _tree(report, width)
+        return _list(report, width) if report.is_list else _tree(report, width)
     single = view.group == "each"
     timed = rows.with_columns(main_ns=report.column) if report.column else rows  # tables show shares of this time
     shown = timed.head(_SHOWN if single else rows.height).to_dicts()
     columns = formatted([one for one in view.shown if report.knows(one.name)], shown, report.whole)
+    columns = in_units(kept(columns, report.meta.get("verdict", "")), units)
+    if view.label == "item":
+        shown = [row | {"item": _item(row, units)} for row in shown]
     lines: list[RenderableType] = [
         Text(f"{heading}{_unit(report, shown)}", style="bold"),
-        table_of(_TITLES.get(view.label, view.label.capitalize()), shown, columns, width, view.label, view.end),
+        table_of(
+            _TITLES.get(view.label, view.label.capitalize()),
+            shown,
+            columns,
+            width,
+            view.label,
+            view.end,
+            _hottest_row(report, shown),
+        ),
     ]
     if len(shown) < rows.height:
-        lines.append(Text(f"… and {rows.height - len(shown):,} more. Use --format csv for all.", style="dim"))
+        lines.append(Text(f"… and {rows.height - len(shown):,} more. --format csv prints all.", style="dim"))
     return lines + (_work_lines(report.rows) if view.name == "work" else [])
+
+
+def _item(row: Mapping[str, Any], units: str) -> str:
+    """The name of an item of the summary; parts of the step have the same names as in sentences."""
+    parts = {**GPU_PARTS, **CPU_PARTS}
+    item = parts[row["item"]].name if row["section"] == "time" and row["item"] in parts else row["item"]
+    return str(item.replace("tensor_cores", units).replace("Tensor Cores", units).replace("tc_", f"{units} "))
+
+
+def _hottest_row(report: Report, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The row with the most self time of a table of sums, or with the most time if it has no self time."""
+    names = (report.time.replace("_ns", "_self_ns"), "self_ns", report.order)
+    column = next((name for name in names if name in report.rows.columns), "")
+    return _hottest(rows, lambda row: row[column]) if column and report.view.sums else None
 
 
 def _unit(report: Report, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -142,15 +191,80 @@ def _tree(report: Report, width: int) -> list[RenderableType]:
     heading = Text(f"{words[report.time]} by layer, {unit.name}{report.each_step}", style="bold")
     gap = [None] if lines and others else []
     rows = [*lines, *gap, *others]
-    labels = [_line_label(line) if line else Text() for line in rows]
+    hottest, root = _hottest(rows, lambda line: line.get(report.order) if line else None), model_class(lines)
+    labels = [marked(_line_label(line, root), is_hottest=line is hottest) if line else Text() for line in rows]
     shapes = [Text(printable(line.input) if line else "", style="dim") for line in rows] if width >= FULL else []
     room = max(_FOLDED, width // 4) if any(line.members for line in lines) else LABEL
-    table = fitted_table("Layer", labels, shown_columns(report, lines), rows, width, shapes, room=room)
+    columns = kept(shown_columns(report, lines), report.meta.get("verdict", ""))
+    table = fitted_table("Layer", labels, columns, rows, width, shapes, room=room)
     return [heading, table]
 
 
-def _line_label(line: Line) -> Text:
-    label = Text("  " * line.depth + printable(line.label))
+def _hottest(rows: Sequence[_R], time: Callable[[_R], float | None]) -> _R | None:
+    """The row with the most time; None: no row has any."""
+    longest = max(rows, key=lambda row: time(row) or 0, default=None)
+    return longest if longest is not None and time(longest) else None
+
+
+def kept(columns: Sequence[Formatted[_R]], verdict: str) -> list[Formatted[_R]]:
+    """Return the columns of a table; those stay on narrow terminals of which the verdict speaks.
+
+    These are shares, totals, and the phases or, for a GPU that waits for the CPU, the CPU time that it names.
+    """
+    words = {"Share", "Total", *(word.capitalize() for word in re.findall(r"forward|backward", verdict))}
+    words |= {"Host"} if re.search("CPU|launches|synchronising|allocating", verdict.partition(": ")[2]) else set()
+    return [replace(column, keep=column.title.partition(" ")[0] in words) for column in columns]
+
+
+def _list(report: Report, width: int) -> list[RenderableType]:
+    """The rows of the tree by self time, the longest first."""
+    table, _ = hot_table(report, width)
+    return [table]
+
+
+def hot_table(report: Report, width: int, number: int | None = None) -> tuple[RenderableType, int]:
+    """Return a table of the rows with the most self time, and their number."""
+    rows = hottest_rows(report, number)
+    labels = [marked(_hot_label(row), is_hottest=place == 0 and row.total_ns > 0) for place, row in enumerate(rows)]
+    sources = [Text(printable(row.source if width >= FULL else row.source.rpartition("/")[2]), "dim") for row in rows]
+    words = {"gpu_ns": "GPU self time", "host_ns": "Host self time"}
+    unit = unit_for(row.total_ns for row in rows)
+    title = f"{words[report.time]}, {unit.name}{report.each_step}"
+    columns = hot_columns(report, rows, short=width < WIDE)
+    return fitted_table(
+        title,
+        labels,
+        columns,
+        rows,
+        width,
+        sources,
+        "Source",
+        room=_ROOM,
+        end_room=_SOURCE if width < FULL else 2 * _SOURCE,
+    ), len(rows)
+
+
+def _hot_label(row: HotRow) -> Text:
+    label = Text(printable(row.path))
+    if row.module:
+        label.append(f" {printable(row.module)}", style="cyan")
+    return label.append(f" ×{row.layers:,}") if row.layers > 1 else label
+
+
+def kernel_table(report: Report, number: int, width: int) -> RenderableType:
+    """Return a table of the longest kernels of a report by kernel."""
+    rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
+    columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
+    unit = unit_for(row[report.order] for row in rows)
+    labels = [marked(_label(row, "name"), is_hottest=place == 0) for place, row in enumerate(rows)]
+    title = f"GPU time by kernel, {unit.name}{report.each_step}"
+    return fitted_table(title, labels, columns, rows, width, room=_ROOM)
+
+
+def _line_label(line: Line, root: str) -> Text:
+    """The label of a line; a number follows the name of the layer around it, or the class `root` of the model."""
+    above = layer_path.last(next(iter(layer_path.above(line.key[0])), "")) or root
+    label = Text("  " * line.depth + printable(layer_path.with_parent(line.label, above)))
     if line.module:
         label.append(f" {printable(line.module)}", style="cyan")
     return label.append(f" {line.count}") if line.count else label
@@ -165,7 +279,7 @@ def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
     if unknown:
         lines.append(Text(f"Not counted: {unknown}", style="yellow"))
     if outer:
-        text = f"Only submodules counted (emit_ranges with ops=True records direct operations): {outer}"
+        text = f"Only submodules counted (emit_ranges(model, ops=True) records the other operations): {outer}"
         lines.append(Text(text, style="dim"))
     if "explanation" in rows.columns:
         explained = rows.filter(pl.col("explanation") != "").iter_rows(named=True)
@@ -176,7 +290,7 @@ def _work_lines(rows: pl.DataFrame) -> list[RenderableType]:
 def _advice_below(report: Report) -> list[RenderableType]:
     """Return the lines below a table: the advice that saves most, and the command that prints all of it."""
     rows, meta = report.advice, report.meta
-    texts = [f"{printable(row['advice'])} Saves {_saving(row['saves'], meta)}." for row in rows[:_BELOW]]
+    texts = [f"{printable(row['advice'])} Saves {saving(row['saves'], meta)}." for row in rows[:_BELOW]]
     more = len(rows) - _BELOW
     beside = f"{more} more, with reasons and code" if more > 0 else "Reasons and code"
     return [
@@ -190,7 +304,7 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
     lines: list[RenderableType] = []
     for number, row in enumerate(rows, 1):
         lines.append(Hanging(f"{number}. ", printable(row["advice"]), "bold"))
-        lines.append(Hanging("   Saves: ", _saving(row["saves"], meta)))
+        lines.append(Hanging("   Saves: ", saving(row["saves"], meta)))
         lines.append(Hanging("   Why: ", f"{printable(row['evidence'])}."))
         if row["layers"]:
             lines.append(Hanging("   Where: ", printable(", ".join(row["layers"]))))
@@ -199,7 +313,7 @@ def _advice_lines(rows: list[dict[str, Any]], meta: Mapping[str, Any]) -> list[R
     return lines[:-1]
 
 
-def _saving(saves: float, meta: Mapping[str, Any]) -> str:
+def saving(saves: float, meta: Mapping[str, Any]) -> str:
     """Return the saving of a piece of advice, a share (0 to 1) of the time of a step or run, in words."""
     whole = "step" if meta["steps"] else "run"
-    return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself; it shows where time is spent"
+    return f"at most {share(saves, 1)} of the {whole}" if saves else "no time by itself, but shows where time goes"
