@@ -2,8 +2,8 @@
 
 Arguments, streams and signals of the command are unchanged. annot run returns the exit status of the command, also if
 its profile cannot be written: 128+n after signal n, 127 if the command is not found, 126 if it is not executable. A
-command that records nothing leaves no profile. The report goes to standard output on a
-terminal, else to standard error, so that the output of the command can be piped.
+command that records nothing leaves no profile. The report goes to standard output on a terminal, else to standard
+error, so that the output of the command can be piped.
 """
 
 from __future__ import annotations

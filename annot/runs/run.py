@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
@@ -34,6 +34,9 @@ from annot.runs.profile_files import is_url, local
 from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
+
+if TYPE_CHECKING:
+    from annot.analyze.advice import Facts
 
 __all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
 
@@ -210,12 +213,16 @@ class Run(Frames):
 
     @cached_property
     def verdict(self) -> str:
-        """One sentence: the time of a step, the device, and where most of this time goes; empty: unknown times."""
-        from annot.analyze.advice import Facts
+        """One sentence: the time of a step, the device, and where most of this time goes; empty: no kernels or times."""
         from annot.analyze.verdict import verdict
 
+        return verdict(self._facts())
+
+    def _facts(self) -> Facts:
+        from annot.analyze.advice import Facts
+
         attribution = self.attribution_with_calls
-        return verdict(Facts(attribution, folds_of(attribution)))
+        return Facts(attribution, folds_of(attribution))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -248,6 +255,8 @@ class Run(Frames):
             TypeError: an argument has another type.
             ValueError: the view does not exist, or an argument is out of range.
         """
+        from annot.analyze.verdict import verdict
+
         view = find_view(by, columns, each=each)
         check(depth, top, min_share, sort)
         expand = paths_to_expand(expand, view)
@@ -255,7 +264,9 @@ class Run(Frames):
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
         if advice is not None or view.name == "summary":
-            meta["verdict"] = self.verdict
+            facts = self._facts()
+            meta["verdict"] = verdict(facts)
+            shares = shares if facts.is_time_known else {}
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")

@@ -209,7 +209,7 @@ def test_evidence_has_the_numbers() -> None:
     """What is said is what the profile holds."""
     assert _said(Run(wait=300))["data_loading"].evidence == (
         "25% of step time is spent waiting for data, 300 µs in each of 4 steps; the profile does not show whether "
-        "worker processes fetch it"
+        "worker processes load the data"
     )
     graphs = _said(Run(kernels=SHORT, gap=8))["cuda_graphs"]
     assert graphs.evidence == (

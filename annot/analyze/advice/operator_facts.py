@@ -13,6 +13,7 @@ from annot.analyze.operator_table import operator_table
 from annot.analyze.roofline import precision_of, under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_time import step_work
+from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.layer_tables import NO_OPERATION
 from annot.labels.tag import Tag, parse
@@ -44,6 +45,7 @@ class Operator:
             unknown.
         processors: number of multiprocessors (AMD: compute units); None: unknown.
         device: name of the device; empty: unknown.
+        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
     """
 
     group: int
@@ -57,6 +59,7 @@ class Operator:
     ridge: float
     processors: int | None
     device: str
+    units: str
 
     @property
     def intensity(self) -> float | None:
@@ -103,7 +106,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         peaks: peaks of the device.
     """
     rows = _timed(attribution, windows, peaks)
-    devices = attribution.meta.get("devices") or ()
+    devices, units = attribution.meta.get("devices") or (), matrix_units(attribution.meta)
     counts = {device.get("numSms", device.get("smCount")) for device in devices}
     count = counts.pop() if len(counts) == 1 else None
     processors = count if isinstance(count, int) and count > 0 else None
@@ -113,7 +116,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         tag = parse(row["call"]) if row["call"] else None
         operators.append(Operator(
             row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
-            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device,
+            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device, units,
         ))  # fmt: skip
     return operators
 
