@@ -80,7 +80,7 @@ def _segments(runs: list[_Run]) -> list[list[_Run]]:
     runs = runs[1:] if runs and runs[0].phase == "optimizer" else runs
     needed = {run.phase for run in runs} & {"forward", "backward"}
     segments, current = list[list[_Run]](), list[_Run]()
-    for run, after in zip(runs, [*runs[1:], None], strict=True):
+    for run, after in zip(runs, [*runs[1:], None], strict=False):
         current.append(run)
         ends = run.phase == "optimizer" and (after is None or after.phase != "backward")
         if ends and needed and any(other.phase in needed for other in current):

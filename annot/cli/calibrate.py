@@ -38,8 +38,7 @@ _EXAMPLES = """\
 examples:
   annot calibrate
   annot calibrate --device cpu --threads 4
-  annot calibrate -o mi300x.json
-  annot roofline run.json.gz --peaks mi300x.json
+  annot calibrate -o mi300x.json      # for `annot roofline PROFILE --peaks mi300x.json` elsewhere
 """
 
 

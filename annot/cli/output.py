@@ -108,7 +108,8 @@ def check_output(args: argparse.Namespace, *profiles: str) -> None:
 
 def opened(path: str, args: argparse.Namespace) -> Run:
     """Return a profile with the options of `add_step_arguments`, and of `add_peaks_argument` if the command has it."""
-    from annot.runs.run import Run, Selection
+    from annot.runs.run import Run
+    from annot.runs.selection import Selection
 
     peaks = getattr(args, "peaks", None)
     return Run(path, Selection(args.domain, args.steps, args.step_range, args.step_kind, peaks=peaks))

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from annot.report.terminal.nsight import NsightReport
     from annot.report.terminal.ranks import RanksReport
     from annot.runs.gather import Ranks
-    from annot.runs.run import Run, Selection
+    from annot.runs.run import Run
+    from annot.runs.selection import Selection
 
 __all__ = ["add_arguments", "print_report", "run"]
 
@@ -275,7 +276,7 @@ def _view_problem(args: argparse.Namespace) -> str | None:
 
 
 def _selection(args: argparse.Namespace) -> Selection:
-    from annot.runs.run import Selection
+    from annot.runs.selection import Selection
 
     captures = tuple(args.capture or ())
     return Selection(

@@ -12,7 +12,8 @@ import polars as pl
 
 from annot.attribution import by_layer
 from annot.profile import Source
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 __all__ = ["Layers", "layers"]
 

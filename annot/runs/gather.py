@@ -24,7 +24,8 @@ from annot.report.views import View, find_view, views
 from annot.runs.executors import Failure, run_each
 from annot.runs.processes import activities_outside
 from annot.runs.profile_files import rank_numbers
-from annot.runs.run import ALL, Frames, Run, Selection, Shown
+from annot.runs.run import Frames, Run, Shown
+from annot.runs.selection import ALL, Selection
 from annot.runs.skew import (
     across_ranks,
     arrivals,

@@ -9,7 +9,8 @@ from annot.profile import Source
 from annot.runs.captures import with_capture_files
 from annot.runs.gather import Ranks
 from annot.runs.profile_files import expand
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 __all__ = ["open"]
 

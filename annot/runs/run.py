@@ -7,15 +7,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import polars as pl
 
-from annot.analyze.peak_sources import GIVEN, default_peaks, peaks_from_file
-from annot.analyze.roofs import Peaks
+from annot.analyze.peak_sources import GIVEN, default_peaks
 from annot.attribution import Attribution, attribute, by_layer, summarize
 from annot.attribution.attribute import STEADY
 from annot.attribution.line_tree import by_line
@@ -31,14 +30,12 @@ from annot.report.views import View, find_view
 from annot.runs.captures import with_capture_files
 from annot.runs.processes import one_process, ranks_in
 from annot.runs.profile_files import is_url, local
+from annot.runs.selection import ALL, Selection
 from annot.runs.view_arguments import check, paths_to_expand
 from annot.util.progress import tell
 from annot.util.whole_files import write_file
 
-if TYPE_CHECKING:
-    from annot.analyze.advice import Facts
-
-__all__ = ["ALL", "Run", "Selection", "correlate", "page_of", "view_of"]
+__all__ = ["Run", "correlate", "page_of", "view_of"]
 
 _IN_MEMORY: Final = 16 << 20
 """Size in bytes up to which a file is read into memory. Blocks of a larger file are read for each view."""
@@ -48,51 +45,8 @@ _ADVISED: Final = 50_000
 """Number of GPU activities up to which a table comes with the summary and the advice; above it they take too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Ranges, steps and processes to report on.
-
-    Args:
-        domain: use only ranges of this NVTX domain ("" is the default domain); None: all domains.
-        steps: use only these steps; None: the whole profile.
-        step_range: label of the ranges that mark steps, ``#`` matches any number; None: detect the steps.
-        step_kind: use only steps of this kind, such as ``decode``; None: all kinds.
-        process: use only this process; None: all processes.
-        by_process: treat each process with layers or steps as a rank. If no process has layers or steps, each process
-            with ranges is a rank.
-        captures: traces in which the graphs were captured that the profile replays; empty: those beside the profile.
-        peaks: file of `annot calibrate` with the peaks of the device, or the peaks; None: see
-            `annot.analyze.peak_sources`.
-
-    Raises:
-        AnnotError: the file of the peaks cannot be read.
-        TypeError: an argument has another type.
-    """
-
-    domain: str | None = None
-    steps: slice | None = None
-    step_range: str | None = None
-    step_kind: str | None = None
-    process: int | None = None
-    by_process: bool = False
-    captures: tuple[str, ...] = ()
-    peaks: str | os.PathLike[str] | Peaks | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in (("domain", str), ("steps", slice), ("step_range", str), ("step_kind", str)):
-            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r}")
-        if isinstance(self.peaks, str | os.PathLike):
-            object.__setattr__(self, "peaks", peaks_from_file(self.peaks))
-        elif not isinstance(self.peaks, Peaks | None):
-            raise TypeError(f"peaks must be the path of a file or None, got {self.peaks!r}")
-
-
 IN_PYTHON: Final = ".view(); page: .to_html('page.html')"
 """What follows an answer in Python: how to see the rest."""
-
-ALL: Final = Selection()
-"""The whole profile."""
 
 
 class Shown(Report):
@@ -211,18 +165,20 @@ class Run(Frames):
         """The file of the profile; of a URL a temporary copy."""
         return Path(self.path) if os.path.exists(self.path) else self._files.enter_context(local(self.path))
 
-    @cached_property
+    @property
     def verdict(self) -> str:
-        """One sentence: the time of a step, the device, and where most of this time goes; empty: no kernels or times."""
+        """One sentence: time of a step, device, and where most of this time goes; empty: no kernels or times."""
+        return self._findings[0]
+
+    @cached_property
+    def _findings(self) -> tuple[str, bool]:
+        """The verdict, and whether the time of the devices is known."""
+        from annot.analyze.advice import Facts
         from annot.analyze.verdict import verdict
 
-        return verdict(self._facts())
-
-    def _facts(self) -> Facts:
-        from annot.analyze.advice import Facts
-
         attribution = self.attribution_with_calls
-        return Facts(attribution, folds_of(attribution))
+        facts = Facts(attribution, folds_of(attribution))
+        return verdict(facts), facts.is_time_known
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -255,8 +211,6 @@ class Run(Frames):
             TypeError: an argument has another type.
             ValueError: the view does not exist, or an argument is out of range.
         """
-        from annot.analyze.verdict import verdict
-
         view = find_view(by, columns, each=each)
         check(depth, top, min_share, sort)
         expand = paths_to_expand(expand, view)
@@ -264,9 +218,8 @@ class Run(Frames):
         meta = self._meta(attribution)
         shares, advice = self._brief(attribution) if brief else ({}, None)
         if advice is not None or view.name == "summary":
-            facts = self._facts()
-            meta["verdict"] = verdict(facts)
-            shares = shares if facts.is_time_known else {}
+            meta["verdict"], is_time_known = self._findings
+            shares = shares if is_time_known else {}
         if advice is not None and view.name == "layer":
             meta["advice"] = len(advice)
         tell("making the table")

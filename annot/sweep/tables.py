@@ -16,7 +16,8 @@ from annot.attribution.step_table import step_statistics
 from annot.attribution.steps import of_main_kind, step_slice
 from annot.errors import AnnotError
 from annot.labels import layer_path
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 from annot.sweep.grid import Sweep
 from annot.sweep.runs import Result, run_folder
 

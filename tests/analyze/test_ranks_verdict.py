@@ -14,7 +14,7 @@ from sqlite_profile import SqliteProfile
 from annot.analyze.ranks_verdict import RankTimes, ranks_verdict
 from annot.cli.main import main
 from annot.runs.gather import Ranks
-from annot.runs.run import Selection
+from annot.runs.selection import Selection
 
 US = 1000
 ONE = RankTimes(2e6, 0.2, "all_reduce", True, 1, "A100")

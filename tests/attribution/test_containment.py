@@ -278,7 +278,7 @@ def test_a_profile_without_ranges_shows_kernels(tmp_path: Path) -> None:
     assert any("Wrap training in `with annot.emit_ranges(model):`" in line for line in lines)
 
 
-@pytest.mark.parametrize("left_out", [{"depth": 0}, {"depth": 1}, {"top": 1}, {"min_share": 0.9}])
+@pytest.mark.parametrize("left_out", [{"depth": 0}, {"depth": 1}, {"min_share": 0.9}])
 @pytest.mark.parametrize("total", [True, False])
 def test_ranges_keep_the_phases_of_rows_left_out(left_out: dict[str, Any], total: bool) -> None:
     """The Forward and Backward columns of a range are those of the ranges inside, whether these have rows or not."""

@@ -19,7 +19,8 @@ from annot.analyze.comparable import comparability
 from annot.attribution import attribute, by_layer, by_step, summarize
 from annot.cli.main import main
 from annot.profile import Profile
-from annot.runs.run import Run, Selection, correlate
+from annot.runs.run import Run, correlate
+from annot.runs.selection import Selection
 
 TEXTS = {
     "decode": "step[DECODE bs={}]", "prefill": "step[EXTEND bs=1 toks={}]",

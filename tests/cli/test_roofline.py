@@ -12,7 +12,8 @@ from sqlite_profile import SqliteProfile, training
 
 from annot.analyze.calibrations import Calibration
 from annot.cli.main import main
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 US = 1000
 

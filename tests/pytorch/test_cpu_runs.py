@@ -18,7 +18,8 @@ from annot.analyze.communication import by_communication
 from annot.analyze.run_summary import by_summary
 from annot.report.terminal.ranks import RanksReport
 from annot.runs.gather import Ranks
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 pytestmark = [needs_recorder, pytest.mark.slow]
 

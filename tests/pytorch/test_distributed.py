@@ -26,7 +26,7 @@ from annot import load
 from annot.attribution import attribute, by_layer
 from annot.labels.tag import parse
 from annot.runs.gather import rank_tables
-from annot.runs.run import Selection
+from annot.runs.selection import Selection
 
 pytestmark = [
     needs_recorder,

@@ -13,6 +13,7 @@ from matrices import every_third
 from ranked import write_ranks
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 from shared_data import shared, shared_names, unpacked
 from sqlite_profile import training
 from tables import Rows
@@ -25,10 +26,12 @@ from annot.attribution import Attribution, attribute
 from annot.cli.main import main
 from annot.cli.report import print_report
 from annot.errors import AnnotError
+from annot.report.columns import Formatted
 from annot.report.hottest import hottest_rows, named_rows
 from annot.report.page.data import report_data
 from annot.report.terminal.answer import LINES, print_answer
 from annot.report.terminal.compare import ComparisonReport
+from annot.report.terminal.layout import fitted_table
 from annot.report.terminal.table import print_table
 from annot.runs.run import Run
 
@@ -64,7 +67,9 @@ def _printed(show: object, width: int) -> list[str]:
 
 def _layers_in(verdict: str) -> Iterable[str]:
     """The layers that a verdict names."""
-    return re.findall(r"(?:most of it in|the largest share in|% in) (.+?)(?: itself)? \((?:\d|forward|backward)", verdict)
+    return re.findall(
+        r"(?:most of it in|the largest share in|% in) (.+?)(?: itself)? \((?:\d|forward|backward)", verdict
+    )
 
 
 @pytest.mark.parametrize("name", every_third(_profiles()))
@@ -240,3 +245,12 @@ def test_columns_name_the_matrix_units_of_the_device() -> None:
         assert f"time: {units}" in summary
         assert f"layers: {units} used" in summary
         assert "waiting for launches" in summary
+
+
+@pytest.mark.parametrize("kept", range(5))
+def test_a_column_to_keep_stays_where_others_give_way(kept: int) -> None:
+    """Of five columns of which three fit, the first ones stay, and the one to keep wherever it is."""
+    columns = [Formatted(f"Head{place}", lambda _: "12345.678", keep=place == kept) for place in range(5)]
+    shown = fitted_table("Layer", [Text("a" * 40)], columns, [1], 50)
+    heads = _printed(lambda console: console.print(shown), 50)[0].split()[1:]
+    assert heads == [f"Head{place}" for place in sorted({kept, *[other for other in range(5) if other != kept][:2]})]

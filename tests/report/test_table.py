@@ -342,14 +342,14 @@ def _lines_of(*ranges: tuple[str, int, int]) -> list[tuple[str, str, int]]:
     return [(line.label, line.module, line.depth) for line in layer_lines(by_line(attribute(rows.build())))]
 
 
-def test_fused_kernels_stand_below_what_runs_them() -> None:
-    """A row of several layers has a whole path; a compiled graph stands below the layer that runs it."""
+def test_fused_kernels_are_inside_the_layer_that_contains_their_layers() -> None:
+    """A fused kernel is a line of the innermost layer that contains its layers, beside the compiled graph."""
     assert _lines_of(
         ("Forward Net |fwd", 0, 100), ("Forward CompiledGraph#0 |fwd", 1, 99), ("a Block |fwd", 2, 50),
         ("a CompiledGraph#1 |fwd", 3, 49), ("a.x+a.y Linear+ReLU |fwd", 4, 10), ("a.y+b ReLU+Block |fwd", 60, 70),
     ) == [
-        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 2), ("(graph)", "CompiledGraph#1", 3),
-        ("a.x+a.y", "Linear+ReLU", 4), ("a.y+b", "ReLU+Block", 2),
+        ("(model)", "Net", 0), ("(graph)", "CompiledGraph#0", 1), ("a", "Block", 1), ("(graph)", "CompiledGraph#1", 2),
+        ("x+y", "Linear+ReLU", 2), ("a.y+b", "ReLU+Block", 1),
     ]  # fmt: skip
 
 

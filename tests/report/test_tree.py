@@ -152,12 +152,13 @@ def test_the_backward_pass_is_on_the_line_of_its_layer() -> None:
 
 def test_the_backward_pass_of_a_layer_with_several_lines_is_near_its_range() -> None:
     """Training and validation call one model. On another thread, the pass is beside all lines of the layer."""
-    rows = Rows().range("train", 0, 300).range("net Net |fwd", 0, 100).range("net Net |bwd", 200, 250)
+    rows = Rows().range("train", 0, 300).range("net Net |fwd", 0, 100)
+    rows.range("Backward |bwd", 190, 260).range("net Net |bwd", 200, 250)
     rows.range("validate", 400, 500).range("net Net |fwd", 410, 490).range("net Net |bwd", 600, 700, MAIN + 1)
     rows = _kernels(rows, 50, 210, 220, 450)
-    assert _lines(rows) == ["train 3", "  net Net 3", "validate 1", "  net Net 1", "net Net 0"]
+    assert _lines(rows) == ["train 3", "  net Net 3", "  Backward (all) 0", "validate 1", "  net Net 1", "net Net 0"]
     rows.kernel(650, (650_000, 650_001), MAIN + 1)
-    assert _lines(rows) == ["train 3", "  net Net 3", "validate 1", "  net Net 1", "net Net 1"]
+    assert _lines(rows) == ["train 3", "  net Net 3", "  Backward (all) 0", "validate 1", "  net Net 1", "net Net 1"]
 
 
 def test_collectives_and_ranges_of_the_program_are_inside_layers() -> None:

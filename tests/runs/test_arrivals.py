@@ -20,7 +20,7 @@ from annot.cli.main import main
 from annot.read.formats import load
 from annot.report.terminal.ranks import RanksReport
 from annot.runs.gather import Ranks
-from annot.runs.run import Selection
+from annot.runs.selection import Selection
 from annot.runs.skew import arrivals, skew_of
 
 KEY = ["layer", "module", "phase"]

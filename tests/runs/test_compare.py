@@ -24,7 +24,8 @@ from annot.report.terminal.ranks import RanksReport
 from annot.report.views import views
 from annot.runs.executors import Failure, run_each
 from annot.runs.gather import Ranks, rank_tables
-from annot.runs.run import ALL, Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import ALL, Selection
 from annot.runs.skew import across_ranks, spread_of
 
 

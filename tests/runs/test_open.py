@@ -25,7 +25,8 @@ from annot.report.columns import COLUMNS, Column, combined, formatted, per_step
 from annot.report.layer_tree import at_depth, layer_lines, lines_at_depth
 from annot.report.views import COLUMN_GROUPS, OTHER_NAMES, View, find_view, views
 from annot.runs.gather import Ranks
-from annot.runs.run import Run, Selection
+from annot.runs.run import Run
+from annot.runs.selection import Selection
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,10 @@ def host_bound(facts: Facts) -> Advice | None:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
     of_kernels = f" of {count:,.0f} kernels, {mean:.1f} µs on average"
-    waits = [(host, GPU_PARTS["host"].name), (launch if share > host else 0.0, f"{GPU_PARTS['launch'].name}{of_kernels}")]
+    waits = [
+        (host, GPU_PARTS["host"].name),
+        (launch if share > host else 0.0, f"{GPU_PARTS['launch'].name}{of_kernels}"),
+    ]
     (longest, first), (shorter, second) = sorted(waits, reverse=True)
     more = f", and {shorter:.0%} {second}" if shorter >= 0.01 else ""
     bound = "CPU-bound" if longest == host else "launch-bound"
