@@ -179,7 +179,7 @@ def _operator(facts: Facts, least: float) -> str:
     kind = _longest_kind(facts, "")[0]
     if operator.share < max(_LEAST, kind / 2, least if cause else least + _LEAST):
         return ""
-    return f"{operator.share:.0%} goes to {operator.title}{f': {cause.words}' if cause else ''}"
+    return f"{operator.share:.0%} goes to {operator.short_title}{f': {cause.words}' if cause else ''}"
 
 
 def _longest_kind(facts: Facts, units: str) -> tuple[float, str, pl.Expr]:

@@ -278,3 +278,12 @@ def test_an_older_kernel_in_a_real_profile() -> None:
     found = next(advice for advice in said if advice.rule == "older_attention")
     assert "kernels of FlashAttention-2 on NVIDIA H100" in found.evidence
     assert "Attention" in found.layers[0]
+
+
+@pytest.mark.parametrize(("tensors", "shown"), [(2, "[8,8]bf16 x [8,8]bf16"), (3, "[8,8]bf16 x [8,8]bf16 x …")])
+def test_verdicts_show_two_shapes(tensors: int, shown: str, tmp_path: Path) -> None:
+    """The verdict has two shapes of an operator, the evidence all of up to four."""
+    shapes = [[8, 8], [8, 8], [4, 8]][:tensors]
+    facts = Facts(OperatorTrace().op("mine::fused", *shapes).attribution(tmp_path))
+    assert facts.operators[0].title == "mine::fused " + " x ".join(f"[{a},{b}]bf16" for a, b in shapes)
+    assert f"100% goes to mine::fused {shown}." in verdict(facts)

@@ -179,6 +179,8 @@ def test_profiles_without_times() -> None:
     assert _of(Profile.build({})) == ""
     rows = Rows().range("fc Linear |fwd", 0, 9, MAIN).kernel(1, (2, 8), name="volta_h884gemm_128x64")
     assert "on Tensor Cores" in _of(rows.build(host_times=False))
+    counted = load(Path(__file__).parents[1] / "data" / "nvprof_alexnet_flops.csv")
+    assert re.fullmatch(r"\d+ kernels on .*: the profile has no times\.", _of(counted))
 
 
 def test_reports_begin_with_it(

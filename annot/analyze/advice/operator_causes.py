@@ -223,8 +223,8 @@ def _convolution(operator: Operator, call: Call) -> Cause | None:
         each = f"{weight[1]} channel{'s' * (weight[1] != 1)} per group"
         return Cause(
             "depthwise" if deep else "grouped",
-            f"a {'depthwise' if deep else 'grouped'} convolution ({groups} groups, {each}), too few channels for "
-            f"{operator.units}",
+            f"a {'depthwise' if deep else 'grouped'} convolution ({groups} groups, {each}), too few channels to "
+            f"use {operator.units} well",
             "Use channels-last tensors, and fuse the depthwise convolution with its neighbors."
             if deep else "Use fewer groups with more channels each, or channels-last tensors.",
             f"{last}\nmodel = torch.compile(model)",
@@ -248,15 +248,16 @@ def _convolution(operator: Operator, call: Call) -> Cause | None:
         extent = "x".join(map(str, data[2:]))
         return Cause(
             "few_channels",
-            f"only {channels} input channel{'s' * (channels != 1)} on an input of {extent}, too few for "
-            f"{operator.units}",
+            f"only {channels} input channel{'s' * (channels != 1)} on an input of {extent}, too few to use "
+            f"{operator.units} well",
             f"Pad the input channels to {divisor}, or use space-to-depth (pixel_unshuffle).",
             "x = torch.nn.functional.pixel_unshuffle(x, 2)      # 4 times the channels, a quarter of the extent",
         )  # fmt: skip
     dilation = call.numbers("dilation", len(kernel), 1)
     if max(dilation) > 1:
         return Cause(
-            "dilated", f"a dilated convolution (dilation {'x'.join(map(str, dilation))}), for which libraries have few algorithms",
+            "dilated",
+            f"a dilated convolution (dilation {'x'.join(map(str, dilation))}), for which libraries have few algorithms",
             "Let cuDNN benchmark its algorithms, and use channels-last tensors.",
             f"torch.backends.cudnn.benchmark = True\n{last}",
         )  # fmt: skip
@@ -297,7 +298,8 @@ def _attention(operator: Operator, call: Call) -> Cause | None:
         )  # fmt: skip
     if len(call.tensors) > 3 and not first:
         return Cause(
-            "mask", f"attention with an explicit mask {call.tensors[3]}{roof}, so that kernels cannot skip masked blocks",
+            "mask",
+            f"attention with an explicit mask {call.tensors[3]}{roof}, so that kernels cannot skip masked blocks",
             "Use is_causal=True, or FlexAttention, which skip masked blocks.",
             "out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)", saves,
         )  # fmt: skip
@@ -350,7 +352,7 @@ def _experts(operator: Operator, call: Call) -> Cause | None:
         )  # fmt: skip
     return Cause(
         "large_capacity",
-        f"large capacity ({words}), which is compute-bound; imbalance and padding cost time",
+        f"large capacity ({words}), which is compute-bound",
         "Balance the load of the experts, and reduce the capacity to the tokens that they get. Or compute in 8 bits.",
         "capacity = math.ceil(1.25 * tokens * top_k / experts)",
     )  # fmt: skip

@@ -74,10 +74,18 @@ class Operator:
     @property
     def title(self) -> str:
         """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
+        return self._titled(_MOST_TENSORS)
+
+    @property
+    def short_title(self) -> str:
+        """Title with two shapes at most."""
+        return self._titled(2)
+
+    def _titled(self, most: int) -> str:
         shapes = [*map(str, self.tag.tensors)] if self.tag else []
         shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
-        more = [f"+{len(shapes) - _MOST_TENSORS}"] if len(shapes) > _MOST_TENSORS else []
-        return f"{self.name} {' x '.join(shapes[:_MOST_TENSORS] + more)}".strip()
+        more = ["…"] if len(shapes) > most else []
+        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
 
     @property
     def tile(self) -> tuple[int, int] | None:
