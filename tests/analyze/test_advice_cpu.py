@@ -118,7 +118,7 @@ def test_evidence_has_the_numbers() -> None:
     few = _said(_profile(cpu={"threads": 1, "cores": 4}))["threads"]
     assert few.saves == pytest.approx(0.75)
     small = _said(_profile(300_000, calls=20))["small_layers"]
-    assert "20 calls of layers per step that take 15 µs each" in small.evidence
+    assert "20 short calls of layers per step. Each takes 15 µs" in small.evidence
     assert "batch_size=128)      # 64 now" in small.code
 
 

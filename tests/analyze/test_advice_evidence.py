@@ -181,7 +181,7 @@ def test_workers_that_are_not_seen_may_exist() -> None:
     """Advice depends on what the profile shows of the loader."""
     unknown = _loading()
     assert unknown.evidence.endswith("the profile does not show whether worker processes load the data")
-    assert "if the loader has some, in more of them" in unknown.advice
+    assert "or in more of them if the loader has some" in unknown.advice
     none = _loading(_marked())
     assert none.evidence.endswith("; the process itself loads the data")
     assert none.advice.startswith("Load data in worker processes,")

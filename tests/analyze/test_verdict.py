@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from shared_data import shared, unpacked
 from sqlite_profile import training
-from tables import MAIN, Rows
+from tables import ENGINE, MAIN, Rows
 
 from annot.analyze.advice import Facts, by_advice
 from annot.analyze.part_names import GPU_PARTS
@@ -241,3 +241,10 @@ def test_most_gpu_time_outside_ranges_comes_first(outside: int, begins: str) -> 
 
 def test_without_ranges_nothing_lies_outside_them() -> None:
     assert "outside any range" not in _of(Rows().kernel(5, (6, 26)).build())
+
+
+def test_layers_on_threads_of_a_pool() -> None:
+    """A layer on another thread has its time, not the model that is open on the thread that waits for it."""
+    rows = Rows().range("model Sequential |fwd", 0, 1000 * US, MAIN)
+    rows.range("model/conv Conv2D |fwd", 100 * US, 900 * US, ENGINE)
+    assert _of(rows.build()) == "Run 1.00 ms on CPU: 100% forward, and 80% in model/conv Conv2D (forward)."
