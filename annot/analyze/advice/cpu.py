@@ -120,7 +120,7 @@ def _share_of_layers(facts: Facts, layers: list[str]) -> float:
 
 
 def own_code(facts: Facts) -> Advice | None:
-    """A layer that computes much itself, outside the layers inside it: its `forward` is the place to look at.
+    """A layer whose `forward` computes much outside its submodules.
 
     Evidence: a layer with layers inside it and at least 20 % of the step time outside them, repeated layers together.
     """
