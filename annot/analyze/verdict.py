@@ -80,7 +80,7 @@ def verdict(facts: Facts) -> str:
         return _without_times(rows, facts)
     if not facts.is_time_known:
         return f"{_subject(rows, facts)} on {_device(rows, facts)}: {_unknown_time(facts)}."
-    on_device = [*_outside_ranges(facts), _busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
+    on_device = [*_outside_ranges(facts), *_busy(rows, facts), *_work(rows, facts)] if facts.on_device else []
     clauses = on_device or _on_cpu(table, facts)
     said = f": {', and '.join(clauses)}" if clauses else ""
     return f"{_subject(rows, facts)} on {_device(rows, facts)}{said}."
@@ -137,16 +137,18 @@ def _outside_ranges(facts: Facts) -> list[str]:
     return [f"{share:.0%} of the GPU time lies outside any range"]
 
 
-def _busy(rows: _Rows, facts: Facts) -> str:
-    """How much of the time devices are idle, and mostly why."""
+def _busy(rows: _Rows, facts: Facts) -> list[str]:
+    """How much of the time devices are idle, and mostly why. Totals do not show that."""
+    if facts.attribution.meta.get("totals"):
+        return []
     busy = rows["gpu", "busy"]
     idle, several = 1 - busy["share"], busy["count"] > 1
     gpu = "the GPUs" if several else "the GPU"
     if idle < _LEAST / 2:
-        return f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"
+        return [f"{gpu} {'are' if several else 'is'} busy {busy['share']:.0%}"]
     cause, share = max(facts.idle.items(), key=lambda part: part[1])
     why = f", mostly {GPU_PARTS[cause].name} ({share:.0%})" if share > idle / 2 else ""
-    return f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"
+    return [f"{gpu} {'idle' if several else 'idles'} {idle:.0%}{why}"]
 
 
 def _work(rows: _Rows, facts: Facts) -> list[str]:
