@@ -110,6 +110,11 @@ class Facts:
         )
 
     @property
+    def is_time_known(self) -> bool:
+        """Whether the profile shows what the devices or processes do in the steps, or has no times at all."""
+        return self.on_device or self.on_cpu or not self.wall_ns
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the run uses no device: no GPU activity, no launch, and no device that annot does not support."""
         launches = any(_LAUNCH.search(name) for name in self.api_calls)

@@ -200,7 +200,7 @@ def fusion(facts: Facts) -> Advice | None:
         "fusion",
         "Fuse memory-bound operations: compile the model.",
         f"{share:.0%} of {facts.time} is spent in {calls:,} elementwise, normalisation, softmax and reduction kernels "
-        "beside each other",
+        "that run one after another",
         "model = torch.compile(model)",
         share, facts.layers_of(predicate),
     )  # fmt: skip

@@ -189,13 +189,18 @@ def host_bound(facts: Facts) -> Advice | None:
     if not facts.on_device or not known(facts.attribution.meta) or share < 0.1:
         return None
     count, mean = facts.calls(pl.col("kernel")), facts.mean_kernel_ns / 1000
-    waits = f"{host:.0%} of {facts.time} is spent {GPU_PARTS['host'].name}"
-    if share > host and launch >= 0.01:
-        waits += f", and {launch:.0%} {GPU_PARTS['launch'].name} of {count:,.0f} kernels, {mean:.1f} µs on average"
+    of_kernels = f" of {count:,.0f} kernels, {mean:.1f} µs on average"
+    waits = [
+        (host, GPU_PARTS["host"].name),
+        (launch if share > host else 0.0, f"{GPU_PARTS['launch'].name}{of_kernels}"),
+    ]
+    (longest, first), (shorter, second) = sorted(waits, reverse=True)
+    more = f", and {shorter:.0%} {second}" if shorter >= 0.01 else ""
+    bound = "CPU-bound" if longest == host else "launch-bound"
     return Advice(
         "host_bound",
-        "Reduce the CPU time between launches: the run is CPU-bound.",
-        waits,
+        f"Reduce the CPU time between launches: the run is {bound}.",
+        f"{longest:.0%} of {facts.time} is spent {first}{more}",
         f"{_idle_command(facts)}model = torch.compile(model)",
         share, facts.idle_layers,
     )  # fmt: skip

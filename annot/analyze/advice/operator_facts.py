@@ -13,6 +13,7 @@ from annot.analyze.operator_table import operator_table
 from annot.analyze.roofline import precision_of, under_roof
 from annot.analyze.roofs import Peaks
 from annot.analyze.step_time import step_work
+from annot.analyze.tensor_cores import matrix_units
 from annot.attribution import UNATTRIBUTED, Attribution
 from annot.attribution.layer_tables import NO_OPERATION
 from annot.labels.tag import Tag, parse
@@ -44,6 +45,7 @@ class Operator:
             unknown.
         processors: number of multiprocessors (AMD: compute units); None: unknown.
         device: name of the device; empty: unknown.
+        units: name of its matrix units, `annot.analyze.tensor_cores.matrix_units`.
         multiplies: fraction of its GPU time (0 to 1) in kernels that multiply matrices, or of unknown kind. The
             rest converts or copies.
     """
@@ -59,6 +61,7 @@ class Operator:
     ridge: float
     processors: int | None
     device: str
+    units: str
     multiplies: float = 1.0
 
     @property
@@ -80,10 +83,18 @@ class Operator:
     @property
     def title(self) -> str:
         """Name and shapes, as ``aten::mm [8,16]bf16 x [16,4]bf16``; three equal shapes, as of attention, stand once."""
+        return self._titled(_MOST_TENSORS)
+
+    @property
+    def short_title(self) -> str:
+        """Title with two shapes at most."""
+        return self._titled(2)
+
+    def _titled(self, most: int) -> str:
         shapes = [*map(str, self.tag.tensors)] if self.tag else []
         shapes = shapes[:1] if len(shapes) > 2 and len(set(shapes)) == 1 else shapes
-        more = [f"+{len(shapes) - _MOST_TENSORS}"] if len(shapes) > _MOST_TENSORS else []
-        return f"{self.name} {' x '.join(shapes[:_MOST_TENSORS] + more)}".strip()
+        more = ["…"] if len(shapes) > most else []
+        return f"{self.name} {' x '.join(shapes[:most] + more)}".strip()
 
     @property
     def tile(self) -> tuple[int, int] | None:
@@ -112,7 +123,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         peaks: peaks of the device.
     """
     rows = _timed(attribution, windows, peaks)
-    devices = attribution.meta.get("devices") or ()
+    devices, units = attribution.meta.get("devices") or (), matrix_units(attribution.meta)
     counts = {device.get("numSms", device.get("smCount")) for device in devices}
     count = counts.pop() if len(counts) == 1 else None
     processors = count if isinstance(count, int) and count > 0 else None
@@ -122,7 +133,7 @@ def operators_of(attribution: Attribution, windows: pl.DataFrame, wall_ns: int, 
         tag = parse(row["call"]) if row["call"] else None
         operators.append(Operator(
             row["group"], row["op"], tag, row["wall_ns"] / wall_ns, tuple(row["kernels"]), flops, moved,
-            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device,
+            row["roof_share"], _ridge(peaks, row["precision"]), processors, peaks.device, units,
             row["matrix_ns"] / row["wall_ns"],
         ))  # fmt: skip
     return operators

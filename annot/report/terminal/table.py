@@ -264,7 +264,9 @@ def kernel_table(report: Report, number: int, width: int) -> RenderableType:
     rows = with_printed_names(report.rows.head(number), full_names=False).with_columns(main_ns=report.order).to_dicts()
     columns = formatted([one for one in report.view.shown if one.name in _OF_KERNELS], rows, report.whole)
     unit = unit_for(row[report.order] for row in rows)
-    labels = [marked(_label(row, "name"), is_hottest=place == 0) for place, row in enumerate(rows)]
+    labels = [
+        marked(_label(row, "name"), is_hottest=place == 0 and bool(row["main_ns"])) for place, row in enumerate(rows)
+    ]
     title = f"GPU time by kernel, {unit.name}{report.each_step}"
     return fitted_table(title, labels, columns, rows, width, room=_ROOM)
 
